@@ -41,6 +41,8 @@ class OptimizerKind(Choice):
     """bitsandbytes' Lion: one moment, in float32 whatever the type of the weights is."""
     LION_8BIT = "lion-8bit"
     PAGED_LION_8BIT = "paged-lion-8bit"
+    MUON = "muon"
+    """DeepSpeed's Muon: an orthogonalised momentum for hidden matrices, AdamW for all else."""
 
     @property
     def is_bitsandbytes(self) -> bool:

@@ -59,7 +59,7 @@ class MachineOptions(TypedDict, total=False):
 
 
 Optimizer = Literal[
-    "adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd", "lion", "lion-8bit", "paged-lion-8bit"
+    "adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd", "lion", "lion-8bit", "paged-lion-8bit", "muon"
 ]
 
 

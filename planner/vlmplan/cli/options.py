@@ -120,7 +120,7 @@ SAVING: tuple[Decorator, ...] = (
 )
 OPTIMIZERS = (
     *("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"),
-    *("lion", "lion-8bit", "paged-lion-8bit"),
+    *("lion", "lion-8bit", "paged-lion-8bit", "muon"),
 )
 RECIPE: tuple[Decorator, ...] = (
     _choice("--method", ("full", "lora", "qlora"), "What is trained."),

@@ -93,7 +93,7 @@ def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> JsonDict
         "fp16": {"enabled": recipe.precision is Precision.FP16},
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": recipe.optimizer is not OptimizerKind.ADAMW,
-        "zero_force_ds_cpu_optimizer": True,
+        "zero_force_ds_cpu_optimizer": recipe.optimizer is not OptimizerKind.MUON,
     }
 
 

@@ -5,8 +5,9 @@ An engine's module is imported when a recipe asks for it: an estimate needs one,
 
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Sink
-from vlmplan.engines.parameters import ParameterTable, fullest_rank
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import OptimizerKind
 
 STAGES: tuple[int | None, ...] = (None, 0, 1, 2, 3)
 """Values of ``Recipe.zero_stage``, the simplest engine first."""
@@ -24,7 +25,10 @@ def engine_of(
     """The engine of ``recipe`` on ``rank``; without one, on the rank that holds most."""
     kind = engine_kind(recipe, num_ranks)
     if rank is None:
-        rank = fullest_rank(table, num_ranks) if kind.ranks_differ else 0
+        key = (kind, num_ranks)
+        if key not in table.memo:
+            table.memo[key] = kind.fullest_rank(table, num_ranks)
+        rank = table.memo[key]
     return kind(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
 
 
@@ -51,10 +55,18 @@ def engine_kind(recipe: Recipe, num_ranks: int) -> type[Engine]:
             from vlmplan.engines.zero0 import Zero0
 
             return Zero0
+        case 3 if recipe.optimizer is OptimizerKind.MUON:
+            from vlmplan.engines.muon3 import MuonZero3
+
+            return MuonZero3
         case 3:
             from vlmplan.engines.zero3 import Zero3
 
             return Zero3
+        case _ if recipe.optimizer is OptimizerKind.MUON:
+            from vlmplan.engines.muon12 import MuonZero12
+
+            return MuonZero12
         case _:
             from vlmplan.engines.zero12 import Zero12
 

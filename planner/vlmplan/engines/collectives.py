@@ -21,6 +21,7 @@ class CollectiveKind(Choice):
     ALL_REDUCE = "allreduce"
     REDUCE_SCATTER = "reduce_scatter_base"
     ALL_GATHER = "allgather_base"
+    ALL_GATHER_OF_LIST = "allgather"
     ALL_TO_ALL = "alltoall_base"
 
 

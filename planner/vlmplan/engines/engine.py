@@ -56,8 +56,6 @@ class Engine:
 
     follows_layers = False
     """Whether it is told when sections of a micro batch begin and end, by ``enter`` and ``leave``."""
-    ranks_differ = False
-    """Whether ranks hold gradients of other sizes."""
 
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
@@ -73,6 +71,12 @@ class Engine:
     def overlapped_micro_batches(recipe: Recipe) -> int:
         """Micro batches of a step behind whose computation collectives hide; 0: the GPU waits for every one."""
         del recipe
+        return 0
+
+    @classmethod
+    def fullest_rank(cls, table: ParameterTable, num_ranks: int) -> int:
+        """The rank that holds most, where they differ: it runs out of memory first."""
+        del table, num_ranks
         return 0
 
     @property

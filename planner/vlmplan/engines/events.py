@@ -58,4 +58,26 @@ class Sink:
         """The allocator's free blocks go back to the device (``torch.cuda.empty_cache``)."""
 
 
+class HighWater(Sink):
+    """How many bytes are live, and the most that ever were."""
+
+    def __init__(self) -> None:
+        self.live = self.most = 0
+        self._sizes: dict[Hashable, int] = {}
+
+    def allocate(self, owner: Hashable, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
+        self._sizes[owner] = num_bytes
+        self.live += num_bytes
+        self.most = max(self.most, self.live)
+
+    def keep(self, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
+        self.allocate(object(), component, num_bytes)
+
+    def free(self, owner: Hashable) -> None:
+        self.live -= self._sizes.pop(owner, 0)
+
+    def transient(self, component: Component, sizes: Sequence[int], stream: Stream = Stream.DEFAULT) -> None:
+        self.most = max(self.most, self.live + sum(sizes))
+
+
 NULL_SINK = Sink()

@@ -45,7 +45,7 @@ def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType)
 def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> list[int]:
     """Bytes of each state of one tensor that is on the device, in the order in which they are made."""
     numel = prod(shape)
-    if kind is OptimizerKind.ADAMW:
+    if kind in (OptimizerKind.ADAMW, OptimizerKind.MUON):
         return [numel * dtype.num_bytes] * 2
     if kind is OptimizerKind.SGD:
         return [numel * dtype.num_bytes]

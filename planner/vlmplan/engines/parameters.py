@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from vlmplan.architecture.model import Model, NamedParameter, Part
 from vlmplan.architecture.modules import Stack
@@ -231,7 +231,17 @@ def partition_of(num_elements: int, num_ranks: int, rank: int) -> Partition:
     return Partition(start=rank * size, size=size)
 
 
-def owned_elements(table: ParameterTable, partition: Partition) -> int:
+class FlatBuffer(Protocol):
+    """Parameters one behind the other: elements of each, and where each ends."""
+
+    @property
+    def numels(self) -> Sequence[int]: ...
+
+    @property
+    def ends(self) -> Sequence[int]: ...
+
+
+def owned_elements(table: FlatBuffer, partition: Partition) -> int:
     """Elements of all parameters that reach into ``partition``, each whole.
 
     The gradient buffer of a rank has room for whole parameters, also for those that it shares with a neighbour
@@ -241,7 +251,7 @@ def owned_elements(table: ParameterTable, partition: Partition) -> int:
     return table.ends[last - 1] - table.ends[first] + table.numels[first] if first < last else 0
 
 
-def overlapping(table: ParameterTable, partition: Partition) -> tuple[int, int]:
+def overlapping(table: FlatBuffer, partition: Partition) -> tuple[int, int]:
     """The trained parameters that reach into ``partition``, as a range of ordinals."""
     ends = table.ends
     first = bisect_right(ends, partition.start)
@@ -249,7 +259,7 @@ def overlapping(table: ParameterTable, partition: Partition) -> tuple[int, int]:
     return first, min(last + 1, len(ends))
 
 
-def slices(table: ParameterTable, partition: Partition) -> list[int]:
+def slices(table: FlatBuffer, partition: Partition) -> list[int]:
     """Elements of each parameter that lie inside ``partition``."""
     first, last = overlapping(table, partition)
     parameters = zip(table.numels[first:last], table.ends[first:last], strict=True)
@@ -260,7 +270,7 @@ def _slice(numel: int, end: int, partition: Partition) -> int:
     return min(end, partition.end) - max(end - numel, partition.start)
 
 
-def largest_slice(table: ParameterTable, partition: Partition) -> int:
+def largest_slice(table: FlatBuffer, partition: Partition) -> int:
     """The most of ``slices``, 0 where there is none: only the first and the last may be cut."""
     first, last = overlapping(table, partition)
     at_edges = [_slice(table.numels[at], table.ends[at], partition) for at in {first, last - 1} if first < last]
@@ -292,14 +302,27 @@ def sub_group_elements(numels: Sequence[int], num_ranks: int, limit: int) -> lis
     A group is full with the parameter that brings it to ``limit``, and larger than that by a part of the parameter.
     Source: ``_create_fp16_sub_groups`` in ``stage3.py``.
     """
-    groups: list[int] = []
-    running = 0
+    shards = [-(-numel // num_ranks) for numel in numels]
+    if limit >= sum(shards):
+        return [sum(shards)]
+    groups, start = [], 0
+    for length in sub_group_lengths(numels, num_ranks, limit):
+        groups.append(sum(shards[start : start + length]))
+        start += length
+    return groups
+
+
+def sub_group_lengths(numels: Sequence[int], num_ranks: int, limit: int) -> list[int]:
+    """How many parameters are in each of ``sub_group_elements``, in their order."""
+    lengths: list[int] = []
+    running = length = 0
     for numel in numels:
         running += -(-numel // num_ranks)
+        length += 1
         if running >= limit:
-            groups.append(running)
-            running = 0
-    return [*groups, running] if running else groups
+            lengths.append(length)
+            running = length = 0
+    return [*lengths, length] if length else lengths
 
 
 def sharded_elements(numels: Sequence[int], num_ranks: int) -> int:

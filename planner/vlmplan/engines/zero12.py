@@ -26,6 +26,7 @@ from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_byt
 from vlmplan.engines.parameters import (
     ParameterTable,
     Partition,
+    fullest_rank,
     largest_slice,
     owned_elements,
     partition_of,
@@ -43,8 +44,6 @@ PARTITION, EARLIER_PARTITION = "partition", "earlier partition"
 class Zero12(Engine):
     """Stage 1 or 2, as ``recipe.zero_stage`` says."""
 
-    ranks_differ = True
-
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
     ) -> None:
@@ -55,6 +54,10 @@ class Zero12(Engine):
         self._num_waiting = 0
         self._has_buckets = self._owns_partition = self._has_earlier = False
         self._is_last, self._reduces_on_arrival = True, False
+
+    @classmethod
+    def fullest_rank(cls, table: ParameterTable, num_ranks: int) -> int:
+        return fullest_rank(table, num_ranks)
 
     @staticmethod
     def overlapped_micro_batches(recipe: Recipe) -> int:
@@ -131,6 +134,7 @@ class Zero12(Engine):
         """Reduce what waits, and free the buckets. Stage 2 adds the partition to that of earlier micro batches."""
         if self._reduces_on_arrival:
             self._reduce_waiting()
+            self._make_updates()
             self._free_buckets()
         if self.recipe.zero_stage == 1:
             return
@@ -147,10 +151,19 @@ class Zero12(Engine):
         """Stage 1 without ``overlap_comm``: every kept gradient goes through the bucket, in parameter order."""
         if self._reduces_on_arrival:
             return
-        for ordinal in range(len(self.table.numels)):
+        for ordinal in self._flat_order:
             self._reduce_later(ordinal)
         self._reduce_waiting()
+        self._make_updates()
         self._free_buckets()
+
+    def _make_updates(self) -> None:
+        """All gradients have been reduced, and the buckets are still there: an optimizer may work on whole ones."""
+
+    @property
+    def _flat_order(self) -> Iterable[int]:
+        """The trained parameters as they lie in flat buffers."""
+        return range(len(self.table.numels))
 
     def step(self, *, is_first: bool) -> None:
         """Norms of the partition's slices, its gradients in one flat tensor (p) and their cast to the master type (m),

@@ -6,6 +6,7 @@ rank's shards. With ``offload_params`` the shards live on the host, with ``offlo
 optimizer does, gradients included. With ``hpz`` there is a secondary partition of every weight, N/hpz as large.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -127,14 +128,23 @@ class Zero3(Engine):
         ``torch.device`` with the string ``cuda:0``, which are never equal. Then once the gradient of a sub-group
         (``initialize_optimizer_states``)."""
         sink, width = self.sink, self.master_bytes
-        groups = self.shards.sub_groups
+        groups = self.sub_groups
         for number, numel in enumerate(groups):
             if width != self.weight_bytes:
                 sink.allocate(("cast", number), Component.TEMPORARIES, numel * width)
                 sink.free(("cast", number - 1))
             sink.keep(Component.OPTIMIZER_STATES, numel * width)
+            self._keep_momentum(number)
         sink.free(("cast", len(groups) - 1))
         sink.transient(Component.TEMPORARIES, [max(groups) * width])
+
+    @property
+    def sub_groups(self) -> Sequence[int]:
+        """Elements that each step of the optimizer handles."""
+        return self.shards.sub_groups
+
+    def _keep_momentum(self, number: int) -> None:
+        """Of an optimizer that has states of a sub-group before its first step."""
 
     def _modules_of_checkpoint(self) -> list[list[NamedParameter]]:
         """The own weights of each module, in order, without adapters."""
@@ -200,15 +210,19 @@ class Zero3(Engine):
         self._num_waiting += numel
 
     def end_backward(self) -> None:
-        """Reduce-scatter what waits into the shards, from an interleaved copy (``reduce_scatter_coalesced``) unless it
-        is one gradient that is cut evenly. What is not in the bucket is cast before, where its type is another."""
+        """Reduce what waits into the shards: scattered from an interleaved copy (``reduce_scatter_coalesced``) unless
+        it is one gradient that is cut evenly, or whole and then copied. What is not in the bucket is cast before, where its type is another."""
         sink, numels = self.sink, self.table.numels
         if not self._waiting:
             return
         if self.reduced_bytes != self.weight_bytes:
             cast = (self._num_waiting - self._num_in_bucket) * self.reduced_bytes
             sink.allocate("cast", Component.COMMUNICATION_BUFFERS, cast, Stream.REDUCTION)
-        if len(self._waiting) > 1 or numels[self._waiting[0]] % self.num_ranks:
+        if self._reduces_whole(self._num_waiting):
+            is_copied = self.num_ranks > 1  # by a product with 1.0 (``__avg_scatter_contiguous_grads``)
+        else:
+            is_copied = len(self._waiting) > 1 or numels[self._waiting[0]] % self.num_ranks > 0
+        if is_copied:
             copied = self._num_waiting * self.reduced_bytes
             sink.allocate("copy", Component.COMMUNICATION_BUFFERS, copied, Stream.REDUCTION)
         if self.reduced_bytes != self.gradient_bytes:
@@ -223,6 +237,12 @@ class Zero3(Engine):
             sink.free(ordinal)
         self._waiting.clear()
         self._num_waiting = self._num_in_bucket = 0
+
+    def _reduces_whole(self, numel: int) -> bool:
+        """Whether ``numel`` elements are reduced in the bucket, of which every rank takes its part, without
+        ``reduce_scatter``."""
+        zero = self.recipe.zero
+        return zero.contiguous_gradients and not zero.reduce_scatter and numel <= zero.reduce_bucket_size
 
     def _offload_shard(self, numel: int) -> None:
         """The shard of a gradient comes back to the GPU for its norm, and is cast for the host (``partition_grads``,
@@ -242,10 +262,11 @@ class Zero3(Engine):
             self.sink.free(_part("whole", entry))
         if not self.offloads_optimizer:
             self._check_overflow()
+            self._make_updates()
             for numel in self.table.numels:
                 self.sink.transient(Component.TEMPORARIES, [-(-numel // self.num_ranks) * NORM_BYTES])
-            for numel in self.shards.sub_groups:
-                self._step_sub_group(numel, is_first=is_first)
+            for number, numel in enumerate(self.sub_groups):
+                self._step_sub_group(number, numel, is_first=is_first)
         for entry in self.trained if self.shards.has_secondary else ():  # ``invalidate_secondary_tensor``
             self.sink.free(_part("copy", entry))
         self._has_trained_copies = False
@@ -257,7 +278,11 @@ class Zero3(Engine):
             absolute = own * self.gradient_bytes
             self.sink.transient(Component.TEMPORARIES, [absolute, num_bytes - absolute])
 
-    def _step_sub_group(self, numel: int, *, is_first: bool) -> None:
+    def _make_updates(self) -> None:
+        """All gradients are in the shards: an optimizer may work on whole ones."""
+
+    def _step_sub_group(self, number: int, numel: int, *, is_first: bool) -> None:
+        del number
         sink = self.sink
         sink.allocate("flat", Component.TEMPORARIES, numel * self.gradient_bytes)
         if self.gradient_bytes != self.master_bytes:
@@ -395,9 +420,15 @@ class Zero3(Engine):
             num_small = sum([count for _, count in small])
             found.append(Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, num_small, num_bytes))
         reduced = reductions(self.table, trace, self.recipe.zero.reduce_bucket_size, in_parameter_order=False)
-        scattered = padded_total(reduced.sizes, num_ranks) * self.reduced_bytes
-        kind, count = CollectiveKind.REDUCE_SCATTER, reduced.num_buckets
-        found.append(Collectives(kind, StepPhase.BACKWARD, often * count, often * scattered))
+        sizes, count = reduced.sizes, reduced.num_buckets
+        if self._reduces_whole(0):
+            sizes = Counter([self.table.numels[ordinal] for ordinal in reduced.larger])
+            whole, num_whole = reduced.num_elements - sum(sizes.elements()), count - len(reduced.larger)
+            num_bytes = often * whole * self.reduced_bytes
+            found.append(Collectives(CollectiveKind.ALL_REDUCE, StepPhase.BACKWARD, often * num_whole, num_bytes))
+            count = len(reduced.larger)
+        scattered = padded_total(sizes, num_ranks) * self.reduced_bytes
+        found.append(Collectives(CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD, often * count, often * scattered))
         return [one for one in found if one.count]
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from vlmplan.engines.parameters import fullest_rank
+from vlmplan.engines.choice import engine_of
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, packed_samples
 from vlmplan.evaluation import Kept
@@ -21,8 +21,9 @@ AMPERE = (8, 0)
 def fullest_rank_of(estimate: Estimate) -> int:
     """The rank that the estimate describes."""
     if estimate.recipe.zero_stage not in PARTITIONED_STAGES:
-        return 0
-    return fullest_rank(Estimator(estimate.workload, estimate.recipe).table, estimate.cluster.num_gpus)
+        return 0  # without the model's parameters, which take time
+    table = Estimator(estimate.workload, estimate.recipe).table
+    return engine_of(table, estimate.recipe, num_ranks=estimate.cluster.num_gpus).rank
 
 
 def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | None = None) -> JsonDict:

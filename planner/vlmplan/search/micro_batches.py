@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines import Engine, ModelStates, engine_of
-from vlmplan.engines.parameters import fullest_rank
 from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_profile
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Gpu
@@ -222,7 +221,6 @@ class States:
     def __init__(self, estimator: Estimator) -> None:
         self._estimator, self._table = estimator, estimator.table
         self._states: dict[Any, ModelStates] = {}
-        self._fullest_ranks: dict[int, int] = {}
         self._host_bytes: dict[Any, int] = {}
         self._resume_host_bytes: dict[Any, int] = {}
 
@@ -234,9 +232,7 @@ class States:
 
     def engine(self, recipe: Recipe, num_ranks: int) -> Engine:
         """The engine of the recipe on the rank that holds most."""
-        if num_ranks not in self._fullest_ranks:
-            self._fullest_ranks[num_ranks] = fullest_rank(self._table, num_ranks)
-        return engine_of(self._table, recipe, num_ranks=num_ranks, rank=self._fullest_ranks[num_ranks])
+        return engine_of(self._table, recipe, num_ranks=num_ranks)
 
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """The most that a node's host holds; where its ranks are the devices, beside what those hold."""

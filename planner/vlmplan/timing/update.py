@@ -45,7 +45,7 @@ def _optimizer_bytes(recipe: Recipe, m: int) -> int:
     """The optimizer's own ``step``, with ``m`` bytes a weight and gradient. Adafactor makes float32 copies."""
     is_flat = recipe.zero_stage in (1, 2, 3)
     match recipe.optimizer:
-        case OptimizerKind.ADAMW:
+        case OptimizerKind.ADAMW | OptimizerKind.MUON:
             return (FUSED_ADAMW_VALUES if recipe.fuses_optimizer else FOREACH_ADAMW_VALUES) * m
         case OptimizerKind.SGD:
             return SGD_VALUES * m

@@ -46,8 +46,12 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], recipe: Recipe, *, weigh
         return (bitsandbytes.optim.PagedAdamW8bit if kind.is_paged else bitsandbytes.optim.AdamW8bit)(
             parameters, **common
         )
+    if kind is OptimizerKind.MUON:
+        from vlmplan_trainer.engines.muon import make_muon
+
+        return make_muon(trained, recipe, common)
     if recipe.offload_optimizer is not Offload.NONE and not recipe.fsdp:
-        return _adamw_on_host(parameters, common, keeps_float32=recipe.precision is not Precision.BF16_PURE)
+        return adamw_on_host(parameters, common, keeps_float32=recipe.precision is not Precision.BF16_PURE)
     return AdamW(parameters, fused=recipe.fuses_optimizer, foreach=not recipe.fuses_optimizer, **common)
 
 
@@ -96,7 +100,7 @@ def keeping_settings(optimizer: Any) -> Iterator[None]:
         group.update(settings)
 
 
-def _adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_float32: bool) -> Optimizer:
+def adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_float32: bool) -> Optimizer:
     """DeepSpeed's AdamW for offloaded states, whose kernel is compiled at its first use on a machine (0.19.8).
 
     The build calls ``ninja`` by name, which in a virtual environment that is not activated only its interpreter's

@@ -86,9 +86,17 @@ class Collectives:
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
         kind = func._schema.name.removeprefix("c10d::").strip("_")
         if kind != "barrier":
-            sizes = [t.numel() * t.element_size() for t in tree_iter(args) if isinstance(t, torch.Tensor)]
+            sizes = [_bytes_of(args[0])] if kind == LIST else [_bytes_of(one) for one in tree_iter(args)]
             self.count(kind, max(sizes, default=0))
         return ANSWERS[func._schema.name.removeprefix("c10d::")](*args, *kwargs.values())
+
+
+LIST = "allgather"
+"""An all-gather into a list of tensors, one for each rank."""
+
+
+def _bytes_of(tensors: Any) -> int:
+    return sum([t.numel() * t.element_size() for t in tree_iter(tensors) if isinstance(t, torch.Tensor)])
 
 
 def register(device: str | None) -> None:

@@ -35,6 +35,8 @@ ENGINE_STORES = {
     "ipg_buckets": "communication_buffers",
     "grads_in_partition": "gradients",
     "temp_grad_buffer_for_gpu_offload": "communication_buffers",
+    "_muon_pending_momentum": "optimizer_states",
+    "_muon_allgather_buffers": "communication_buffers",
 }
 """Attributes of DeepSpeed's optimizers (``runtime``): ``zero/stage3.py``, ``zero/stage_1_and_2.py``,
 ``fp16/unfused_optimizer.py``."""

@@ -1,5 +1,6 @@
 """The shims for a simulated device; ranks on the CPU need none of them. See ``shims``."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -187,6 +188,35 @@ def waiting_on_own_streams() -> Iterator[None]:
         yield
 
 
+class _Flattened:
+    """The work of an all-gather, with the buffer that it fills."""
+
+    def __init__(self, work: Any, flat: torch.Tensor) -> None:
+        self._work, self._flat = work, flat
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+
+
+@contextmanager
+def flattening_gathered_lists() -> Iterator[None]:
+    """NCCL gathers into one buffer, from which torch copies into the tensors of a list, and which the work keeps
+    (``ProcessGroupNCCL::allgather`` and ``collective``, torch 2.13). ZeRO-3 with Muon asks for lists."""
+    comm: Any = sys.modules.get("deepspeed.comm")
+    if comm is None:
+        yield
+        return
+    gather = comm.all_gather
+
+    def flattened(tensors: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        flat = tensor.new_empty(len(tensors) * tensor.numel())
+        return _Flattened(gather(tensors, tensor, *args, **kwargs), flat)
+
+    with replaced(comm, "all_gather", flattened):
+        yield
+
+
 @contextmanager
 def paging_in_host_memory() -> Iterator[None]:
     """bitsandbytes' paged moments are CUDA's managed memory, which its library hands out; it lies on the host here."""
@@ -214,5 +244,6 @@ DEVICE_SHIMS = (
     knowing_used_weights,
     recording_no_streams,
     waiting_on_own_streams,
+    flattening_gathered_lists,
     paging_in_host_memory,
 )

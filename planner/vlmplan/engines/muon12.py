@@ -1,0 +1,264 @@
+"""ZeRO stages 1 and 2 with DeepSpeed's Muon (``stage_1_and_2.py``): two flat buffers, and updates made of gradients.
+
+Muon's group and AdamW's are flattened and cut into partitions each by itself. At the end of a step's last backward a
+rank orthogonalises every matrix that reaches into its partition, whole (``get_flat_partition``): its momentum, which
+has the type of the gradient, lies twice, as it was and as it will be once the step is known to be finite
+(``_muon_staging_momentum``), and each update is a tensor of its own until the optimizer's step.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.collectives import CollectiveKind, Collectives, Reductions, StepPhase, num_chunks
+from vlmplan.engines.components import Components, higher
+from vlmplan.engines.engine import ModelStates, weight
+from vlmplan.engines.events import NULL_SINK, Component, Sink
+from vlmplan.engines.muon_groups import OptimizerGroup, muon_groups
+from vlmplan.engines.newton_schulz import COMPUTE, muon_update, peak_bytes
+from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
+from vlmplan.engines.parameters import (
+    ParameterTable,
+    largest_slice,
+    overlapping,
+    owned_elements,
+    partition_of,
+    partition_size,
+    slices,
+)
+from vlmplan.engines.profile import MicroBatchProfile
+from vlmplan.engines.zero12 import PARTITION, Zero12
+from vlmplan.recipe import Recipe
+
+
+class MuonZero12(Zero12):
+    """Stage 1 or 2, as ``recipe.zero_stage`` says."""
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self.groups = muon_groups(table, is_sorted=True)
+        self.partitions = [partition_of(group.numel, num_ranks, rank) for group in self.groups]
+        self._number_of = {ordinal: number for number, one in enumerate(self.groups) for ordinal in one.ordinals}
+        self._has_momentum = False
+
+    @classmethod
+    def fullest_rank(cls, table: ParameterTable, num_ranks: int) -> int:
+        """Whose gradients, with momentum twice and updates, are most."""
+        groups = muon_groups(table, is_sorted=True)
+
+        def held(rank: int) -> int:
+            parts = [(one, owned_elements(one, partition_of(one.numel, num_ranks, rank))) for one in groups]
+            return sum([elements * (4 if group.uses_muon else 1) for group, elements in parts])
+
+        return max(range(num_ranks), key=lambda rank: (held(rank), -rank))
+
+    @cached_property
+    def owned_bytes(self) -> int:
+        return sum(self._owned) * self.weight_bytes
+
+    @cached_property
+    def _owned(self) -> list[int]:
+        """Elements of whole parameters that reach into the partition of each group."""
+        return [owned_elements(*one) for one in zip(self.groups, self.partitions, strict=True)]
+
+    @cached_property
+    def _orthogonalised(self) -> Sequence[tuple[int, ...]]:
+        """Shapes of the matrices that this rank updates."""
+        found: list[tuple[int, ...]] = []
+        for group, partition in zip(self.groups, self.partitions, strict=True):
+            if group.uses_muon:
+                found += group.shapes[slice(*overlapping(group, partition))]
+        return found
+
+    @property
+    def _muon_elements(self) -> int:
+        return sum([owned for group, owned in zip(self.groups, self._owned, strict=True) if group.uses_muon])
+
+    @cached_property
+    def _has_adamw(self) -> bool:
+        """Whether this rank has gradients for AdamW, which are views of all that it has."""
+        owned = zip(self.groups, self._owned, strict=True)
+        return any(elements for group, elements in owned if not group.uses_muon)
+
+    # -- the walk ------------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Group by group what stage 1 and 2 do with one; then the gradients of all, once."""
+        if not self._is_loaded:
+            self._load_weights()
+        sink = self.sink
+        for group, partition in zip(self.groups, self.partitions, strict=True):
+            own, master = partition.size * self.weight_bytes, partition.size * self.master_bytes
+            sink.empty_cache()
+            sink.keep(Component.WEIGHTS, own * self.num_ranks)
+            for ordinal in group.ordinals:
+                sink.free(weight(self.table.trained_entries[ordinal]))
+            if own == master:
+                sink.keep(Component.OPTIMIZER_STATES, own)
+            else:
+                sink.allocate("clone", Component.TEMPORARIES, own)
+                sink.keep(Component.OPTIMIZER_STATES, master)
+                sink.free("clone")
+        sink.transient(Component.TEMPORARIES, [partition.size * self.master_bytes for partition in self.partitions])
+
+    def end_backward(self) -> None:
+        """Without AdamW's group nothing refers to the gradients any more."""
+        super().end_backward()
+        if self._is_last and self._reduces_on_arrival and not self._has_adamw:
+            self.sink.free(PARTITION)
+
+    def reduce_gradients(self) -> None:
+        super().reduce_gradients()
+        if not self._has_adamw:
+            self.sink.free(PARTITION)
+
+    @property
+    def _flat_order(self) -> Iterable[int]:
+        return [ordinal for group in self.groups for ordinal in group.ordinals]
+
+    def _make_updates(self) -> None:
+        """After the last micro batch: momentum, which the first step makes, and every update. What AdamW's group has of
+        the gradients is a view of all of them, which stay for it."""
+        if not self._is_last or not self._orthogonalised:
+            return
+        self._keep_momentum()
+        for number, shape in enumerate(self._orthogonalised):
+            events = muon_update(shape, self.table.trained_dtype, COMPUTE)
+            for name, num_bytes in events[:-2]:
+                if num_bytes:
+                    self.sink.allocate(name, Component.TEMPORARIES, num_bytes)
+                else:
+                    self.sink.free(name)
+            self.sink.allocate(("update", number), Component.GRADIENTS, events[-2].num_bytes)
+            self.sink.free(events[-1].name)
+
+    def _keep_momentum(self) -> None:
+        if self._has_momentum or not self._orthogonalised:
+            return
+        self._has_momentum = True
+        for _ in range(2):
+            self.sink.keep(Component.OPTIMIZER_STATES, self._muon_elements * self.weight_bytes)
+
+    def step(self, *, is_first: bool) -> None:
+        sink, master = self.sink, self.recipe.master_dtype
+        self._owns_partition = False
+        self._keep_momentum()
+        for group, partition in zip(self.groups, self.partitions, strict=True):
+            for numel in slices(group, partition):
+                sink.transient(Component.TEMPORARIES, [numel * NORM_BYTES])
+        for group, partition in zip(self.groups, self.partitions, strict=True):
+            sink.allocate("flat", Component.TEMPORARIES, partition.size * self.weight_bytes)
+            if self.weight_bytes != self.master_bytes:
+                sink.allocate("cast", Component.TEMPORARIES, partition.size * self.master_bytes)
+                sink.free("flat")
+            self._free_updates(group)
+            if not group.uses_muon:
+                flat = [(partition.size,)]
+                if is_first:
+                    self._keep_states(flat, master)
+                self._update(flat, master)
+            sink.free("flat")
+            sink.free("cast")
+
+    def _free_updates(self, group: OptimizerGroup) -> None:
+        for ordinal in group.ordinals:
+            self.sink.free(ordinal)
+        if not group.uses_muon:
+            self.sink.free(PARTITION)
+            return
+        for number in range(len(self._orthogonalised)):
+            self.sink.free(("update", number))
+
+    # -- who owns what waits -------------------------------------------------------------------------------------
+
+    def _owned_numel(self, ordinal: int) -> int:
+        """Not 0 where the parameter reaches into this rank's partition."""
+        number = self._number_of[ordinal]
+        group, partition = self.groups[number], self.partitions[number]
+        at = group.position[ordinal]
+        end = group.ends[at]
+        return max(0, min(end, partition.end) - max(end - group.numels[at], partition.start))
+
+    def _num_owners(self) -> int:
+        """As with one flat buffer, but a matrix that several ranks orthogonalise is merged with no neighbour of other
+        ranks (``copy_ranks`` in ``average_tensor``)."""
+        runs, previous = 0, (-1, (-1,))
+        for ordinal in self._waiting:
+            number = self._number_of[ordinal]
+            group, size = self.groups[number], self.partitions[number].size
+            at = group.position[ordinal]
+            first, last = (group.ends[at] - group.numels[at]) // size, (group.ends[at] - 1) // size
+            is_shared = group.uses_muon and last > first
+            for owner in range(first, last + 1):
+                run = (owner, tuple(range(first, last + 1)) if is_shared else (owner,))
+                runs += run != previous
+                previous = run
+            if runs > 1:
+                return runs
+        return runs
+
+    # -- in closed form ------------------------------------------------------------------------------------------
+
+    def states(self) -> ModelStates:
+        """Weights pΦ in two flat buffers, master weights mΦ/N, AdamW's states sΦ/N of its group alone, and of Muon's
+        2pΦ/N for momentum as it was and as it will be. The step has an update pΦ/N of each matrix besides what the
+        step of stages 1 and 2 has, which works on one group after the other: 2Ψ + (4 + 2·2 + 2 + 2 + 4)Φ/N for bf16
+        where all are matrices, of which AdamW's has 20Φ/N."""
+        table, recipe, p, m = self.table, self.recipe, self.weight_bytes, self.master_bytes
+        sizes = [partition.size for partition in self.partitions]
+        weights = Components(weights=table.frozen_bytes + sum(sizes) * self.num_ranks * p)
+        start = weights + Components(optimizer_states=sum(sizes) * m)
+        init = start + Components(temporaries=sum(sizes) * m)
+        plain, flat, masters = table.total_bytes, 0, 0
+        for group, size in zip(self.groups, sizes, strict=True):
+            flat += size * self.num_ranks * p
+            init = higher(init, Components(weights=plain + flat, optimizer_states=masters))
+            plain -= group.numel * p
+            masters += size * m
+            clone = 0 if p == m else size * p
+            init = higher(init, Components(weights=plain + flat, optimizer_states=masters, temporaries=clone))
+        adamw = [
+            (size,) for group, size in zip(self.groups, sizes, strict=True) if not group.uses_muon
+        ]
+        momentum = 2 * self._muon_elements * p
+        resident = start + Components(optimizer_states=state_bytes(recipe, adamw, recipe.master_dtype) + momentum)
+        updates, partition = self._muon_elements * p, self.owned_bytes if self._has_adamw else 0
+        largest = max(largest_slice(*one) for one in zip(self.groups, self.partitions, strict=True))
+        step = resident + Components(gradients=updates + partition, temporaries=largest * NORM_BYTES)
+        for group, size in zip(self.groups, sizes, strict=True):
+            cast = size * (p + (m if m != p else 0))
+            step = higher(step, resident + Components(gradients=updates + partition, temporaries=cast))
+            updates, partition = (0, partition) if group.uses_muon else (updates, 0)
+            used = size * m + (0 if group.uses_muon else update_bytes(recipe, [(size,)], recipe.master_dtype))
+            step = higher(step, resident + Components(gradients=updates + partition, temporaries=used))
+        return ModelStates(start, resident, init, step)
+
+    def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
+        """The updates come when the buckets, all gradients and the momentum are there."""
+        forward, backward = super().micro_batch_bound(profile, accumulates=accumulates)
+        largest = max([peak_bytes(shape, self.table.trained_dtype, COMPUTE) for shape in set(self._orthogonalised)])
+        return forward, backward + self._muon_elements * self.weight_bytes + largest
+
+    def collectives(self, trace: Trace) -> Sequence[Collectives]:
+        """Updated weights are gathered group by group."""
+        gradients, *_ = super().collectives(trace)
+        if self.num_ranks == 1:
+            return (gradients,)
+        sizes = [partition_size(group.numel, self.num_ranks) for group in self.groups]
+        num_bytes = sum(sizes) * self.num_ranks * self.weight_bytes
+        return gradients, Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, len(sizes), num_bytes)
+
+    def _num_cuts(self, reduced: Reductions) -> int:
+        num_cuts = 0
+        for ordinal in reduced.larger:
+            number = self._number_of[ordinal]
+            group, size = self.groups[number], self.partitions[number].size
+            at = group.position[ordinal]
+            end = group.ends[at]
+            start = end - group.numels[at]
+            first = min(end, (start // size + 1) * size) - start
+            num_whole, last = divmod(end - start - first, size)
+            num_cuts += num_chunks([(first, 1), (size, num_whole), (last, 1)], self._bucket_elements) - 1
+        return num_cuts

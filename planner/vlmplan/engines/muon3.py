@@ -1,0 +1,265 @@
+"""ZeRO stage 3 with DeepSpeed's Muon (``stage3.py``): shards of matrices come together, and their updates go apart.
+
+Muon's parameters have sub-groups of their own, before AdamW's. In the optimizer's step, chunk by chunk of them and no
+more elements than the reduce bucket has, gradients and momentum are gathered, each rank orthogonalises one matrix of N,
+and all ranks send one another what they have made (``_apply_muon_to_accumulated_grads``, ``_muon_update_sub_group``).
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
+from math import prod
+
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
+from vlmplan.engines.components import Components, higher
+from vlmplan.engines.engine import ModelStates
+from vlmplan.engines.events import NULL_SINK, Component, HighWater, Sink
+from vlmplan.engines.muon_groups import OptimizerGroup, muon_groups
+from vlmplan.engines.newton_schulz import COMPUTE, muon_update
+from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes
+from vlmplan.engines.parameters import ParameterTable, sub_group_elements, sub_group_lengths
+from vlmplan.engines.zero3 import Zero3
+from vlmplan.recipe import Recipe
+
+CACHED_BYTES = 256 * 2**20
+"""Of buffers that are sent, kept from one gather for the next (``_muon_allgather_max_cached_bytes``)."""
+KINDS = ("gradients", "momentum")
+BUFFERS, TEMPORARIES = Component.COMMUNICATION_BUFFERS, Component.TEMPORARIES
+
+
+class MuonZero3(Zero3):
+    """Stage 3."""
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self.groups = muon_groups(table, is_sorted=False)
+        self._cache: OrderedDict[int, int] = OrderedDict()
+        """Bytes of what was sent by elements of a rank's part, the oldest first."""
+        self._number = 0
+
+    @cached_property
+    def sub_groups(self) -> Sequence[int]:
+        limit = self.recipe.zero.sub_group_size
+        return [n for group in self.groups for n in sub_group_elements(group.numels, self.num_ranks, limit)]
+
+    @cached_property
+    def _uses_muon(self) -> Sequence[bool]:
+        """Of each sub-group."""
+        limit = self.recipe.zero.sub_group_size
+        return [
+            group.uses_muon
+            for group in self.groups
+            for _ in sub_group_elements(group.numels, self.num_ranks, limit)
+        ]
+
+    def _chunks(self) -> Iterator[Sequence[tuple[int, ...]]]:
+        """Shapes of the matrices that are whole together: those of a sub-group until the next would make them more
+        than the reduce bucket has."""
+        for group in self.groups:
+            if group.uses_muon:
+                for shapes in self._shapes_of_sub_groups(group):
+                    yield from self._cut(shapes)
+
+    def _shapes_of_sub_groups(self, group: OptimizerGroup) -> Iterator[Sequence[tuple[int, ...]]]:
+        start = 0
+        for length in sub_group_lengths(group.numels, self.num_ranks, self.recipe.zero.sub_group_size):
+            yield group.shapes[start : start + length]
+            start += length
+
+    def _cut(self, shapes: Sequence[tuple[int, ...]]) -> Iterator[Sequence[tuple[int, ...]]]:
+        chunk: list[tuple[int, ...]] = []
+        running = 0
+        for shape in shapes:
+            if chunk and running + prod(shape) > self.recipe.zero.reduce_bucket_size:
+                yield chunk
+                chunk, running = [], 0
+            chunk.append(shape)
+            running += prod(shape)
+        yield chunk
+
+    # -- the walk ------------------------------------------------------------------------------------------------
+
+    def _keep_momentum(self, number: int) -> None:
+        """In the type in which gradients are sent (``_create_momentum_buffer``)."""
+        if self._uses_muon[number]:
+            self.sink.keep(Component.OPTIMIZER_STATES, self.sub_groups[number] * self.gradient_bytes)
+
+    def _make_updates(self) -> None:
+        """``full_grads`` of a chunk are there until the next chunk's are."""
+        gradients: int | None = None
+        for shapes in self._chunks():
+            new = self._gather(shapes)
+            if gradients is not None:
+                self.sink.free(("gathered", gradients))
+            gradients = new
+            self._update_chunk(shapes)
+        self.sink.free(("gathered", gradients))
+
+    def _gather(self, shapes: Sequence[tuple[int, ...]]) -> int | None:
+        """All ranks' parts side by side, then each matrix in one piece, which stays under the number returned
+        (``_partitioned_buffers_all_gather``). A single rank has its own already."""
+        if self.num_ranks == 1:
+            return None
+        local = sum([self._shard_numel(shape) for shape in shapes])
+        width, sink = self.gradient_bytes, self.sink
+        num_bytes = (self.num_ranks + 1) * local * width
+        is_cached = num_bytes <= CACHED_BYTES
+        if local in self._cache:
+            self._cache.move_to_end(local)
+        else:
+            sink.allocate(("sent", local), BUFFERS, self.num_ranks * local * width)
+            sink.allocate(("own", local), BUFFERS, local * width)
+            while is_cached and self._cache and sum(self._cache.values()) + num_bytes > CACHED_BYTES:
+                self._forget(self._cache.popitem(last=False)[0])
+            if is_cached:
+                self._cache[local] = num_bytes
+        self._number += 1
+        sink.allocate(("gathered", self._number), BUFFERS, self.num_ranks * local * width)
+        if not is_cached:
+            self._forget(local)
+        return self._number
+
+    def _forget(self, local: int) -> None:
+        self.sink.free(("sent", local))
+        self.sink.free(("own", local))
+
+    def _shard_numel(self, shape: tuple[int, ...]) -> int:
+        return -(-prod(shape) // self.num_ranks)
+
+    def _update_chunk(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Momentum is gathered from copies; then one matrix after another of those that are this rank's turn."""
+        sink, width = self.sink, self.gradient_bytes
+        for number, shape in enumerate(shapes):
+            sink.allocate(("own momentum", number), TEMPORARIES, self._shard_numel(shape) * width)
+        momentum = self._gather(shapes)
+        held = _Held(sink)
+        for start in range(0, len(shapes), self.num_ranks):
+            self._update_round(shapes[start : start + self.num_ranks], held)
+        held.free_all()
+        if self.num_ranks > 1:
+            sink.free(("gathered", momentum))
+        for number in range(len(shapes)):
+            sink.free(("own momentum", number))
+
+    def _update_round(self, shapes: Sequence[tuple[int, ...]], held: "_Held") -> None:
+        """A matrix for each rank, of which this one has the ``rank``-th. Where they differ, or are fewer than ranks,
+        they travel in buffers as large as the largest; ``dist.all_gather`` of a list has a flat buffer of all besides
+        (``allgather`` in torch's ``ProcessGroupNCCL.cpp``)."""
+        width, num_ranks = self.gradient_bytes, self.num_ranks
+        if self.rank < len(shapes):
+            events = muon_update(shapes[self.rank], self.recipe.precision.dtype, COMPUTE)
+            for name, num_bytes in events[:-2]:
+                self.sink.allocate(name, TEMPORARIES, num_bytes) if num_bytes else self.sink.free(name)
+            held.set("update", events[-2].num_bytes)
+            self.sink.free(events[-1].name)
+        largest = max(map(prod, shapes)) * width
+        is_uneven = len(shapes) < num_ranks or len(set(shapes)) > 1
+        if is_uneven:
+            for name in KINDS:
+                held.set(("local", name), largest)
+            for name in KINDS:
+                held.set(("coming last", name), largest)
+                held.set(("out", name), *[largest] * (num_ranks - 1))
+        for name in KINDS:
+            held.set(("sent", name), largest * num_ranks)
+        for name in KINDS if is_uneven else ():
+            held.move(("coming last", name), ("last", name))  # which the loop over them still names
+
+    def _step_sub_group(self, number: int, numel: int, *, is_first: bool) -> None:
+        """Of Muon's the gradient is the update already."""
+        sink = self.sink
+        sink.allocate("flat", TEMPORARIES, numel * self.gradient_bytes)
+        if self.gradient_bytes != self.master_bytes:
+            sink.allocate("cast", TEMPORARIES, numel * self.master_bytes)
+            sink.free("flat")
+        if not self._uses_muon[number]:
+            if is_first:
+                self._keep_states([(numel,)], self.recipe.master_dtype)
+            self._update([(numel,)], self.recipe.master_dtype)
+        sink.free("flat")
+        sink.free("cast")
+
+    # -- in closed form ------------------------------------------------------------------------------------------
+
+    def states(self) -> ModelStates:
+        """As stage 3, with gΦ/N of momentum for Muon's part in place of AdamW's sΦ/N, and what is sent kept. While the
+        updates are made there are the chunk's gradients and momentum whole, and what ranks send one another."""
+        plain = super().states()
+        recipe, g, m = self.recipe, self.gradient_bytes, self.master_bytes
+        own = dict(zip((True, False), (0, 0), strict=True))
+        for numel, uses_muon in zip(self.sub_groups, self._uses_muon, strict=True):
+            own[uses_muon] += numel
+        momentum = Components(optimizer_states=own[True] * g)
+        adamw = [(numel,) for numel, uses in zip(self.sub_groups, self._uses_muon, strict=True) if not uses]
+        states = Components(optimizer_states=state_bytes(recipe, adamw, recipe.master_dtype))
+        made, kept = self._update_peaks
+        start = plain.at_start + momentum
+        persistent = Components(weights=self.shards.weight_totals[1])
+        resident = start + persistent + states + Components(communication_buffers=kept)
+        group = max(self.sub_groups)
+        casts = max(self.sub_groups) * (g + (m if m != g else 0))
+        updates = [n * m + (0 if uses else update_bytes(recipe, [(n,)], recipe.master_dtype)) for n, uses in
+                   zip(self.sub_groups, self._uses_muon, strict=True)]
+        check = sum(self.sub_groups) * overflow_check_bytes(recipe)
+        norm = -(-self.table.largest_trained // self.num_ranks) * NORM_BYTES
+        used = start + states + Components(communication_buffers=kept, temporaries=max(casts, *updates, norm, check))
+        making = start + states + Components(communication_buffers=made)
+        building = higher(plain.init_peak + momentum, start + Components(temporaries=group * m))
+        return ModelStates(start, resident, building, higher(resident, higher(used, making)), plain.copies)
+
+    @cached_property
+    def _update_peaks(self) -> tuple[int, int]:
+        """(at most, after it) bytes of the updates of a step but the first, besides what is there all the time."""
+        water = HighWater()
+        engine = MuonZero3(self.table, self.recipe, num_ranks=self.num_ranks, rank=self.rank, sink=water)
+        engine._make_updates()
+        kept = water.live
+        water.most = kept
+        engine._make_updates()
+        return water.most, kept
+
+    def collectives(self, trace: Trace) -> Iterable[Collectives]:
+        """With gradients and momentum of every chunk, and what is made of them, to all ranks."""
+        found = list(super().collectives(trace))
+        if self.num_ranks == 1:
+            return found
+        chunks = list(self._chunks())
+        gathered = sum([self._shard_numel(shape) for shapes in chunks for shape in shapes]) * self.num_ranks
+        rounds = [shapes[at : at + self.num_ranks] for shapes in chunks for at in range(0, len(shapes), self.num_ranks)]
+        made = sum([max(map(prod, shapes)) for shapes in rounds]) * self.num_ranks
+        kinds = {CollectiveKind.ALL_GATHER: (len(chunks), gathered), CollectiveKind.ALL_GATHER_OF_LIST: (len(rounds), made)}
+        for kind, (count, elements) in kinds.items():  # of gradients and of momentum
+            found.append(Collectives(kind, StepPhase.STEP, 2 * count, 2 * elements * self.gradient_bytes))
+        return found
+
+
+class _Held:
+    """Tensors by the names of Python: one that is given again lets its old tensors go, after the new ones are there."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._count = sink, 0
+        self._owners: dict[Hashable, list[int]] = {}
+
+    def set(self, name: Hashable, *sizes: int) -> None:
+        owners: list[int] = []
+        for num_bytes in sizes:
+            self._count += 1
+            self._sink.allocate(("held", self._count), BUFFERS, num_bytes)
+            owners.append(self._count)
+        self._free(name)
+        self._owners[name] = owners
+
+    def move(self, name: Hashable, new_name: Hashable) -> None:
+        self._free(new_name)
+        self._owners[new_name] = self._owners.pop(name)
+
+    def _free(self, name: Hashable) -> None:
+        for owner in self._owners.pop(name, ()):
+            self._sink.free(("held", owner))
+
+    def free_all(self) -> None:
+        for name in list(self._owners):
+            self._free(name)

@@ -1,0 +1,55 @@
+"""The two groups of parameters that DeepSpeed's Muon makes: what it orthogonalises, and what AdamW updates.
+
+Source: ``_muon_param_groups`` in ``runtime/engine.py`` and ``MuonWithAuxAdam`` in ``runtime/zero/muon`` (0.19.8).
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.muon import is_orthogonalised
+
+
+class OptimizerGroup:
+    """Trained parameters that share a flat buffer, in its order. Not empty."""
+
+    def __init__(self, table: ParameterTable, ordinals: Sequence[int], *, uses_muon: bool) -> None:
+        self.ordinals, self.uses_muon = ordinals, uses_muon
+        self.numels = [table.numels[ordinal] for ordinal in ordinals]
+        self.shapes = [table.trained_shapes[ordinal] for ordinal in ordinals]
+        self.position = {ordinal: at for at, ordinal in enumerate(ordinals)}
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each ends in the flat buffer."""
+        ends: list[int] = []
+        end = 0
+        for numel in self.numels:
+            end += numel
+            ends.append(end)
+        return ends
+
+    @property
+    def numel(self) -> int:
+        return self.ends[-1]
+
+
+def muon_groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[OptimizerGroup]:
+    """Muon's group and AdamW's, without one that has no parameters.
+
+    ``is_sorted``: Muon's have their largest shapes first, as stages 1 and 2 see them; stage 3 has sharded them by then,
+    and keeps their order.
+    """
+    key = (muon_groups, is_sorted)
+    if key not in table.memo:
+        table.memo[key] = _groups(table, is_sorted=is_sorted)
+    return table.memo[key]
+
+
+def _groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[OptimizerGroup]:
+    ordinals: dict[bool, list[int]] = {True: [], False: []}
+    for ordinal, entry in enumerate(table.trained_entries):
+        ordinals[is_orthogonalised(entry.name, len(entry.parameter.shape))].append(ordinal)
+    if is_sorted:
+        ordinals[True].sort(key=lambda ordinal: table.trained_shapes[ordinal], reverse=True)
+    return [OptimizerGroup(table, found, uses_muon=uses) for uses, found in ordinals.items() if found]
