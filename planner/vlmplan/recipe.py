@@ -222,6 +222,12 @@ class Recipe:
         return self.zero_stage == 3 and self.zero.memory_efficient_linear
 
     @property
+    def scatters_gradients(self) -> bool:
+        """Whether each rank is sent only its part of the mean gradients: never with Muon at stage 3, which DeepSpeed
+        refuses otherwise (``zero/stage3.py``)."""
+        return self.zero.reduce_scatter and not (self.zero_stage == 3 and self.optimizer is OptimizerKind.MUON)
+
+    @property
     def autocast(self) -> DType | None:
         """Element type of ``torch.autocast``; None where the weights' own types decide."""
         return self.precision.dtype if self.uses_autocast and self.can_autocast else None

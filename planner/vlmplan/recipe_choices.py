@@ -45,6 +45,11 @@ class OptimizerKind(Choice):
     """DeepSpeed's Muon: an orthogonalised momentum for hidden matrices, AdamW for all else."""
 
     @property
+    def has_adamw(self) -> bool:
+        """Whether torch's AdamW updates, all or what Muon leaves to it."""
+        return self.value in ("adamw", "muon")
+
+    @property
     def is_bitsandbytes(self) -> bool:
         """Whether bitsandbytes updates; all of its kernels work in place."""
         return self.value in ("adamw-8bit", "paged-adamw-8bit", "lion", "lion-8bit", "paged-lion-8bit")

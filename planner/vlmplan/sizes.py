@@ -4,7 +4,6 @@ A collective pays a fixed latency, so a bucket should be large enough that the l
 transfer, and no larger, because the bucket and its copies sit in memory beside the micro batch.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_sec
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind
 from vlmplan.zero_settings import ZeroSettings
 
 LATENCY_FRACTION = 0.05
@@ -61,9 +59,7 @@ def zero_settings(
         bucket = MIN_BUCKET_ELEMENTS
     bucket = even(min(bucket, max(table.num_trained, 2)))
     overlaps = recipe.zero_stage == 1 or (recipe.zero_stage in (2, 3) and not low_memory)
-    sizes = _zero_settings(model, bucket, overlaps=cluster.num_gpus > 1 and overlaps, low_memory=low_memory)
-    is_muon = recipe.zero_stage == 3 and recipe.optimizer is OptimizerKind.MUON
-    return replace(sizes, reduce_scatter=False) if is_muon else sizes  # ``stage3.py`` refuses both together
+    return _zero_settings(model, bucket, overlaps=cluster.num_gpus > 1 and overlaps, low_memory=low_memory)
 
 
 @lru_cache(maxsize=1024)

@@ -67,6 +67,9 @@ SLIDING = ModelFacts(id="slides", model_types=frozenset({"mistral"}), has_window
 QWEN_3_5 = ModelFacts(id="qwen3.5", model_types=frozenset({"qwen3_5", "qwen3_5_text"}))
 FP16_LORA = LORA.with_changes(precision=Precision.FP16)
 CPU_OFFLOAD = {"offload_optimizer": Offload.CPU}
+WEIGHTS_OFF = {"offload_params": Offload.CPU}
+AS_MUON = {"optimizer": OptimizerKind.MUON}
+MUON = ZERO_2.with_changes(**AS_MUON)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(ZERO_2.with_changes(optimizer=kind, **CPU_OFFLOAD))
             for kind in OptimizerKind
-            if kind is not OptimizerKind.ADAMW
+            if kind not in (OptimizerKind.ADAMW, OptimizerKind.MUON)
         ],
         [case(ZERO_2.with_changes(**CPU_OFFLOAD)), case(ZERO_2.with_changes(optimizer=OptimizerKind.SGD))],
     ),
@@ -203,6 +206,26 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "fsdp_needs_several_gpus": (
         [case(FSDP, cluster(1))],
         [case(FSDP, cluster(2)), case(PLAIN, cluster(1))],
+    ),
+    "muon_needs_a_stage": (
+        [case(MUON.with_changes(zero_stage=stage)) for stage in (None, 0)] + [case(FSDP.with_changes(**AS_MUON))],
+        [case(MUON.with_changes(zero_stage=stage)) for stage in (1, 2, 3)] + [case(PLAIN)],
+    ),
+    "muon_stays_on_the_gpu": (
+        [case(MUON.with_changes(**CPU_OFFLOAD))],
+        [case(MUON), case(ZERO_2.with_changes(**CPU_OFFLOAD)), case(ZERO_3.with_changes(**AS_MUON, **WEIGHTS_OFF))],
+    ),
+    "muon_shares_no_samples": (
+        [case(SHARED.with_changes(**AS_MUON))],
+        [case(SHARED), case(MUON)],
+    ),
+    "muon_has_its_own_rates": (
+        [case(MUON.with_changes(method=Method.LORA, loraplus_lr_ratio=16.0))],
+        [case(MUON.with_changes(method=Method.LORA)), case(LORA.with_changes(loraplus_lr_ratio=16.0))],
+    ),
+    "muon_trains_samples_alone": (
+        [case(DPO.with_changes(zero_stage=2, **AS_MUON))],
+        [case(DPO.with_changes(zero_stage=2)), case(MUON)],
     ),
     "bf16_needs_ampere": (
         [case(PLAIN.with_changes(precision=p), cluster(1, **T4)) for p in (Precision.BF16, Precision.BF16_PURE)],

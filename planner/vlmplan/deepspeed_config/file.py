@@ -17,17 +17,20 @@ from vlmplan.deepspeed_config.other_files import read_ds_config, refuse_other_fi
 from vlmplan.deepspeed_config.precision import open_precisions
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
+from vlmplan.muon import MOMENTUM as MUON_MOMENTUM
 from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
 from vlmplan.zero_settings import ZeroSettings
 
 DEFAULT_STAGE = 0
 """Without a stage, ZeRO is off."""
 
+SGD_MOMENTUM = 0.9
 OPTIMIZERS = {
     "adam": OptimizerKind.ADAMW,  # DeepSpeed's Adam is AdamW unless adam_w_mode is false
     "adamw": OptimizerKind.ADAMW,
     "sgd": OptimizerKind.SGD,
     "adafactor": OptimizerKind.ADAFACTOR,
+    "muon": OptimizerKind.MUON,
 }
 
 
@@ -104,6 +107,7 @@ def settings_from_ds_config(config: str | Path | Mapping[str, Any], *, name: str
     zero = values.get(ZERO, {})
     optimizer, scheduler = values.pop("optimizer", {}), values.pop("scheduler", {})
     kind = _optimizer_kind(optimizer.get("type"), mistakes)
+    _check_momentum(kind, optimizer.get("params", {}), mistakes)
     nvme_path = _nvme_path(zero, mistakes)
     precisions = open_precisions(values, content.autos, mistakes)
     mistakes.report()
@@ -142,6 +146,12 @@ def _sentences(
         sentences.append("scheduler is not used: the trainer has its own (launch --schedule, --warmup-fraction)")
     if kind is OptimizerKind.SGD and "momentum" not in params:
         sentences.append("optimizer.type is SGD, which the trainer runs with a momentum of 0.9, as planned")
+    zero = content.values.get(ZERO, {})
+    if kind is OptimizerKind.MUON and zero.get("stage") == 3 and zero.get("reduce_scatter", True):
+        sentences.append(
+            "zero_optimization.reduce_scatter is true, with which DeepSpeed refuses Muon at stage 3; false is planned "
+            "and written"
+        )
     return sentences
 
 
@@ -161,10 +171,17 @@ def _nvme_path(zero: Mapping[str, Any], mistakes: Mistakes) -> str | None:
     return paths[0] if paths else None
 
 
+def _check_momentum(kind: OptimizerKind | None, params: Mapping[str, Any], mistakes: Mistakes) -> None:
+    """The trainer builds its optimizers with momenta of its own."""
+    own = MUON_MOMENTUM if kind is OptimizerKind.MUON else SGD_MOMENTUM
+    if params.get("momentum", own) != own:
+        mistakes.add(f"optimizer.params.momentum is {shown(params['momentum'])}; the trainer has {own}")
+
+
 def _optimizer_kind(name: str | None, mistakes: Mistakes) -> OptimizerKind | None:
     if name is None:
         return None
     if name.lower() not in OPTIMIZERS:
-        mistakes.add(f"optimizer.type is {shown(name)}; one of AdamW, Adam, SGD, Adafactor is needed")
+        mistakes.add(f"optimizer.type is {shown(name)}; one of AdamW, Adam, SGD, Adafactor, Muon is needed")
         return None
     return OPTIMIZERS[name.lower()]

@@ -40,7 +40,7 @@ TOP = (
     _key("bfloat16", _O, {}, MODELLED, "runtime/precision_config.py", "A former name of bf16."),
     _key("fp16", _O, {}, MODELLED, "runtime/precision_config.py", "Training in float16.", planned="--precision"),
     _key("optimizer", _O, {}, MODELLED, CONFIG, "The optimizer that DeepSpeed would build.",
-         planned="never written: the trainer builds --optimizer and hands it over"),
+         planned="written of Muon alone: the trainer builds --optimizer and hands it over"),
     _key("scheduler", _O, {}, NONE, "runtime/lr_schedules.py",
          "The schedule of the learning rate that DeepSpeed would build; the trainer has its own (launch --schedule, "
          "--warmup-fraction)."),
@@ -114,7 +114,7 @@ PRECISION = (
 
 BUILT = "launch refuses to start with another than its own"
 OPTIMIZER = (
-    _key("optimizer.type", _T, None, MODELLED, CONFIG, "Which optimizer.", planned="--optimizer; never written",
+    _key("optimizer.type", _T, None, MODELLED, CONFIG, "Which optimizer.", planned="--optimizer; Muon is written, others are not",
          takes_null=True),
     _key("optimizer.params", _O, {}, NONE, CONFIG, "The settings of the optimizer."),
     _key("optimizer.params.lr", _N, None, NONE, ENGINE, f"The learning rate; {BUILT} --learning-rate."),
@@ -127,7 +127,16 @@ OPTIMIZER = (
     _off("optimizer.params.adam_w_mode", _F, True, ENGINE, "Weight decay apart from the gradient: AdamW."),
     _off("optimizer.params.bias_correction", _F, True, ENGINE, "Corrects the first steps of both moments."),
     _off("optimizer.params.amsgrad", _F, False, ENGINE, "A third state: the largest second moment."),
-    _off("optimizer.params.momentum", _N, 0.9, ENGINE, "The momentum of SGD, as the trainer sets it."),
+    _key("optimizer.params.momentum", _N, None, NONE, ENGINE, "The momentum of SGD or Muon, as the trainer sets it.",
+         planned="0.95 with Muon"),
+    _key("optimizer.params.muon_lr", _N, None, NONE, ENGINE, "Muon's learning rate where AdamW has its own.",
+         planned="50 times the trainer's default, with Muon"),
+    _key("optimizer.params.adam_lr", _N, None, NONE, ENGINE, "The learning rate of what Muon leaves to AdamW.",
+         planned="the trainer's default, with Muon; launch has its own --learning-rate"),
+    _key("optimizer.params.ns_method", _T, "gram", REFUSED, "runtime/zero/muon/original_muon.py",
+         "How Muon makes an update orthogonal.", words=("gram",), planned="gram: DeepSpeed's default"),
+    _off("optimizer.params.per_head_muon", _F, False, "__init__.py",
+         "Muon makes the rows of each attention head orthogonal by themselves."),
     _off("optimizer.legacy_fusion", _F, False, CONFIG, "A former kernel of the update."),
     _key("scheduler.type", _T, None, NONE, "runtime/lr_schedules.py",
          "Which schedule; the trainer has its own (launch --schedule).", takes_null=True),

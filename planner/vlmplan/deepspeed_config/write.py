@@ -21,8 +21,11 @@ from vlmplan.deepspeed_config.content import NEVER_PLANNED
 from vlmplan.deepspeed_config.file import DsConfig
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
+from vlmplan.muon import LR_RATIO as MUON_LR_RATIO
+from vlmplan.muon import MOMENTUM as MUON_MOMENTUM
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
+from vlmplan.training import ADAM_BETAS, ADAM_EPSILON, LEARNING_RATES
 
 NVME_BUFFER_ELEMENTS = 100_000_000
 """``offload_param.buffer_size``: a buffer has to hold the largest shard of one weight
@@ -74,6 +77,7 @@ def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> JsonDict
         bf16 |= {"bf16_master_weights_and_grads": is_pure, "bf16_optimizer_states": is_pure}
     zero: JsonDict = {"stage": recipe.zero_stage}
     zero |= {field.name: getattr(recipe.zero, field.name) for field in fields(recipe.zero)}
+    zero["reduce_scatter"] = recipe.scatters_gradients
     if recipe.hpz > 1 or "zero_hpz_partition_size" in base.get("zero_optimization", {}):
         zero["zero_hpz_partition_size"] = recipe.hpz
     devices = {"offload_optimizer": recipe.offload_optimizer, "offload_param": recipe.offload_params}
@@ -83,8 +87,10 @@ def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> JsonDict
     shares: JsonDict = {}
     if recipe.sequence_parallel > 1 or "sequence_parallel_size" in base:
         shares["sequence_parallel_size"] = recipe.sequence_parallel
+    optimizer = {"optimizer": muon_section(recipe)} if recipe.optimizer is OptimizerKind.MUON else {}
     return {
         **shares,
+        **optimizer,
         "train_batch_size": recipe.samples_per_step(num_gpus),
         "train_micro_batch_size_per_gpu": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.grad_accum,
@@ -92,9 +98,17 @@ def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> JsonDict
         "bf16": bf16,
         "fp16": {"enabled": recipe.precision is Precision.FP16},
         "zero_optimization": zero,
-        "zero_allow_untested_optimizer": recipe.optimizer is not OptimizerKind.ADAMW,
-        "zero_force_ds_cpu_optimizer": recipe.optimizer is not OptimizerKind.MUON,
+        "zero_allow_untested_optimizer": recipe.optimizer not in (OptimizerKind.ADAMW, OptimizerKind.MUON),
+        "zero_force_ds_cpu_optimizer": True,
     }
+
+
+def muon_section(recipe: Recipe) -> JsonDict:
+    """What tells DeepSpeed which weights are Muon's, with the settings that the trainer builds it with; AdamW's learning
+    rate is the trainer's own default, which ``launch --learning-rate`` changes."""
+    rate = LEARNING_RATES[recipe.method.value]
+    params = {"muon_lr": MUON_LR_RATIO * rate, "adam_lr": rate, "momentum": MUON_MOMENTUM, "ns_method": "gram"}
+    return {"type": "Muon", "params": params | {"betas": list(ADAM_BETAS), "eps": ADAM_EPSILON, "weight_decay": 0.0}}
 
 
 def _defaults(recipe: Recipe, num_gpus: int, largest_parameter: int) -> JsonDict:

@@ -85,6 +85,11 @@ class Engine:
         return False
 
     @cached_property
+    def orthogonalised(self) -> Sequence[tuple[int, ...]]:
+        """Shapes of the matrices that this rank makes orthogonal in a step: Muon's."""
+        return ()
+
+    @cached_property
     def trained(self) -> list[NamedParameter]:
         return [entry for entry in self.table.entries if entry.parameter.requires_grad]
 

@@ -64,7 +64,7 @@ class MuonZero12(Zero12):
         return [owned_elements(*one) for one in zip(self.groups, self.partitions, strict=True)]
 
     @cached_property
-    def _orthogonalised(self) -> Sequence[tuple[int, ...]]:
+    def orthogonalised(self) -> Sequence[tuple[int, ...]]:
         """Shapes of the matrices that this rank updates."""
         found: list[tuple[int, ...]] = []
         for group, partition in zip(self.groups, self.partitions, strict=True):
@@ -121,10 +121,10 @@ class MuonZero12(Zero12):
     def _make_updates(self) -> None:
         """After the last micro batch: momentum, which the first step makes, and every update. What AdamW's group has of
         the gradients is a view of all of them, which stay for it."""
-        if not self._is_last or not self._orthogonalised:
+        if not self._is_last or not self.orthogonalised:
             return
         self._keep_momentum()
-        for number, shape in enumerate(self._orthogonalised):
+        for number, shape in enumerate(self.orthogonalised):
             events = muon_update(shape, self.table.trained_dtype, COMPUTE)
             for name, num_bytes in events[:-2]:
                 if num_bytes:
@@ -135,7 +135,7 @@ class MuonZero12(Zero12):
             self.sink.free(events[-1].name)
 
     def _keep_momentum(self) -> None:
-        if self._has_momentum or not self._orthogonalised:
+        if self._has_momentum or not self.orthogonalised:
             return
         self._has_momentum = True
         for _ in range(2):
@@ -168,7 +168,7 @@ class MuonZero12(Zero12):
         if not group.uses_muon:
             self.sink.free(PARTITION)
             return
-        for number in range(len(self._orthogonalised)):
+        for number in range(len(self.orthogonalised)):
             self.sink.free(("update", number))
 
     # -- who owns what waits -------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class MuonZero12(Zero12):
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         """The updates come when the buckets, all gradients and the momentum are there."""
         forward, backward = super().micro_batch_bound(profile, accumulates=accumulates)
-        largest = max([peak_bytes(shape, self.table.trained_dtype, COMPUTE) for shape in set(self._orthogonalised)])
+        largest = max([peak_bytes(shape, self.table.trained_dtype, COMPUTE) for shape in set(self.orthogonalised)])
         return forward, backward + self._muon_elements * self.weight_bytes + largest
 
     def collectives(self, trace: Trace) -> Sequence[Collectives]:

@@ -80,6 +80,11 @@ class MuonZero3(Zero3):
             running += prod(shape)
         yield chunk
 
+    @cached_property
+    def orthogonalised(self) -> Sequence[tuple[int, ...]]:
+        """Every N-th of a chunk."""
+        return [shape for shapes in self._chunks() for shape in shapes[self.rank :: self.num_ranks]]
+
     # -- the walk ------------------------------------------------------------------------------------------------
 
     def _keep_momentum(self, number: int) -> None:
@@ -88,14 +93,14 @@ class MuonZero3(Zero3):
             self.sink.keep(Component.OPTIMIZER_STATES, self.sub_groups[number] * self.gradient_bytes)
 
     def _make_updates(self) -> None:
-        """``full_grads`` of a chunk are there until the next chunk's are."""
+        """The gradients of a chunk are there until the next chunk is done: the loop that puts them into the shards
+        still names one (``update``), and all are one tensor."""
         gradients: int | None = None
         for shapes in self._chunks():
             new = self._gather(shapes)
-            if gradients is not None:
-                self.sink.free(("gathered", gradients))
-            gradients = new
             self._update_chunk(shapes)
+            self.sink.free(("gathered", gradients))
+            gradients = new
         self.sink.free(("gathered", gradients))
 
     def _gather(self, shapes: Sequence[tuple[int, ...]]) -> int | None:

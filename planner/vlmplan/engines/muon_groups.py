@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from vlmplan.engines.parameters import ParameterTable
+from vlmplan.errors import InputError
 from vlmplan.muon import is_orthogonalised
 
 
@@ -49,6 +50,11 @@ def muon_groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[Optimizer
 def _groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[OptimizerGroup]:
     ordinals: dict[bool, list[int]] = {True: [], False: []}
     for ordinal, entry in enumerate(table.trained_entries):
+        if is_orthogonalised(entry.name, 4) and len(entry.parameter.shape) == 4:
+            raise InputError(
+                f"--optimizer muon cannot update {entry.name}: of a convolution's weight DeepSpeed 0.19.8 makes a matrix "
+                f"that it cannot put back (muon_update); freeze what it belongs to, or give another optimizer"
+            )
         ordinals[is_orthogonalised(entry.name, len(entry.parameter.shape))].append(ordinal)
     if is_sorted:
         ordinals[True].sort(key=lambda ordinal: table.trained_shapes[ordinal], reverse=True)

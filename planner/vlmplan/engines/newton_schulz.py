@@ -177,7 +177,7 @@ def update_flops(shape: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=1024)
-def update_elements(shape: tuple[int, ...], dtype: DType, compute: DType) -> int:
+def moved_bytes(shape: tuple[int, ...], dtype: DType, compute: DType) -> int:
     """Bytes that the update reads and writes besides its matmuls: every tensor that it makes is written once and read
     once or twice, which is counted as three times its bytes."""
     return 3 * sum(num_bytes for _, num_bytes in muon_update(shape, dtype, compute))

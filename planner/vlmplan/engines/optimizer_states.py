@@ -34,7 +34,7 @@ NUM_MOMENTS: Mapping[OptimizerKind, int] = {
 def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> int:
     """Bytes of optimizer states on the device after the first step, for tensors of ``shapes``.
 
-    AdamW keeps two moments in the tensor's type; 8-bit AdamW two bytes and two scales per block; SGD a momentum; Lion
+    AdamW keeps two moments in the tensor's type, also of what Muon leaves to it; 8-bit AdamW two bytes and two scales per block; SGD a momentum; Lion
     one moment in float32, 8-bit Lion a byte and a scale per block;
     Adafactor a float32 row and column sum per matrix, but a whole float32 tensor for what is one-dimensional.
     Paged moments live in host memory and are not counted here.
@@ -45,7 +45,7 @@ def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType)
 def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> list[int]:
     """Bytes of each state of one tensor that is on the device, in the order in which they are made."""
     numel = prod(shape)
-    if kind in (OptimizerKind.ADAMW, OptimizerKind.MUON):
+    if kind.has_adamw:
         return [numel * dtype.num_bytes] * 2
     if kind is OptimizerKind.SGD:
         return [numel * dtype.num_bytes]
@@ -99,7 +99,7 @@ def update_sizes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
     if recipe.optimizer is OptimizerKind.ADAFACTOR:
         copies = 0 if dtype is DType.FLOAT32 else 2
         return [[prod(shape) * DType.FLOAT32.num_bytes] * (2 + copies) for shape in shapes]
-    if recipe.optimizer is OptimizerKind.ADAMW and not recipe.fuses_optimizer:
+    if recipe.optimizer.has_adamw and not recipe.fuses_optimizer:
         return [[prod(shape) * dtype.num_bytes for shape in shapes]]
     return []
 

@@ -242,7 +242,8 @@ class Zero3(Engine):
         """Whether ``numel`` elements are reduced in the bucket, of which every rank takes its part, without
         ``reduce_scatter``."""
         zero = self.recipe.zero
-        return zero.contiguous_gradients and not zero.reduce_scatter and numel <= zero.reduce_bucket_size
+        is_whole = zero.contiguous_gradients and not self.recipe.scatters_gradients
+        return is_whole and numel <= zero.reduce_bucket_size
 
     def _offload_shard(self, numel: int) -> None:
         """The shard of a gradient comes back to the GPU for its norm, and is cast for the host (``partition_grads``,

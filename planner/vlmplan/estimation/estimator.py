@@ -13,6 +13,8 @@ from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.communication import step_collectives
+from vlmplan.engines.choice import engine_of
+from vlmplan.engines.newton_schulz import update_flops
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.estimation.evaluating import EvaluationRuns
@@ -360,6 +362,11 @@ class Estimator:
     def _read_bytes(self, recipe: Recipe) -> int:
         return read_bytes(self.table, recipe, self.stored_dtype)
 
+    def _orthogonalising_flops(self, recipe: Recipe, cluster: Cluster) -> int:
+        """Of Muon's update on the rank that the estimate describes."""
+        engine = engine_of(self.table, recipe, num_ranks=cluster.num_gpus)
+        return sum([update_flops(shape) for shape in engine.orthogonalised])
+
     def estimate(self, recipe: Recipe, cluster: Cluster, timeline: Timeline | None = None) -> Estimate:
         """The whole estimate; ``timeline`` if it is there already."""
         node = cluster.node
@@ -400,7 +407,7 @@ class Estimator:
                 ranks_per_node=node.num_gpus,
                 is_on_cpu=node.gpu.is_cpu,
             ),
-            flops_per_step=step_flops(trace) * recipe.grad_accum,
+            flops_per_step=step_flops(trace) * recipe.grad_accum + self._orthogonalising_flops(recipe, cluster),
             collectives=step_collectives(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
             timed=self.step_time(recipe, cluster),
             engine=engine,

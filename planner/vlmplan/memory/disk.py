@@ -14,10 +14,11 @@ by one of its two names (``module_state_dict``). Both seen.
 
 from dataclasses import dataclass
 
+from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.optimizer_states import paged_bytes, state_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe_choices import Method, Offload, OptimizerKind
 from vlmplan.saving import Saving
 from vlmplan.units import DType
 
@@ -70,7 +71,12 @@ def disk_space(
 
 
 def optimizer_state_bytes(table: ParameterTable, recipe: Recipe) -> int:
-    """The optimizer's states over all ranks, without master weights."""
+    """The optimizer's states over all ranks, without master weights; Muon's momentum has the gradients' type."""
+    if recipe.optimizer is OptimizerKind.MUON:
+        groups = muon_groups(table, is_sorted=False)
+        momentum = sum([group.numel for group in groups if group.uses_muon]) * recipe.precision.dtype.num_bytes
+        adamw = [(group.numel,) for group in groups if not group.uses_muon]
+        return momentum + state_bytes(recipe, adamw, recipe.master_dtype)
     updated = table.trained_shapes if recipe.zero_stage in (None, 0) else [(table.num_trained,)]
     if recipe.fsdp:
         on_device = state_bytes(recipe, updated, recipe.held_dtype)

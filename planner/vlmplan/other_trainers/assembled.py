@@ -155,6 +155,8 @@ def _deepspeed(
     is_wide = method is Method.LORA and arguments.precision is not None and not meaning.casts_zero3_adapters
     if is_wide and ds_config is not None and ds_config.zero_stage == 3:
         options["adapter_dtype"] = AdapterDtype.FLOAT32.value
+    if ds_config is not None and ds_config.optimizer is not None:  # goes before ``optim`` (``deepspeed_optim_sched``)
+        options |= {"optimizer": ds_config.optimizer.value, "fuses_optimizer": True}
     return options
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import replace, dataclass, field, fields
 from typing import Any, cast
 
 from vlmplan.deepspeed_config import NEVER_PLANNED, merged_recipe, settings_from_ds_config
@@ -208,6 +208,8 @@ def _check_agreement(ds_config: Mapping[str, Any], recipe: Recipe, num_gpus: int
     )
     merged = merged_recipe(said, silent, num_gpus=num_gpus)
     merged = merged.with_changes(optimizer=recipe.optimizer, nvme_path=recipe.nvme_path)
+    if merged.scatters_gradients == recipe.scatters_gradients:  # Muon never does at stage 3
+        merged = merged.with_changes(zero=replace(merged.zero, reduce_scatter=recipe.zero.reduce_scatter))
     for name, mine, theirs in _differences(recipe.as_json(), merged.as_json()):
         raise InputError(f"the plan's ds_config means {name} {shown(theirs)}, its recipe {shown(mine)}")
 

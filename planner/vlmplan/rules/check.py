@@ -12,6 +12,7 @@ from vlmplan.rules.engines import ENGINE_RULES
 from vlmplan.rules.fsdp import FSDP_RULES
 from vlmplan.rules.liger import LIGER_RULES
 from vlmplan.rules.models import MODEL_RULES
+from vlmplan.rules.muon import MUON_RULES
 from vlmplan.rules.sequences import SEQUENCE_RULES
 from vlmplan.rules.tasks import TASK_RULES
 from vlmplan.rules.tiles import TILE_RULES
@@ -19,6 +20,7 @@ from vlmplan.rules.tiles import TILE_RULES
 RULES: tuple[Rule, ...] = (
     *ENGINE_RULES,
     *FSDP_RULES,
+    *MUON_RULES,
     *DEVICE_RULES,
     *MODEL_RULES,
     *LIGER_RULES,

@@ -44,7 +44,9 @@ def nvme_needs_stage_3(context: RuleContext) -> str | None:
 @ENGINE_RULES.error("runtime/engine.py _configure_optimizer: anything but DeepSpeedCPUAdam raises (seen)")
 def offloaded_optimizer_is_adamw(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.offload_optimizer is Offload.NONE or recipe.optimizer is OptimizerKind.ADAMW or recipe.fsdp:
+    if recipe.offload_optimizer is Offload.NONE or recipe.fsdp:
+        return None
+    if recipe.optimizer in (OptimizerKind.ADAMW, OptimizerKind.MUON):
         return None
     return (
         f"--optimizer {recipe.optimizer.value} cannot be offloaded: DeepSpeed updates on the host with its own AdamW; "

@@ -5,11 +5,16 @@ Counted kernel by kernel from torch 2.13 (``torch/optim/adam.py``, ``sgd.py``), 
 the trainer has it unless asked.
 """
 
+from collections import Counter
+
+from vlmplan.engines.choice import engine_of
+from vlmplan.engines.muon_groups import muon_groups
+from vlmplan.engines.newton_schulz import COMPUTE, moved_bytes, update_flops
 from vlmplan.engines.parameters import ParameterTable, partition_size
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import OptimizerKind, Precision
-from vlmplan.timing.rates import Scenario, measured, memory_bytes_per_second
+from vlmplan.timing.rates import Scenario, gpu_rates, measured, memory_bytes_per_second
 from vlmplan.units import DType
 
 FUSED_ADAMW_VALUES = 7
@@ -26,6 +31,8 @@ product 1, times the gradient 3, its root mean square 1, clipped 2, scaled 2, ne
 FLAT_ADAFACTOR_VALUES = ADAFACTOR_VALUES - 1 - 1 - 1 + 2 + 3 + 2
 """Of a flat partition, which has no rows: in place of the means and their product a whole second moment is scaled 2,
 added to 3, and its inverse square root taken 2."""
+MUON_VALUES = 2 + 3
+"""Of what Muon has made orthogonal: the weight decays 2, the update is added 3 (``MuonWithAuxAdam.step``)."""
 BLOCKWISE_8BIT_VALUES = 3
 """Gradient and weight read, weight written (``optimizer_update_8bit_blockwise``)."""
 MOMENTS_8BIT_BYTES = 4
@@ -34,7 +41,7 @@ FLOAT64_BYTES = 8
 
 
 def update_bytes_per_weight(table: ParameterTable, recipe: Recipe) -> int:
-    """Read and written on the GPU for each weight of a rank's share."""
+    """Read and written on the GPU for each weight of a rank's share; with Muon, of those that it updates."""
     p = table.trained_dtype.num_bytes
     m = recipe.master_dtype.num_bytes if recipe.casts_weights else p
     around = _deepspeed_bytes(recipe, p, m) if recipe.uses_deepspeed else _plain_bytes(recipe, m)
@@ -45,7 +52,7 @@ def _optimizer_bytes(recipe: Recipe, m: int) -> int:
     """The optimizer's own ``step``, with ``m`` bytes a weight and gradient. Adafactor makes float32 copies."""
     is_flat = recipe.zero_stage in (1, 2, 3)
     match recipe.optimizer:
-        case OptimizerKind.ADAMW | OptimizerKind.MUON:
+        case OptimizerKind.ADAMW:
             return (FUSED_ADAMW_VALUES if recipe.fuses_optimizer else FOREACH_ADAMW_VALUES) * m
         case OptimizerKind.SGD:
             return SGD_VALUES * m
@@ -57,6 +64,8 @@ def _optimizer_bytes(recipe: Recipe, m: int) -> int:
             return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES
         case OptimizerKind.LION_8BIT | OptimizerKind.PAGED_LION_8BIT:
             return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES // 2
+        case OptimizerKind.MUON:
+            return MUON_VALUES * m
         case OptimizerKind.LION:
             return BLOCKWISE_8BIT_VALUES * m + 2 * DType.FLOAT32.num_bytes  # its moment is read and written
 
@@ -96,4 +105,23 @@ def update_seconds(
     assert bytes_per_second is not None
     is_sharded = recipe.zero_stage in (1, 2, 3) or recipe.fsdp
     elements = partition_size(table.num_trained, num_ranks) if is_sharded else table.num_trained
+    if recipe.optimizer is OptimizerKind.MUON:
+        return _muon_seconds(table, recipe, num_ranks, gpu, scenario, bytes_per_second)
     return elements * update_bytes_per_weight(table, recipe) / bytes_per_second
+
+
+def _muon_seconds(
+    table: ParameterTable, recipe: Recipe, num_ranks: int, gpu: Gpu, scenario: Scenario, bytes_per_second: float
+) -> float:
+    """Both groups' updates, and the rank's matrices made orthogonal: their products at the rate of those of the model,
+    and what they read and write."""
+    adamw, num_bytes, flops = recipe.with_changes(optimizer=OptimizerKind.ADAMW), 0, 0
+    for group in muon_groups(table, is_sorted=False):
+        per_weight = update_bytes_per_weight(table, recipe if group.uses_muon else adamw)
+        num_bytes += partition_size(group.numel, num_ranks) * per_weight
+    for shape, count in Counter(engine_of(table, recipe, num_ranks=num_ranks).orthogonalised).items():
+        num_bytes += count * moved_bytes(shape, table.trained_dtype, COMPUTE)
+        flops += count * update_flops(shape)
+    rates = gpu_rates(gpu, recipe, scenario)
+    computing = 0.0 if rates is None else flops / rates.matmul_flops_per_second
+    return computing + num_bytes / bytes_per_second

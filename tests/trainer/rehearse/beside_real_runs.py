@@ -40,6 +40,7 @@ UNUSUAL: Mapping[str, dict[str, Any]] = {
     "unchecked": {"activation_checkpointing": False},
     "whole_loss": {"loss": "full"},
     "offload": {"offload_optimizer": "cpu"},
+    "muon": {"optimizer": "muon"},
 }
 WITH_UNUSUAL = ("full-none", "full-2", "full-3", "lora-none")
 

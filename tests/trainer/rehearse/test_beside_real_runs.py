@@ -7,6 +7,7 @@ from rehearsals import many_rehearsed, really_run, rehearsed, request_for
 TOLERANCE = 0.005
 PLAIN = ["lora-none-whole_loss"]
 ON_TWO = ["full-none-accumulation", "lora-none", "qlora-none", "full-0", "qlora-1", "lora-2", "full-3"]
+MUON = ["full-1-muon", "lora-2-muon", "full-3-muon"]
 RANKS = [*((name, 0) for name in ON_TWO), ("full-3", 1)]
 """And the rank that is rehearsed."""
 
@@ -44,6 +45,12 @@ def test_weights_from_files_are_seen_though_threads_load_them(model, tmp_path):
 def test_two_ranks_have_the_bytes_of_their_rehearsals_under_every_engine(model, tmp_path):
     plans = {name: plan_named(model, name, num_ranks=2) for name in ON_TWO}
     assert_equal(compared(plans, tmp_path, num_ranks=2, asked=RANKS))
+
+
+@pytest.mark.sweep
+def test_two_ranks_with_muon_have_the_bytes_of_their_rehearsals(model, tmp_path):
+    plans = {name: plan_named(model, name, num_ranks=2) for name in MUON}
+    assert_equal(compared(plans, tmp_path, num_ranks=2, asked=[(name, 0) for name in MUON]))
 
 
 @pytest.mark.sweep

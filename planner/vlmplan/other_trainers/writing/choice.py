@@ -76,6 +76,8 @@ def settings_for(
     if reason is not None:
         raise InputError(reason)
     section = deepspeed_config(recipe, num_gpus=cluster.num_gpus, base=base, largest_parameter=largest_parameter)
+    if section is not None and "optimizer" in section:  # the Trainer compares these with its own arguments
+        section["optimizer"]["params"] |= dict.fromkeys(("betas", "eps", "weight_decay"), "auto")
     written, evaluation = TOOLS[tool].written(recipe, workload, cluster), recipe.evaluation
     own: Mapping[str, Any] = {} if evaluation is None else TOOLS[tool].evaluation(evaluation)
     options = {

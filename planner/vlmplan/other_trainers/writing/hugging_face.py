@@ -60,7 +60,11 @@ def _pure_of_all(context: LimitContext) -> tuple[Precision, ...] | None:
 
 
 def _fused(context: LimitContext) -> tuple[bool, ...]:
-    return (True, False) if context.recipe.optimizer is OptimizerKind.ADAMW else (False, True)
+    """Beside Muon, which ``ds_config.json`` names, AdamW is DeepSpeed's ``FusedAdam``."""
+    kind = context.recipe.optimizer
+    if kind is OptimizerKind.MUON:
+        return (True,)
+    return (True, False) if kind is OptimizerKind.ADAMW else (False, True)
 
 
 def _tied_checkpointing(context: LimitContext) -> tuple[bool, ...] | None:
@@ -152,7 +156,7 @@ COMMON_LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         field="optimizer",
-        allowed=always(*KNOWN_OPTIMIZERS),
+        allowed=always(*KNOWN_OPTIMIZERS, OptimizerKind.MUON),
         sentence="its SGD has no momentum (optim sgd), which --optimizer sgd plans",
         source="transformers 5.23 trainer_optimizer.py _get_sgd: torch.optim.SGD with a learning rate alone",
     ),
@@ -316,9 +320,11 @@ def evaluation_options(evaluation: Evaluation | None, *, has_samples: bool, has_
 
 
 def optimizer_name(recipe: Recipe) -> str:
-    """``optim``. Only for those within ``COMMON_LIMITS``."""
-    is_fused = recipe.fuses_optimizer and recipe.optimizer is OptimizerKind.ADAMW
-    return next(name for name, choice in OPTIMIZERS.items() if choice == (recipe.optimizer, is_fused))
+    """``optim``. Only for those within ``COMMON_LIMITS``. That of ``ds_config.json`` goes before it
+    (``deepspeed_optim_sched``): Muon."""
+    kind = OptimizerKind.ADAMW if recipe.optimizer is OptimizerKind.MUON else recipe.optimizer
+    is_fused = recipe.fuses_optimizer and kind is OptimizerKind.ADAMW
+    return next(name for name, choice in OPTIMIZERS.items() if choice == (kind, is_fused))
 
 
 def attention_setting(
