@@ -43,6 +43,10 @@ class OptimizerKind(Choice):
     PAGED_LION_8BIT = "paged-lion-8bit"
     MUON = "muon"
     """DeepSpeed's Muon: an orthogonalised momentum for hidden matrices, AdamW for all else."""
+    TORCHAO_ADAMW = "torchao-adamw"
+    """torchao's AdamW: one compiled kernel a weight, which rounds 16-bit weights stochastically in bf16-pure."""
+    TORCHAO_ADAMW_8BIT = "torchao-adamw-8bit"
+    TORCHAO_ADAMW_4BIT = "torchao-adamw-4bit"
 
     @property
     def has_adamw(self) -> bool:
@@ -56,13 +60,23 @@ class OptimizerKind(Choice):
 
     @property
     def is_8bit(self) -> bool:
-        """Whether moments are bytes with scales."""
-        return self.value.endswith("-8bit")
+        """Whether bitsandbytes' moments are bytes with scales."""
+        return self.is_bitsandbytes and self.value.endswith("-8bit")
+
+    @property
+    def is_torchao(self) -> bool:
+        return self.value.startswith("torchao-")
 
     @property
     def is_paged(self) -> bool:
         """Whether large moments lie in host memory, from which the card pages them."""
         return self.value.startswith("paged-")
+
+
+TORCHAO_BLOCK = 256
+"""Elements per scale: transformers' ``block_size`` for both (``_get_torchao_optimizer``), and torchao's own of 8 bits."""
+TORCHAO_BITS = {OptimizerKind.TORCHAO_ADAMW_8BIT: 8, OptimizerKind.TORCHAO_ADAMW_4BIT: 4}
+"""Of a moment."""
 
 
 class AdapterDtype(Choice):

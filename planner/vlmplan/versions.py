@@ -1,5 +1,7 @@
 """The packages that training needs: which, in what versions the memory model was checked, and what is installed."""
 
+from collections.abc import Collection
+
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.version import __version__
@@ -7,6 +9,8 @@ from vlmplan.workload import Workload
 
 INSTALL = 'pip install "vlmplan[train]"'
 INSTALL_TASKS = 'pip install "vlmplan[rl]"'
+INSTALL_TORCHAO = 'pip install "vlmplan[torchao]"'
+TORCHAO = "torchao"
 TASK_PACKAGES = ("trl", "datasets")
 """What DPO and GRPO need besides."""
 CHECKED_VERSIONS: dict[str, str] = {
@@ -16,6 +20,7 @@ CHECKED_VERSIONS: dict[str, str] = {
     "peft": "0.21.2",
     "bitsandbytes": "0.50.2",
     "accelerate": "1.15.0",
+    "torchao": "0.18.0",
 }
 
 """As constraints.txt has them."""
@@ -32,6 +37,13 @@ def installed_version(package: str) -> str | None:
         return None
 
 
+def install_command(missing: Collection[str], recipe: Recipe) -> str:
+    """What brings the packages that are missing."""
+    if TORCHAO in missing:
+        return INSTALL_TORCHAO
+    return INSTALL if recipe.task is None else INSTALL_TASKS
+
+
 def needed_packages(recipe: Recipe, workload: Workload) -> list[str]:
     """The packages without which the trainer cannot run what is planned."""
     names = ["torch", "transformers", "safetensors"]
@@ -40,6 +52,7 @@ def needed_packages(recipe: Recipe, workload: Workload) -> list[str]:
     names += ["peft"] if recipe.method is not Method.FULL else []
     is_quantized = recipe.method is Method.QLORA
     names += ["accelerate"] if is_quantized and recipe.task is None else []
-    names += ["bitsandbytes"] if is_quantized or recipe.optimizer.value.endswith("8bit") else []
+    names += ["bitsandbytes"] if is_quantized or recipe.optimizer.is_bitsandbytes else []
+    names += [TORCHAO] if recipe.optimizer.is_torchao else []
     names += ["pillow"] if workload.images_per_sample else []
     return names

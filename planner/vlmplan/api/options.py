@@ -59,7 +59,18 @@ class MachineOptions(TypedDict, total=False):
 
 
 Optimizer = Literal[
-    "adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd", "lion", "lion-8bit", "paged-lion-8bit", "muon"
+    "adamw",
+    "adamw-8bit",
+    "paged-adamw-8bit",
+    "adafactor",
+    "sgd",
+    "lion",
+    "lion-8bit",
+    "paged-lion-8bit",
+    "muon",
+    "torchao-adamw",
+    "torchao-adamw-8bit",
+    "torchao-adamw-4bit",
 ]
 
 

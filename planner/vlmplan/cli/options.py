@@ -121,6 +121,7 @@ SAVING: tuple[Decorator, ...] = (
 OPTIMIZERS = (
     *("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"),
     *("lion", "lion-8bit", "paged-lion-8bit", "muon"),
+    *("torchao-adamw", "torchao-adamw-8bit", "torchao-adamw-4bit"),
 )
 RECIPE: tuple[Decorator, ...] = (
     _choice("--method", ("full", "lora", "qlora"), "What is trained."),

@@ -1,8 +1,8 @@
 """Bytes that an optimizer keeps per weight, and what its update allocates for a moment.
 
 ``n`` elements are updated in the element type ``dtype`` (float32 master weights, or the weights' own type). Sources:
-torch 2.13 ``torch/optim/adamw.py`` and ``sgd.py``; bitsandbytes 0.50 ``optim/optimizer.py``; transformers 5.23
-``optimization.py`` (Adafactor).
+torch 2.13 ``torch/optim/adamw.py`` and ``sgd.py``; bitsandbytes 0.50 ``optim/optimizer.py``; torchao 0.18 ``optim``;
+transformers 5.23 ``optimization.py`` (Adafactor).
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind, Precision
+from vlmplan.recipe_choices import TORCHAO_BITS, TORCHAO_BLOCK, OptimizerKind, Precision
 from vlmplan.units import DType
 
 NORM_BYTES = 8
@@ -29,6 +29,10 @@ NUM_MOMENTS: Mapping[OptimizerKind, int] = {
     OptimizerKind.PAGED_LION_8BIT: 1,
 }
 """Of bitsandbytes' optimizers: ``Optimizer2State`` and ``Optimizer1State``."""
+
+
+MIN_TORCHAO_ELEMENTS = 4096
+"""Smaller tensors keep moments in their own type, and so do those that blocks do not fill (``_new_buffer``)."""
 
 
 def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> int:
@@ -53,6 +57,8 @@ def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> li
         if len(shape) < 2:
             return [numel * DType.FLOAT32.num_bytes]
         return [numel // shape[axis] * DType.FLOAT32.num_bytes for axis in (-1, -2)]
+    if kind.is_torchao:
+        return _torchao_sizes(kind, numel, dtype)
     num_moments = NUM_MOMENTS[kind]
     if not kind.is_8bit or numel < MIN_8BIT_ELEMENTS:
         return [numel * DType.FLOAT32.num_bytes] * num_moments
@@ -60,6 +66,22 @@ def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> li
     if kind.is_paged and numel >= MIN_PAGED_ELEMENTS:
         return [scales] * num_moments
     return [numel] * num_moments + [scales] * num_moments
+
+
+def _torchao_sizes(kind: OptimizerKind, numel: int, dtype: DType) -> list[int]:
+    """Of each moment codes, a scale for every block, and the table of values that codes mean (``OptimState8bit.zeros``,
+    ``OptimState4bit.zeros`` in ``torchao/optim``, 0.18)."""
+    bits = torchao_bits(kind, numel)
+    if bits is None:
+        return [numel * dtype.num_bytes] * 2
+    width = DType.FLOAT32.num_bytes
+    return [numel * bits // 8, numel // TORCHAO_BLOCK * width, 2**bits * width] * 2
+
+
+def torchao_bits(kind: OptimizerKind, numel: int) -> int | None:
+    """Bits of a moment of a tensor; None where it has the tensor's type."""
+    is_quantized = numel >= MIN_TORCHAO_ELEMENTS and numel % TORCHAO_BLOCK == 0
+    return TORCHAO_BITS.get(kind) if is_quantized else None
 
 
 def paged_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]]) -> int:
@@ -77,6 +99,9 @@ def update_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
     - fused kernels (torch ``fused=True``, bitsandbytes): nothing;
     - foreach AdamW: the square roots of all second moments at once (``_foreach_sqrt`` in ``_multi_tensor_adamw``);
     - foreach SGD with momentum works in place;
+    - torchao's are compiled, into one kernel with 8 bits, which makes nothing else, and with 4 bits into several: per
+      tensor, for both moments, scales, scaled values in float32 and codes as 64-bit integers, of which two become a
+      byte. What Inductor of torch 2.13 generates for compute capability 9.0 was looked at, not run;
     - Adafactor, per tensor: the squared gradient and its sum with eps, then the update and its negative, two float32
       tensors at a time, and float32 copies of a 16-bit gradient and weight.
     """
@@ -99,9 +124,16 @@ def update_sizes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
     if recipe.optimizer is OptimizerKind.ADAFACTOR:
         copies = 0 if dtype is DType.FLOAT32 else 2
         return [[prod(shape) * DType.FLOAT32.num_bytes] * (2 + copies) for shape in shapes]
+    if recipe.optimizer is OptimizerKind.TORCHAO_ADAMW_4BIT:
+        numels = [prod(shape) for shape in shapes]
+        return [_packing_sizes(numel) for numel in numels if torchao_bits(recipe.optimizer, numel)]
     if recipe.optimizer.has_adamw and not recipe.fuses_optimizer:
         return [[prod(shape) * dtype.num_bytes for shape in shapes]]
     return []
+
+
+def _packing_sizes(numel: int) -> list[int]:
+    return [size for width in (4 / TORCHAO_BLOCK, 4, 8) for size in [int(numel * width)] * 2]
 
 
 def overflow_check_bytes(recipe: Recipe) -> int:

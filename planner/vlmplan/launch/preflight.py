@@ -25,7 +25,7 @@ from vlmplan.recipe_choices import AttentionImplementation
 from vlmplan.saving import Interval, Saving
 from vlmplan.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, monitor_problems
 from vlmplan.units import counted, gib_text
-from vlmplan.versions import INSTALL, INSTALL_TASKS, needed_packages
+from vlmplan.versions import install_command, needed_packages
 
 if TYPE_CHECKING:
     from vlmplan.request import RequestedSetup
@@ -126,7 +126,7 @@ def _package_problems(plan: Plan, facts: Facts) -> Iterator[str]:
     missing = missing_packages(plan, facts.packages)
     others = [name for name in missing if name != FLASH_ATTENTION]
     if others:
-        install = INSTALL if plan.recipe.task is None else INSTALL_TASKS
+        install = install_command(others, plan.recipe)
         yield f"training needs {', '.join(others)}, not installed here: {install}"
     if FLASH_ATTENTION in missing:
         attention = plan.recipe.attention.value

@@ -32,6 +32,8 @@ OPTIMIZERS: Mapping[str, tuple[OptimizerKind, bool]] = {
     "lion_32bit": (OptimizerKind.LION, False),
     "lion_8bit": (OptimizerKind.LION_8BIT, False),
     "paged_lion_8bit": (OptimizerKind.PAGED_LION_8BIT, False),
+    "adamw_torch_8bit": (OptimizerKind.TORCHAO_ADAMW_8BIT, False),
+    "adamw_torch_4bit": (OptimizerKind.TORCHAO_ADAMW_4BIT, False),
 }
 """Optimizer, and whether torch's update is one kernel."""
 ATTENTION: Mapping[str, AttentionImplementation] = {

@@ -21,7 +21,7 @@ from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.json_reader import JsonDict, JsonObject, parse_json_object
 from vlmplan.plan import Plan
 from vlmplan.rehearsal.result import Rehearsed, rehearsed_from_json
-from vlmplan.versions import INSTALL, installed_version, needed_packages
+from vlmplan.versions import install_command, installed_version, needed_packages
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 COMMAND = ("-m", "vlmplan_trainer.rehearse")
@@ -40,8 +40,9 @@ def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) 
     """
     missing = [name for name in needed_packages(plan.recipe, plan.workload) if installed_version(name) is None]
     if missing:
+        install = install_command(missing, plan.recipe)
         raise MissingPackageError(
-            f"a rehearsal runs the trainer, which needs {', '.join(missing)}, not installed here: {INSTALL}"
+            f"a rehearsal runs the trainer, which needs {', '.join(missing)}, not installed here: {install}"
         )
     answer = JsonObject(answer_of([sys.executable, *COMMAND], json.dumps(request), say), source=SOURCE)
     if "error" in answer:

@@ -7,6 +7,7 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     engines   ZeRO stages, offload, optimizers
     fsdp      PyTorch's own sharding
     muon      DeepSpeed's Muon
+    torchao   torchao's AdamW
     devices   what a card or a processor can do
     liger     what Liger's kernels run on, and for which models
     models    attention, loss, adapters, batch

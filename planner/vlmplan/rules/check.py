@@ -16,11 +16,13 @@ from vlmplan.rules.muon import MUON_RULES
 from vlmplan.rules.sequences import SEQUENCE_RULES
 from vlmplan.rules.tasks import TASK_RULES
 from vlmplan.rules.tiles import TILE_RULES
+from vlmplan.rules.torchao import TORCHAO_RULES
 
 RULES: tuple[Rule, ...] = (
     *ENGINE_RULES,
     *FSDP_RULES,
     *MUON_RULES,
+    *TORCHAO_RULES,
     *DEVICE_RULES,
     *MODEL_RULES,
     *LIGER_RULES,

@@ -37,6 +37,8 @@ BLOCKWISE_8BIT_VALUES = 3
 """Gradient and weight read, weight written (``optimizer_update_8bit_blockwise``)."""
 MOMENTS_8BIT_BYTES = 4
 """Two moments of a byte, read and written."""
+PACKING_BYTES = 2 * 2 * (4 + 8)
+"""Of two moments of 4 bits on their way: scaled values and codes as 64-bit integers, written and read."""
 FLOAT64_BYTES = 8
 
 
@@ -66,6 +68,12 @@ def _optimizer_bytes(recipe: Recipe, m: int) -> int:
             return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES // 2
         case OptimizerKind.MUON:
             return MUON_VALUES * m
+        case OptimizerKind.TORCHAO_ADAMW:
+            return FUSED_ADAMW_VALUES * m
+        case OptimizerKind.TORCHAO_ADAMW_8BIT:
+            return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES
+        case OptimizerKind.TORCHAO_ADAMW_4BIT:
+            return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES // 2 + PACKING_BYTES
         case OptimizerKind.LION:
             return BLOCKWISE_8BIT_VALUES * m + 2 * DType.FLOAT32.num_bytes  # its moment is read and written
 

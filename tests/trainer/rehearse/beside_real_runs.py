@@ -41,6 +41,8 @@ UNUSUAL: Mapping[str, dict[str, Any]] = {
     "whole_loss": {"loss": "full"},
     "offload": {"offload_optimizer": "cpu"},
     "muon": {"optimizer": "muon"},
+    "torchao8": {"optimizer": "torchao-adamw-8bit"},
+    "torchao4": {"optimizer": "torchao-adamw-4bit"},
 }
 WITH_UNUSUAL = ("full-none", "full-2", "full-3", "lora-none")
 
@@ -66,7 +68,7 @@ def names(num_ranks: int) -> list[str]:
                 found.append(name)
             if name in WITH_UNUSUAL:
                 found += [
-                    f"{name}-{word}" for word in UNUSUAL if word != "offload" or (stage != "none" and can_compile())
+                    f"{name}-{word}" for word in UNUSUAL if not word.startswith("torchao") and word != "offload" or (stage != "none" and can_compile())
                 ]
     return found
 

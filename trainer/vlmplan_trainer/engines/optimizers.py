@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from vlmplan.errors import UnavailableError
@@ -46,6 +46,10 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], recipe: Recipe, *, weigh
         return (bitsandbytes.optim.PagedAdamW8bit if kind.is_paged else bitsandbytes.optim.AdamW8bit)(
             parameters, **common
         )
+    if kind.is_torchao:
+        from vlmplan_trainer.engines.torchao import make_torchao
+
+        return make_torchao(parameters, recipe, common)
     if kind is OptimizerKind.MUON:
         from vlmplan_trainer.engines.muon import make_muon
 
@@ -84,7 +88,11 @@ def num_dimensions(parameter: Any) -> int:
 
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get(LR_FACTOR, 1.0)
+        rate = learning_rate * group.get(LR_FACTOR, 1.0)
+        if isinstance(group["lr"], Tensor):  # torchao's, which is compiled for it
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 @contextmanager

@@ -120,10 +120,10 @@ class Owners:
 
     def _note(self, found: dict[int, str], component: str, tensors: Iterable[Tensor | None]) -> None:
         for tensor in tensors:
-            own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            number = None if own is None else self._ledger.number_of(own.untyped_storage())
-            if number is not None:
-                found.setdefault(number, component)
+            for own in inner_tensors(tensor):
+                number = self._ledger.number_of(own.untyped_storage())
+                if number is not None:
+                    found.setdefault(number, component)
 
     def guess(self, entry: Entry) -> str:
         """The component of a storage by what allocated it and when."""
@@ -147,6 +147,16 @@ class Owners:
         if self._vocab_size is not None and self._vocab_size in entry.shape:
             return "logits"  # or the head in another type, to make them
         return "activations"
+
+
+def inner_tensors(tensor: Tensor | None) -> list[Tensor]:
+    """Those with storages: a rank's part of a sharded tensor, the codes and scales of torchao's moments."""
+    if tensor is None:
+        return []
+    if isinstance(tensor, DTensor):
+        return inner_tensors(tensor.to_local())
+    names = getattr(tensor, "tensor_attrs", None)
+    return [tensor] if names is None else [getattr(tensor, name) for name in names]
 
 
 def optimizers_groups(optimizers: Iterable[Any]) -> Iterator[list[Tensor]]:

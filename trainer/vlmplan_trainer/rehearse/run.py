@@ -24,6 +24,7 @@ from vlmplan_trainer.rehearse import autocast, collectives, device, kernels, shi
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.batch import MicroBatch, Samples, micro_batch
 from vlmplan_trainer.rehearse.components import Owners
+from vlmplan_trainer.rehearse.compiled_updates import updating_in_compiled_kernels
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.fla import delta_kernels
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
@@ -122,6 +123,8 @@ def _on_fake_tensors(
             stack.enter_context(flash_attention_from_torch())
         if plan.recipe.linear_attention is LinearAttention.FLA:
             stack.enter_context(delta_kernels())
+        if plan.recipe.optimizer.is_torchao:
+            stack.enter_context(updating_in_compiled_kernels())
         if plan.recipe.fsdp:
             stack.enter_context(telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution)))
         stack.enter_context(fake_mode)

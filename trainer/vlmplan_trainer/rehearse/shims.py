@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from vlmplan_trainer import liger_loss
 from vlmplan_trainer.engines.optimizers import CPU_ADAM
 from vlmplan_trainer.rehearse import ranks
-from vlmplan_trainer.rehearse.components import tensors_in
+from vlmplan_trainer.rehearse.components import inner_tensors, tensors_in
 from vlmplan_trainer.rehearse.device_shims import DEVICE_SHIMS, paging_in_host_memory
 from vlmplan_trainer.rehearse.dispatch import VALUE, value_of
 from vlmplan_trainer.rehearse.replaced import replaced
@@ -248,8 +248,9 @@ def counting_saved_bytes() -> Iterator[SavedBytes]:
     def save(obj: Any, *args: Any, **kwargs: Any) -> None:
         sizes: dict[int, int] = {}
         for tensor in tensors_in(obj, depth=8):
-            storage = tensor.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
+            for own in inner_tensors(tensor):
+                storage = own.untyped_storage()
+                sizes[storage._cdata] = storage.nbytes()
         saved.num_bytes += sum(sizes.values())
 
     with replaced(torch, "save", save):

@@ -1,0 +1,43 @@
+"""torchao's AdamW (``torchao/optim``, 0.18)."""
+
+from vlmplan.recipe_choices import TORCHAO_BITS, OptimizerKind
+from vlmplan.rules.base import RuleBook, RuleContext
+
+TORCHAO_RULES = RuleBook()
+TRITON_CAPABILITY = (7, 0)
+
+
+@TORCHAO_RULES.error("torch storage.py _rebuild_wrapper_subclass: no callable map_location, which DeepSpeed has (seen)")
+def torchao_goes_on_from_checkpoints(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.optimizer.is_torchao or recipe.zero_stage != 0:
+        return None
+    return (
+        f"--optimizer {recipe.optimizer.value} does not go with --zero-stage 0, whose checkpoints cannot be read again; "
+        f"give stage 1, 2 or 3, or none"
+    )
+
+
+@TORCHAO_RULES.error("torch _inductor: its kernels are Triton's, for compute capability 7.0+")
+def torchao_needs_volta(context: RuleContext) -> str | None:
+    kind, gpu = context.recipe.optimizer, context.gpu
+    if not kind.is_torchao or gpu is None or not context.is_before(TRITON_CAPABILITY):
+        return None
+    return (
+        f"--optimizer {kind.value} needs compute capability 7.0 or newer, but there is {gpu.name}"
+        f"{context.capability_text}"
+    )
+
+
+@TORCHAO_RULES.warning("torchao/optim adam.py _new_buffer: blocks of 256 fill a rank's slice, or nothing is quantised")
+def slices_are_rarely_whole_blocks(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.optimizer not in TORCHAO_BITS or recipe.zero_stage not in (1, 2, 3):
+        return None
+    taken = ""
+    if recipe.optimizer is OptimizerKind.TORCHAO_ADAMW_4BIT:
+        taken = ", and then an update takes 24 bytes a weight of a slice for a moment"
+    return (
+        f"--optimizer {recipe.optimizer.value} at --zero-stage {recipe.zero_stage} sees flat slices of weights, whose "
+        f"moments are quantised only where a rank's is a multiple of 256 weights{taken}; adamw-8bit quantises every one"
+    )
