@@ -20,7 +20,7 @@ from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_prof
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Offload, Precision
+from vlmplan.recipe_choices import LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.workload import Workload
 from vlmplan.zero_settings import ZeroSettings
 
@@ -72,7 +72,9 @@ def sharded_recipes(draw: st.DrawFn) -> Recipe:
     stage = draw(st.integers(0, 3))
     offloads = draw(st.booleans()) if stage >= 2 else False
     host = Offload.CPU if offloads else Offload.NONE
+    uses_muon = stage > 0 and not offloads and draw(st.booleans())
     return Recipe(
+        optimizer=OptimizerKind.MUON if uses_muon else OptimizerKind.ADAMW,
         method=draw(st.sampled_from([Method.FULL, Method.LORA] if stage == 3 else list(Method))),
         zero_stage=stage,
         offload_optimizer=host,

@@ -27,6 +27,9 @@ def recipe(kind: OptimizerKind, **changes) -> Recipe:
         (OptimizerKind.LION, DType.BFLOAT16, 4 * NUMEL),
         (OptimizerKind.LION_8BIT, DType.FLOAT32, 1 * NUMEL + 4 * (NUMEL // 256)),
         (OptimizerKind.PAGED_LION_8BIT, DType.FLOAT32, 4 * (NUMEL // 256)),
+        (OptimizerKind.TORCHAO_ADAMW, DType.BFLOAT16, (2 + 2) * NUMEL),
+        (OptimizerKind.TORCHAO_ADAMW_8BIT, DType.FLOAT32, 2 * (NUMEL + 4 * (NUMEL // 256) + 4 * 256)),
+        (OptimizerKind.TORCHAO_ADAMW_4BIT, DType.BFLOAT16, 2 * (NUMEL // 2 + 4 * (NUMEL // 256) + 4 * 16)),
     ],
 )
 def test_states_of_a_matrix(kind, dtype, expected):
@@ -59,3 +62,32 @@ def test_adafactor_updates_one_tensor_at_a_time_in_float32():
     kind = recipe(OptimizerKind.ADAFACTOR)
     assert update_bytes(kind, [MATRIX, (8,)], DType.FLOAT32) == 2 * 4 * NUMEL
     assert update_bytes(kind, [MATRIX, (8,)], DType.BFLOAT16) == (2 + 2) * 4 * NUMEL
+
+
+@pytest.mark.parametrize("kind", [OptimizerKind.TORCHAO_ADAMW_8BIT, OptimizerKind.TORCHAO_ADAMW_4BIT])
+def test_torchao_quantises_whole_blocks_alone(kind):
+    for numel in (4096 - 256, 4096 + 128):
+        assert state_bytes(recipe(kind), [(numel,)], DType.FLOAT32) == (4 + 4) * numel
+        assert update_bytes(recipe(kind), [(numel,)], DType.FLOAT32) == 0
+    assert state_bytes(recipe(kind), [(4096,)], DType.FLOAT32) < (1 + 1) * 4096 + 2 * 4 * (16 + 256) + 1
+
+
+def test_four_bits_are_packed_from_codes_of_64_bits_of_one_tensor_at_a_time():
+    kind = recipe(OptimizerKind.TORCHAO_ADAMW_4BIT)
+    one = 2 * (4 * (NUMEL // 256) + 4 * NUMEL + 8 * NUMEL)
+    assert update_bytes(kind, [MATRIX, (4096,), MATRIX], DType.FLOAT32) == one
+    assert update_bytes(recipe(OptimizerKind.TORCHAO_ADAMW_8BIT), [MATRIX], DType.FLOAT32) == 0
+
+
+@pytest.mark.parametrize("kind", [OptimizerKind.TORCHAO_ADAMW_8BIT, OptimizerKind.TORCHAO_ADAMW_4BIT])
+@pytest.mark.parametrize("shape", [(64, 64), (65, 64), (63, 64), (4096 + 1,)])
+def test_states_are_those_that_torchao_makes(kind, shape):
+    torch = pytest.importorskip("torch")
+    optim = pytest.importorskip("torchao.optim")
+    made = optim.AdamW8bit if kind is OptimizerKind.TORCHAO_ADAMW_8BIT else optim.AdamW4bit
+    weight = torch.zeros(shape, dtype=torch.bfloat16)
+    buffers = [made([weight], block_size=256)._new_buffer(weight, signed) for signed in (True, False)]
+    parts = [getattr(one, name) for one in buffers for name in getattr(one, "tensor_attrs", ["data"])]
+    assert sum(part.numel() * part.element_size() for part in parts) == state_bytes(
+        recipe(kind), [shape], DType.BFLOAT16
+    )

@@ -80,14 +80,16 @@ def recipes(draw: Any) -> Recipe:
         return draw(SHARDED_BY_TORCH)
     hosts = st.sampled_from([Offload.NONE, Offload.CPU])
     precisions = [one for one in Precision if stage is not None or one is not Precision.FP16]
+    kind = draw(st.sampled_from(OptimizerKind))
+    offloads = stage in (1, 2, 3) and kind is not OptimizerKind.MUON
     return Recipe(
         zero_stage=stage,
         gradient_as_bucket_view=draw(st.booleans()),
         method=draw(st.sampled_from([Method.FULL, Method.LORA] + [Method.QLORA] * (stage != 3))),
         precision=draw(st.sampled_from(precisions)),
-        optimizer=draw(st.sampled_from(OptimizerKind)),
+        optimizer=kind,
         fuses_optimizer=draw(st.booleans()),
-        offload_optimizer=draw(hosts) if stage in (1, 2, 3) else Offload.NONE,
+        offload_optimizer=draw(hosts) if offloads else Offload.NONE,
         offload_params=draw(hosts) if stage == 3 else Offload.NONE,
         hpz=draw(st.sampled_from([1, 2])) if stage == 3 else 1,
         zero=ZeroSettings(

@@ -68,6 +68,7 @@ QWEN_3_5 = ModelFacts(id="qwen3.5", model_types=frozenset({"qwen3_5", "qwen3_5_t
 FP16_LORA = LORA.with_changes(precision=Precision.FP16)
 CPU_OFFLOAD = {"offload_optimizer": Offload.CPU}
 WEIGHTS_OFF = {"offload_params": Offload.CPU}
+TORCHAO = [kind for kind in OptimizerKind if kind.is_torchao]
 AS_MUON = {"optimizer": OptimizerKind.MUON}
 MUON = ZERO_2.with_changes(**AS_MUON)
 
@@ -226,6 +227,18 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "muon_trains_samples_alone": (
         [case(DPO.with_changes(zero_stage=2, **AS_MUON))],
         [case(DPO.with_changes(zero_stage=2)), case(MUON)],
+    ),
+    "torchao_goes_on_from_checkpoints": (
+        [case(Recipe(zero_stage=0, optimizer=kind)) for kind in TORCHAO],
+        [case(Recipe(zero_stage=stage, optimizer=kind)) for stage in (None, 2) for kind in TORCHAO],
+    ),
+    "torchao_needs_volta": (
+        [case(PLAIN.with_changes(optimizer=kind), cluster(1, **GTX_1080)) for kind in TORCHAO],
+        [case(PLAIN.with_changes(optimizer=TORCHAO[0]), cluster(1)), case(PLAIN, cluster(1, **GTX_1080))],
+    ),
+    "slices_are_rarely_whole_blocks": (
+        [case(Recipe(zero_stage=stage, optimizer=kind)) for stage in (1, 2, 3) for kind in TORCHAO[1:]],
+        [case(PLAIN.with_changes(optimizer=TORCHAO[1])), case(ZERO_2.with_changes(optimizer=TORCHAO[0]))],
     ),
     "bf16_needs_ampere": (
         [case(PLAIN.with_changes(precision=p), cluster(1, **T4)) for p in (Precision.BF16, Precision.BF16_PURE)],
