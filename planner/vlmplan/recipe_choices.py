@@ -74,7 +74,8 @@ class OptimizerKind(Choice):
 
 
 TORCHAO_BLOCK = 256
-"""Elements per scale: transformers' ``block_size`` for both (``_get_torchao_optimizer``), and torchao's own of 8 bits."""
+"""Elements per scale of torchao's moments: transformers' ``block_size`` of both (``_get_torchao_optimizer``), and
+torchao's own of 8 bits."""
 TORCHAO_BITS = {OptimizerKind.TORCHAO_ADAMW_8BIT: 8, OptimizerKind.TORCHAO_ADAMW_4BIT: 4}
 """Of a moment."""
 

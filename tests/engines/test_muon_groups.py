@@ -7,9 +7,9 @@ import pytest
 from planned import shortened
 from small_models import table_of
 from vlmplan.architecture.prepare import prepared_model
-from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.muon3 import MuonZero3
 from vlmplan.engines.muon12 import MuonZero12
+from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.muon import is_orthogonalised

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
@@ -68,8 +68,7 @@ def test_an_update_has_the_bytes_of_deepspeeds(update, shape: tuple[int, ...], d
     flag_bytes = 1  # whether all is finite
     assert result.shape == gradient.shape
     assert live.most == peak_bytes(shape, dtype, COMPUTE) + flag_bytes
-    name, num_bytes = muon_update(shape, dtype, COMPUTE)[-2]
-    assert num_bytes == result.numel() * result.element_size()
+    assert muon_update(shape, dtype, COMPUTE)[-2].num_bytes == result.numel() * result.element_size()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -82,5 +81,5 @@ def test_an_update_has_the_products_of_deepspeeds(update, shape: tuple[int, ...]
 
 def test_a_convolution_of_four_dimensions_is_what_deepspeed_cannot_update(update):
     gradient, momentum = (torch.zeros(4, 3, 2, 2, dtype=torch.bfloat16) for _ in range(2))
-    with pytest.raises(RuntimeError, match="broadcast|size"):
+    with pytest.raises(RuntimeError, match="broadcast"):
         update(gradient, momentum)

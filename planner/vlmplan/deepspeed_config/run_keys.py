@@ -114,8 +114,8 @@ PRECISION = (
 
 BUILT = "launch refuses to start with another than its own"
 OPTIMIZER = (
-    _key("optimizer.type", _T, None, MODELLED, CONFIG, "Which optimizer.", planned="--optimizer; Muon is written, others are not",
-         takes_null=True),
+    _key("optimizer.type", _T, None, MODELLED, CONFIG, "Which optimizer.",
+         planned="--optimizer; Muon is written, others are not", takes_null=True),
     _key("optimizer.params", _O, {}, NONE, CONFIG, "The settings of the optimizer."),
     _key("optimizer.params.lr", _N, None, NONE, ENGINE, f"The learning rate; {BUILT} --learning-rate."),
     _key("optimizer.params.weight_decay", _N, None, NONE, ENGINE, f"Weight decay; {BUILT} --weight-decay."),

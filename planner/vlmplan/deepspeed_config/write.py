@@ -104,8 +104,8 @@ def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> JsonDict
 
 
 def muon_section(recipe: Recipe) -> JsonDict:
-    """What tells DeepSpeed which weights are Muon's, with the settings that the trainer builds it with; AdamW's learning
-    rate is the trainer's own default, which ``launch --learning-rate`` changes."""
+    """What tells DeepSpeed which weights are Muon's, with the settings that the trainer builds it with. AdamW's
+    learning rate is the trainer's own default, which ``launch --learning-rate`` changes."""
     rate = LEARNING_RATES[recipe.method.value]
     params = {"muon_lr": MUON_LR_RATIO * rate, "adam_lr": rate, "momentum": MUON_MOMENTUM, "ns_method": "gram"}
     return {"type": "Muon", "params": params | {"betas": list(ADAM_BETAS), "eps": ADAM_EPSILON, "weight_decay": 0.0}}

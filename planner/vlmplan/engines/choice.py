@@ -28,7 +28,7 @@ def engine_of(
         key = (kind, num_ranks)
         if key not in table.memo:
             table.memo[key] = kind.fullest_rank(table, num_ranks)
-        rank = table.memo[key]
+        rank = int(table.memo[key])
     return kind(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
 
 

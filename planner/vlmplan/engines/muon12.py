@@ -219,9 +219,7 @@ class MuonZero12(Zero12):
             masters += size * m
             clone = 0 if p == m else size * p
             init = higher(init, Components(weights=plain + flat, optimizer_states=masters, temporaries=clone))
-        adamw = [
-            (size,) for group, size in zip(self.groups, sizes, strict=True) if not group.uses_muon
-        ]
+        adamw = [(size,) for group, size in zip(self.groups, sizes, strict=True) if not group.uses_muon]
         momentum = 2 * self._muon_elements * p
         resident = start + Components(optimizer_states=state_bytes(recipe, adamw, recipe.master_dtype) + momentum)
         updates, partition = self._muon_elements * p, self.owned_bytes if self._has_adamw else 0

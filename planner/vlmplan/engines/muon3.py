@@ -50,9 +50,7 @@ class MuonZero3(Zero3):
         """Of each sub-group."""
         limit = self.recipe.zero.sub_group_size
         return [
-            group.uses_muon
-            for group in self.groups
-            for _ in sub_group_elements(group.numels, self.num_ranks, limit)
+            group.uses_muon for group in self.groups for _ in sub_group_elements(group.numels, self.num_ranks, limit)
         ]
 
     def _chunks(self) -> Iterator[Sequence[tuple[int, ...]]]:
@@ -194,26 +192,27 @@ class MuonZero3(Zero3):
         updates are made there are the chunk's gradients and momentum whole, and what ranks send one another."""
         plain = super().states()
         recipe, g, m = self.recipe, self.gradient_bytes, self.master_bytes
-        own = dict(zip((True, False), (0, 0), strict=True))
-        for numel, uses_muon in zip(self.sub_groups, self._uses_muon, strict=True):
-            own[uses_muon] += numel
-        momentum = Components(optimizer_states=own[True] * g)
-        adamw = [(numel,) for numel, uses in zip(self.sub_groups, self._uses_muon, strict=True) if not uses]
-        states = Components(optimizer_states=state_bytes(recipe, adamw, recipe.master_dtype))
+        of_muon, of_adamw = (
+            [numel for numel, uses in zip(self.sub_groups, self._uses_muon, strict=True) if uses is uses_muon]
+            for uses_muon in (True, False)
+        )
         made, kept = self._update_peaks
-        start = plain.at_start + momentum
-        persistent = Components(weights=self.shards.weight_totals[1])
-        resident = start + persistent + states + Components(communication_buffers=kept)
-        group = max(self.sub_groups)
+        start = plain.at_start + Components(optimizer_states=sum(of_muon) * g)
+        adamw = state_bytes(recipe, [(numel,) for numel in of_adamw], recipe.master_dtype)
+        used = start + Components(optimizer_states=adamw, communication_buffers=kept)
+        resident = used + Components(weights=self.shards.weight_totals[1])
         casts = max(self.sub_groups) * (g + (m if m != g else 0))
-        updates = [n * m + (0 if uses else update_bytes(recipe, [(n,)], recipe.master_dtype)) for n, uses in
-                   zip(self.sub_groups, self._uses_muon, strict=True)]
-        check = sum(self.sub_groups) * overflow_check_bytes(recipe)
+        updates = [n * m + update_bytes(recipe, [(n,)], recipe.master_dtype) for n in of_adamw]
         norm = -(-self.table.largest_trained // self.num_ranks) * NORM_BYTES
-        used = start + states + Components(communication_buffers=kept, temporaries=max(casts, *updates, norm, check))
-        making = start + states + Components(communication_buffers=made)
-        building = higher(plain.init_peak + momentum, start + Components(temporaries=group * m))
-        return ModelStates(start, resident, building, higher(resident, higher(used, making)), plain.copies)
+        check = sum(self.sub_groups) * overflow_check_bytes(recipe)
+        stepping = used + Components(temporaries=max(casts, *updates, norm, check))
+        making = start + Components(optimizer_states=adamw, communication_buffers=made)
+        init = higher(plain.init_peak + Components(optimizer_states=sum(of_muon) * g), self._first_gradients(start))
+        return ModelStates(start, resident, init, higher(resident, higher(stepping, making)), plain.copies)
+
+    def _first_gradients(self, start: Components) -> Components:
+        """That of the largest sub-group, once the master weights are there."""
+        return start + Components(temporaries=max(self.sub_groups) * self.master_bytes)
 
     @cached_property
     def _update_peaks(self) -> tuple[int, int]:
@@ -235,7 +234,10 @@ class MuonZero3(Zero3):
         gathered = sum([self._shard_numel(shape) for shapes in chunks for shape in shapes]) * self.num_ranks
         rounds = [shapes[at : at + self.num_ranks] for shapes in chunks for at in range(0, len(shapes), self.num_ranks)]
         made = sum([max(map(prod, shapes)) for shapes in rounds]) * self.num_ranks
-        kinds = {CollectiveKind.ALL_GATHER: (len(chunks), gathered), CollectiveKind.ALL_GATHER_OF_LIST: (len(rounds), made)}
+        kinds = {
+            CollectiveKind.ALL_GATHER: (len(chunks), gathered),
+            CollectiveKind.ALL_GATHER_OF_LIST: (len(rounds), made),
+        }
         for kind, (count, elements) in kinds.items():  # of gradients and of momentum
             found.append(Collectives(kind, StepPhase.STEP, 2 * count, 2 * elements * self.gradient_bytes))
         return found

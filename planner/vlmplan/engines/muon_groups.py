@@ -4,14 +4,13 @@ Source: ``_muon_param_groups`` in ``runtime/engine.py`` and ``MuonWithAuxAdam`` 
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 
-from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.parameters import FlatBuffer, ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.muon import is_orthogonalised
 
 
-class OptimizerGroup:
+class OptimizerGroup(FlatBuffer):
     """Trained parameters that share a flat buffer, in its order. Not empty."""
 
     def __init__(self, table: ParameterTable, ordinals: Sequence[int], *, uses_muon: bool) -> None:
@@ -19,16 +18,6 @@ class OptimizerGroup:
         self.numels = [table.numels[ordinal] for ordinal in ordinals]
         self.shapes = [table.trained_shapes[ordinal] for ordinal in ordinals]
         self.position = {ordinal: at for at, ordinal in enumerate(ordinals)}
-
-    @cached_property
-    def ends(self) -> list[int]:
-        """Where each ends in the flat buffer."""
-        ends: list[int] = []
-        end = 0
-        for numel in self.numels:
-            end += numel
-            ends.append(end)
-        return ends
 
     @property
     def numel(self) -> int:
@@ -52,8 +41,8 @@ def _groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[OptimizerGrou
     for ordinal, entry in enumerate(table.trained_entries):
         if is_orthogonalised(entry.name, 4) and len(entry.parameter.shape) == 4:
             raise InputError(
-                f"--optimizer muon cannot update {entry.name}: of a convolution's weight DeepSpeed 0.19.8 makes a matrix "
-                f"that it cannot put back (muon_update); freeze what it belongs to, or give another optimizer"
+                f"--optimizer muon cannot update {entry.name}: of a convolution's weight DeepSpeed 0.19.8 makes a "
+                f"matrix that it cannot put back (muon_update); freeze what it belongs to, or give another optimizer"
             )
         ordinals[is_orthogonalised(entry.name, len(entry.parameter.shape))].append(ordinal)
     if is_sorted:

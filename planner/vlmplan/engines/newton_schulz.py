@@ -69,7 +69,7 @@ class _Names:
 def muon_update(shape: tuple[int, ...], dtype: DType, compute: DType) -> tuple[Allocation, ...]:
     """The tensors of one update besides gradient and momentum, in order. What is left at the end is the result, in
     the type of the gradient."""
-    n, w, c = prod(shape), dtype.num_bytes, compute.num_bytes
+    n, w = prod(shape), dtype.num_bytes
     names = _Names()
     _look_for_infinities(names, n, w)
     names.sum("momentum", n * w, [(n * w,)])  # ``where`` of the momentum moved towards the gradient
@@ -91,7 +91,7 @@ def _look_for_infinities(names: _Names, n: int, w: int) -> None:
 
 
 def _orthogonalise(names: _Names, sides: "Sides", dtype: DType, compute: DType) -> None:
-    n, square = sides.numel, sides.count * sides.short**2
+    n, square = sides.numel, sides.stacked * sides.short**2
     norm = DType.FLOAT32 if dtype is DType.FLOAT16 else dtype
     if norm is not dtype:
         names.set("X", n * norm.num_bytes)
@@ -133,15 +133,15 @@ def _goes_on(step: int) -> bool:
 
 
 class Sides(NamedTuple):
-    """A stack of ``count`` matrices by their shorter and longer side."""
+    """A stack of matrices by their number, their shorter and their longer side."""
 
-    count: int
+    stacked: int
     short: int
     long: int
 
     @property
     def numel(self) -> int:
-        return self.count * self.short * self.long
+        return self.stacked * self.short * self.long
 
 
 def _matrices(shape: tuple[int, ...]) -> Sides:

@@ -38,9 +38,10 @@ MIN_TORCHAO_ELEMENTS = 4096
 def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> int:
     """Bytes of optimizer states on the device after the first step, for tensors of ``shapes``.
 
-    AdamW keeps two moments in the tensor's type, also of what Muon leaves to it; 8-bit AdamW two bytes and two scales per block; SGD a momentum; Lion
-    one moment in float32, 8-bit Lion a byte and a scale per block;
-    Adafactor a float32 row and column sum per matrix, but a whole float32 tensor for what is one-dimensional.
+    AdamW keeps two moments in the tensor's type, also of what Muon leaves to it; 8-bit AdamW two bytes and two scales
+    per block; torchao's two of 8 or 4 bits, scales and tables; SGD a momentum; Lion one moment in float32, 8-bit Lion a
+    byte and a scale per block; Adafactor a float32 row and column sum per matrix, but a whole float32 tensor for what
+    is one-dimensional.
     Paged moments live in host memory and are not counted here.
     """
     return sum([count * sum(state_sizes(recipe.optimizer, shape, dtype)) for shape, count in Counter(shapes).items()])

@@ -7,7 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from vlmplan.architecture.model import Model, NamedParameter, Part
 from vlmplan.architecture.modules import Stack
@@ -16,7 +17,18 @@ from vlmplan.recipe import Recipe
 from vlmplan.units import DType
 
 
-class ParameterTable:
+class FlatBuffer:
+    """Parameters one behind the other, of so many elements each."""
+
+    numels: list[int]
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each ends."""
+        return list(accumulate(self.numels))
+
+
+class ParameterTable(FlatBuffer):
     """What the engines need to know of the parameters of one prepared model.
 
     ``numels`` are the trained parameters in the order of the optimizer's parameter group (torch's parameter order);
@@ -46,16 +58,6 @@ class ParameterTable:
     @property
     def total_bytes(self) -> int:
         return self.trained_bytes + self.frozen_bytes
-
-    @cached_property
-    def ends(self) -> list[int]:
-        """Where each trained parameter ends in the flat buffer."""
-        ends: list[int] = []
-        position = 0
-        for numel in self.numels:
-            position += numel
-            ends.append(position)
-        return ends
 
     @cached_property
     def largest_ordinals(self) -> list[int]:
@@ -231,16 +233,6 @@ def partition_of(num_elements: int, num_ranks: int, rank: int) -> Partition:
     return Partition(start=rank * size, size=size)
 
 
-class FlatBuffer(Protocol):
-    """Parameters one behind the other: elements of each, and where each ends."""
-
-    @property
-    def numels(self) -> Sequence[int]: ...
-
-    @property
-    def ends(self) -> Sequence[int]: ...
-
-
 def owned_elements(table: FlatBuffer, partition: Partition) -> int:
     """Elements of all parameters that reach into ``partition``, each whole.
 
@@ -305,7 +297,8 @@ def sub_group_elements(numels: Sequence[int], num_ranks: int, limit: int) -> lis
     shards = [-(-numel // num_ranks) for numel in numels]
     if limit >= sum(shards):
         return [sum(shards)]
-    groups, start = [], 0
+    groups: list[int] = []
+    start = 0
     for length in sub_group_lengths(numels, num_ranks, limit):
         groups.append(sum(shards[start : start + length]))
         start += length

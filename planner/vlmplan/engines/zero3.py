@@ -138,7 +138,7 @@ class Zero3(Engine):
         sink.free(("cast", len(groups) - 1))
         sink.transient(Component.TEMPORARIES, [max(groups) * width])
 
-    @property
+    @cached_property
     def sub_groups(self) -> Sequence[int]:
         """Elements that each step of the optimizer handles."""
         return self.shards.sub_groups
@@ -211,7 +211,8 @@ class Zero3(Engine):
 
     def end_backward(self) -> None:
         """Reduce what waits into the shards: scattered from an interleaved copy (``reduce_scatter_coalesced``) unless
-        it is one gradient that is cut evenly, or whole and then copied. What is not in the bucket is cast before, where its type is another."""
+        it is one gradient that is cut evenly, or whole and then copied. What is not in the bucket is cast before, where
+        its type is another."""
         sink, numels = self.sink, self.table.numels
         if not self._waiting:
             return

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from vlmplan.deepspeed_config import NEVER_PLANNED, merged_recipe, settings_from_ds_config

@@ -17,7 +17,9 @@ def muon_needs_a_stage(context: RuleContext) -> str | None:
     if not _uses_muon(recipe) or recipe.zero_stage in (1, 2, 3):
         return None
     engine = "--fsdp" if recipe.fsdp else f"--zero-stage {PLAIN if recipe.zero_stage is None else recipe.zero_stage}"
-    return f"--optimizer muon is DeepSpeed's, for ZeRO stages 1 to 3, and does not go with {engine}; give stage 1, 2 or 3"
+    return (
+        f"--optimizer muon is DeepSpeed's, for ZeRO stages 1 to 3, and does not go with {engine}; give stage 1, 2 or 3"
+    )
 
 
 @MUON_RULES.error("runtime/zero/stage_1_and_2.py and stage3.py _apply_muon_updates_cpu_offload: not modelled")
@@ -51,4 +53,5 @@ def muon_trains_samples_alone(context: RuleContext) -> str | None:
     recipe = context.recipe
     if not _uses_muon(recipe) or recipe.task is None:
         return None
-    return f"--optimizer muon does not go with --task {recipe.task.kind.value} yet, whose optimizer TRL's trainers are handed"
+    task = recipe.task.kind.value
+    return f"--optimizer muon does not go with --task {task} yet, whose optimizer TRL's trainers are handed"

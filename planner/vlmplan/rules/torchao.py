@@ -13,8 +13,8 @@ def torchao_goes_on_from_checkpoints(context: RuleContext) -> str | None:
     if not recipe.optimizer.is_torchao or recipe.zero_stage != 0:
         return None
     return (
-        f"--optimizer {recipe.optimizer.value} does not go with --zero-stage 0, whose checkpoints cannot be read again; "
-        f"give stage 1, 2 or 3, or none"
+        f"--optimizer {recipe.optimizer.value} does not go with --zero-stage 0, whose checkpoints cannot be read "
+        f"again; give stage 1, 2 or 3, or none"
     )
 
 

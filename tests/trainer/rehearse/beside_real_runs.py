@@ -68,7 +68,9 @@ def names(num_ranks: int) -> list[str]:
                 found.append(name)
             if name in WITH_UNUSUAL:
                 found += [
-                    f"{name}-{word}" for word in UNUSUAL if not word.startswith("torchao") and word != "offload" or (stage != "none" and can_compile())
+                    f"{name}-{word}"
+                    for word in UNUSUAL
+                    if (not word.startswith("torchao") and word != "offload") or (stage != "none" and can_compile())
                 ]
     return found
 

@@ -23,8 +23,8 @@ from vlmplan_trainer.models.load import load_model, torch_dtype
 from vlmplan_trainer.rehearse import autocast, collectives, device, kernels, shims
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.batch import MicroBatch, Samples, micro_batch
-from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.compiled_updates import updating_in_compiled_kernels
+from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.fla import delta_kernels
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
