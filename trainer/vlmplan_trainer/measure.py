@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from vlmplan_trainer.gradient_sums import is_in_place
@@ -45,8 +44,8 @@ class LiveStorages(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it calls operations on this rank's part, which come here
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # DTensor, torchao's: they call operations on what they wrap, which come here
         if func is torch.ops.aten.add.Tensor and is_in_place(args, kwargs, depth=1):
             return args[0].add_(args[1])
         out = func(*args, **(kwargs or {}))

@@ -101,7 +101,7 @@ WITHOUT_EFFECT = frozenset(
     use_hf ignore_args_error use_swift_lora template system agent_template norm_bbox use_chat_template padding_side
     loss_scale is_binary_loss_scale template_backend response_prefix enable_thinking preserve_thinking
     add_non_thinking_prefix disable_ignore_empty_think model_type model_revision local_repo_path init_strategy
-    experts_impl temperature top_k top_p repetition_penalty num_beams stream stop_words logprobs top_logprobs
+    temperature top_k top_p repetition_penalty num_beams stream stop_words logprobs top_logprobs
     max_new_tokens structured_outputs_regex hqq_axis bnb_4bit_compute_dtype bnb_4bit_quant_type
     bnb_4bit_use_double_quant lora_bias lora_dtype add_version create_checkpoint_symlink
     ddp_timeout ddp_backend check_model acc_strategy train_dataloader_shuffle max_epochs aligner_lr vit_lr
@@ -315,6 +315,7 @@ def _refuse_techniques(settings: Settings) -> None:
     settings.only("use_galore enable_dft_loss target_parameters", NOT_PLANNED)
     settings.only("lisa_activated_layers", NOT_PLANNED)
     settings.only("optimizer", NOT_PLANNED, "default", "multimodal", "lorap")
+    settings.only("experts_impl", f"other kernels of experts: {NOT_PLANNED}", "grouped_mm")
     settings.only("loss_type", f"another loss: {NOT_PLANNED}", "cross_entropy")
     settings.only("device_map max_memory", "layers on several GPUs, one after another, are not planned")
     settings.only("new_special_tokens", f"new tokens: {NOT_PLANNED}")

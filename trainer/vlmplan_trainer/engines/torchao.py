@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from shutil import which
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from vlmplan.errors import UnavailableError
@@ -24,12 +25,15 @@ def make_torchao(parameters: Sequence[Any], recipe: Recipe, common: Mapping[str,
     """
     from torchao import optim
 
-    if not any(which(name) for name in COMPILERS):
+    if not torch.cuda.is_available():
+        torch.compiler.set_stance("force_eager")  # a run without a GPU follows every tensor, which no compiler bears
+    elif not any(which(name) for name in COMPILERS):
         raise UnavailableError(
             f"--optimizer {recipe.optimizer.value} is compiled by torch, which needs a C compiler (one of "
             f"{', '.join(COMPILERS)}), not found here; install one, or plan with --optimizer adamw-8bit"
         )
-    say_phase(COMPILING)
+    else:
+        say_phase(COMPILING)
     rounds = {"bf16_stochastic_round": recipe.precision is Precision.BF16_PURE}
     if recipe.optimizer is OptimizerKind.TORCHAO_ADAMW:
         return optim._AdamW(parameters, **common, **rounds)
