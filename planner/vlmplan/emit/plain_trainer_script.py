@@ -7,7 +7,7 @@ from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX, AttentionImplementation, Method, WeightDtype
-from vlmplan.workload import Workload
+from vlmplan.workload import ModelFiles, Workload
 
 PROGRAM = '''
 import json
@@ -23,6 +23,7 @@ MAX_LENGTH = {max_length}
 DTYPE = torch.{dtype}
 ATTENTION = {attention!r}
 QUANTIZES = {quantizes}
+PACKED = {packed!r}  # of a checkpoint that is trained in 16 bits: the class that asks for them
 LORA = {lora}
 
 
@@ -37,6 +38,10 @@ def loaded_model(is_checkpointing):
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=DTYPE,
         )
+    if PACKED:
+        import transformers
+
+        quantization = getattr(transformers, PACKED)(dequantize=True)
     model = ModelClass.from_pretrained(
         MODEL, dtype=DTYPE, attn_implementation=ATTENTION, quantization_config=quantization
     )
@@ -102,8 +107,15 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
         dtype=("float32" if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype.torch_name),
         attention=_attention(recipe, workload),
         quantizes=recipe.method is Method.QLORA,
+        packed=_packed(workload.model),
         lora=_lora(recipe, workload),
     )
+
+
+def _packed(model: ModelFiles) -> str | None:
+    if model.is_mxfp4:
+        return "Mxfp4Config"
+    return "FineGrainedFP8Config" if model.is_fp8 else None
 
 
 def _attention(recipe: Recipe, workload: Workload) -> str | None:

@@ -29,6 +29,13 @@ class FoundModel:
     source: str
 
 
+UNASKED = (
+    "transformers leaves them packed where Triton and the package kernels are installed, unless it is asked with "
+    "Mxfp4Config(dequantize=True), and then trains nothing: the bundled trainer asks."
+)
+"""``quantizers/quantizer_mxfp4.py`` of transformers 5.23: ``validate_environment`` and ``is_trainable``."""
+
+
 def files_of_texts(
     name: str, texts: Mapping[str, str], *, source: str, hub_id: str | None, notes: Sequence[str] = ()
 ) -> ModelFiles:
@@ -44,7 +51,7 @@ def files_of_texts(
     if files.is_mxfp4:
         note = (
             f"The checkpoint of {name} holds its experts in MXFP4, which cannot be trained: they are dequantised while "
-            f"loading, and planned in 16 bits."
+            f"loading, and planned in 16 bits. {UNASKED}"
         )
     elif files.is_fp8:
         note = (

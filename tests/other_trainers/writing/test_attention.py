@@ -27,6 +27,15 @@ def test_the_program_of_the_plain_trainer_leaves_it_too():
     assert ["ATTENTION = None" in text for text in texts] == [True, False]
 
 
+def test_the_program_of_the_plain_trainer_asks_for_weights_that_can_be_trained():
+    names = {"gpt-oss-20b": "'Mxfp4Config'", "gemma-4-31b": "None"}
+    for name, packed in names.items():
+        model = ModelFiles(id=name, config=packaged_config(name), hub_id=f"openai/{name}")
+        text = script_text([], EAGER, Workload(model=model))
+        assert f"PACKED = {packed}" in text
+        compile(text, "train.py", "exec")
+
+
 @pytest.mark.sweep
 def test_transformers_refuses_sdpa_for_all_parts_and_chooses_it_for_the_decoder_by_itself():
     torch = pytest.importorskip("torch")

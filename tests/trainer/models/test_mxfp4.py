@@ -54,6 +54,13 @@ def test_experts_are_dequantised_while_loading(folder):
         assert all(one.dtype is torch.bfloat16 and bool((one == 4.0).all()) for one in experts.values())
 
 
+def test_transformers_trains_nothing_that_it_leaves_packed():
+    from transformers.quantizers.auto import AutoHfQuantizer
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    assert not AutoHfQuantizer.from_config(Mxfp4Config()).is_trainable
+
+
 BLOCK = 16
 
 
