@@ -35,7 +35,7 @@ class MuonZero3(Zero3):
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
-        self.groups = muon_groups(table, is_sorted=False)
+        self.groups = muon_groups(table, is_sorted=recipe.trains_adapters)
         self._cache: OrderedDict[int, int] = OrderedDict()
         """Bytes of what was sent by elements of a rank's part, the oldest first."""
         self._number = 0

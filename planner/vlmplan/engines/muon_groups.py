@@ -27,8 +27,8 @@ class OptimizerGroup(FlatBuffer):
 def muon_groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[OptimizerGroup]:
     """Muon's group and AdamW's, without one that has no parameters.
 
-    ``is_sorted``: Muon's have their largest shapes first, as stages 1 and 2 see them; stage 3 has sharded them by then,
-    and keeps their order.
+    ``is_sorted``: Muon's have their largest shapes first, where they are whole when the optimizer is made: under stages
+    1 and 2, and adapters under stage 3, which has sharded other weights by then.
     """
     key = (muon_groups, is_sorted)
     if key not in table.memo:

@@ -1,9 +1,12 @@
 """Plain PyTorch on one GPU: weights, gradients and states in the weights' own types, nothing beside them."""
 
+from collections.abc import Mapping, Sequence
+
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import Component
 from vlmplan.engines.optimizer_states import plain_update_sizes, state_bytes
+from vlmplan.units import DType
 
 
 class PlainPyTorch(Engine):
@@ -11,12 +14,22 @@ class PlainPyTorch(Engine):
 
     def step(self, *, is_first: bool) -> None:
         by_dtype = self.table.shapes_by_dtype
-        if is_first:
-            for dtype, shapes in by_dtype.items():
+        if self.recipe.optimizer.is_torchao:
+            self._step_one_by_one(by_dtype, is_first=is_first)
+        else:
+            for dtype, shapes in by_dtype.items() if is_first else ():
                 self._keep_states(shapes, dtype)
-        for sizes in plain_update_sizes(self.recipe, by_dtype):
-            self.sink.transient(Component.TEMPORARIES, sizes)
+            for sizes in plain_update_sizes(self.recipe, by_dtype):
+                self.sink.transient(Component.TEMPORARIES, sizes)
         self._free_gradients()
+
+    def _step_one_by_one(self, by_dtype: Mapping[DType, Sequence[tuple[int, ...]]], *, is_first: bool) -> None:
+        """Each weight's states are made when its turn comes (``_AdamBase.step`` in ``torchao/optim/adam.py``)."""
+        for dtype, shapes in by_dtype.items():
+            for shape in shapes:
+                if is_first:
+                    self._keep_states([shape], dtype)
+                self._update([shape], dtype)
 
     def states(self) -> ModelStates:
         """16 bytes a trained weight in float32 (4 + 4 + 8), 8 in pure bfloat16 (2 + 2 + 4), and in the step the copy
