@@ -9,8 +9,7 @@ from torch.optim import AdamW, Optimizer
 
 from vlmplan.muon import LR_RATIO, MOMENTUM, is_orthogonalised
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload, Precision
-from vlmplan_trainer.engines.optimizers import LR_FACTOR, adamw_on_host, num_dimensions
+from vlmplan_trainer.engines.groups import LR_FACTOR, num_dimensions
 
 
 def make_muon(trained: Mapping[str, nn.Parameter], recipe: Recipe, common: Mapping[str, Any]) -> Optimizer:
@@ -18,7 +17,7 @@ def make_muon(trained: Mapping[str, nn.Parameter], recipe: Recipe, common: Mappi
 
     The groups are those that DeepSpeed makes of ``optimizer: {type: Muon}`` (``_muon_param_groups`` in ``engine.py``),
     and ``use_muon`` is how it tags their weights (``set_optimizer_flags`` in ``deepspeed/__init__.py``). Its AdamW is
-    torch's, which needs no kernel to be compiled, and DeepSpeed's own on the host.
+    torch's, which needs no kernel to be compiled. Nothing of it is offloaded.
     """
     from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
@@ -38,11 +37,5 @@ def make_muon(trained: Mapping[str, nn.Parameter], recipe: Recipe, common: Mappi
         for uses_muon, parameters in chosen.items()
         if parameters
     ]
-    if recipe.offload_optimizer is Offload.NONE:
-        kernel = {"fused": recipe.fuses_optimizer, "foreach": not recipe.fuses_optimizer}
-        return MuonWithAuxAdam(groups, adam_optimizer=AdamW, adam_optimizer_kwargs=kernel)
-
-    def on_host(parameters: Any) -> Optimizer:
-        return adamw_on_host(parameters, dict(common), keeps_float32=recipe.precision is not Precision.BF16_PURE)
-
-    return MuonWithAuxAdam(groups, adam_optimizer=on_host)
+    kernel = {"fused": recipe.fuses_optimizer, "foreach": not recipe.fuses_optimizer}
+    return MuonWithAuxAdam(groups, adam_optimizer=AdamW, adam_optimizer_kwargs=kernel)

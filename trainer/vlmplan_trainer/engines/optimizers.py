@@ -14,6 +14,7 @@ from vlmplan.errors import UnavailableError
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
 from vlmplan.training import ADAM_BETAS, ADAM_EPSILON
+from vlmplan_trainer.engines.groups import LR_FACTOR, num_dimensions
 from vlmplan_trainer.phases import say_phase
 
 CPU_ADAM = "cpu_adam"
@@ -55,7 +56,7 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], recipe: Recipe, *, weigh
 
         return make_muon(trained, recipe, common)
     if recipe.offload_optimizer is not Offload.NONE and not recipe.fsdp:
-        return adamw_on_host(parameters, common, keeps_float32=recipe.precision is not Precision.BF16_PURE)
+        return _adamw_on_host(parameters, common, keeps_float32=recipe.precision is not Precision.BF16_PURE)
     return AdamW(parameters, fused=recipe.fuses_optimizer, foreach=not recipe.fuses_optimizer, **common)
 
 
@@ -66,8 +67,6 @@ LION_CLASSES = {
 }
 LION_BETAS = (0.9, 0.99)
 """As in its paper (Chen et al., arXiv 2302.06675, table 12) and in bitsandbytes."""
-LR_FACTOR = "lr_factor"
-"""The key of a group of parameters that says what its learning rate is of the step's."""
 
 
 def _groups(trained: Mapping[str, nn.Parameter], recipe: Recipe) -> Sequence[Any]:
@@ -79,11 +78,6 @@ def _groups(trained: Mapping[str, nn.Parameter], recipe: Recipe) -> Sequence[Any
     faster = {name for name, parameter in trained.items() if "lora_B" in name or num_dimensions(parameter) == 1}
     groups = {1.0: [p for name, p in trained.items() if name not in faster], ratio: [trained[name] for name in faster]}
     return [{"params": parameters, LR_FACTOR: factor} for factor, parameters in groups.items() if parameters]
-
-
-def num_dimensions(parameter: Any) -> int:
-    """Of a parameter whole: ZeRO-3 leaves an empty vector of one that it has sharded."""
-    return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
@@ -108,7 +102,7 @@ def keeping_settings(optimizer: Any) -> Iterator[None]:
         group.update(settings)
 
 
-def adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_float32: bool) -> Optimizer:
+def _adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_float32: bool) -> Optimizer:
     """DeepSpeed's AdamW for offloaded states, whose kernel is compiled at its first use on a machine (0.19.8).
 
     The build calls ``ninja`` by name, which in a virtual environment that is not activated only its interpreter's
