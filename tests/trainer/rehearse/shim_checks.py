@@ -220,6 +220,19 @@ def waiting_on_own_streams(mode: Rehearsal) -> bool:
     return torch.accelerator.current_stream() is DEFAULT_STREAM
 
 
+def flattening_gathered_lists(mode: Rehearsal) -> list[int]:
+    """Bytes that gathering a list of four ranks' tensors takes while its work is there, and after it."""
+    from deepspeed import comm
+
+    join(0, 4)
+    own, parts = gpu(512), [gpu(512) for _ in range(4)]
+    before = mode.ledger.device.live_bytes
+    work = comm.all_gather(parts, own, async_op=True)
+    during = mode.ledger.device.live_bytes - before
+    del work
+    return [during, mode.ledger.device.live_bytes - before]
+
+
 def paging_in_host_memory(mode: Rehearsal) -> list[str]:
     from bitsandbytes.optim import PagedAdamW8bit
 

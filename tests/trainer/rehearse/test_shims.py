@@ -39,6 +39,7 @@ ANSWERS: dict[str, Any] = {
     "making_tensors_of_tensors": [5, 7, 5, 7],
     "updating_nothing_on_the_host": "exp_avg exp_avg_sq step",
     "waiting_on_own_streams": True,
+    "flattening_gathered_lists": [4 * 512 * 4, 0],
     "deriving_shapes_unseen": 3 * 512 * 4,
     "computing_no_softmax_of_liger": LIGER_BYTES,
     "paging_in_host_memory": ["cpu"],
@@ -64,6 +65,7 @@ WITHOUT: dict[str, Any] = {
     "making_tensors_of_tensors": "aten::_local_scalar_dense",
     "updating_nothing_on_the_host": "cannot be built here",
     "waiting_on_own_streams": False,
+    "flattening_gathered_lists": [0, 0],
     "deriving_shapes_unseen": 3 * 512 * 4 * 3 * 2,  # whole: both factors and the product
     "computing_no_softmax_of_liger": LIGER_BYTES + 528,  # of one row in float32, twice, and of its sum
     "paging_in_host_memory": "cget_managed_ptr",
