@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,8 @@ def without_what_has_no_effect(recipe: Recipe, model: ModelFiles) -> Recipe:
     """One recipe for all that do the same: settings that nothing reads have one value."""
     usual = Recipe()
     changes: dict[str, Any] = {"zero": recipe.zero.read_by(recipe.zero_stage)}
+    if recipe.optimizer is OptimizerKind.MUON and recipe.zero_stage == 3:  # which has no choice
+        changes["zero"] = replace(changes["zero"], reduce_scatter=False)
     if recipe.method is Method.FULL:
         changes |= {name: getattr(usual, name) for name in OF_ADAPTERS}
     else:
