@@ -20,8 +20,10 @@ RANK, NUM_RANKS = (int(os.environ.get(name, default)) for name, default in (("RA
 
 def main(jobs_file: str, results_file: str) -> None:
     import vlmplan_trainer.__main__ as trainer
+    from vlmplan_trainer import starting
 
     trained, trainer.OTHERS_SECONDS = trainer.main, 0.0  # nobody ends these ranks
+    leave_ranks, starting.leave_ranks = starting.leave_ranks, lambda: None  # they meet once, for all runs
 
     if "PRETEND_FP16" in os.environ:
         from deepspeed.accelerator import get_accelerator
@@ -38,6 +40,7 @@ def main(jobs_file: str, results_file: str) -> None:
         forget_accelerate()
     if RANK == 0:
         Path(results_file).write_text(json.dumps(results))
+    leave_ranks()
 
 
 def forget_accelerate() -> None:

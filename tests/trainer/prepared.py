@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Timer
 
 SERVER = Path(__file__).parent / "prepared_server.py"
-LIMIT_SECONDS = 600
+LIMIT_SECONDS = 300
 
 
 def run_prepared(
