@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, settings
 # hypothesis also tries the numbers that stand in modules that are imported by then, so that how often an assumption
 # fails depends on the tests before; and a busy machine is no fault of a strategy.
 UNCHECKED = (HealthCheck.filter_too_much, HealthCheck.too_slow)
-settings.register_profile("vlmplan", derandomize=True, deadline=None, database=None, suppress_health_check=UNCHECKED)
+settings.register_profile(
+    "vlmplan", max_examples=50, derandomize=True, deadline=None, database=None, suppress_health_check=UNCHECKED
+)
 settings.load_profile("vlmplan")
 os.environ.pop("COLUMNS", None)
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported; threads that wait for each other take as much time

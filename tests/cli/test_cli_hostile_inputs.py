@@ -27,7 +27,7 @@ from vlmplan.plan import plan_text
 from vlmplan.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="limits of time and memory")
-DAILY, THOROUGH = 30, 200
+DAILY, THOROUGH = 30, 120
 MODEL, GPU = ("--model", "smollm2-135m"), ("--gpu", "rtx-4090:2")
 ESTIMATE = ("estimate", *MODEL, *GPU, "--json")
 LAUNCH = ("launch", "--output-dir", "out", "--dry-run")

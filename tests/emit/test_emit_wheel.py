@@ -58,6 +58,7 @@ def test_it_says_what_the_installation_says_of_itself(wheel: zipfile.ZipFile):
     assert "vlmplan = vlmplan.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
 
 
+@pytest.mark.sweep
 def test_pip_installs_it_without_an_index_and_it_runs(tmp_path: Path):
     """Its own dependencies are those of this interpreter: an empty environment has none of them."""
     path = tmp_path / wheel_name()

@@ -31,7 +31,7 @@ def engine(dtype: DType = DType.FLOAT32, recipe: Recipe = FP32, num_ranks: int =
         st.builds(Filling, TYPES, st.integers(1, 60).map(lambda quarter: quarter * MIB // 4)), min_size=1, max_size=30
     ),
     quick=40,
-    thorough=400,
+    thorough=200,
 )
 def test_buckets_are_filled_as_torch_does(gradients: list[Filling]):
     real = [

@@ -37,7 +37,7 @@ VISION_MODELS = ("qwen2-vl-2b", "llava-1.5-7b")
 LEAST_8BIT_ELEMENTS = 4096
 """bitsandbytes keeps float32 states of anything smaller (``min_8bit_size``): cutting further then costs bytes."""
 
-QUICK = 25
+QUICK = 15
 """Examples in every run of laws that need a new trace for most of them."""
 
 models = st.sampled_from(sorted(MODELS))

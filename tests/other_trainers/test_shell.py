@@ -187,7 +187,7 @@ STATEMENTS = st.one_of(
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@law(statements=st.lists(STATEMENTS, min_size=1, max_size=6), quick=25, thorough=1500)
+@law(statements=st.lists(STATEMENTS, min_size=1, max_size=6), quick=25, thorough=500)
 def test_words_are_those_of_bash_or_known_to_nobody(statements):
     script = "\n".join(statements)
     try:

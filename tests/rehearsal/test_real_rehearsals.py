@@ -26,6 +26,7 @@ def document(*words: str) -> dict:
     return found.document
 
 
+@pytest.mark.sweep
 def test_the_recorded_answer_is_what_the_trainer_says_now():
     """Bytes, phases and messages; if this fails, record it anew and see what else changes."""
     values = given(Path("small-llama"))

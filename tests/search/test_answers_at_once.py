@@ -1,6 +1,7 @@
 """Where the answers of a step take more than there is, fewer are generated at once; nothing that fits is called
 impossible for them."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def test_vllm_that_is_too_large_for_a_gpu_is_shared():
     assert "--vllm-tensor-parallel 2" in told.out
 
 
+@pytest.mark.sweep
 def test_a_search_that_finds_nothing_says_that_vllm_can_be_shared():
     words = (
         "--model",

@@ -19,6 +19,7 @@ def query(**changes):
     return search_query(request, load_catalog(()), request.model_files, TODAY)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("left_open", "sentence"),
     [
@@ -36,6 +37,7 @@ def test_samples_without_room_are_given_it_by_what_is_open_and_the_answer_says_s
     assert found.notes[0].endswith(f"nothing fits otherwise, {sentence}")
 
 
+@pytest.mark.sweep
 def test_of_what_makes_room_by_itself_the_best_is_taken_alone():
     recipe = recommend_or_stretch(query()).plans[0].estimate.recipe
     assert sum([recipe.sequence_parallel > 1, recipe.tiled_mlp, recipe.offload_activations]) == 1

@@ -91,6 +91,7 @@ def test_every_run_is_timed_with_a_range_around_what_is_expected(name: str):
     assert 0 < run.fast < run.expected < run.slow
 
 
+@pytest.mark.sweep
 def test_table_is_up_to_date():
     # After "python tests/timing/timing_report.py".
     assert TABLE.read_text() == table()

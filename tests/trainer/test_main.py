@@ -85,6 +85,7 @@ print(torch.distributed.is_initialized())
 """
 
 
+@pytest.mark.sweep
 def test_a_run_that_has_ended_leaves_its_process_groups(tmp_path):
     """What gloo's threads hold is released while Python runs, not while it shuts down."""
     command = [sys.executable, "-c", RUN_OF_ONE, f"file://{tmp_path}/store"]

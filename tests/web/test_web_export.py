@@ -40,6 +40,7 @@ def pyodide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.sweep
 def test_the_planner_in_the_archive_answers_by_itself(pyodide: Path, tmp_path: Path):
     """Without this installation and its packages: what is not in the archive is not there."""
     (tmp_path / "planner.zip").write_bytes(export.exported_files(pyodide)["planner.zip"])

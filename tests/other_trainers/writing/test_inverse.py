@@ -32,8 +32,8 @@ SAMPLES = st.fixed_dictionaries(
     SAMPLES,
     st.sampled_from(((1, 1), (4, 1), (8, 2))),
     st.booleans(),
-    quick=60,
-    thorough=800,
+    quick=40,
+    thorough=400,
 )
 def test_a_reader_takes_back_what_was_written(tool, recipe, model, samples, machines, trains_usual_parts):
     recipe = usual(tool, model).applied_to(recipe) if trains_usual_parts else recipe
