@@ -77,11 +77,15 @@ def preformatted(text: str, label: str) -> str:
 
 
 def table(shown: Table, caption: str, *, identifier: str = "") -> str:
-    """A table for people and for readers of screens; ``identifier`` is for scripts."""
+    """A table for people and for readers of screens; ``identifier`` is for scripts.
+
+    Above a column without a title is no heading, which would be read as an empty one.
+    """
     styles = ["" if title in shown.number_columns else ' class="text"' for title in shown.titles]
     body = "\n".join(_row(row, styles) for row in shown.rows)
     head = "".join(
-        f'<th scope="col"{style}>{escaped(title)}</th>' for title, style in zip(shown.titles, styles, strict=True)
+        f'<th scope="col"{style}>{escaped(title)}</th>' if title else f"<td{style}></td>"
+        for title, style in zip(shown.titles, styles, strict=True)
     )
     named = f' id="{identifier}"' if identifier else ""
     return (

@@ -18,14 +18,14 @@ export function onPhase(listener) {
   listed = listener;
 }
 
-// `least`: bytes that the scale has at least, so that two charts can be compared.
-export function showMemory(place, answer, least = 0) {
+// `least`: bytes that the scale has at least, so that two charts can be compared. `of`: what tells this one from the other.
+export function showMemory(place, answer, { least = 0, of = "" } = {}) {
   const rows = rowsOf(answer);
   if (!rows.some((row) => row.name === chosen)) chosen = null;
   const width = Math.max(300, Math.floor(place.clientWidth || 700));
   const parts = element("div", { class: "parts" });
   const show = (row) => {
-    parts.replaceChildren(partsTable(row));
+    parts.replaceChildren(partsTable(row, of));
     listed(row);
   };
   place.replaceChildren(chart(answer, rows, width, show, least), legend(rows), parts);
@@ -135,11 +135,11 @@ function legend(rows) {
   return element("ul", { class: "legend" }, items, element("li", {}, element("span", { class: "key reserve-key" }), "reserve"));
 }
 
-function partsTable(row) {
+function partsTable(row, of) {
   const parts = row.parts.filter(([, bytes]) => bytes > 0);
   const rows = parts.map(([name, bytes]) => [keyed(kind(name), words(name)), gib(bytes), `${((100 * bytes) / row.total).toFixed(1)} %`]);
   rows.push(["in all", gib(row.total), row.total ? "100.0 %" : ""]);
   if (row.after !== null) rows.push(["stays after it", gib(row.after), ""]);
   const title = row.name === "device" ? "device, as nvidia-smi shows it" : `at the peak of ${row.name}`;
-  return table([title, "bytes", "share"], rows, `What is inside: ${row.name}`);
+  return table([title, "bytes", "share"], rows, `What is inside: ${row.name}${of && `, ${of}`}`);
 }

@@ -25,7 +25,7 @@ export function showPlans(place, plans) {
       const title = element("h3", {}, plans[number].name);
       const chart = element("div", {});
       charts[side].replaceChildren(title, chart);
-      showMemory(chart, plans[number].estimate, most);
+      showMemory(chart, plans[number].estimate, { least: most, of: `${["left", "right"][side]}: ${plans[number].name}` });
     });
     showColumns(table, chosen, only.checked);
   }
