@@ -1,7 +1,8 @@
 """The closed bound that a search prunes with stays above the timeline it stands for.
 
 The timeline replays every tensor; the bound knows a few numbers of one replay. Models are shortened to a few layers:
-dense with a tied and an untied head, with images, and with experts, whose weights are far larger than other layers'.
+dense with a tied and an untied head, with images, with a vision tower that is trained and sees none, and with experts,
+whose weights are far larger than other layers'.
 """
 
 from dataclasses import fields, replace
@@ -24,14 +25,15 @@ from vlmplan.recipe_choices import LossKind, Method, Offload, OptimizerKind, Pre
 from vlmplan.workload import Workload
 from vlmplan.zero_settings import ZeroSettings
 
-LAYERS = {"smollm2-135m": 3, "tinyllama-1.1b": 2, "mixtral-8x7b": 2, "qwen2-vl-2b": 2}
+LAYERS = {"smollm2-135m": 3, "tinyllama-1.1b": 2, "mixtral-8x7b": 2, "qwen2-vl-2b": 2, "qwen2-vl-2b, no images": 2}
 CAPABILITY = (8, 0)
 
 
 @cache
 def estimator(alias: str, method: Method, zero_stage: int | None, precision: Precision) -> Estimator:
-    files = shortened(alias, num_hidden_layers=LAYERS[alias])
-    images = 1 if files.model_type in IMAGE_MODEL_TYPES else 0
+    name, *no_images = alias.split(", ")
+    files = shortened(name, num_hidden_layers=LAYERS[alias])
+    images = 1 if files.model_type in IMAGE_MODEL_TYPES and not no_images else 0
     workload = Workload(model=files, seq_len=300, images_per_sample=images)
     return Estimator(workload, Recipe(method=method, zero_stage=zero_stage, precision=precision))
 

@@ -4,14 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_models import table_of
-from vlmplan.engines.parameters import (
-    fullest_rank,
-    overlapping,
-    owned_elements,
-    partition_of,
-    partition_size,
-    sharded_elements,
-)
+from vlmplan.engines.parameters import sharded_elements
+from vlmplan.engines.partitions import fullest_rank, overlapping, owned_elements, partition_of, partition_size
 
 numels = st.lists(st.integers(min_value=1, max_value=5000), min_size=1, max_size=40)
 ranks = st.integers(min_value=1, max_value=1024)

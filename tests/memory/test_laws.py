@@ -12,7 +12,8 @@ from planned import cluster, memory_timeline, shortened
 from small_models import table_of
 from vlmplan.engines import engine_of
 from vlmplan.engines.components import Components
-from vlmplan.engines.parameters import fullest_rank, owned_elements, partition_of, sharded_elements
+from vlmplan.engines.parameters import sharded_elements
+from vlmplan.engines.partitions import fullest_rank, owned_elements, partition_of
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.timeline import StartedRun
@@ -252,8 +253,18 @@ def test_no_rank_has_a_larger_gradient_buffer_than_the_fullest(numels, num_ranks
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("num_ranks", [2, 3, 5, 8, 16, 61])
 def test_the_fullest_rank_of_a_real_model_is_found_without_trying_all(stage, num_ranks):
-    recipe = Recipe(zero_stage=stage)
-    made = estimator_of(workload_of("qwen2-vl-2b"), recipe)
+    assert_the_fullest_rank_is_described(Recipe(zero_stage=stage), num_ranks, images_per_sample=1)
+
+
+@pytest.mark.parametrize("offload", [Offload.NONE, Offload.CPU])
+@pytest.mark.parametrize("num_ranks", [2, 4, 5, 16])
+def test_the_fullest_rank_is_found_where_a_vision_tower_gets_no_gradients(offload, num_ranks):
+    recipe = Recipe(zero_stage=2, offload_optimizer=offload)
+    assert_the_fullest_rank_is_described(recipe, num_ranks, images_per_sample=0)
+
+
+def assert_the_fullest_rank_is_described(recipe: Recipe, num_ranks: int, *, images_per_sample: int) -> None:
+    made = estimator_of(workload_of("qwen2-vl-2b", images_per_sample=images_per_sample), recipe)
     trace = made.trace(recipe, (8, 0))
 
     def peak(rank: int | None) -> int:

@@ -14,7 +14,8 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines import engine_of
 from vlmplan.engines.events import Sink, Stream
-from vlmplan.engines.parameters import ParameterTable, partition_of, partition_size, slices, sub_group_elements
+from vlmplan.engines.parameters import ParameterTable, sub_group_elements
+from vlmplan.engines.partitions import partition_of, partition_size, slices
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.reservation import MicroBatch, Reservation, peak_reserved_bytes

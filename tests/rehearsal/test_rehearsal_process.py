@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from recorded_rehearsal import ANSWER, planned, recorded
 
-from vlmplan.engines.parameters import owned_elements, partition_of
+from vlmplan.engines.partitions import owned_elements, partition_of
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, VlmplanError
 from vlmplan.estimation import Estimator
 from vlmplan.models import find_model

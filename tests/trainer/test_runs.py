@@ -124,6 +124,7 @@ class Runs:
         whole = {"micro_batch": 1, "precision": "fp32"}
         jobs["3-mixed"] = (plan_of(models, "qwen2_vl", "full", "3", **whole), mixed)
         jobs["fsdp-mixed"] = (plan_of(models, "qwen2_vl", "full", "none", **whole, **sharded), mixed)
+        jobs["2-no-images"] = (plan_of(models, "qwen2_vl", "full", "2", images_per_sample=0), WORDS)
         if can_compile():
             jobs["3-offloaded"] = (plan_of(models, *LLAMA, "3", **OFFLOADED, offload_params="cpu"), QUICK)
         for name in ("fsdp-stopped", "fsdp-stopped-resumed"):
@@ -213,6 +214,12 @@ def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     assert -0.15 < outcome.error_of("load, peak") < (0.03 if stage == 3 else 0.001)
     for name in ("init, peak", "step, peak", "peak allocated"):
         assert -0.08 < outcome.error_of(name) < 0.03, name
+
+
+@sweep
+def test_a_vision_tower_without_gradients_takes_the_bytes_that_were_planned(outcomes):
+    for name in ("step, peak", "peak allocated"):
+        assert -0.08 < outcomes["2-no-images"].error_of(name) < 0.03, name
 
 
 def assert_learnt_alike(found: Outcome, same: Outcome, *, loss_error: float, norm_error: float) -> None:

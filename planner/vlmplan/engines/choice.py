@@ -25,9 +25,9 @@ def engine_of(
     """The engine of ``recipe`` on ``rank``; without one, on the rank that holds most."""
     kind = engine_kind(recipe, num_ranks)
     if rank is None:
-        key = (kind, num_ranks)
+        key = (kind, num_ranks, recipe.offload_optimizer)
         if key not in table.memo:
-            table.memo[key] = kind.fullest_rank(table, num_ranks)
+            table.memo[key] = kind.fullest_rank(table, recipe, num_ranks)
         rank = int(table.memo[key])
     return kind(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
 

@@ -12,7 +12,7 @@ Sources (torch 2.13): ``torch/nn/parallel/distributed.py`` and ``torch/csrc/dist
 copies ``broadcast_coalesced`` in ``comm.cpp``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -82,6 +82,11 @@ class DataParallel(PlainPyTorch):
             copies = [sum(one.num_bytes for one in bucket) if len(bucket) > 1 else 0 for bucket in together]
             memo[DataParallel._flat_copies] = list(zip(copies, [*copies[1:], 0], strict=True))
         return memo[DataParallel._flat_copies]
+
+    @property
+    def _updated(self) -> Mapping[DType, Sequence[tuple[int, ...]]]:
+        """A view of a bucket is a gradient from the beginning on, of zeros where no backward gives one."""
+        return self.table.shapes_by_dtype if self._gradients_are_views else super()._updated
 
     # -- the walk ------------------------------------------------------------------------------------------------
 

@@ -74,9 +74,9 @@ class Engine:
         return 0
 
     @classmethod
-    def fullest_rank(cls, table: ParameterTable, num_ranks: int) -> int:
+    def fullest_rank(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
         """The rank that holds most, where they differ: it runs out of memory first."""
-        del table, num_ranks
+        del table, recipe, num_ranks
         return 0
 
     @property

@@ -304,8 +304,8 @@ class FullyShard(Engine):
 
     @cached_property
     def _shapes(self) -> list[tuple[int, ...]]:
-        """Of this rank's rows, without padding; a rank may have none."""
-        return [self._own_shape(entry.parameter.shape) for entry in self.table.trained_entries]
+        """Of this rank's rows of weights that get a gradient, without padding; a rank may have none."""
+        return [self._own_shape(shape) for shape in self.table.updated_shapes]
 
     def _own_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         rows = -(-shape[0] // self.num_ranks)
@@ -333,8 +333,7 @@ class FullyShard(Engine):
     @cached_property
     def _gradient_bytes(self) -> int:
         """All gradients in shards."""
-        parts = [self.groups.padded_bytes(group.ordinals, self.recipe.held_dtype) for group in self.groups.all]
-        return sum(parts) // self.num_ranks
+        return self.groups.padded_bytes(self.table.reduced_ordinals, self.recipe.held_dtype) // self.num_ranks
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         """The root, the tail and two groups whole, or all, with two buffers, and the gradients of three groups beside

@@ -17,8 +17,9 @@ from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.engines.muon_groups import OptimizerGroup, muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, muon_update, peak_bytes
 from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
-from vlmplan.engines.parameters import (
-    ParameterTable,
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.partitions import (
+    Partition,
     largest_slice,
     overlapping,
     owned_elements,
@@ -44,19 +45,33 @@ class MuonZero12(Zero12):
         self._has_momentum = False
 
     @classmethod
-    def fullest_rank(cls, table: ParameterTable, num_ranks: int) -> int:
+    def fullest_rank(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
         """Whose gradients, with momentum twice and updates, are most."""
+        del recipe
         groups = muon_groups(table, is_sorted=True)
 
         def held(rank: int) -> int:
-            parts = [(one, owned_elements(one, partition_of(one.numel, num_ranks, rank))) for one in groups]
-            return sum([elements * (4 if group.uses_muon else 1) for group, elements in parts])
+            parts = [(one, partition_of(one.numel, num_ranks, rank)) for one in groups]
+            owned = [owned_elements(*one) for one in parts]
+            zeros = sum([table.numels[ordinal] for one in parts for ordinal in _idle_ordinals(table, *one)])
+            muon = sum([elements for group, elements in zip(groups, owned, strict=True) if group.uses_muon])
+            return 3 * muon + (sum(owned) if sum(owned) > zeros else 0) + zeros
 
         return max(range(num_ranks), key=lambda rank: (held(rank), -rank))
 
     @cached_property
     def owned_bytes(self) -> int:
-        return sum(self._owned) * self.weight_bytes
+        owned = sum(self._owned) * self.weight_bytes
+        return owned if owned > self.zero_bytes else 0
+
+    @cached_property
+    def zero_ordinals(self) -> list[int]:
+        return [ordinal for zeros in self._zeros for ordinal in zeros]
+
+    @cached_property
+    def _zeros(self) -> list[list[int]]:
+        """``zero_ordinals`` of each group."""
+        return [_idle_ordinals(self.table, *one) for one in zip(self.groups, self.partitions, strict=True)]
 
     @cached_property
     def _owned(self) -> list[int]:
@@ -78,9 +93,18 @@ class MuonZero12(Zero12):
 
     @cached_property
     def _has_adamw(self) -> bool:
-        """Whether this rank has gradients for AdamW, which are views of all that it has."""
-        owned = zip(self.groups, self._owned, strict=True)
-        return any(elements for group, elements in owned if not group.uses_muon)
+        """Whether this rank gets gradients for AdamW, which are views of all that it gets."""
+        owned = zip(self.groups, self._owned, self._zeros, strict=True)
+        return any(
+            elements * self.weight_bytes > sum(self._sizes_of(zeros))
+            for group, elements, zeros in owned
+            if not group.uses_muon
+        )
+
+    @property
+    def _adamw_zeros(self) -> list[int]:
+        groups = zip(self.groups, self._zeros, strict=True)
+        return [ordinal for group, zeros in groups for ordinal in zeros if not group.uses_muon]
 
     # -- the walk ------------------------------------------------------------------------------------------------
 
@@ -116,13 +140,31 @@ class MuonZero12(Zero12):
 
     @property
     def _flat_order(self) -> Iterable[int]:
-        return [ordinal for group in self.groups for ordinal in group.ordinals]
+        return [one for group in self.groups for one in group.ordinals if one not in self.table.idle]
 
     def _make_updates(self) -> None:
-        """After the last micro batch: momentum, which the first step makes, and every update. What AdamW's group has of
-        the gradients is a view of all of them, which stay for it."""
-        if not self._is_last or not self.orthogonalised:
-            return
+        """Group by group zeros, those of a later micro batch until the next group has its own (``avg_new``). After the
+        last one momentum, which the first step makes, and every update. What AdamW's group has of the gradients is a
+        view of all of them, which stay for it."""
+        added: list[int] = []
+        for group, zeros in zip(self.groups, self._zeros, strict=True):
+            if self._has_earlier:
+                for ordinal, num_bytes in zip(zeros, self._sizes_of(zeros), strict=True):
+                    self.sink.allocate(("added", ordinal), Component.GRADIENTS, num_bytes)
+            else:
+                self._keep_zeros(zeros)
+            self._free_added(added)
+            added = zeros
+            if group.uses_muon and self._is_last:
+                self._orthogonalise()
+                self._free_zeros(zeros)
+        self._free_added(added)
+
+    def _free_added(self, ordinals: Sequence[int]) -> None:
+        for ordinal in ordinals:
+            self.sink.free(("added", ordinal))
+
+    def _orthogonalise(self) -> None:
         self._keep_momentum()
         for number, shape in enumerate(self.orthogonalised):
             events = muon_update(shape, self.table.trained_dtype, COMPUTE)
@@ -167,6 +209,7 @@ class MuonZero12(Zero12):
             self.sink.free(ordinal)
         if not group.uses_muon:
             self.sink.free(PARTITION)
+            self._free_zeros(self._adamw_zeros)
             return
         for number in range(len(self.orthogonalised)):
             self.sink.free(("update", number))
@@ -223,6 +266,7 @@ class MuonZero12(Zero12):
         momentum = 2 * self._muon_elements * p
         resident = start + Components(optimizer_states=state_bytes(recipe, adamw, recipe.master_dtype) + momentum)
         updates, partition = self._muon_elements * p, self.owned_bytes if self._has_adamw else 0
+        partition += sum(self._sizes_of(self._adamw_zeros))
         largest = max(largest_slice(*one) for one in zip(self.groups, self.partitions, strict=True))
         step = resident + Components(gradients=updates + partition, temporaries=largest * NORM_BYTES)
         for group, size in zip(self.groups, sizes, strict=True):
@@ -260,3 +304,8 @@ class MuonZero12(Zero12):
             num_whole, last = divmod(end - start - first, size)
             num_cuts += num_chunks([(first, 1), (size, num_whole), (last, 1)], self._bucket_elements) - 1
         return num_cuts
+
+
+def _idle_ordinals(table: ParameterTable, group: OptimizerGroup, partition: Partition) -> list[int]:
+    """The parameters of ``group`` that reach into ``partition`` and get no gradient."""
+    return [one for one in group.ordinals[slice(*overlapping(group, partition))] if one in table.idle]

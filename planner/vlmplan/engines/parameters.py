@@ -3,18 +3,20 @@
 Symbols: Ψ bytes or counts of all parameters, Φ of trained ones, N data-parallel ranks.
 """
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from vlmplan.architecture.model import Model, NamedParameter, Part
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.recipe import Recipe
 from vlmplan.units import DType
+
+Arrivals = Iterable[tuple[Parameter, int | None]]
+"""Parameters of the tree with their layers."""
 
 
 class FlatBuffer:
@@ -36,7 +38,8 @@ class ParameterTable(FlatBuffer):
     element types: only peft in plain PyTorch trains several.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, find_arrivals: Callable[[], Arrivals] | None = None) -> None:
+        """``find_arrivals``: which parameters of the tree a backward gives a gradient; without it all trained ones."""
         entries = model.parameters()
         self.entries: Sequence[NamedParameter] = entries
         trained = [entry for entry in entries if entry.parameter.requires_grad]
@@ -53,11 +56,39 @@ class ParameterTable(FlatBuffer):
         self.largest_bytes = max([one.numel * one.dtype.num_bytes for one, _ in self.kinds])
         self.memo: dict[Any, Any] = {}
         """What engines have found out about it, by keys of theirs."""
-        self._model = model
+        self._model, self._find_arrivals = model, find_arrivals
 
     @property
     def total_bytes(self) -> int:
         return self.trained_bytes + self.frozen_bytes
+
+    @cached_property
+    def idle(self) -> frozenset[int]:
+        """Ordinals of the trained parameters that no output depends on: no backward gives them a gradient. Of a
+        vision-language model on samples without images those of its vision encoder are."""
+        if self._find_arrivals is None:
+            return frozenset()
+        return frozenset(range(len(self.numels))).difference(self.ordinal(*one) for one in self._find_arrivals())
+
+    @cached_property
+    def reduced_ordinals(self) -> list[int]:
+        """Those of the trained parameters that get a gradient."""
+        return [ordinal for ordinal in range(len(self.numels)) if ordinal not in self.idle]
+
+    @cached_property
+    def idle_bytes(self) -> int:
+        """Those that the gradients of ``idle`` parameters would have."""
+        return sum([self.gradient_sizes[ordinal] for ordinal in self.idle])
+
+    @cached_property
+    def updated_shapes(self) -> list[tuple[int, ...]]:
+        """``trained_shapes`` of those that have a gradient: torch's optimizers pass over the others."""
+        return [self.trained_shapes[ordinal] for ordinal in self.reduced_ordinals]
+
+    @cached_property
+    def updated_shapes_by_dtype(self) -> dict[DType, list[tuple[int, ...]]]:
+        """``updated_shapes`` by element type: an optimizer updates them type by type."""
+        return _by_dtype(self.trained_entries[ordinal] for ordinal in self.reduced_ordinals)
 
     @cached_property
     def largest_ordinals(self) -> list[int]:
@@ -99,12 +130,8 @@ class ParameterTable(FlatBuffer):
 
     @cached_property
     def shapes_by_dtype(self) -> dict[DType, list[tuple[int, ...]]]:
-        """Shapes of the trained parameters by element type: an optimizer updates them type by type."""
-        found: dict[DType, list[tuple[int, ...]]] = {}
-        for entry in self.entries:
-            if entry.parameter.requires_grad:
-                found.setdefault(entry.parameter.dtype, []).append(entry.parameter.shape)
-        return found
+        """Shapes of the trained parameters by element type."""
+        return _by_dtype(self.trained_entries)
 
     @cached_property
     def kinds(self) -> list[tuple[Parameter, int]]:
@@ -199,93 +226,17 @@ class ParameterTable(FlatBuffer):
         return self.ordinals[(id(parameter), layer)]
 
 
+def _by_dtype(entries: Iterable[NamedParameter]) -> dict[DType, list[tuple[int, ...]]]:
+    found: dict[DType, list[tuple[int, ...]]] = {}
+    for entry in entries:
+        found.setdefault(entry.parameter.dtype, []).append(entry.parameter.shape)
+    return found
+
+
 def _loading_order(entry: NamedParameter) -> list[tuple[bool, int, str]]:
     """Names part by part, numbers as numbers and before words (transformers' ``dot_natural_key``; weights that are
     quantised as they are read come one by one, without threads: ``core_model_loading.py``)."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in entry.name.split(".")]
-
-
-class Partition(NamedTuple):
-    """The slice of the flat buffer of trained parameters that one rank updates under ZeRO 1 and 2."""
-
-    start: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size
-
-
-NCCL_ALIGNMENT = 2
-"""The flat buffer is padded to a multiple of this times the ranks (``nccl_start_alignment_factor``)."""
-
-
-def partition_size(num_elements: int, num_ranks: int) -> int:
-    """Elements of each rank's slice: the buffer is padded so that all are equal.
-
-    Source: ``align_dense_tensors(..., alignment = nccl_start_alignment_factor * N)`` in ``stage_1_and_2.py``.
-    """
-    return NCCL_ALIGNMENT * -(-num_elements // (NCCL_ALIGNMENT * num_ranks))
-
-
-def partition_of(num_elements: int, num_ranks: int, rank: int) -> Partition:
-    size = partition_size(num_elements, num_ranks)
-    return Partition(start=rank * size, size=size)
-
-
-def owned_elements(table: FlatBuffer, partition: Partition) -> int:
-    """Elements of all parameters that reach into ``partition``, each whole.
-
-    The gradient buffer of a rank has room for whole parameters, also for those that it shares with a neighbour
-    (``copy_grads_in_partition`` in ``stage_1_and_2.py``).
-    """
-    first, last = overlapping(table, partition)
-    return table.ends[last - 1] - table.ends[first] + table.numels[first] if first < last else 0
-
-
-def overlapping(table: FlatBuffer, partition: Partition) -> tuple[int, int]:
-    """The trained parameters that reach into ``partition``, as a range of ordinals."""
-    ends = table.ends
-    first = bisect_right(ends, partition.start)
-    last = bisect_left(ends, partition.end)
-    return first, min(last + 1, len(ends))
-
-
-def slices(table: FlatBuffer, partition: Partition) -> list[int]:
-    """Elements of each parameter that lie inside ``partition``."""
-    first, last = overlapping(table, partition)
-    parameters = zip(table.numels[first:last], table.ends[first:last], strict=True)
-    return [_slice(numel, end, partition) for numel, end in parameters]
-
-
-def _slice(numel: int, end: int, partition: Partition) -> int:
-    return min(end, partition.end) - max(end - numel, partition.start)
-
-
-def largest_slice(table: FlatBuffer, partition: Partition) -> int:
-    """The most of ``slices``, 0 where there is none: only the first and the last may be cut."""
-    first, last = overlapping(table, partition)
-    at_edges = [_slice(table.numels[at], table.ends[at], partition) for at in {first, last - 1} if first < last]
-    return max([*table.numels[first + 1 : last - 1], *at_edges], default=0)
-
-
-def fullest_rank(table: ParameterTable, num_ranks: int) -> int:
-    """The rank whose gradient buffer is the largest: the one that runs out of memory first."""
-    if num_ranks == 1:
-        return 0
-    ranks = candidate_ranks(table, num_ranks)
-    return max(ranks, key=lambda rank: (owned_elements(table, partition_of(table.num_trained, num_ranks, rank)), -rank))
-
-
-def candidate_ranks(table: ParameterTable, num_ranks: int) -> list[int]:
-    """Rank 0, the last, and those that share the largest parameters: one of them is the fullest."""
-    size = partition_size(table.num_trained, num_ranks)
-    ranks = {0, num_ranks - 1}
-    for ordinal in table.largest_ordinals:
-        end = table.ends[ordinal]
-        start = end - table.numels[ordinal]
-        ranks.update((start // size, (end - 1) // size))
-    return sorted(rank for rank in ranks if rank < num_ranks)
 
 
 def sub_group_elements(numels: Sequence[int], num_ranks: int, limit: int) -> list[int]:

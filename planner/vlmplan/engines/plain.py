@@ -10,10 +10,21 @@ from vlmplan.units import DType
 
 
 class PlainPyTorch(Engine):
-    """``torch.optim`` on the model's own parameters."""
+    """``torch.optim`` on the model's own parameters. Those without a gradient it passes over (``_init_group`` in
+    ``torch/optim/adamw.py``): they have no states."""
+
+    @property
+    def _updated(self) -> Mapping[DType, Sequence[tuple[int, ...]]]:
+        """Shapes of the parameters that the optimizer updates, by element type."""
+        return self.table.updated_shapes_by_dtype
+
+    @property
+    def _gradient_bytes(self) -> int:
+        """All gradients that there are when the optimizer steps."""
+        return self.table.trained_bytes - self.table.idle_bytes
 
     def step(self, *, is_first: bool) -> None:
-        by_dtype = self.table.shapes_by_dtype
+        by_dtype = self._updated
         if self.recipe.optimizer.is_torchao:
             self._step_one_by_one(by_dtype, is_first=is_first)
         else:
@@ -35,9 +46,9 @@ class PlainPyTorch(Engine):
         """16 bytes a trained weight in float32 (4 + 4 + 8), 8 in pure bfloat16 (2 + 2 + 4), and in the step the copy
         that foreach AdamW makes: 10 in pure bfloat16."""
         table, recipe = self.table, self.recipe
-        states = [state_bytes(recipe, shapes, dtype) for dtype, shapes in table.shapes_by_dtype.items()]
+        states = [state_bytes(recipe, shapes, dtype) for dtype, shapes in self._updated.items()]
         start = Components(weights=table.total_bytes)
         resident = start + Components(optimizer_states=sum(states))
-        update = max(map(sum, plain_update_sizes(recipe, table.shapes_by_dtype)), default=0)
-        step = resident + Components(gradients=table.trained_bytes, temporaries=update)
+        update = max(map(sum, plain_update_sizes(recipe, self._updated)), default=0)
+        step = resident + Components(gradients=self._gradient_bytes, temporaries=update)
         return ModelStates(start, resident, start, step)

@@ -2,7 +2,9 @@
 
 Gradients are copied into a reduce bucket: under stage 2 as they arrive in every micro batch, under stage 1 in the last
 one of a step, as they arrive with ``overlap_comm`` and else after it. Buckets are all-reduced whole
-(``use_multi_rank_bucket_allreduce``), and the rank keeps its share in a buffer of its own.
+(``use_multi_rank_bucket_allreduce``), and the rank keeps its share in a buffer of its own. A weight of its that no
+output depends on gets a gradient of zeros beside that buffer, but where the host has the gradients
+(``get_all_grad_tensors``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,10 +25,12 @@ from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import Engine, ModelStates, weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
-from vlmplan.engines.parameters import (
-    ParameterTable,
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.partitions import (
     Partition,
     fullest_rank,
+    idle_elements,
+    idle_ordinals,
     largest_slice,
     owned_elements,
     partition_of,
@@ -35,10 +39,13 @@ from vlmplan.engines.parameters import (
 )
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan.units import DType
 
 PARTITION, EARLIER_PARTITION = "partition", "earlier partition"
 """Owners of this rank's gradients: of the micro batch that runs, and of those before it in the same step."""
+ZEROS = "zeros"
+"""The same of gradients that no backward gives."""
 
 
 class Zero12(Engine):
@@ -56,8 +63,8 @@ class Zero12(Engine):
         self._is_last, self._reduces_on_arrival = True, False
 
     @classmethod
-    def fullest_rank(cls, table: ParameterTable, num_ranks: int) -> int:
-        return fullest_rank(table, num_ranks)
+    def fullest_rank(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+        return fullest_rank(table, num_ranks, offloads_gradients=recipe.offload_optimizer is not Offload.NONE)
 
     @staticmethod
     def overlapped_micro_batches(recipe: Recipe) -> int:
@@ -76,8 +83,22 @@ class Zero12(Engine):
 
     @cached_property
     def owned_bytes(self) -> int:
-        """The buffer for this rank's gradients: of whole parameters that reach into its partition."""
-        return owned_elements(self.table, self.partition) * self.weight_bytes
+        """The buffer for this rank's gradients: of whole parameters that reach into its partition, once one of them
+        gets a gradient (``copy_grads_in_partition``)."""
+        owned = owned_elements(self.table, self.partition)
+        return owned * self.weight_bytes if owned > idle_elements(self.table, self.partition) else 0
+
+    @cached_property
+    def zero_ordinals(self) -> list[int]:
+        """Parameters of this rank to which no backward gives a gradient: theirs are zeros, whole ones too."""
+        return [] if self.offloads_optimizer else idle_ordinals(self.table, self.partition)
+
+    @cached_property
+    def zero_bytes(self) -> int:
+        return sum(self._sizes_of(self.zero_ordinals))
+
+    def _sizes_of(self, ordinals: Iterable[int]) -> list[int]:
+        return [self.table.gradient_sizes[ordinal] for ordinal in ordinals]
 
     # -- the walk ------------------------------------------------------------------------------------------------
 
@@ -110,6 +131,7 @@ class Zero12(Engine):
             self._set_up_buckets()
         elif not self.offloads_optimizer:
             self.sink.allocate(EARLIER_PARTITION, Component.GRADIENTS, self.owned_bytes)
+            self._keep_zeros(self.zero_ordinals)
         self._has_earlier = self.recipe.zero_stage == 2
 
     def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
@@ -131,11 +153,10 @@ class Zero12(Engine):
             self._reduce_later(ordinal)
 
     def end_backward(self) -> None:
-        """Reduce what waits, and free the buckets. Stage 2 adds the partition to that of earlier micro batches."""
+        """Reduce what waits, and free the buckets. Stage 2 adds the partition to that of earlier micro batches, and
+        zeros to zeros."""
         if self._reduces_on_arrival:
-            self._reduce_waiting()
-            self._make_updates()
-            self._free_buckets()
+            self._end_reduction()
         if self.recipe.zero_stage == 1:
             return
         if self._has_earlier:
@@ -153,17 +174,34 @@ class Zero12(Engine):
             return
         for ordinal in self._flat_order:
             self._reduce_later(ordinal)
+        self._end_reduction()
+
+    def _end_reduction(self) -> None:
+        """``independent_gradient_partition_epilogue``."""
         self._reduce_waiting()
         self._make_updates()
         self._free_buckets()
 
     def _make_updates(self) -> None:
-        """All gradients have been reduced, and the buckets are still there: an optimizer may work on whole ones."""
+        """All gradients have been reduced, and the buckets are still there: zeros come, and an optimizer may work on
+        whole gradients."""
+        if self._has_earlier:
+            self.sink.transient(Component.GRADIENTS, self._sizes_of(self.zero_ordinals))
+        else:
+            self._keep_zeros(self.zero_ordinals)
+
+    def _keep_zeros(self, ordinals: Sequence[int]) -> None:
+        for ordinal, num_bytes in zip(ordinals, self._sizes_of(ordinals), strict=True):
+            self.sink.allocate((ZEROS, ordinal), Component.GRADIENTS, num_bytes)
+
+    def _free_zeros(self, ordinals: Sequence[int]) -> None:
+        for ordinal in ordinals:
+            self.sink.free((ZEROS, ordinal))
 
     @property
     def _flat_order(self) -> Iterable[int]:
-        """The trained parameters as they lie in flat buffers."""
-        return range(len(self.table.numels))
+        """The trained parameters that get a gradient as they lie in flat buffers."""
+        return self.table.reduced_ordinals
 
     def step(self, *, is_first: bool) -> None:
         """Norms of the partition's slices, its gradients in one flat tensor (p) and their cast to the master type (m),
@@ -182,6 +220,7 @@ class Zero12(Engine):
             sink.free("flat")
         self._free_gradients()
         sink.free(PARTITION)
+        self._free_zeros(self.zero_ordinals)
         flat = [(self.partition.size,)]
         if is_first:
             self._keep_states(flat, master)
@@ -315,14 +354,14 @@ class Zero12(Engine):
         cast = size * (p + (m if m != p else 0))
         update = size * m + update_bytes(recipe, [(size,)], recipe.master_dtype)
         step = higher(
-            resident + Components(gradients=self.owned_bytes, temporaries=max(norm, cast)),
+            resident + Components(gradients=self.owned_bytes + self.zero_bytes, temporaries=max(norm, cast)),
             resident + Components(temporaries=update),
         )
         return ModelStates(start, resident, init, step)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         table, p, largest = self.table, self.weight_bytes, self.table.largest_trained * self.weight_bytes
-        owned = 0 if self.offloads_optimizer else self.owned_bytes
+        owned = 0 if self.offloads_optimizer else self.owned_bytes + self.zero_bytes
         buckets = (2 if self.recipe.zero.overlap_comm else 1) * self._bucket_elements * p
         cast = self.reduced_bytes if self.reduced_bytes != p else 0
         copied = max(self._bucket_elements, table.largest_trained) * (p + cast)

@@ -7,6 +7,7 @@ from typing import Any
 
 from vlmplan.architecture.attention_backend import SMALL_HEAD_DIM, AttentionBackend
 from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.reference import with_reference
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
@@ -14,6 +15,7 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.communication import step_collectives
 from vlmplan.engines.choice import engine_of
+from vlmplan.engines.collectives import arrivals
 from vlmplan.engines.newton_schulz import update_flops
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
@@ -65,7 +67,7 @@ class Estimator:
         self.workload = workload
         self.image = sample_image(workload)
         self.model = prepared_model(model_tree(workload.model), recipe)
-        self.table = ParameterTable(self.model)
+        self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
         if recipe.fsdp and not self.table.stacks_by_label:
             raise InputError(
                 f"{workload.model.id} has no layers that vlmplan knows by name, which --fsdp shards one by one; "
@@ -99,6 +101,11 @@ class Estimator:
             self.widest_head = tape.widest_head
             self._traces[key] = trace
         return self._traces[key]
+
+    def _arrivals(self, recipe: Recipe) -> Sequence[tuple[Parameter, int | None]]:
+        """The weights that a backward of a workload's samples gives gradients: the same whatever the micro batch."""
+        trace = next(iter(self._traces.values()), None) or self.trace(recipe, None)
+        return arrivals(trace)
 
     def _trace_key(self, recipe: Recipe, backend: AttentionBackend) -> Any:
         """What the micro batch of a recipe depends on, beside what an estimator is made for."""

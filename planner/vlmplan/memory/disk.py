@@ -71,7 +71,8 @@ def disk_space(
 
 
 def optimizer_state_bytes(table: ParameterTable, recipe: Recipe) -> int:
-    """The optimizer's states over all ranks, without master weights; Muon's momentum has the gradients' type."""
+    """The optimizer's states over all ranks, without master weights; in plain PyTorch and DDP with those of weights
+    that get no gradient, which one GPU does not have. Muon's momentum has the gradients' type."""
     if recipe.optimizer is OptimizerKind.MUON:
         groups = muon_groups(table, is_sorted=False)
         momentum = sum([group.numel for group in groups if group.uses_muon]) * recipe.precision.dtype.num_bytes
@@ -79,7 +80,7 @@ def optimizer_state_bytes(table: ParameterTable, recipe: Recipe) -> int:
         return momentum + state_bytes(recipe, adamw, recipe.master_dtype)
     updated = table.trained_shapes if recipe.zero_stage in (None, 0) else [(table.num_trained,)]
     if recipe.fsdp:
-        on_device = state_bytes(recipe, updated, recipe.held_dtype)
+        on_device = state_bytes(recipe, table.updated_shapes, recipe.held_dtype)
     elif recipe.zero_stage is None:
         on_device = sum([state_bytes(recipe, shapes, dtype) for dtype, shapes in table.shapes_by_dtype.items()])
     else:

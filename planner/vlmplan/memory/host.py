@@ -8,13 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, state_bytes
-from vlmplan.engines.parameters import (
-    ParameterTable,
-    fullest_rank,
-    owned_elements,
-    partition_of,
-    partition_size,
-)
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.partitions import fullest_rank, idle_elements, owned_elements, partition_of, partition_size
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.units import GIB, DType
@@ -134,7 +129,7 @@ def with_devices(
 
 def _updated_shapes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[tuple[int, ...]]:
     if recipe.zero_stage in (None, 0):
-        return table.trained_shapes  # of FSDP2 too, whose optimizers page nothing
+        return table.trained_shapes  # of FSDP2 too, whose optimizers page nothing, and of weights without a gradient
     return [(partition_size(table.num_trained, num_ranks),)]
 
 
@@ -150,12 +145,12 @@ def _offloaded_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> i
 
 
 def _fsdp_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-    """FSDP2's shards, pinned, and of trained ones gradients and states (``CPUOffloadPolicy``)."""
+    """FSDP2's shards, pinned, and of those that get a gradient gradients and states (``CPUOffloadPolicy``)."""
     from vlmplan.engines.layer_groups import layer_groups
 
     groups = layer_groups(table, recipe, num_ranks)
     dtype = recipe.held_dtype
-    trained = [groups.shard_numel(entry) for entry in table.trained_entries]
+    trained = [groups.shard_numel(table.trained_entries[ordinal]) for ordinal in table.reduced_ordinals]
     states = state_bytes(recipe, [(numel,) for numel in trained], dtype)
     gradients = sum(trained) * dtype.num_bytes
     return sum([group.shard_bytes for group in groups.all]) + gradients + states
@@ -180,7 +175,7 @@ def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: 
     if recipe.zero_stage == 1 or recipe.grad_accum == 1 or recipe.precision is Precision.BF16_PURE:
         return states
     partition = partition_of(table.num_trained, num_ranks, fullest_rank(table, num_ranks))
-    return states + owned_elements(table, partition) * p
+    return states + (owned_elements(table, partition) - idle_elements(table, partition)) * p
 
 
 def _offloaded_weight_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

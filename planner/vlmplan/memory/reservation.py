@@ -141,7 +141,8 @@ class Reservation:
         engine, changes = self._engine, iter(gathering)
         engine.begin_micro_batch(accumulates=accumulates, is_last=is_last)
         self._change(self._left)
-        casts = [self.allocator.allocate(num_bytes) for num_bytes in cached_casts(self._table, self._recipe)]
+        sizes = cached_casts(self._table, self._recipe, self._trace)
+        casts = [self.allocator.allocate(num_bytes) for num_bytes in sizes]
         self._replay_forward(self._operations, changes)
         for block in casts:
             self.allocator.free(block)

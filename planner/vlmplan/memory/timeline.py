@@ -75,7 +75,7 @@ class StartedRun:
         engine, tracker = self._engine, self._tracker
         self._reach_last_micro_batch(trace, accumulates=recipe.grad_accum > 1)
         replay = MicroBatchReplay(engine, tracker, trace)
-        tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(self._table, recipe)))
+        tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(self._table, recipe, trace)))
         tracker.start_phase()
         forwards: list[Phase] = []
 

@@ -10,7 +10,8 @@ from collections import Counter
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, moved_bytes, update_flops
-from vlmplan.engines.parameters import ParameterTable, partition_size
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.partitions import partition_size
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import OptimizerKind, Precision

@@ -1,0 +1,122 @@
+"""Slices of the flat buffer of trained parameters, one for each rank under ZeRO 1 and 2, and which is the fullest."""
+
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from vlmplan.engines.parameters import FlatBuffer, ParameterTable
+
+
+class Partition(NamedTuple):
+    """The slice of the flat buffer of trained parameters that one rank updates under ZeRO 1 and 2."""
+
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+NCCL_ALIGNMENT = 2
+"""The flat buffer is padded to a multiple of this times the ranks (``nccl_start_alignment_factor``)."""
+
+
+def partition_size(num_elements: int, num_ranks: int) -> int:
+    """Elements of each rank's slice: the buffer is padded so that all are equal.
+
+    Source: ``align_dense_tensors(..., alignment = nccl_start_alignment_factor * N)`` in ``stage_1_and_2.py``.
+    """
+    return NCCL_ALIGNMENT * -(-num_elements // (NCCL_ALIGNMENT * num_ranks))
+
+
+def partition_of(num_elements: int, num_ranks: int, rank: int) -> Partition:
+    size = partition_size(num_elements, num_ranks)
+    return Partition(start=rank * size, size=size)
+
+
+def owned_elements(table: FlatBuffer, partition: Partition) -> int:
+    """Elements of all parameters that reach into ``partition``, each whole.
+
+    The gradient buffer of a rank has room for whole parameters, also for those that it shares with a neighbour
+    (``copy_grads_in_partition`` in ``stage_1_and_2.py``).
+    """
+    first, last = overlapping(table, partition)
+    return table.ends[last - 1] - table.ends[first] + table.numels[first] if first < last else 0
+
+
+def overlapping(table: FlatBuffer, partition: Partition) -> tuple[int, int]:
+    """The trained parameters that reach into ``partition``, as a range of ordinals."""
+    ends = table.ends
+    first = bisect_right(ends, partition.start)
+    last = bisect_left(ends, partition.end)
+    return first, min(last + 1, len(ends))
+
+
+def slices(table: FlatBuffer, partition: Partition) -> list[int]:
+    """Elements of each parameter that lie inside ``partition``."""
+    first, last = overlapping(table, partition)
+    parameters = zip(table.numels[first:last], table.ends[first:last], strict=True)
+    return [_slice(numel, end, partition) for numel, end in parameters]
+
+
+def _slice(numel: int, end: int, partition: Partition) -> int:
+    return min(end, partition.end) - max(end - numel, partition.start)
+
+
+def largest_slice(table: FlatBuffer, partition: Partition) -> int:
+    """The most of ``slices``, 0 where there is none: only the first and the last may be cut."""
+    first, last = overlapping(table, partition)
+    at_edges = [_slice(table.numels[at], table.ends[at], partition) for at in {first, last - 1} if first < last]
+    return max([*table.numels[first + 1 : last - 1], *at_edges], default=0)
+
+
+def idle_elements(table: ParameterTable, partition: Partition) -> int:
+    """Those of ``owned_elements`` in parameters that get no gradient."""
+    return sum([table.numels[ordinal] for ordinal in idle_ordinals(table, partition)])
+
+
+def idle_ordinals(table: ParameterTable, partition: Partition) -> list[int]:
+    """The parameters that reach into ``partition`` and get no gradient."""
+    if not table.idle:
+        return []
+    return [ordinal for ordinal in range(*overlapping(table, partition)) if ordinal in table.idle]
+
+
+def largest_reduced_slice(table: ParameterTable, partition: Partition) -> int:
+    """The most elements inside ``partition`` of a parameter that gets a gradient."""
+    used = [one for one in range(*overlapping(table, partition)) if one not in table.idle]
+    return max([_slice(table.numels[one], table.ends[one], partition) for one in used], default=0)
+
+
+def fullest_rank(table: ParameterTable, num_ranks: int, *, offloads_gradients: bool = False) -> int:
+    """The rank whose gradients are the most, zeros included: the one that runs out of memory first.
+
+    A rank whose parameters all get none has them after backward alone. Where the host has the gradients and some
+    parameters get none, it is the rank that takes the norm of most elements at a time.
+    """
+    if num_ranks == 1:
+        return 0
+
+    def held(rank: int) -> tuple[int, int]:
+        partition = partition_of(table.num_trained, num_ranks, rank)
+        if offloads_gradients and table.idle:
+            return largest_reduced_slice(table, partition), -rank
+        owned, zeros = owned_elements(table, partition), idle_elements(table, partition)
+        return (owned + zeros if zeros < owned else 0), -rank
+
+    return max(candidate_ranks(table, num_ranks), key=held)
+
+
+def candidate_ranks(table: ParameterTable, num_ranks: int) -> list[int]:
+    """Rank 0, the last, those that share the largest parameters, and those where parameters begin or end to get
+    gradients: one of them is the fullest."""
+    size = partition_size(table.num_trained, num_ranks)
+    ranks = {0, num_ranks - 1}
+    turns = [ordinal for ordinal in table.idle if not {ordinal - 1, ordinal + 1} <= table.idle]
+    for ordinal in (*table.largest_ordinals, *turns):
+        end = table.ends[ordinal]
+        start = end - table.numels[ordinal]
+        ranks.update((start // size, (end - 1) // size))
+        if table.idle:
+            ranks.update((start // size + 1, end // size))
+    return sorted(rank for rank in ranks if rank < num_ranks)
