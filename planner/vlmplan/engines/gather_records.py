@@ -25,6 +25,7 @@ class GatheredWeight:
     key: Key
     numel: int
     num_bytes: int
+    aligned_bytes: int
     is_trained: bool
     storage: GatheredStorage | None = None
     gather: "Gather | None" = None

@@ -4,7 +4,7 @@ A walk looks at nothing but the weights, so one serves all traces that use weigh
 order, whatever the batch or the kind of 16-bit numbers.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -39,6 +39,11 @@ class RunBytes(NamedTuple):
     def most(self) -> int:
         return self.start + self.most_change
 
+    @property
+    def end(self) -> int:
+        """When the run is over."""
+        return self.start + (self.changes[-1][0] if self.changes else 0)
+
     def plus(self, num_bytes: int) -> "RunBytes":
         return self._replace(start=self.start + num_bytes)
 
@@ -54,6 +59,14 @@ class PhaseGathers(NamedTuple):
     live: list[RunBytes]
     left: int
 
+    def through(self, schedule: Iterable[Run], busy: Collection[str], live_bytes: int) -> "PhaseGathers":
+        """The same with all runs of ``schedule``, of which these are the ``busy`` ones. ``live_bytes`` at the start."""
+        own, live = iter(self.live), list[RunBytes]()
+        for run in schedule:
+            live.append(next(own) if run.key in busy else RunBytes(live_bytes, 0, 0, []))
+            live_bytes = live[-1].end
+        return self._replace(live=live)
+
 
 class GatherWalk(NamedTuple):
     """``num_weights`` are those that come and go: what a rank's share is padded by for each depends on the ranks.
@@ -63,6 +76,11 @@ class GatherWalk(NamedTuple):
     backward: PhaseGathers
     num_weights: int
     never_freed: int
+
+    def through(self, schedule: Sequence[Run], busy: Collection[str]) -> "GatherWalk":
+        """The same with all runs of ``schedule``, of which these are the ``busy`` ones."""
+        forward = self.forward.through(schedule, busy, 0)
+        return self._replace(forward=forward, backward=self.backward.through(schedule[::-1], busy, forward.left))
 
 
 def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, num_ranks: int = 2) -> GatherWalk:
@@ -78,8 +96,20 @@ def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, num_rank
     )
     key = (gather_walk, sizes, num_wrappers, num_ranks)
     if key not in trace.memo:
-        trace.memo[key] = _walked(WalkKey(_shape(trace), sizes, num_wrappers, num_ranks, trace))
+        busy = _busy(trace)
+        walk = _walked(WalkKey(_shape(busy), sizes, num_wrappers, num_ranks, busy))
+        trace.memo[key] = walk if busy is trace else walk.through(trace.schedule, busy.sections.keys())
     return trace.memo[key]
+
+
+def _busy(trace: Trace) -> Trace:
+    """``trace`` without sections that use no weights, such as a loss of its own: traces with and without them are
+    alike in what they gather."""
+    if _busy not in trace.memo:
+        used = {key: section for key, section in trace.sections.items() if any(section_uses(section)[:2])}
+        schedule = [run for run in trace.schedule if run.key in used]
+        trace.memo[_busy] = trace if len(schedule) == len(trace.schedule) else Trace(used, schedule)
+    return trace.memo[_busy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +136,22 @@ def _shape(trace: Trace) -> Any:
 
 
 class _Shape:
-    """``key`` is equal for traces that use weights of the same sizes in the same order."""
+    """``key`` is equal for traces that use weights of the same sizes in the same order, however sections are called."""
 
     def __init__(self, trace: Trace) -> None:
         self._modules: dict[int, int] = {}
         self._weights: dict[int, int] = {}
         self._views: dict[int, int] = {}
         self._members: list[tuple[tuple[int, int, int, bool, bool], ...]] = []
+        numbers: dict[str, int] = {}
         sections: list[Any] = []
-        for key, section in trace.sections.items():
-            uses = section_uses(section)
-            sections.append((key, self._numbered(uses.forward), self._numbered(uses.backward)))
-        self.key = (tuple(sections), tuple(self._members), tuple(trace.schedule))
+        for run in trace.schedule:
+            if run.key not in numbers:
+                numbers[run.key] = len(numbers)
+                uses = section_uses(trace.sections[run.key])
+                sections.append((self._numbered(uses.forward), self._numbered(uses.backward)))
+        runs = [(numbers[run.key], run.layer) for run in trace.schedule]
+        self.key = (tuple(sections), tuple(self._members), tuple(runs))
 
     def _numbered(self, events: list[WeightUse]) -> tuple[tuple[Any, ...], ...]:
         return tuple([self._event(event) for event in events])
@@ -289,18 +323,26 @@ def _first_steps(schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> tu
 
 
 def _live_bytes(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run) -> RunBytes:
-    start = least = most = gathered.live_bytes
+    start = least = most = before = gathered.live_bytes
+    unchanged: EventBytes = (0, 0, ())
     changes: list[EventBytes] = []
     for event in events:
+        gathers: Sequence[tuple[int, int]] = ()
         if type(event) is Fetch:
             highest, gathers = gathered.fetch(), gathered.gathers
+            after = gathered.live_bytes
         else:
-            highest, gathers = notify(gathered, event, run), None
-        after = gathered.live_bytes
+            notify(gathered, event, run)
+            highest = after = gathered.live_bytes
+        if highest == after == before and not gathers:
+            changes.append(unchanged)
+            continue
+        before = after
         if highest > most:
             most = highest
         if after < least:
             least = after
+        unchanged = (after - start, after - start, ())
         if gathers:
             changes.append((after - start, highest - start, [(one - start, flat) for one, flat in gathers]))
         else:

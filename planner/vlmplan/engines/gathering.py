@@ -25,7 +25,7 @@ without; peft's two around the model. Each prefetches before it runs, forward an
 
 Passed = tuple[int, int]
 """Elements between two uses of a weight: as a module that is no leaf counts them, and as a leaf does."""
-NOTHING: Passed = (0, 0)
+NOT_ASKED: tuple[list[int], list[int]] = ([], [])
 
 
 def passed_by(numel: int, *, is_leaf: bool) -> Passed:
@@ -65,7 +65,7 @@ class GatheredWeights:
         """
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
         self._max_live, self._most_prefetched = zero.stage3_max_live_parameters, zero.stage3_prefetch_bucket_size
-        self._sink = sink
+        self._sink = None if sink is NULL_SINK else sink
         self._peak = 0
         self.gathers: list[tuple[int, int]] = []
         self.sent = (GatherCounts(), GatherCounts())
@@ -78,16 +78,8 @@ class GatheredWeights:
         self._steps = steps = forward + backward
         self._outermost_steps = (0, len(forward))
         self._order = [(weight, step) for step, module in enumerate(steps) for weight in module.weights]
-        passed, numels = omitted or {}, [passed_by(module.numel, is_leaf=module.is_leaf) for module in steps]
-        self._traversed = tuple(
-            list(
-                accumulate(
-                    (m[is_leaf] + passed.get(step + 1, NOTHING)[is_leaf] for step, m in enumerate(numels)), initial=0
-                )
-            )
-            for is_leaf in (False, True)
-        )
-        """Up to each step, as a module that is no leaf counts and as a leaf does."""
+        self._traversed = self._passed_by_step(omitted or {}) if zero.stage3_max_reuse_distance else NOT_ASKED
+        """Elements up to each step, as a module that is no leaf counts and as a leaf does."""
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
         self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
         self._decisions: dict[tuple[int, Key], bool] | None = None
@@ -114,6 +106,14 @@ class GatheredWeights:
         self._num_available = 0
         self._step = 0
 
+    def _passed_by_step(self, omitted: Mapping[int, Passed]) -> tuple[list[int], list[int]]:
+        numels = [passed_by(module.numel, is_leaf=module.is_leaf) for module in self._steps]
+        for step, more in omitted.items():
+            if step:
+                numels[step - 1] = numels[step - 1][0] + more[0], numels[step - 1][1] + more[1]
+        outside, inside = ([numel[is_leaf] for numel in numels] for is_leaf in (False, True))
+        return list(accumulate(outside, initial=0)), list(accumulate(inside, initial=0))
+
     def _module(self, module: Any, layer: int | None) -> GatheredModule:
         key = (id(module), layer)
         known = self._modules.get(key)
@@ -137,8 +137,9 @@ class GatheredWeights:
         key = (id(parameter), layer)
         known = self._weights.get(key)
         if known is None:
-            num_bytes = parameter.numel * parameter.dtype.num_bytes
-            known = self._weights[key] = GatheredWeight(key, parameter.numel, num_bytes, parameter.requires_grad)
+            numel, num_bytes, n = parameter.numel, parameter.numel * parameter.dtype.num_bytes, self._num_ranks
+            aligned = -(-num_bytes // n) * n
+            known = self._weights[key] = GatheredWeight(key, numel, num_bytes, aligned, parameter.requires_grad)
         return known
 
     @property
@@ -159,7 +160,10 @@ class GatheredWeights:
         waiting: dict[Gather, list[Hashable]] = {}
         weights: list[Hashable] = []
         for weight in self._weights.values():
-            ahead = max(0, weight.fetched_for - self._step)
+            ahead = weight.fetched_for - self._step
+            if weight.storage is None and weight.gather is None and ahead <= 0:
+                continue
+            ahead = max(0, ahead)
             if weight.gather is not None:
                 waiting.setdefault(weight.gather, []).append(name(weight.key))
             if weight.storage is not None or ahead:
@@ -260,7 +264,8 @@ class GatheredWeights:
 
     def _free(self, storage: GatheredStorage) -> None:
         self.live_bytes -= storage.num_bytes
-        self._sink.free(storage)
+        if self._sink is not None:
+            self._sink.free(storage)
 
     def _gather(self, weights: list[GatheredWeight]) -> None:
         """Start one collective. A single weight lands in its own buffer; several share a flat one.
@@ -268,7 +273,7 @@ class GatheredWeights:
         A rank that is alone brings each weight from the host to where it stays (``NoGatherCoalescedHandle``).
         """
         is_alone = self._num_ranks == 1
-        flat = 0 if is_alone else sum([self._aligned_bytes(weight) for weight in weights])
+        flat = 0 if is_alone else sum([weight.aligned_bytes for weight in weights])
         is_single = len(weights) == 1
         storages = {weight: GatheredStorage(flat if is_single and flat else weight.num_bytes) for weight in weights}
         gather = Gather(flat, len(weights), storages=storages)
@@ -280,8 +285,8 @@ class GatheredWeights:
                 self._allocate(storage, storage.num_bytes)
         else:
             self._allocate(gather, flat)
-        if self._offloads and not is_alone:
-            shards = [self._aligned_bytes(weight) // self._num_ranks for weight in weights]
+        if self._offloads and not is_alone and self._sink is not None:
+            shards = [weight.aligned_bytes // self._num_ranks for weight in weights]
             self._sink.transient(Component.WEIGHTS, shards, Stream.GATHER)
         self._count(weights)
         self._peak = max(self._peak, self.live_bytes)
@@ -311,14 +316,13 @@ class GatheredWeights:
         gather.num_waiting -= 1
         if gather.num_waiting == 0:
             self.live_bytes -= gather.flat_bytes
-            self._sink.free(gather)
-
-    def _aligned_bytes(self, weight: GatheredWeight) -> int:
-        return -(-weight.num_bytes // self._num_ranks) * self._num_ranks
+            if self._sink is not None:
+                self._sink.free(gather)
 
     def _allocate(self, owner: GatheredStorage | Gather, num_bytes: int) -> None:
         self.live_bytes += num_bytes
-        self._sink.allocate(owner, Component.WEIGHTS, num_bytes, Stream.GATHER)
+        if self._sink is not None:
+            self._sink.allocate(owner, Component.WEIGHTS, num_bytes, Stream.GATHER)
 
     def _drop_from_queue(self) -> None:
         """What the module uses now needs no prefetch any more. Uses leave the queue in their order."""
@@ -358,6 +362,8 @@ class GatheredWeights:
         """Whether the weight stays: prefetch counted on it, or it is used again within the reuse distance."""
         if weight.fetched_for > self._step:
             return True
+        if not self._zero.stage3_max_reuse_distance:
+            return False
         uses = weight.uses
         while uses and uses[0] < self._step:
             uses.popleft()

@@ -6,13 +6,15 @@ enough plans are found cannot be among them.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
 from typing import Any
 
+from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict
+from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.search.answer import (
     SECONDS_PER_HOUR,
@@ -133,14 +135,23 @@ class Search:
         else:
             found = self._of_least_seconds(candidate, ways)
             if not any(one.setup.fits for one in found):
-                lightest = self.space.fitting_lightest(cluster, method)
-                fitting = [] if lightest is None else self._scored(candidate, [lightest])
+                fitting = self._fitting_lightest(candidate, method)
                 found = self._simplest([*fitting, *found]) if fitting else []
         within = self._only_within_limits(found)
         if found and not within:
             self._over_limits.setdefault(id(candidate), []).extend(found)
         self._within += within
         return within
+
+    def _fitting_lightest(self, candidate: Candidate, method: Method) -> list[ScoredSetup]:
+        """What takes least memory, where it fits; not looked at where hosts are known to be short of less."""
+        attempts = self.space.possible_lightest(candidate.cluster, method)
+        needed = [self._machine(candidate, setup.recipe) for setup in attempts]
+        known = self._host_short.get(id(candidate), inf)
+        if all(machine is None and num_bytes >= known for machine, num_bytes in needed):
+            return []
+        lightest = self.space.first_fitting(attempts, candidate.cluster)
+        return [] if lightest is None else self._scored(candidate, [lightest])
 
     def _of_least_seconds(self, candidate: Candidate, ways: list[RecipeCandidate]) -> list[ScoredSetup]:
         """The fastest setups that fit, and faster ones that may, unless another is faster and cheaper than they can
@@ -150,29 +161,58 @@ class Search:
         """
         cluster = candidate.cluster
         is_exact = ways[0].recipe.expandable_segments
-        best: ScoredSetup | None = None
-        limits: dict[int, float] = {}  # by engine, as long as ``best`` is
+        best: dict[int, ScoredSetup] = {}  # by machine
+        limits: dict[int, float] = {}  # by engine, as long as ``best`` stays
 
         def below(way: RecipeCandidate) -> float:
-            if not is_exact or best is None or best.hours is None:
-                return inf
             if id(way.engine) not in limits:
-                limits[id(way.engine)] = self._beaten_hours(best, best.hours, way.engine) * SECONDS_PER_HOUR
+                limits[id(way.engine)] = self._beaten_hours(candidate, best, way.engine) * SECONDS_PER_HOUR
             return limits[id(way.engine)]
 
         found: list[ScoredSetup] = []
-        for setup in self.space.fastest(ways, cluster, below):
-            for entry in self._scored(candidate, [setup]):
+        for setup in self.space.fastest(ways, cluster, below if is_exact else lambda _: inf):
+            scored = self._scored(candidate, [setup])
+            if not scored:
+                limits.clear()  # less may be known to be short
+            for entry in scored:
                 found.append(entry)
-                is_cheapest = entry.cluster is cluster and setup.fits and entry.hours is not None
-                if is_cheapest and (best is None or entry.is_as_good_as(best)):
-                    best = entry
+                known = best.get(id(entry.cluster))
+                if setup.fits and entry.hours is not None and (known is None or entry.is_as_good_as(known)):
+                    best[id(entry.cluster)] = entry
                     limits.clear()
         return self._simplest(found) if is_exact else found
 
-    def _beaten_hours(self, entry: ScoredSetup, hours: float, engine: Engine) -> float:
-        """Hours of training from which on no setup of the engine is better than ``entry``, which takes ``hours``: it
-        takes longer, and if it writes less, that does not make up for the time."""
+    def _beaten_hours(self, candidate: Candidate, best: Mapping[int, ScoredSetup], engine: Engine) -> float:
+        """Hours of training from which on nothing of the engine is worth a look: those from which on the ``best`` on
+        its machine is better, and none where no machine has the host memory and less is known to be short."""
+        on_cheapest = best.get(id(candidate.cluster))
+        if on_cheapest is not None:
+            return self._worse_hours(on_cheapest, engine)
+        machines, short_bytes = self._hosts(candidate, engine)
+        if short_bytes is not None and short_bytes < self._host_short.get(id(candidate), inf):
+            return inf
+        if not machines:
+            return 0.0
+        entry = best.get(next(iter(machines))) if len(machines) == 1 else None
+        return inf if entry is None else self._worse_hours(entry, engine)
+
+    def _hosts(self, candidate: Candidate, engine: Engine) -> tuple[set[int], int | None]:
+        """The machines that setups of an engine get, and the least host memory that one of them lacks."""
+        machines: set[int] = set()
+        short: list[int] = []
+        for recipe in self.space.of_any_host(engine[0], candidate.cluster):
+            machine, num_bytes = self._machine(candidate, recipe)
+            if machine is None:
+                short.append(num_bytes)
+            else:
+                machines.add(id(machine[0]))
+        return machines, min(short, default=None)
+
+    def _worse_hours(self, entry: ScoredSetup, engine: Engine) -> float:
+        """Hours of training from which on no setup of the engine is better than ``entry`` on the same machine: it takes
+        longer, and if it writes less, that does not make up for the time."""
+        hours = entry.hours
+        assert hours is not None
         longer = hours * (1 + EQUAL_FRACTION)
         if entry.usd is None or entry.offer is None or not entry.offer.usd_per_hour:
             return longer
@@ -200,18 +240,22 @@ class Search:
         """The setups that one of the candidate's machines has enough host memory for."""
         scored: list[ScoredSetup] = []
         for setup in setups:
-            host_bytes = self.space.models.host_bytes(setup.recipe, candidate.cluster)
-            resume_bytes = 0
-            if candidate.may_be_taken_away:
-                resume_bytes = self.space.models.resume_host_bytes(setup.recipe, candidate.cluster)
-            machine = self._scorer.machine(candidate, host_bytes, resume_bytes)
+            machine, num_bytes = self._machine(candidate, setup.recipe)
             if machine is None:
-                host_bytes = max(host_bytes, resume_bytes)
-                known = self._host_short.setdefault(id(candidate), host_bytes)
-                self._host_short[id(candidate)] = min(known, host_bytes)
+                known = self._host_short.setdefault(id(candidate), num_bytes)
+                self._host_short[id(candidate)] = min(known, num_bytes)
             else:
                 scored.append(self._scorer.score(candidate, *machine, setup))
         return scored
+
+    def _machine(self, candidate: Candidate, recipe: Recipe) -> tuple[tuple[Cluster, Offer | None] | None, int]:
+        """The cheapest of the candidate's machines that has the host memory, None if none has; and how much is needed
+        of one that may be taken away."""
+        host_bytes = self.space.models.host_bytes(recipe, candidate.cluster)
+        resume_bytes = 0
+        if candidate.may_be_taken_away:
+            resume_bytes = self.space.models.resume_host_bytes(recipe, candidate.cluster)
+        return self._scorer.machine(candidate, host_bytes, resume_bytes), max(host_bytes, resume_bytes)
 
     def _with_smaller_batch(self, entry: ScoredSetup) -> ScoredSetup | None:
         """The same with the next smaller micro batch, where there is one within the limits."""

@@ -126,6 +126,15 @@ class SetupSpace:
         """
         return sorted(self._ways_of_method(cluster, method), key=itemgetter(0))
 
+    def of_any_host(self, recipe: Recipe, cluster: Cluster) -> list[Recipe]:
+        """The recipe with all that decides how much host memory it takes: sizes, and whether gradients accumulate."""
+        sizes = {
+            grad_accum > 1: (micro_batch, grad_accum) for micro_batch, grad_accum in self.batch_sizes(cluster.num_gpus)
+        }
+        profiles = (False, True) if self._has_profiles(recipe) else (False,)
+        sized = {id(one): one for one in (self._sized(recipe, cluster, low_memory=low) for low in profiles)}
+        return [self.models.with_batch(one, size) for one in sized.values() for size in sizes.values()]
+
     def has_ways(self, cluster: Cluster, method: Method) -> bool:
         return any(True for _ in self._ways_of_method(cluster, method))
 
@@ -271,8 +280,16 @@ class SetupSpace:
 
     def fitting_lightest(self, cluster: Cluster, method: Method) -> BoundedSetup | None:
         """One of ``lightest`` that fits by its timeline. If there is none, nothing of the method fits."""
+        return self.first_fitting(self.possible_lightest(cluster, method), cluster)
+
+    def possible_lightest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
+        """Those of ``lightest`` that may fit."""
         budget = self.models.budget_bytes(cluster)
-        attempts = [setup for setup in self.lightest(cluster, method) if setup.least_bytes <= budget]
+        return [setup for setup in self.lightest(cluster, method) if setup.least_bytes <= budget]
+
+    def first_fitting(self, attempts: Iterable[BoundedSetup], cluster: Cluster) -> BoundedSetup | None:
+        """The first that fits by its timeline of those that may, what takes least by its bound first."""
+        budget = self.models.budget_bytes(cluster)
         for setup in sorted(attempts, key=lambda setup: setup.most_bytes):
             closer: BoundedSetup | None = setup if setup.fits else self.closer(setup, cluster)
             while closer is not None:
