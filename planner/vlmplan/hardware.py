@@ -90,7 +90,8 @@ class Gpu:
     """One card (one device as torch sees it).
 
     ``memory_bytes`` is the total that the driver reports, ``cuda_visible_bytes`` the total that torch reports
-    on Linux, ``nvlink_bytes_per_second`` the sum of the card's links in one direction.
+    on Linux, ``nvlink_bytes_per_second`` the sum of the card's links in one direction, ``sm_count`` its streaming
+    multiprocessors.
     ``sources`` are pairs of a catalog key and where its value was read. ``calibration`` is what was measured on such a
     card, which then stands in place of what the models assume.
     """
@@ -102,6 +103,7 @@ class Gpu:
     supports_bf16: bool
     architecture: str | None = None
     compute_capability: tuple[int, int] | None = None
+    sm_count: int | None = None
     aliases: tuple[str, ...] = ()
     provider_names: tuple[str, ...] = ()
     pci_device_ids: tuple[str, ...] = ()

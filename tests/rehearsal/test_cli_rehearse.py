@@ -38,7 +38,8 @@ ADDED = {
     *("rank", "num_ranks", "num_steps", "verdict", "estimated_verdict", "peak_phase", "peak_step", "notes"),
     *("caveats", "not_counted", "to_fit", "other_machine"),
     *("estimated_peak_allocated_bytes", "estimated_peak_reserved_bytes", "estimated_peak_device_bytes"),
-    *("estimated_components_at_peak", "estimated_flops"),
+    *("estimated_components_at_peak", "estimated_flops", "estimated_step_seconds"),
+    *("step_seconds", "step_seconds_range", "step_seconds_by_part"),
 }
 WORDS = (
     *("--gpu", "a100-sxm4-80gb:2", "--zero-stage", "2", "--seq-len", "512", "--micro-batch", "2", "--grad-accum", "2"),

@@ -1,5 +1,6 @@
 """What ``vlmplan rehearse ... -- COMMAND`` refuses, and what its answers say; scripts run in tests/trainer."""
 
+import html
 import json
 import sys
 import time
@@ -11,7 +12,12 @@ from recorded_rehearsal import comparison
 
 from cli_calls import call
 from vlmplan.answers.rehearsal import document
+from vlmplan.catalog import load_catalog
+from vlmplan.recipe import Recipe
 from vlmplan.rehearsal import script
+from vlmplan.timing import gpu_rates
+from vlmplan.timing.rates import STEP_SECONDS
+from vlmplan.units import duration_text
 
 ANSWER: dict[str, Any] = {
     "schema": "vlmplan.rehearsed/1",
@@ -44,6 +50,17 @@ ANSWER: dict[str, Any] = {
         }
     ],
     "collectives": [],
+    "work": [
+        {
+            "phase": "forward",
+            "step": 3,
+            "products": [["bfloat16", 10**12, 10**6, 2]],
+            "attention_flops": {"bfloat16": 10**11},
+            "moved_bytes": 10**9,
+            "copied_bytes": 0,
+            "num_kernels": 10,
+        }
+    ],
     "events": {"storages": [1, 2, 2], "bytes": [1024, 512, -512]},
     "marks": [[0, "forward", 3, 3]],
     "streams": [],
@@ -78,7 +95,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]) -> None:
         (("--assume", "x.py:1=[1]", "--", "python", "x.py"), "True, False or a number"),
         (("--rank", "2", "--", "python", "x.py"), "--rank is 2; the ranks of --gpu are 0 to 1"),
         (("--steps", "2", "--", "python", "x.py"), "--steps is 2; 3 or more are needed"),
-        (("--html", "x.html", "--", "python", "x.py"), "leave out --plan, --html and --svg"),
+        (("--plan", "plan.json", "--", "python", "x.py"), "a script's rehearsal has no plan: leave out --plan"),
         (("--model", "qwen2-vl-2b", "--assume", "x.py:1=True"), "--assume is of a script: give its command behind --"),
     ],
 )
@@ -114,6 +131,42 @@ def test_the_document_has_every_key_of_that_of_a_plan(monkeypatch: pytest.Monkey
     assert of_plan["gpu"].keys() == found["gpu"].keys()
     assert of_plan["phases"][0].keys() == found["phases"][0].keys()
     assert found["relative_error"] is None
+
+
+def test_seconds_are_those_of_the_counted_operations_at_the_rates_of_a_plan(monkeypatch: pytest.MonkeyPatch):
+    answered(monkeypatch, ANSWER)
+    words = ("--gpu", "h100-sxm:1", "--", "python", "train.py")
+    found = call("rehearse", "--json", *words).document
+    speed = gpu_rates(load_catalog().gpu("h100-sxm"), Recipe())
+    assert speed is not None
+    products = 2 * (1e12 / speed.matmul_flops_per_second + speed.ramp_seconds)
+    forward = products + 1e11 / speed.attention_flops_per_second + 1e9 / speed.bytes_per_second
+    assert found["step_seconds_by_part"]["forward"] == pytest.approx(forward)
+    assert found["step_seconds"] == pytest.approx(forward + STEP_SECONDS.expected)
+    fast, slow = found["step_seconds_range"]
+    assert fast < found["step_seconds"] < slow
+    assert f"in {duration_text(found['step_seconds'])} by the roofline" in call("rehearse", *words).out
+
+
+def test_a_card_of_unknown_speed_has_no_seconds(monkeypatch: pytest.MonkeyPatch):
+    answered(monkeypatch, ANSWER)
+    found = call("rehearse", "--gpu", "cpu:1", "--json", "--", "python", "train.py").document
+    assert found["step_seconds"] is None
+
+
+def test_a_page_and_a_picture_have_the_phases_and_the_command(monkeypatch: pytest.MonkeyPatch):
+    answered(monkeypatch, ANSWER)
+    words = ("--gpu", "h100-sxm:1", "--steps", "4", "--longest", "--assume", "train.py:31=True")
+    done = call("rehearse", *words, "--html", "r.html", "--svg", "r.svg", "--", "python", "train.py", "a b")
+    assert done.code == 0, done.err
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert "python train.py 'a b' on 1 x H100 SXM5 80GB" in html.unescape(page)
+    asked = "vlmplan rehearse --gpu h100-sxm:1 --steps 4 --assume train.py:31=True --longest -- python train.py 'a b'"
+    assert asked in html.unescape(page)
+    assert "<svg" in page
+    assert "forward 3" in Path("r.svg").read_text(encoding="utf-8")
+    again = call("rehearse", *words, "--html", "r.html", "--", "python", "train.py")
+    assert (again.code, "r.html" in again.err) == (1, True)
 
 
 def test_the_text_says_how_to_take_the_other_way_and_what_is_a_bound(monkeypatch: pytest.MonkeyPatch):

@@ -59,9 +59,8 @@ class LiveStorages(TorchDispatchMode):
         for tensor in tensors:
             self._note(tensor.untyped_storage())
 
-    def resized(self, tensor: torch.Tensor) -> None:
-        """The storage of a tensor that stays may have another size now."""
-        storage = tensor.untyped_storage()
+    def resized(self, storage: Any) -> None:
+        """A storage whose tensors stay may have another size now."""
         key = storage._cdata
         if key in self.sizes:
             self._change(key, storage.nbytes())
@@ -170,10 +169,10 @@ class Meter:
             shards = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]  # of ZeRO-3
             self._storages.count(*model.parameters(), *shards, *model.buffers(), *quantisation_tensors(model))
 
-    def resized(self, tensor: torch.Tensor) -> None:
-        """The storage of a tensor that stays may have another size now; a GPU counts it by itself."""
+    def resized(self, storage: Any) -> None:
+        """A storage whose tensors stay may have another size now; a GPU counts it by itself."""
         if self._storages is not None:
-            self._storages.resized(tensor)
+            self._storages.resized(storage)
 
     def count_earlier(self, name: str) -> None:
         """What a GPU has counted until now, as the phase ``name``; a CPU counts within phases alone."""

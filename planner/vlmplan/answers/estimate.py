@@ -311,15 +311,15 @@ def _time(estimate: Estimate) -> Iterator[str]:
     samples = counted(estimate.samples_per_step, "sample")
     expected = duration_text(timed.expected.total)
     yield f"step: {expected} for {samples} (at best {least}, at worst {most}), bound by {timed.bound}"
-    yield f"  its parts: {_shares(timed.expected.as_json())}"
-    yield f"  forward, recompute and backward: {_shares(timed.as_json())}"
+    yield f"  its parts: {shares_text(timed.expected.as_json())}"
+    yield f"  forward, recompute and backward: {shares_text(timed.as_json())}"
     yield (
         f"speed: {estimate.samples_per_second:.3g} samples/s, {estimate.tokens_per_second:,.0f} tokens/s; "
         f"{estimate.num_steps:,} steps in {duration_text(estimate.run_seconds or 0)}"
     )
 
 
-def _shares(seconds: Mapping[str, float]) -> str:
+def shares_text(seconds: Mapping[str, float]) -> str:
     """What takes at least a thousandth of the time, with its part of it."""
     total = sum(seconds.values())
     shown = {name.replace("_", " "): one / total for name, one in seconds.items() if one >= total / 1000}

@@ -52,6 +52,8 @@ def document(found: Comparison, hardware_notes: Sequence[str] = ()) -> JsonDict:
         "host_bytes": rehearsed.host_peak_bytes,
         "checkpoint_bytes": rehearsed.checkpoint_bytes,
         "seconds": rehearsed.seconds,
+        **step_seconds_json(found),
+        "estimated_step_seconds": estimate.step_seconds,
         "not_rehearsed": [{"what": one.what, "bytes": one.num_bytes} for one in found.not_rehearsed],
         "not_counted": estimated["not_counted"],
         "caveats": estimated["caveats"],
@@ -74,6 +76,16 @@ def peaks(found: Comparison) -> JsonDict:
         "estimated_peak_reserved_bytes": estimate.device.reserved_bytes,
         "estimated_peak_device_bytes": estimate.device.device_bytes,
         "relative_error": found.relative_error,
+    }
+
+
+def step_seconds_json(found: RehearsedDevice) -> JsonDict:
+    """Seconds of a step by what was rehearsed, as an estimate has them."""
+    timed = found.timed
+    return {
+        "step_seconds": None if timed is None else timed.expected.total,
+        "step_seconds_range": None if timed is None else [timed.fast_seconds, timed.slow_seconds],
+        "step_seconds_by_part": None if timed is None else timed.expected.as_json(),
     }
 
 
@@ -300,6 +312,9 @@ def remaining_lines(found: Comparison) -> Iterator[str]:
     rehearsed, estimate = found.rehearsed, found.estimate
     flops = f"{rehearsed.flops_per_step / 1e12:.4g}"
     yield f"a step of this rank: {flops} TFLOP as rehearsed, {estimate.flops_per_step / 1e12:.4g} as estimated"
+    if found.timed is not None and estimate.step_seconds is not None:
+        seconds = duration_text(found.timed.expected.total)
+        yield f"  by the roofline: {seconds} as rehearsed, {duration_text(estimate.step_seconds)} as estimated"
     saved = rehearsed.checkpoint_bytes
     checkpoint = "" if saved is None else f"; its part of a checkpoint is {gib_text(saved)}"
     yield f"host memory of this rank's tensors: {gib_text(rehearsed.host_peak_bytes)} at most{checkpoint}"

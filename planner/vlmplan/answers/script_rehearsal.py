@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vlmplan.answers.estimate import VERDICTS
+from vlmplan.answers.estimate import VERDICTS, shares_text
 from vlmplan.answers.rehearsal import (
     SCHEMA,
     allocation_json,
@@ -15,6 +15,7 @@ from vlmplan.answers.rehearsal import (
     measured_json,
     messages_table,
     print_over_time,
+    step_seconds_json,
 )
 from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
@@ -28,6 +29,7 @@ UNKNOWN = "-"
 OF_AN_ESTIMATE = (
     *("estimated_verdict", "estimated_peak_allocated_bytes", "estimated_peak_reserved_bytes"),
     *("estimated_peak_device_bytes", "relative_error", "estimated_components_at_peak", "estimated_flops"),
+    "estimated_step_seconds",
 )
 OF_AN_ESTIMATED_PHASE = (
     *("estimated_resident_bytes", "estimated_peak_bytes", "relative_error"),
@@ -72,6 +74,7 @@ def document(found: ScriptRehearsal) -> JsonDict:
         "host_bytes": rehearsed.host_peak_bytes,
         "checkpoint_bytes": rehearsed.checkpoint_bytes,
         "seconds": rehearsed.seconds,
+        **step_seconds_json(found),
         "not_rehearsed": [{"what": one.what, "bytes": one.num_bytes} for one in found.not_rehearsed],
         "not_counted": [],
         "caveats": [],
@@ -87,36 +90,52 @@ def _read_json(one: UnknownRead) -> JsonDict:
 
 def print_script_rehearsal(found: ScriptRehearsal) -> None:
     """Print everything that a rehearsal found to standard output."""
-    rehearsed, device = found.rehearsed, found.device
-    word, colour = VERDICTS[found.verdict]
-    free = f"{gib_text(abs(device.free_bytes))} {'free' if device.free_bytes >= 0 else 'short'}"
-    say(
-        f"{shlex.join(found.words)} on {cluster_text(found.cluster)}",
-        f"rehearsed: rank {rehearsed.rank} of {rehearsed.num_ranks}, {counted(rehearsed.num_steps, 'step')}, "
-        f"{counted(rehearsed.num_operations, 'operation')} on tensors without data, in "
-        f"{duration_text(rehearsed.seconds)} and {gib_text(found.host_rss_bytes)} of this machine's memory",
-        f"{click.style(word, fg=colour, bold=True)}: {gib_text(device.device_bytes)} of "
-        f"{gib_text(device.usable_bytes)} usable on each GPU; {free}",
-    )
-    click.echo()
-    _print_phases(found)
-    click.echo()
-    _print_components(found)
-    click.echo()
-    print_table(largest_table(found))
-    click.echo()
-    if rehearsed.step_messages:
-        print_table(messages_table(found))
+    say(heading(found), rehearsed_line(found), verdict_line(found))
+    for table in tables(found):
         click.echo()
+        print_table(table)
+    click.echo()
     print_over_time(found)
     click.echo()
-    say(*_the_rest(found))
+    say(*remaining_lines(found))
 
 
-def _print_phases(found: ScriptRehearsal) -> None:
+def heading(found: ScriptRehearsal) -> str:
+    return f"{shlex.join(found.words)} on {cluster_text(found.cluster)}"
+
+
+def rehearsed_line(found: ScriptRehearsal) -> str:
+    rehearsed = found.rehearsed
+    return (
+        f"rehearsed: rank {rehearsed.rank} of {rehearsed.num_ranks}, {counted(rehearsed.num_steps, 'step')}, "
+        f"{counted(rehearsed.num_operations, 'operation')} on tensors without data, in "
+        f"{duration_text(rehearsed.seconds)} and {gib_text(found.host_rss_bytes)} of this machine's memory"
+    )
+
+
+def verdict_line(found: ScriptRehearsal) -> str:
+    device = found.device
+    word, colour = VERDICTS[found.verdict]
+    free = f"{gib_text(abs(device.free_bytes))} {'free' if device.free_bytes >= 0 else 'short'}"
+    return (
+        f"{click.style(word, fg=colour, bold=True)}: {gib_text(device.device_bytes)} of "
+        f"{gib_text(device.usable_bytes)} usable on each GPU; {free}"
+    )
+
+
+def tables(found: ScriptRehearsal) -> Iterator[Table]:
+    """Phases, the peak by component, its largest storages, and messages where there are any."""
+    yield phases_table(found)
+    yield components_table(found)
+    yield largest_table(found)
+    if found.rehearsed.step_messages:
+        yield messages_table(found)
+
+
+def phases_table(found: ScriptRehearsal) -> Table:
     titles = ("phase", "after", "peak", "first step", "reserved", "TFLOP")
     rows = [_phase_row(found, phase) for phase in found.phases]
-    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), least_first=("TFLOP",)))
+    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), least_first=("TFLOP",))
 
 
 def _phase_row(found: ScriptRehearsal, phase: RehearsedPhase) -> tuple[str, ...]:
@@ -131,7 +150,8 @@ def _phase_row(found: ScriptRehearsal, phase: RehearsedPhase) -> tuple[str, ...]
     )
 
 
-def _print_components(found: ScriptRehearsal) -> None:
+def components_table(found: ScriptRehearsal) -> Table:
+    """The peak by component, and the device."""
     peak, device = found.peak, found.device
     rows = [(name.replace("_", " "), gib_text(size)) for name, size in peak.components.as_json().items() if size]
     step = f" of step {peak.step}" if peak.step else ""
@@ -140,12 +160,27 @@ def _print_components(found: ScriptRehearsal) -> None:
     in_all = "process, in all" if found.is_on_cpu else "device, as nvidia-smi shows it"
     rows.append((in_all, gib_text(device.device_bytes)))
     titles = ("on each GPU", "rehearsed")
-    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:])))
+    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]))
 
 
-def _the_rest(found: ScriptRehearsal) -> Iterator[str]:
+def step_lines(found: ScriptRehearsal) -> Iterator[str]:
+    """FLOPs of a step, and its seconds by the roofline where the card's speed is known."""
+    flops, timed = f"a step of this rank: {found.rehearsed.flops_per_step / 1e12:.4g} TFLOP", found.timed
+    if timed is None:
+        yield flops
+        return
+    least, most = duration_text(timed.fast_seconds), duration_text(timed.slow_seconds)
+    yield (
+        f"{flops}, in {duration_text(timed.expected.total)} by the roofline (at best {least}, at worst {most}), "
+        f"bound by {timed.bound}"
+    )
+    yield f"  its parts: {shares_text(timed.expected.as_json())}"
+
+
+def remaining_lines(found: ScriptRehearsal) -> Iterator[str]:
+    """What no table says."""
     rehearsed = found.rehearsed
-    yield f"a step of this rank: {rehearsed.flops_per_step / 1e12:.4g} TFLOP"
+    yield from step_lines(found)
     saved = rehearsed.checkpoint_bytes
     checkpoint = "" if saved is None else f"; its part of a checkpoint is {gib_text(saved)}"
     yield f"host memory of this rank's tensors: {gib_text(rehearsed.host_peak_bytes)} at most{checkpoint}"

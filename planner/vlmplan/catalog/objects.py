@@ -30,6 +30,7 @@ def gpu_from_fields(gpu_id: str, fields: Fields) -> Gpu:
         vendor=Vendor(fields["vendor"]),
         architecture=fields.get("architecture"),
         compute_capability=capability,
+        sm_count=fields.get("sm_count"),
         aliases=tuple(fields.get("aliases") or ()),
         provider_names=provider_names(fields),
         pci_device_ids=tuple(pci_id.upper() for pci_id in fields.get("pci_device_ids") or ()),

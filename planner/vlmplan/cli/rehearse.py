@@ -25,7 +25,7 @@ from vlmplan.cli.options import (
     today,
     write_report,
 )
-from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words
+from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words, script_text
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
     from vlmplan.plan import Plan
     from vlmplan.rehearsal import Comparison
+    from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
+    from vlmplan.rehearsal.script import ScriptRehearsal
     from vlmplan.request import Request
     from vlmplan.search.way_out import WayOut
 
@@ -62,14 +64,13 @@ class Files:
         """Raise InputError where a file would be overwritten, or written twice."""
         refuse_files({"--html": self.html, "--svg": self.svg, "--trace": self.trace}, force=self.force)
 
-    def write(self, found: "Comparison", report: "Callable[[], str]") -> None:
-        """Write what is wanted; ``report`` makes the page."""
+    def write(self, found: "RehearsedDevice", report: "Callable[[], str]", picture: "Callable[[], str]") -> None:
+        """Write what is wanted; ``report`` makes the page, ``picture`` memory over time."""
         from vlmplan.rehearsal.perfetto import trace_text
-        from vlmplan.reports.rehearsal import rehearsal_svg
 
         texts: tuple[tuple[Path | None, Callable[[], str]], ...] = (
             (self.html, report),
-            (self.svg, lambda: rehearsal_svg(found)),
+            (self.svg, picture),
             (self.trace, lambda: trace_text(found)),
         )
         for path, text in texts:
@@ -116,12 +117,11 @@ def rehearse(
     files.check()
     script = ScriptOptions(**{field.name: given.pop(field.name) for field in fields(ScriptOptions)})
     if script.words:
-        if plan_file or html or svg:
-            raise InputError("a script's rehearsal has no plan and no page: leave out --plan, --html and --svg")
-        fits = rehearse_words(
-            script, given, catalog_files, rank=rank, num_steps=steps, trace=trace, force=force, as_json=as_json
-        )
-        return 0 if fits else EXIT_DOES_NOT_FIT
+        if plan_file:
+            raise InputError("a script's rehearsal has no plan: leave out --plan, or the command behind --")
+        rehearsed_script = rehearse_words(script, given, catalog_files, rank=rank, num_steps=steps)
+        _answer_of_script(rehearsed_script, files, script_text(script, given, catalog_files, rank, steps), as_json)
+        return 0 if rehearsed_script.verdict is not Verdict.DOES_NOT_FIT else EXIT_DOES_NOT_FIT
     if script.given:
         raise InputError(f"{', '.join(script.given)} is of a script: give its command behind --")
     asked = plan_asked_for(ctx, plan_file, given, catalog_files)
@@ -130,7 +130,7 @@ def rehearse(
     way_out = None if fits else _way_out(found, asked, catalog_files)
     text = command_text(rehearse, catalog_files, order=() if asked.request is None else tuple(given))
     words = asked_words(asked, plan_file, text)
-    files.write(found, lambda: _report(found, asked.notes, way_out, text, words))
+    files.write(found, lambda: _report(found, asked.notes, way_out, text, words), lambda: _picture(found))
     _answer(found, asked.notes, way_out, text, as_json=as_json)
     return 0 if fits else EXIT_DOES_NOT_FIT
 
@@ -140,6 +140,26 @@ def asked_words(asked: AskedPlan, plan_file: Path | None, text: "Callable[[Reque
     if asked.request is not None:
         return text(asked.request)
     return shlex.join(["vlmplan", "rehearse", "--plan", "" if plan_file is None else plan_file.name])
+
+
+def _answer_of_script(found: "ScriptRehearsal", files: Files, command: str, as_json: bool) -> None:
+    from vlmplan.reports.script_rehearsal import script_report, script_svg
+
+    files.write(found, lambda: script_report(found, command_text=command), lambda: script_svg(found))
+    if as_json:
+        from vlmplan.answers.script_rehearsal import document
+
+        print_document(document(found))
+        return
+    from vlmplan.answers.script_rehearsal import print_script_rehearsal
+
+    print_script_rehearsal(found)
+
+
+def _picture(found: "Comparison") -> str:
+    from vlmplan.reports.rehearsal import rehearsal_svg
+
+    return rehearsal_svg(found)
 
 
 def _report(

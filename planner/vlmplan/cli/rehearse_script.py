@@ -1,19 +1,24 @@
 """``vlmplan rehearse ... -- python train.py``: one rank of anybody's script on tensors without data."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import Decorator, print_document
+from vlmplan.cli.options import Decorator
 from vlmplan.errors import InputError
+
+if TYPE_CHECKING:
+    from vlmplan.rehearsal.script import ScriptRehearsal
 
 GIB = 2**30
 DEFAULT_MINUTES = 10.0
 TAKEN = ("gpu", "num_nodes", "host_ram", "inter_node_gbit")
 """Options of estimate that say something of a script's machine."""
+FLAGS = ("--longest", "--allow-network", "--allow-programs")
 NUM_PHASES_OUTSIDE, NUM_PHASES_OF_STEP = 4, 3
 SCRIPT: tuple[Decorator, ...] = (
     click.option(
@@ -24,6 +29,7 @@ SCRIPT: tuple[Decorator, ...] = (
     ),
     click.option("--longest", is_flag=True, help="Of a script: train on batches of its longest samples."),
     click.option("--allow-network", is_flag=True, help="Of a script: let it reach networks."),
+    click.option("--allow-programs", is_flag=True, help="Of a script: let it start other programs."),
     click.option(
         "--max-minutes", type=click.FloatRange(min=0.0, min_open=True), metavar="N", help="Of a script.  [default: 10]"
     ),
@@ -45,6 +51,7 @@ class ScriptOptions:
     assume: tuple[str, ...]
     longest: bool
     allow_network: bool
+    allow_programs: bool
     max_minutes: float | None
     max_rehearsal_ram: float | None
 
@@ -54,6 +61,7 @@ class ScriptOptions:
             "--assume": self.assume,
             "--longest": self.longest,
             "--allow-network": self.allow_network,
+            "--allow-programs": self.allow_programs,
             "--max-minutes": self.max_minutes,
             "--max-rehearsal-ram": self.max_rehearsal_ram,
         }
@@ -67,17 +75,10 @@ def rehearse_words(
     *,
     rank: int | None,
     num_steps: int | None,
-    trace: Path | None,
-    force: bool,
-    as_json: bool,
-) -> bool:
-    """Rehearse a command, and print what came of it; whether it fits."""
-    from vlmplan.answers.script_rehearsal import document, print_script_rehearsal
+) -> "ScriptRehearsal":
+    """The rehearsal of a command, with a bar on the terminal meanwhile."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.files import write_atomically
-    from vlmplan.memory.device import Verdict
-    from vlmplan.rehearsal.perfetto import trace_text
-    from vlmplan.rehearsal.script import rehearse_script
+    from vlmplan.rehearsal.script import ScriptSettings, rehearse_script
     from vlmplan.render.progress import rehearsal_progress
     from vlmplan.request import own_request, requested_cluster
 
@@ -86,25 +87,33 @@ def rehearse_words(
     if refused:
         raise InputError(f"the script decides how it trains, so {', '.join(refused)} cannot be given too")
     cluster, _ = requested_cluster(own_request(machine).hardware, load_catalog(tuple(catalog_files)))
-    minutes = asked.max_minutes or DEFAULT_MINUTES
     ram = asked.max_rehearsal_ram
+    settings = ScriptSettings(
+        rank=rank,
+        num_steps=num_steps,
+        assumptions=asked.assume,
+        allows_network=asked.allow_network,
+        allows_programs=asked.allow_programs,
+        longest=asked.longest,
+        max_host_bytes=None if ram is None else int(ram * GIB),
+        max_seconds=60 * (asked.max_minutes or DEFAULT_MINUTES),
+    )
     with rehearsal_progress(NUM_PHASES_OUTSIDE + NUM_PHASES_OF_STEP * (num_steps or NUM_PHASES_OF_STEP)) as say:
-        found = rehearse_script(
-            asked.words,
-            cluster,
-            rank=rank,
-            num_steps=num_steps,
-            assumptions=asked.assume,
-            allows_network=asked.allow_network,
-            longest=asked.longest,
-            max_host_bytes=None if ram is None else int(ram * GIB),
-            max_seconds=60 * minutes,
-            say=say,
-        )
-    if trace is not None:
-        write_atomically(trace, trace_text(found), force=force)
-    if as_json:
-        print_document(document(found))
-    else:
-        print_script_rehearsal(found)
-    return found.verdict is not Verdict.DOES_NOT_FIT
+        return rehearse_script(asked.words, cluster, settings, say)
+
+
+def script_text(
+    asked: ScriptOptions, given: dict[str, Any], catalog_files: Sequence[Path], rank: int | None, num_steps: int | None
+) -> str:
+    """The command line that asks for the same rehearsal."""
+    values: dict[str, Any] = {name.replace("_", "-"): given.get(name) for name in TAKEN}
+    values |= {"rank": rank, "steps": num_steps, "max-minutes": asked.max_minutes}
+    values |= {"max-rehearsal-ram": asked.max_rehearsal_ram}
+    words = ["vlmplan", "rehearse"]
+    for name, value in values.items():
+        if value is not None:
+            words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+    words += [word for file in catalog_files for word in ("--catalog", file.name)]
+    words += [word for text in asked.assume for word in ("--assume", text)]
+    words += [name for name in FLAGS if name in asked.given]
+    return shlex.join([*words, "--", *asked.words])

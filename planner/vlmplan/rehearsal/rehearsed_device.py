@@ -14,6 +14,7 @@ from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
 from vlmplan.rehearsal.result import Allocation, Rehearsed, RehearsedPhase
+from vlmplan.timing import CountedCollectives, TimedStep, timed_work
 
 BEFORE_PRODUCTS = ("load", "init")
 """Phases without library workspaces."""
@@ -94,6 +95,14 @@ class RehearsedDevice(ABC):
     def workspace_bytes(self) -> int:
         """Of libraries, which the first matrix product makes."""
         return workspace_bytes(self.cluster.node.gpu)
+
+    @cached_property
+    def timed(self) -> TimedStep | None:
+        """A step by what its operations make the GPU do; None where a speed is not known."""
+        collectives = [
+            CountedCollectives(one.phase, one.kind, one.count, one.num_bytes) for one in self.rehearsed.step_messages
+        ]
+        return timed_work(self.rehearsed.works, collectives, self.cluster, num_steps=self.rehearsed.num_steps)
 
     def _replay(self, capacity_bytes: int | None) -> Replayed:
         return replayed(

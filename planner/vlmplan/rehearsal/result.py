@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from vlmplan.engines.components import Components
 from vlmplan.json_reader import JsonObject
+from vlmplan.timing import CountedWork
 
 SCHEMA = "vlmplan.rehearsed/1"
 CACHE_EMPTIED = (0, 0)
@@ -96,6 +97,8 @@ class Rehearsed:
     marks: tuple[PhaseSpan, ...]
     streams: Mapping[int, int] = field(default_factory=dict[int, int], repr=False)
     origins: Mapping[int, Origin] = field(default_factory=dict[int, Origin], repr=False)
+    works: tuple[CountedWork, ...] = field(default=(), repr=False)
+    """What each phase makes the GPU do."""
 
     @property
     def last_phases(self) -> list[RehearsedPhase]:
@@ -138,6 +141,7 @@ def rehearsed_from_json(answer: JsonObject) -> Rehearsed:
         marks=_marks(answer, len(events)),
         streams=_streams(answer),
         origins=_origins(answer.object("origins"), events),
+        works=tuple(_work(one) for one in answer.objects("work")),
     )
 
 
@@ -178,6 +182,16 @@ def _origins(section: JsonObject, events: Sequence[tuple[int, int]]) -> dict[int
     if not all(storage in found for storage, num_bytes in events if num_bytes > 0):
         section.complain("storages", "every storage of the events is there")
     return found
+
+
+def _work(section: JsonObject) -> CountedWork:
+    flops = section.object("attention_flops")
+    return CountedWork(
+        phase=section.text("phase"),
+        products={(dtype, count, size): often for dtype, count, size, often in section.raw("products")},
+        attention_flops={name: flops.count(name) for name in flops.values},
+        **{name: section.count(name) for name in ("step", "moved_bytes", "copied_bytes", "num_kernels")},
+    )
 
 
 def _messages(section: JsonObject) -> Messages:

@@ -70,30 +70,39 @@ class ScriptRehearsal(RehearsedDevice):
         return [self.whole(phase) for phase in self.rehearsed.last_phases]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptSettings:
+    """How a script is rehearsed. ``assumptions``: values of lines, as ``--assume`` has them; ``longest``: on its
+    longest samples; ``max_host_bytes`` of this machine's memory and ``max_seconds`` end it."""
+
+    rank: int | None = None
+    num_steps: int | None = None
+    assumptions: Sequence[str] = ()
+    allows_network: bool = False
+    allows_programs: bool = False
+    longest: bool = False
+    max_host_bytes: int | None = None
+    max_seconds: float | None = None
+
+
 def rehearse_script(
     words: Sequence[str],
     cluster: Cluster,
-    *,
-    rank: int | None = None,
-    num_steps: int | None = None,
-    assumptions: Sequence[str] = (),
-    allows_network: bool = False,
-    longest: bool = False,
-    max_host_bytes: int | None = None,
-    max_seconds: float | None = None,
+    settings: ScriptSettings,
     say: Callable[[str], None] = lambda text: None,
 ) -> ScriptRehearsal:
-    """Rehearse ``words``, a command that trains, on one GPU of ``cluster``; with ``longest`` on its longest samples.
+    """Rehearse ``words``, a command that trains, on one GPU of ``cluster``.
 
     Raises InputError for what the script itself raises, for a rank or number of steps that cannot be, and for limits
     that it goes beyond; UnavailableError where the process dies.
     """
     gpu = cluster.node.gpu
-    rank, num_steps = _checked(rank or 0, num_steps or LEAST_STEPS, cluster)
+    rank, num_steps = _checked(settings.rank or 0, settings.num_steps or LEAST_STEPS, cluster)
     card = {
         "name": gpu.name,
         "compute_capability": list(gpu.compute_capability or AMPERE),
         "total_bytes": gpu.cuda_visible_bytes or gpu.usable_bytes,
+        "num_multiprocessors": gpu.sm_count,
     }
     with empty_folder() as folder:
         request: JsonDict = {
@@ -103,13 +112,15 @@ def rehearse_script(
             "card": None if gpu.is_cpu else card,
             "folder": str(folder),
             "cwd": os.getcwd(),
-            "assumptions": [assumed(text) for text in assumptions],
-            "allows_network": allows_network,
-            "longest": longest,
-            "host_limit_bytes": max_host_bytes,
+            "assumptions": [assumed(text) for text in settings.assumptions],
+            "allows_network": settings.allows_network,
+            "allows_programs": settings.allows_programs,
+            "longest": settings.longest,
+            "host_limit_bytes": settings.max_host_bytes,
         }
         answer = JsonObject(
-            answer_of([sys.executable, *COMMAND], json.dumps(request), say, max_seconds=max_seconds), source=SOURCE
+            answer_of([sys.executable, *COMMAND], json.dumps(request), say, max_seconds=settings.max_seconds),
+            source=SOURCE,
         )
     if "error" in answer:
         raise InputError(f"this script cannot be rehearsed: {answer.text('error')}")

@@ -7,6 +7,7 @@ from vlmplan.reports.estimate import estimate_report
 from vlmplan.reports.launch import launch_report
 from vlmplan.reports.recommendation import recommendation_report
 from vlmplan.reports.rehearsal import rehearsal_report
+from vlmplan.reports.script_rehearsal import script_report
 
 __all__ = [
     "advice_report",
@@ -16,4 +17,5 @@ __all__ = [
     "launch_report",
     "recommendation_report",
     "rehearsal_report",
+    "script_report",
 ]

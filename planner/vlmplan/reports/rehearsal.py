@@ -20,21 +20,22 @@ from vlmplan.reports.elements import paragraphs, section, table, verdict
 from vlmplan.reports.estimate import command_section, drawn_estimate, memory_section, said
 from vlmplan.reports.packed_events import packed
 from vlmplan.reports.page import page
-from vlmplan.reports.timeline_picture import timeline_picture
+from vlmplan.reports.timeline_picture import timeline_picture, timeline_places
 
 
 def rehearsal_report(found: Comparison, notes: Sequence[str], *, hints: Sequence[str], command_text: str) -> str:
     """The file. Arguments are as of ``estimate_report``."""
     answer = drawn_estimate(found.estimate, notes)
     every = [*found.estimate.workload.model.notes, *found.estimate.cautions, *notes]
+    spoken = click.unstyle(verdict_line(found))
     sections = [
         section(
             "verdict",
             "Verdict",
-            verdict(found.verdict.value, click.unstyle(verdict_line(found))),
+            verdict(found.verdict.value, spoken),
             paragraphs((rehearsed_line(found), *caveat_lines(every), *hints)),
         ),
-        section("timeline", "Memory over time", *_timeline(found)),
+        section("timeline", "Memory over time", *timeline_places(found, f"Memory over time: {spoken}")),
         section("phases", "Phases, rehearsed and estimated", table(phases_table(found), "Phases")),
         section("components", "At the peak", table(components_table(found), "Components at the peak")),
         section("largest", "Largest at the peak", table(largest_table(found), "Largest storages at the peak")),
@@ -51,12 +52,6 @@ def rehearsal_report(found: Comparison, notes: Sequence[str], *, hints: Sequence
 def rehearsal_svg(found: Comparison) -> str:
     """Memory over time as a whole SVG file."""
     return svg_file(timeline_picture(found, f"{heading(found.estimate)}; {setup_text(found.estimate)}"))
-
-
-def _timeline(found: Comparison) -> tuple[str, str]:
-    """The picture that stands still, and room for the one that moves."""
-    title = f"Memory over time: {click.unstyle(verdict_line(found))}"
-    return (f'<div id="timeline-still">\n{timeline_picture(found, title)}\n</div>', '<div id="timeline"></div>')
 
 
 def _messages(found: Comparison) -> str:

@@ -7,8 +7,10 @@ host.py      what the host does: CPU Adam, copies over PCIe and to NVMe, images
 overlap.py   what of communication computation does not hide
 rollout.py   what GRPO does before its steps: answers, log-probabilities, rewards
 step.py      a whole step, by what its seconds are spent on, with a range
+counted.py   a step whose operations a rehearsal has counted
 """
 
+from vlmplan.timing.counted import CountedCollectives, CountedWork, timed_work
 from vlmplan.timing.rates import RangedValue, Rates, Scenario, gpu_rates, peak_flops_per_second, speed_note
 from vlmplan.timing.rollout import GenerationWork, RolloutWork
 from vlmplan.timing.roofline import (
@@ -28,6 +30,8 @@ from vlmplan.timing.update import update_seconds
 __all__ = [
     "BesidesComputing",
     "BusySeconds",
+    "CountedCollectives",
+    "CountedWork",
     "GenerationWork",
     "MicroBatchSeconds",
     "PhaseDemands",
@@ -48,5 +52,6 @@ __all__ = [
     "speed_note",
     "step_flops",
     "timed_step",
+    "timed_work",
     "update_seconds",
 ]

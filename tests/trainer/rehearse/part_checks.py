@@ -13,8 +13,9 @@ from worlds import AMPERE, gpu, join, rehearsing
 
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.device import NAME
-from vlmplan_trainer.rehearse.dispatch import Rehearsal, value_of
+from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.ledger import NAMED_BYTES
+from vlmplan_trainer.rehearse.values import value_of
 
 TURING = (7, 5)
 NUM_BYTES = 4 * 1000

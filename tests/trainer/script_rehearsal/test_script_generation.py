@@ -21,7 +21,7 @@ def test_generation_runs_to_its_limit_and_the_longest_batch_is_known_by_name(
     assert not [one for one in found["unknown_values"] if one["what"] == "decision"]
     assert [note for note in found["notes"] if "generation runs to its length limit" in note]
     phases = {phase["name"]: phase for phase in found["phases"]}
-    assert {"generation", "forward", "backward", "step"} <= phases.keys()
+    assert {"generate", "forward", "backward", "step"} <= phases.keys()
     assert "evaluation" not in phases
     weights = phases["load"]["resident_bytes"]
     assert weights == phases["step"]["components"]["weights"]

@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from vlmplan_trainer.gradient_sums import is_in_place
+from vlmplan_trainer.rehearse import finite
 from vlmplan_trainer.rehearse.collectives import Collectives
-from vlmplan_trainer.rehearse.flops import VALUE, formula_of
+from vlmplan_trainer.rehearse.flops import formula_of
 from vlmplan_trainer.rehearse.kernels import KERNELS
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.rehearse.shapes import (
@@ -33,6 +34,8 @@ from vlmplan_trainer.rehearse.shapes import (
     remembered,
     signature,
 )
+from vlmplan_trainer.rehearse.values import forget_value, give_value, known_value, own_elements, value_of
+from vlmplan_trainer.rehearse.work import OperationWork, Work, work_of
 
 aten = torch.ops.aten
 KNOWN_ELEMENTS = 20_000_000
@@ -40,11 +43,6 @@ KNOWN_ELEMENTS = 20_000_000
 KNOWN_FLOATS = 1 << 23
 """... and tensors of floats: an optimizer's count of its steps, what the loss tries a model with, and the weights by
 which Gemma 4 pools patches, 705,600 an image, whose zeros tell what is padding."""
-
-
-def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The real value of a tensor; None if it is not known."""
-    return getattr(tensor, VALUE, None) if isinstance(tensor, FakeTensor) else tensor
 
 
 Results = dict[tuple[Any, ...], KnownOutputs]
@@ -70,6 +68,8 @@ class Rehearsal(TorchDispatchMode):
         super().__init__()
         self.fake_mode, self.ledger, self._maker = fake_mode, ledger, maker
         self.collectives = Collectives()
+        self.work = Work()
+        """What runs now makes the card do."""
         self.flops = 0
         self.num_operations = 0
         self._operations: dict[int, Operation] = {}
@@ -92,7 +92,7 @@ class Rehearsal(TorchDispatchMode):
     def fake(self, real: torch.Tensor) -> torch.Tensor:
         """A fake tensor of known value, in host memory."""
         fake = self.fake_mode.from_tensor(real)
-        setattr(fake, VALUE, real)
+        give_value(fake, real)
         self.ledger.note(fake, "given", self._maker)
         return fake
 
@@ -112,7 +112,7 @@ class Rehearsal(TorchDispatchMode):
             return self._counted(self.collectives(func, args, kwargs), func)
         if operation.kernel is not None:
             result, passing = operation.kernel(*args, **kwargs)
-            self._count_flops(operation, args, kwargs, result)
+            self._count_work(func, args, kwargs, result, self._count_flops(operation, args, kwargs, result))
             self._counted(result, func)
             self.ledger.pass_through(passing)
             return result
@@ -146,7 +146,7 @@ class Rehearsal(TorchDispatchMode):
             has_values = True
         else:
             assert operation.results is not None
-            num_known = sum(1 for t in inputs if t.__dict__.get(VALUE) is not None)
+            num_known = sum(1 for t in inputs if known_value(t) is not None)
             is_known, has_values = num_known == len(inputs), num_known > 0
             found = operation.results.get(key)
             if found is not None:
@@ -158,8 +158,9 @@ class Rehearsal(TorchDispatchMode):
                 return self.bounded(func, args, kwargs)
             return tree_map(self._fake_like(inputs), self._real(func, args, kwargs))
         flops = self._count_flops(operation, args, kwargs, result)
+        work = self._count_work(func, args, kwargs, result, flops)
         if key is not None and operation.results is not None:
-            self._remember(operation.results, key, result, inputs, args, kwargs, flops)
+            self._remember(operation.results, key, result, inputs, args, kwargs, flops, work)
         if is_known or (has_values and operation.is_mutable):
             self._follow(func, args, kwargs, result, is_known=is_known)
         return self._counted(result, func)
@@ -177,6 +178,8 @@ class Rehearsal(TorchDispatchMode):
     ) -> Any:
         """The result of a call with equal shapes, made anew."""
         self.flops += found.flops
+        if found.work is not None:
+            self.work.add(found.work)
         result: Any = None
         if found.outputs is not None:
             made_now = []
@@ -192,14 +195,22 @@ class Rehearsal(TorchDispatchMode):
         return result
 
     def _remember(
-        self, results: Results, key: Any, result: Any, inputs: list[Any], args: Any, kwargs: Any, flops: int
+        self,
+        results: Results,
+        key: Any,
+        result: Any,
+        inputs: list[Any],
+        args: Any,
+        kwargs: Any,
+        flops: int,
+        work: OperationWork | None,
     ) -> None:
         after: list[Any] = []
         if signature(args, kwargs, after) != key:  # it has changed the shape of what it was given
             return
         found = remembered(result, inputs)
         if found is not None:
-            found.flops = flops
+            found.flops, found.work = flops, work
             results[key] = found
 
     def _counted(self, result: Any, func: Any) -> Any:
@@ -215,6 +226,12 @@ class Rehearsal(TorchDispatchMode):
         flops = 0 if operation.flops is None else operation.flops(*args, **kwargs, out_val=result)
         self.flops += flops
         return flops
+
+    def _count_work(self, func: Any, args: Any, kwargs: Any, result: Any, flops: int) -> OperationWork | None:
+        found = work_of(func, args, kwargs, result, flops)
+        if found is not None:
+            self.work.add(found)
+        return found
 
     # -- values --------------------------------------------------------------------------------------------------
 
@@ -241,7 +258,7 @@ class Rehearsal(TorchDispatchMode):
                 made = self.fake_mode.fake_tensor_converter.from_meta_and_device(
                     self.fake_mode, torch.empty_like(item, device="meta"), device
                 )
-            setattr(made, VALUE, item)
+            give_value(made, item)
             self.ledger.note(made, "values", self._maker)
             return made
 
@@ -252,14 +269,17 @@ class Rehearsal(TorchDispatchMode):
         to something unknown loses its own."""
         outputs = [t for t in tree_iter(result) if isinstance(t, torch.Tensor)]
         changed = _changed(func, args, kwargs) if func._schema.is_mutable else []
+        if is_known and finite.kept_alike(func, args, result):
+            return
         if not (is_known and _is_worth_knowing(func, outputs or changed)):
             for tensor in changed:
-                if hasattr(tensor, VALUE):
-                    delattr(tensor, VALUE)
+                forget_value(tensor)
             return
+        for tensor in changed:
+            own_elements(tensor)
         reals = [t for t in tree_iter(self._real(func, args, kwargs)) if isinstance(t, torch.Tensor)]
         for output, real in zip(outputs, reals, strict=False):
-            setattr(output, VALUE, real)
+            give_value(output, real)
 
 
 def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
@@ -300,7 +320,7 @@ def _lifted(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     if isinstance(result, FakeTensor) and value_of(args[0]) is not None:
         result.constant = None
-        setattr(result, VALUE, value_of(args[0]))
+        give_value(result, value_of(args[0]))
     return mode._counted(result, func)
 
 
@@ -322,13 +342,13 @@ def _indexed(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
     return mode.__torch_dispatch__(func, (), (args[0], indices, *args[2:]), kwargs)
 
 
-def _is_zero(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """Unknown values, such as pixels, are taken not to be zero."""
-    if args[1] != 0 or value_of(args[0]) is not None:
+def _finite(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    """Numbers that are not known, such as pixels and losses, are taken to be finite and not zero."""
+    found = finite.answer(func, args) if value_of(args[0]) is None else None
+    if found is None:
         return NotImplemented
     result = func(*args, **kwargs)
-    with unset_fake_temporarily():
-        setattr(result, VALUE, torch.zeros((), dtype=torch.bool).expand(result.shape))
+    finite.keep(result, found)
     return mode._counted(result, func)
 
 
@@ -357,7 +377,7 @@ SPECIAL: dict[Any, Special] = {
     aten.lift_fresh.default: _lifted,
     aten.lift_fresh_copy.default: _lifted,
     aten.index.Tensor: _indexed,
-    aten.eq.Scalar: _is_zero,
+    **dict.fromkeys((*finite.LOOKED_FOR, *finite.COMPARED, *finite.COMPARED_WITH_NUMBER), _finite),
     aten._pin_memory.default: _pinned,
     aten.is_pinned.default: _is_pinned,
     aten.add.Tensor: _summed,

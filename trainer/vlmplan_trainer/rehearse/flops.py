@@ -16,9 +16,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.flop_counter import flop_registry
 
+from vlmplan_trainer.rehearse.values import value_of
+
 aten = torch.ops.aten
-VALUE = "_rehearsed_value"
-"""The attribute of a fake tensor that holds its real value."""
 Formula = Callable[..., int]
 
 
@@ -50,7 +50,7 @@ def varlen_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *ar
 def _num_pairs(ends: Tensor) -> int:
     """Pairs of tokens of a sequence. Lengths of fake sequences are known: they come of the batch."""
     with unset_fake_temporarily():
-        places = getattr(ends, VALUE, ends).tolist()
+        places = (ends if (value := value_of(ends)) is None else value).tolist()
     return sum((end - start) ** 2 for start, end in pairwise(places))
 
 

@@ -7,7 +7,7 @@ bytes (``kMinBlockSize``, ``c10/core/CachingDeviceAllocator.h``); in host memory
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmplan_trainer.rehearse.streams import current_number
@@ -83,6 +83,8 @@ class Ledger:
     snapshot: Callable[[], None] | None = None
     _numbers: dict[int, int] = field(default_factory=dict)
     _held: dict[int, "WatchedStorage"] = field(default_factory=dict)
+    _emptied: dict[int, tuple["weakref.ref[Any]", Entry]] = field(default_factory=dict)
+    """Storages that live but have no bytes now, and what they were."""
     _last: int = 0
 
     def number_of(self, storage: Any) -> int | None:
@@ -92,38 +94,50 @@ class Ledger:
     def note(self, tensor: Any, op: Any, maker: Maker) -> None:
         """A tensor that an operation returned: its storage is new unless it is a view or was changed in place."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._numbers:
+        if storage._cdata in self._numbers:
             return
-        num_bytes = storage.nbytes()
         kind = tensor.device.type
         if kind == "meta" or (self.counts_host_as_device and not self.is_in_phase):
             return
         is_on_device = kind != "cpu" or self.counts_host_as_device
-        if is_on_device:
-            num_bytes = self._block(num_bytes)
-        self._last += 1
-        number = self._numbers[key] = self._last
-        entry = self.entries[number] = Entry(num_bytes, is_on_device)
-        entry.phase = self.phase if self.is_in_phase else ""
-        if num_bytes >= self.named_bytes:
+        entry = Entry(self._size(storage, is_on_device), is_on_device)
+        if entry.num_bytes >= self.named_bytes:
             entry.shape, entry.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             entry.op, entry.maker = str(op), maker()
-        self._add(entry, number, num_bytes)
+        self._begin(storage, entry)
+
+    def _size(self, storage: Any, is_on_device: bool) -> int:
+        return self._block(storage.nbytes()) if is_on_device else storage.nbytes()
+
+    def _begin(self, storage: Any, entry: Entry) -> None:
+        """The storage is alive from now on."""
+        self._last += 1
+        key, number = storage._cdata, self._last
+        self._numbers[key], self.entries[number] = number, entry
+        entry.phase = self.phase if self.is_in_phase else ""
+        self._add(entry, number, entry.num_bytes)
         held = self._held[number] = WatchedStorage(storage, self._forget)
         held.key, held.number = key, number
 
-    def resized(self, tensor: Any, maker: Maker) -> None:
-        """The storage of a tensor that stays may have another size: it goes, and comes anew unless it is empty."""
-        storage = tensor.untyped_storage()
+    def resized(self, storage: Any, maker: Maker) -> None:
+        """A storage whose tensors stay may have another size: it goes, and comes anew unless it is empty."""
         number = self._numbers.get(storage._cdata)
         if number is not None:
-            entry, num_bytes = self.entries[number], storage.nbytes()
-            if entry.num_bytes == (self._block(num_bytes) if entry.is_on_device else num_bytes):
+            before = self.entries[number]
+            if before.num_bytes == self._size(storage, before.is_on_device):
                 return
             self._forget(self._held[number])
-        if storage.nbytes():
-            self.note(tensor, "resize_", maker)
+        else:
+            known = self._emptied.pop(storage._cdata, None)
+            if known is None or known[0]() is not storage:
+                return
+            before = known[1]
+        if not storage.nbytes():
+            self._emptied[storage._cdata] = weakref.ref(storage), before
+            return
+        num_bytes = self._size(storage, before.is_on_device)
+        name = maker() if num_bytes >= self.named_bytes else ""
+        self._begin(storage, replace(before, num_bytes=num_bytes, op="resize_", maker=name))
 
     def pass_through(self, sizes: Sequence[int]) -> None:
         """Memory of the device that a kernel takes for itself while it runs."""

@@ -16,6 +16,7 @@ from vlmplan_trainer.rehearse.components import COMPONENTS, Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.ledger import NAMED_BYTES, Entry, Ledger
 from vlmplan_trainer.rehearse.offline_peaks import component_of, live_at_peaks
+from vlmplan_trainer.rehearse.work import Work
 
 NUM_LARGEST = 10
 OUTSIDE_STEPS = ("load", "init", EVALUATION, "save")
@@ -42,6 +43,7 @@ class PhaseMeter(Meter):
         self._ledger, self._rehearsal, self._num_steps, self._say = ledger, mode, num_steps, say
         self.owners: Owners | None = None
         self._phases: dict[tuple[str, int], dict[str, Any]] = {}
+        self._work: dict[tuple[str, int], Work] = {}
         self._marks: list[list[Any]] = []
         """First event, name and step of each phase, and the event after its last."""
         self._known: dict[int, str] = {}
@@ -56,6 +58,7 @@ class PhaseMeter(Meter):
         gc.collect()  # what reference cycles of the phase before hold
         self._ledger.phase, self._rehearsal.collectives.key = name, key
         self._ledger.is_in_phase = True
+        self._rehearsal.work = self._work.setdefault((name, self.step), Work())
         self._ledger.restart_peaks()
         mark = [len(self._ledger.device.events), name, key[1]]
         self._marks.append(mark)
@@ -141,6 +144,7 @@ class PhaseMeter(Meter):
         return {
             "phases": list(self._phases.values()),
             "collectives": self._rehearsal.collectives.as_json(),
+            "work": [{"phase": name, "step": step, **one.as_json()} for (name, step), one in self._work.items()],
             "events": {"storages": [number for number, _ in events], "bytes": [size for _, size in events]},
             "marks": self._marks,
             "streams": [list(pair) for pair in self._ledger.device.streams.items()],

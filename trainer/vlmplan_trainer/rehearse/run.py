@@ -126,7 +126,7 @@ def _on_fake_tensors(
         if plan.recipe.optimizer.is_torchao:
             stack.enter_context(updating_in_compiled_kernels())
         if plan.recipe.fsdp:
-            stack.enter_context(telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution)))
+            stack.enter_context(telling_of_resized_storages(lambda storage: ledger.resized(storage, attribution)))
         stack.enter_context(fake_mode)
         yield stack.enter_context(Rehearsal(fake_mode, ledger, attribution))
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from vlmplan_trainer.rehearse.work import OperationWork
+
 PLAIN = frozenset(
     (int, float, bool, type(None), str, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size)
 )
@@ -51,6 +53,7 @@ class KnownOutputs:
     kind: type | None
     outputs: tuple[Output, ...] | None
     flops: int = 0
+    work: OperationWork | None = None
 
 
 def signature(args: Sequence[Any], kwargs: dict[str, Any], tensors: list[FakeTensor]) -> tuple[Any, ...]:

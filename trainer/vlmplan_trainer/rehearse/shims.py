@@ -17,9 +17,9 @@ from vlmplan_trainer.engines.optimizers import CPU_ADAM
 from vlmplan_trainer.rehearse import ranks
 from vlmplan_trainer.rehearse.components import inner_tensors, tensors_in
 from vlmplan_trainer.rehearse.device_shims import DEVICE_SHIMS, paging_in_host_memory
-from vlmplan_trainer.rehearse.dispatch import VALUE, value_of
 from vlmplan_trainer.rehearse.replaced import replaced
 from vlmplan_trainer.rehearse.sharded_shims import deriving_shapes_unseen
+from vlmplan_trainer.rehearse.values import give_value, value_of
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def patched_data_setter() -> Iterator[None]:
         plain.__set__(self, other)
         if isinstance(other, FakeTensor):
             self.fake_device = other.fake_device
-            setattr(self, VALUE, value_of(other))
+            give_value(self, value_of(other))
 
     FakeTensor.data = property(plain.__get__, set_data)  # pyright: ignore[reportAttributeAccessIssue]
     try:

@@ -45,6 +45,9 @@ class Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
 
 DEFAULT_STREAM = Stream()
 

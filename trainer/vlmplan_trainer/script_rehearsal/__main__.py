@@ -74,6 +74,7 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
             folder=folder,
             assumptions=request["assumptions"],
             allows_network=request["allows_network"],
+            allows_programs=request.get("allows_programs", False),
             longest=request["longest"],
             say=say_phase_begins,
         )

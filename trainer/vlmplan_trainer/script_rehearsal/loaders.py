@@ -1,4 +1,8 @@
-"""Data loaders of a script: read in this process, at an end once all steps are done or an evaluation has been seen."""
+"""Data loaders of a script: read in this process, at an end once all steps are done or an evaluation has been seen.
+
+Which loaders train is told by the passes that follow their batches. Those come to their end behind the last step, in
+this epoch and in all that follow, so that what the script does behind them runs too: evaluations and what it saves.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -8,23 +12,73 @@ from typing import Any
 import torch
 
 from vlmplan_trainer.rehearse.replaced import replaced
-from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
+from vlmplan_trainer.script_rehearsal.phases import EndOfRehearsal, ScriptPhases
 
 NUM_EVALUATED = 2
 """Batches of an evaluation: the second finds what the first leaves."""
+NUM_EMPTY_EPOCHS = 5
+"""Epochs without a batch behind the last step, after which a script that asks for more is ended: it may never stop."""
 WORKERS = 5
 """Where ``num_workers`` stands among the arguments of a ``DataLoader``, ..."""
 BEHIND_WORKERS = ("collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn")
 """... and what may be given by place behind it."""
+TRAINS = "_feeds_passes_that_train"
+"""Set on loaders and their iterators."""
+
+
+class NoBatchLeft(StopIteration):
+    """All steps are done. A script that asks for batches by hand (``next``) ends with it."""
+
+
+class Feeding:
+    """Which loaders' batches are trained on. ``read_by``: the iterators that gave a batch since the last pass."""
+
+    def __init__(self, phases: ScriptPhases) -> None:
+        self._phases = phases
+        self._read_by: list[Any] = []
+        phases.on_pass = self._passed
+
+    def _passed(self, trains: bool) -> None:
+        for iterator in self._read_by if trains else ():
+            setattr(iterator, TRAINS, True)
+            setattr(iterator._loader, TRAINS, True)
+        self._read_by.clear()
+
+    def look_for_end(self, iterator: Any) -> None:
+        """Raises StopIteration where an iterator gives no batch more."""
+        phases = self._phases
+        before = iterator.__dict__.setdefault("_evaluated_before", phases.num_evaluated)
+        if self.has_trained(iterator._loader) and not _is_evaluating():
+            raise NoBatchLeft
+        trains = getattr(iterator, TRAINS, False) and not _is_evaluating()
+        if not trains and phases.num_evaluated - before >= NUM_EVALUATED:
+            raise StopIteration
+
+    def has_trained(self, loader: Any) -> bool:
+        """Whether the last step is done, and was one of the loader's."""
+        return self._phases.is_done and getattr(loader, TRAINS, False)
+
+    def begin(self, loader: Any) -> None:
+        """An epoch of the loader. Raises EndOfRehearsal for one too many."""
+        if self.has_trained(loader) and not _is_evaluating():
+            self._phases.num_empty_epochs += 1
+            if self._phases.num_empty_epochs > NUM_EMPTY_EPOCHS:
+                raise EndOfRehearsal(0)
+
+    def gives(self, iterator: Any) -> None:
+        """A batch."""
+        self._read_by.append(iterator)
 
 
 @contextmanager
 def short_loaders(phases: ScriptPhases) -> Iterator[None]:
     """Worker processes would not know of fake tensors; they change no byte of the device."""
+    from accelerate import data_loader as ahead
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    make, following = DataLoader.__init__, _BaseDataLoaderIter.__next__
+    feeding = Feeding(phases)
+    make, iterate, following = DataLoader.__init__, DataLoader.__iter__, _BaseDataLoaderIter.__next__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         kwargs.update(num_workers=0, prefetch_factor=None, persistent_workers=False, multiprocessing_context=None)
@@ -32,22 +86,47 @@ def short_loaders(phases: ScriptPhases) -> Iterator[None]:
         kwargs["timeout"] = 0
         make(self, *args[:WORKERS], **kwargs)
 
-    def next_batch(self: Any) -> Any:
-        is_training = is_training_loader(self, phases)
-        if phases.is_done and is_training and phases.meter.in_progress == "step":
-            raise StopIteration
-        if phases.num_evaluated - self._evaluated_before >= NUM_EVALUATED:
-            raise StopIteration
-        return following(self)
+    def begun(self: Any) -> Any:
+        feeding.begin(self)
+        iterator: Any = iterate(self)
+        iterator._loader = self
+        return iterator
 
-    with replaced(DataLoader, "__init__", made), replaced(_BaseDataLoaderIter, "__next__", next_batch):
+    def next_batch(self: Any) -> Any:
+        feeding.look_for_end(self)
+        batch = following(self)
+        feeding.gives(self)
+        return batch
+
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (DataLoader, "__init__", made),
+            (DataLoader, "__iter__", begun),
+            (_BaseDataLoaderIter, "__next__", next_batch),
+        ):
+            stack.enter_context(replaced(owner, name, value))
+        for kind in (ahead.DataLoaderShard, ahead.DataLoaderDispatcher):
+            stack.enter_context(replaced(kind, "__iter__", _without_batch_ahead(kind.__iter__, feeding)))
         yield
+
+
+def _without_batch_ahead(iterate: Any, feeding: Feeding) -> Any:
+    """accelerate's loaders read a batch ahead, which they would give behind the last step (``data_loader.py`` 1.15)."""
+
+    def told(self: Any) -> Iterator[Any]:
+        for batch in iterate(self):
+            if feeding.has_trained(self.base_dataloader) and not _is_evaluating():
+                self.end()
+                return
+            yield batch
+
+    return told
 
 
 def is_training_loader(loader: Any, phases: ScriptPhases) -> bool:
     """Whether an iterator of a loader has given no batch to an evaluation yet, and gives none now."""
     before = loader.__dict__.setdefault("_evaluated_before", phases.num_evaluated)
-    return phases.num_evaluated == before and not _is_evaluating()
+    return (phases.num_evaluated == before or getattr(loader, TRAINS, False)) and not _is_evaluating()
 
 
 @contextmanager

@@ -7,16 +7,17 @@ name is looked up at the end of each phase.
 
 from typing import Any
 
+from vlmplan_trainer.measure import GENERATE
 from vlmplan_trainer.rehearse.meter import OUTSIDE_STEPS, PhaseMeter
 from vlmplan_trainer.rehearse.offline_peaks import component_of
 
-GENERATION = "generation"
+INFERENCE = "inference"
 
 
 class ScriptMeter(PhaseMeter):
     """Every step is looked at."""
 
-    outside_steps = (*OUTSIDE_STEPS, GENERATION)
+    outside_steps = (*OUTSIDE_STEPS, GENERATE, INFERENCE)
 
     def _watch(self, key: tuple[str, int]) -> None:
         """Nothing is foreseen."""

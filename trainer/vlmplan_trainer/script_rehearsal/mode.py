@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from vlmplan_trainer.gradient_sums import is_in_place
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.components import DDP
-from vlmplan_trainer.rehearse.dispatch import KNOWN_ELEMENTS, VALUE, Rehearsal, value_of
+from vlmplan_trainer.rehearse.dispatch import KNOWN_ELEMENTS, Rehearsal
 from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.rehearse.values import give_value, known_value, value_of
 from vlmplan_trainer.script_rehearsal.generation import drawn_tokens
 
 aten = torch.ops.aten
@@ -113,6 +114,10 @@ class ScriptAttribution(AllocationAttribution):
         return f"{name} {place}".strip()
 
 
+class UnknownSizeError(RuntimeError):
+    """Unknown numbers decide a size that has no upper bound."""
+
+
 class ScriptRehearsal(Rehearsal):
     """A rehearsal of code that nobody has prepared for it."""
 
@@ -124,11 +129,16 @@ class ScriptRehearsal(Rehearsal):
         return self.unknowns.value(tensor.dtype, kind="number")
 
     def bounded(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The largest result of an operation whose size its data decide."""
+        """The largest result of an operation whose size its data decide.
+
+        Raises UnknownSizeError where there is none.
+        """
         name = func.name().partition(".")[0].removeprefix("aten::")
+        if name in DECISIONS:
+            return bool(self.unknowns.value(torch.bool, kind="decision"))
         make = BOUNDS.get(name)
         if make is None:
-            return super().bounded(func, args, kwargs)
+            raise UnknownSizeError(f"what {name} returns depends on numbers that a rehearsal does not have") from None
         self.unknowns.bound(name)
         return self._counted(make(*args, **kwargs), func)
 
@@ -144,7 +154,7 @@ class ScriptRehearsal(Rehearsal):
                 self.ledger.pass_through([args[1].numel() * args[1].element_size()])
         elif func in DRAWING and value_of(args[0]) is None:
             with unset_fake_temporarily():
-                setattr(result, VALUE, drawn_tokens(func, args[0], result))
+                give_value(result, drawn_tokens(func, args[0], result))
         return result
 
     def _drawn(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -154,7 +164,7 @@ class ScriptRehearsal(Rehearsal):
             result = super().__torch_dispatch__(func, (), args, kwargs)
             if tensor.device.type == "cpu" and tensor.numel() <= KNOWN_ELEMENTS and not tensor.is_floating_point():
                 with unset_fake_temporarily():
-                    setattr(result, VALUE, func(torch.zeros(tensor.shape, dtype=tensor.dtype), *args[1:], **kwargs))
+                    give_value(result, func(torch.zeros(tensor.shape, dtype=tensor.dtype), *args[1:], **kwargs))
             return result
         if torch.device(kwargs.get("device") or "cpu").type != "cpu" or not isinstance(args[0], int):
             return super().__torch_dispatch__(func, (), args, kwargs)
@@ -187,6 +197,15 @@ def _index(tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Te
     return aten.index.Tensor(tensor, made)
 
 
+def _bincount(tensor: torch.Tensor, weights: Any = None, minlength: int = 0) -> torch.Tensor:
+    """As many classes as the script names, which it names where it counts on them."""
+    if not minlength:
+        raise UnknownSizeError("bincount counts numbers that a rehearsal does not have; give it a minlength")
+    return tensor.new_empty((minlength,), dtype=torch.int64 if weights is None else weights.dtype)
+
+
+DECISIONS = ("equal", "allclose")
+"""They return a truth value of Python's."""
 BOUNDS: dict[str, Callable[..., Any]] = {
     "nonzero": _nonzero,
     "masked_select": _masked_select,
@@ -194,6 +213,7 @@ BOUNDS: dict[str, Callable[..., Any]] = {
     "unique_dim": _unique,
     "unique_consecutive": _unique,
     "index": _index,
+    "bincount": _bincount,
 }
 
 
@@ -203,16 +223,16 @@ def _tell_of_equal_ranks(func: Any, args: Any, result: Any) -> None:
     with unset_fake_temporarily():
         if name in SUMS:
             for tensor in args[0]:
-                value = getattr(tensor, VALUE, None)
+                value = known_value(tensor)
                 if value is not None and str(args[2].op()) in ("RedOpType.SUM", "ReduceOp.SUM"):
-                    setattr(tensor, VALUE, value * torch.distributed.get_world_size(args[1]))
+                    give_value(tensor, value * torch.distributed.get_world_size(args[1]))
         elif name == "_allgather_base_" and value_of(args[1]) is not None:
             whole = value_of(args[1]).flatten()  # pyright: ignore[reportOptionalMemberAccess]
             times = args[0].numel() // max(1, whole.numel())
-            setattr(args[0], VALUE, whole.repeat(times).view(args[0].shape))
+            give_value(args[0], whole.repeat(times).view(args[0].shape))
         elif name == "allgather_" and value_of(args[1][0]) is not None:
             for tensor in args[0][0]:
-                setattr(tensor, VALUE, value_of(args[1][0]).clone())  # pyright: ignore[reportOptionalMemberAccess]
+                give_value(tensor, value_of(args[1][0]).clone())  # pyright: ignore[reportOptionalMemberAccess]
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 ``load`` lasts until an optimizer or an engine is made, ``init`` until the first forward pass that trains, ``forward``
 until backward, ``backward`` until gradients are clipped or the optimizer runs, ``step`` until the next pass. A pass
-without gradients of a model in ``eval`` mode whose weights are trained is ``evaluation``; calls that save are ``save``.
-Nothing lies between phases: what a script does there counts with the phase before.
+without gradients of the trained model in ``eval`` mode is ``evaluation``; ``generate`` is what transformers generates,
+and other passes between steps that train nothing, as those of a reference, a reward model or a frozen encoder, are
+``inference``. Calls that save are ``save``. Nothing lies between phases: what a script does there counts with the phase
+before.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,9 +15,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from vlmplan_trainer.measure import EVALUATION, Meter
+from vlmplan_trainer.measure import EVALUATION, GENERATE, Meter
 from vlmplan_trainer.rehearse.replaced import replaced
-from vlmplan_trainer.script_rehearsal.meter import GENERATION
+from vlmplan_trainer.script_rehearsal.meter import INFERENCE
+
+BETWEEN_STEPS = ("load", "init", GENERATE, INFERENCE, "step")
+"""A pass that trains nothing is a phase of its own where one of these is running."""
 
 
 class EndOfRehearsal(SystemExit):
@@ -37,15 +42,24 @@ class ScriptPhases:
         on_update: Callable[[Any], None] = lambda optimizer: None,
     ) -> None:
         self.meter, self.num_steps = meter, num_steps
-        self.steps_done = self.num_evaluated = 0
+        self.steps_done = self.num_evaluated = self.num_empty_epochs = 0
         self._on_training, self._on_update = on_training, on_update
         self._open = ExitStack()
         self._depth = self._backward_depth = 0
         self._trained: Any = None
+        self._optimized: set[int] = set()
+        """Weights that an optimizer was made for."""
+        self.on_pass: Callable[[bool], None] = lambda trains: None
+        """Called when a pass begins: whether it trains."""
 
     @property
     def is_done(self) -> bool:
         return self.steps_done >= self.num_steps
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """Steps that are done, and epochs that have begun since the last."""
+        return self.steps_done, self.num_empty_epochs
 
     def switch(self, name: str) -> None:
         """End the phase that runs, and begin ``name``."""
@@ -57,7 +71,8 @@ class ScriptPhases:
         self._open.close()
 
     def begin_init(self) -> None:
-        if self.meter.in_progress == "load":
+        """An optimizer or an engine is made, and nothing has been trained yet."""
+        if self._trained is None:
             self.switch("init")
 
     def begin_step(self) -> None:
@@ -77,16 +92,17 @@ class ScriptPhases:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Within, a model generates: a phase of its own where no other pass is going on."""
-        if self._depth or self.meter.in_progress in (EVALUATION, "forward"):
+        """Within, a model generates: a phase of its own where no other pass is going on. What is done with the answers
+        counts with it."""
+        if self._depth or self.meter.in_progress not in BETWEEN_STEPS:
             yield
             return
-        with self.inside(GENERATION):
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
+        self.switch(GENERATE)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -136,6 +152,7 @@ class ScriptPhases:
         def told(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self.begin_init()
             make(optimizer, *args, **kwargs)
+            self._optimized |= {id(weight) for group in optimizer.param_groups for weight in group["params"]}
 
         return told
 
@@ -168,20 +185,36 @@ class ScriptPhases:
         return told
 
     def _begin_pass(self, module: Any) -> None:
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            return  # a loss, or a reference model
-        if torch.is_grad_enabled():
-            if self.meter.in_progress != "forward":
-                if self.is_done:
-                    raise EndOfRehearsal(0)
-                self.meter.step = self.steps_done + 1
-                self.switch("forward")
-            if self._trained is None:
-                self._trained = module
-                self._on_training(module)
-        elif not inner_model(module).training and self.meter.in_progress != "forward":
+        trains = any(parameter.requires_grad for parameter in module.parameters())
+        if trains and torch.is_grad_enabled():
+            self._begin_training_pass(module)
+        elif trains and self._is_evaluated(module):
             self.num_evaluated += 1
+            self.on_pass(False)
             self.switch(EVALUATION)
+        elif self.meter.in_progress in BETWEEN_STEPS and any(True for _ in module.parameters()):
+            self.switch(INFERENCE)  # not of a loss, which has no weights
+
+    def _begin_training_pass(self, module: Any) -> None:
+        if self.meter.in_progress != "forward":
+            if self.is_done:
+                raise EndOfRehearsal(0)
+            self.meter.step = self.steps_done + 1
+            self.switch("forward")
+        self.on_pass(True)
+        if self._trained is None:
+            self._trained = module
+            self._on_training(module)
+
+    def _is_evaluated(self, module: Any) -> bool:
+        """Whether a pass without gradients is the trained model's own, in ``eval`` mode."""
+        if inner_model(module).training or self.meter.in_progress == "forward":
+            return False
+        if self._trained is not None:
+            known = {id(parameter) for parameter in self._trained.parameters()}
+        else:
+            known = self._optimized
+        return not known or any(id(parameter) in known for parameter in module.parameters())
 
 
 def inner_model(module: Any) -> Any:

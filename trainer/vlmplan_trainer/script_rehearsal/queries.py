@@ -6,12 +6,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.cuda import nccl
 
 from vlmplan_trainer.rehearse.ledger import CACHE_EMPTIED, Ledger
 from vlmplan_trainer.rehearse.streams import DEFAULT_STREAM, Event, Stream, current
 
 MODULES = ("", "memory", "random", "streams", "graphs")
 """Of ``torch.cuda``: each name is replaced wherever it is."""
+CUDA_VERSION, NCCL_VERSION = "12.8", (2, 27, 3)
+"""Assumed: of the torch that would run there. They decide no byte."""
+KIB = 1024
+LIMITS = {
+    (7, 0): (2048, 96, 96),
+    (7, 5): (1024, 64, 64),
+    (8, 0): (2048, 164, 163),
+    (8, 6): (1536, 100, 99),
+    (8, 9): (1536, 100, 99),
+    (9, 0): (2048, 228, 227),
+    (10, 0): (2048, 228, 227),
+    (12, 0): (1536, 100, 99),
+}
+"""Threads of a multiprocessor, and KiB of shared memory of one and of a block, by compute capability (CUDA C++
+Programming Guide, table of technical specifications)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +39,26 @@ class Card:
     total_bytes: int
     count: int
     index: int
+    num_multiprocessors: int | None = None
 
 
 def answer_as(card: Card, ledger: Ledger) -> None:
-    """``torch.cuda`` answers as on a machine with ``card``, for as long as the process runs."""
+    """``torch.cuda`` and ``torch.accelerator`` answer as on a machine with ``card``, for as long as the process
+    runs."""
     answers = {**_constant_answers(card), **_memory_answers(card, ledger), **_stream_answers(card)}
     for part in MODULES:
         module = getattr(torch.cuda, part) if part else torch.cuda
         for name, answer in answers.items():
             if hasattr(module, name):
                 setattr(module, name, answer)
+    for module in (torch.accelerator, torch.accelerator.memory):
+        for name, answer in (answers | _accelerator_answers(card, answers)).items():
+            if hasattr(module, name):
+                setattr(module, name, answer)
+    torch._C._get_accelerator = _always(torch.device("cuda"))
     torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = torch.cuda.nvtx.mark = _nothing
+    nccl.version = _always(NCCL_VERSION)
+    torch.version.cuda = CUDA_VERSION
     # autocast asks this module of its own
     torch.cuda.amp.common.amp_definitely_not_available = _always(False)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -45,9 +70,10 @@ def _always(value: Any) -> Callable[..., Any]:
 _nothing = _always(None)
 
 
-def _constant_answers(card: Card) -> dict[str, Any]:
+def _properties(card: Card) -> SimpleNamespace:
+    """What is not known of a card is not there, as in a torch that does not tell it."""
     major, minor = card.compute_capability
-    properties = SimpleNamespace(
+    found = SimpleNamespace(
         name=card.name,
         major=major,
         minor=minor,
@@ -56,7 +82,22 @@ def _constant_answers(card: Card) -> dict[str, Any]:
         is_multi_gpu_board=False,
         gcnArchName="",
         warp_size=32,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 * KIB,
     )
+    if card.num_multiprocessors is not None:
+        found.multi_processor_count = card.num_multiprocessors
+    limits = LIMITS.get(card.compute_capability)
+    if limits is not None:
+        threads, of_multiprocessor, of_block = limits
+        found.max_threads_per_multi_processor = threads
+        found.shared_memory_per_multiprocessor = of_multiprocessor * KIB
+        found.shared_memory_per_block_optin = of_block * KIB
+    return found
+
+
+def _constant_answers(card: Card) -> dict[str, Any]:
+    major, minor = card.compute_capability
     return {
         "is_available": _always(True),
         "is_initialized": _always(True),
@@ -67,7 +108,7 @@ def _constant_answers(card: Card) -> dict[str, Any]:
         "set_device": _nothing,
         "get_device_name": _always(card.name),
         "get_device_capability": _always(card.compute_capability),
-        "get_device_properties": _always(properties),
+        "get_device_properties": _always(_properties(card)),
         "get_arch_list": _always([f"sm_{major}{minor}"]),
         "is_bf16_supported": _always(card.compute_capability >= (8, 0)),
         "is_tf32_supported": _always(card.compute_capability >= (8, 0)),
@@ -75,9 +116,12 @@ def _constant_answers(card: Card) -> dict[str, Any]:
         "synchronize": _nothing,
         "ipc_collect": _nothing,
         "utilization": _always(0),
+        "memory_usage": _always(0),
         "temperature": _always(0),
         "power_draw": _always(0),
+        "clock_rate": _always(0),
         "is_current_stream_capturing": _always(False),
+        "set_sync_debug_mode": _nothing,
         "_lazy_call": lambda call, **kwargs: call(),
         "manual_seed": _nothing,
         "manual_seed_all": _nothing,
@@ -88,6 +132,19 @@ def _constant_answers(card: Card) -> dict[str, Any]:
         "get_rng_state_all": lambda: [torch.empty(16, dtype=torch.uint8)],
         "set_rng_state": _nothing,
         "set_rng_state_all": _nothing,
+    }
+
+
+def _accelerator_answers(card: Card, answers: dict[str, Any]) -> dict[str, Any]:
+    """What ``torch.accelerator`` has under other names."""
+    return {
+        "current_device_index": answers["current_device"],
+        "current_device_idx": answers["current_device"],
+        "set_device_index": _nothing,
+        "set_device_idx": _nothing,
+        "device_index": NoDeviceChange,
+        "get_memory_info": answers["mem_get_info"],
+        "get_device_capability": _always({"supported_dtypes": set()}),
     }
 
 
@@ -102,9 +159,11 @@ def _memory_answers(card: Card, ledger: Ledger) -> dict[str, Any]:
         ledger.device.peak_since_reset_bytes = live()
 
     def stats(*args: Any, **kwargs: Any) -> dict[str, int]:
+        """What was counted of a kind; what is not counted, as retries of the allocator, is 0."""
         found = {"current": live(), "peak": peak()}
         kinds = ("allocated_bytes", "reserved_bytes", "active_bytes")
-        return {f"{kind}.all.{when}": value for kind in kinds for when, value in found.items()}
+        counted = {f"{kind}.all.{when}": value for kind in kinds for when, value in found.items()}
+        return counted | dict.fromkeys(("num_alloc_retries", "num_ooms"), 0)
 
     def empty_cache() -> None:
         ledger.device.events.append(CACHE_EMPTIED)

@@ -69,16 +69,23 @@ def _groups(rank: int, num_ranks: int, device: str | None) -> dict[str, Callable
 
 
 def _objects(rank: int) -> dict[str, Callable[..., Any]]:
-    def gather(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> None:
-        objects[:] = [own] * len(objects)
+    """Names of parameters are torch's: they are given by name too."""
 
-    def gather_here(own: Any, objects: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
-        if objects is not None:
-            objects[:] = [own] * len(objects)
+    def gather(object_list: list[Any], obj: Any, *args: Any, **kwargs: Any) -> None:
+        object_list[:] = [obj] * len(object_list)
 
-    def scatter(output: list[Any], objects: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
-        if objects:
-            output[0] = objects[rank % len(objects)]
+    def gather_here(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def scatter(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[rank % len(scatter_object_input_list)]
 
     return {
         "all_gather_object": gather,

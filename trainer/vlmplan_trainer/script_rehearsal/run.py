@@ -38,7 +38,12 @@ from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
 from vlmplan_trainer.script_rehearsal.generators import generators_of_the_card
 from vlmplan_trainer.script_rehearsal.inference import inferring_without_gradients
 from vlmplan_trainer.script_rehearsal.launchers import Launch
-from vlmplan_trainer.script_rehearsal.loaders import datasets_in_this_process, short_loaders, stopping_trainers
+from vlmplan_trainer.script_rehearsal.loaders import (
+    NoBatchLeft,
+    datasets_in_this_process,
+    short_loaders,
+    stopping_trainers,
+)
 from vlmplan_trainer.script_rehearsal.longest import longest_batches
 from vlmplan_trainer.script_rehearsal.meter import ScriptMeter
 from vlmplan_trainer.script_rehearsal.mode import (
@@ -48,11 +53,13 @@ from vlmplan_trainer.script_rehearsal.mode import (
     Unknowns,
     reading_fake_tensors,
 )
+from vlmplan_trainer.script_rehearsal.other_programs import refuse_other_programs
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases, inner_model
 from vlmplan_trainer.script_rehearsal.programs import StartedElsewhere, starting_ranks_here
 from vlmplan_trainer.script_rehearsal.queries import Card, answer_as
 from vlmplan_trainer.script_rehearsal.ranks import one_host, running_alone
 from vlmplan_trainer.script_rehearsal.side_effects import Notes, leaving_nothing
+from vlmplan_trainer.script_rehearsal.triton_package import triton_without_kernels
 from vlmplan_trainer.script_rehearsal.weights import reading_no_weights
 
 NAMED_BYTES = 1 << 16
@@ -90,6 +97,7 @@ class ScriptRequest:
     folder: Path
     assumptions: Sequence[tuple[str, int, Any]] = ()
     allows_network: bool = False
+    allows_programs: bool = False
     longest: bool = False
     say: Any = lambda text: None
 
@@ -117,11 +125,18 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
         meter = ScriptMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
         phases = _phases(request, meter, ledger, attribution)
         saved = _enter_surroundings(stack, request, phases, notes)
+        if not request.allows_programs:
+            refuse_other_programs(notes)
         stack.enter_context(reading_fake_tensors(unknowns))
         gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
         with fake_mode, mode, phases.following():
             phases.switch("load")
-            _run(request)
+            try:
+                _run(request)
+            except InputError as error:
+                if not phases.is_done:
+                    raise
+                notes(f"behind its last step, where loaders that train give no batch more, the script failed: {error}")
     if not phases.steps_done:
         raise InputError("it made no optimizer step, so there is nothing to tell")
     if not phases.is_done:
@@ -146,7 +161,7 @@ def _enter_shims(stack: ExitStack, request: ScriptRequest, ledger: Ledger, attri
     stack.enter_context(shims.installed(has_device=False, has_paged_states=False))
     for shim in CPU_SHIMS if request.card is None else CUDA_SHIMS:
         stack.enter_context(shim())
-    stack.enter_context(telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution)))
+    stack.enter_context(telling_of_resized_storages(lambda storage: ledger.resized(storage, attribution)))
     stack.enter_context(running_alone(request.rank, request.num_ranks, device=request.card and "cuda"))
 
 
@@ -160,6 +175,8 @@ def _enter_surroundings(stack: ExitStack, request: ScriptRequest, phases: Script
     stack.enter_context(datasets_in_this_process())
     stack.enter_context(stopping_trainers(phases))
     stack.enter_context(compiling_nothing(notes))
+    if request.card is not None:
+        stack.enter_context(triton_without_kernels(notes))
     stack.enter_context(leaving_nothing(request.folder, notes, allows_network=request.allows_network))
     return stack.enter_context(counting_checkpoints(phases))
 
@@ -247,6 +264,8 @@ def _run_script(launch: Launch) -> None:
     except (KeyboardInterrupt, StartedElsewhere):
         raise
     except BaseException as error:
+        if isinstance(error, NoBatchLeft) or isinstance(error.__cause__, NoBatchLeft):  # as a generator passes it on
+            return
         traceback.print_exc()
         raise InputError(_where(error)) from None
     finally:
