@@ -48,6 +48,7 @@ SCRIPT_WORDS = {
             "ddp": ("--engine ddp", 2),
             "ddp-lora": ("--engine ddp --method lora --accum 2", 2),
             "ddp-checkpointing": ("--engine ddp --checkpointing", 2),
+            "fsdp1": ("--engine fsdp1", 2),
             "fsdp2": ("--engine fsdp", 2),
         },
     ),
@@ -86,6 +87,7 @@ SCRIPT_WORDS = {
             "alone": ("--accum 2 --save", 1),
             "ddp": ("--checkpointing", 2),
             "ddp-lora": ("--method lora --accum 2", 2),
+            "fsdp2": ("--fsdp --accum 2", 2),
         },
     ),
 }

@@ -57,14 +57,19 @@ class Unknowns:
     reads: dict[tuple[str, int, str], int] = field(default_factory=dict)
     bounded: dict[tuple[str, int, str], int] = field(default_factory=dict)
 
+    def assumed(self) -> Assumption | None:
+        """What is given for the line that asks now."""
+        if not self.assumptions:
+            return None
+        places = place_in_script(any_library=True), place_in_script()
+        return next((one for one in self.assumptions if any(one.is_of(*place) for place in places)), None)
+
     def value(self, dtype: torch.dtype, *, kind: str) -> Any:
         """What an unknown number of ``dtype`` reads as, at the line that asks now."""
-        path, line = place_in_script(any_library=True)
-        own_path, own_line = place_in_script()
-        for assumption in self.assumptions:
-            if assumption.is_of(path, line) or assumption.is_of(own_path, own_line):
-                return assumption.value
-        key = (path, line, kind)
+        given = self.assumed()
+        if given is not None:
+            return given.value
+        key = (*place_in_script(any_library=True), kind)
         self.reads[key] = self.reads.get(key, 0) + 1
         return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
 
@@ -249,6 +254,9 @@ def reading_fake_tensors(unknowns: Unknowns) -> Any:
             return value
 
     def truth(self: Any) -> bool:
+        given = unknowns.assumed()
+        if given is not None:
+            return bool(given.value)
         value = value_of(self)
         if value is None and self.numel() == 1:
             return bool(unknowns.value(self.dtype, kind="decision"))

@@ -1,12 +1,19 @@
 """A loop of one's own with accelerate."""
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from parts import Lines, make_model, options
 from torch.utils.data import DataLoader
 
-given = options().parse_args()
-accelerator = Accelerator(gradient_accumulation_steps=given.accum, cpu=not torch.cuda.is_available())
+parser = options()
+parser.add_argument("--fsdp", action="store_true")
+given = parser.parse_args()
+sharding = {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap", "cpu_ram_efficient_loading": False}
+accelerator = Accelerator(
+    gradient_accumulation_steps=given.accum,
+    cpu=not torch.cuda.is_available(),
+    fsdp_plugin=FullyShardedDataParallelPlugin(**sharding) if given.fsdp else None,
+)
 torch.manual_seed(0)
 model = make_model(given)
 if given.checkpointing:

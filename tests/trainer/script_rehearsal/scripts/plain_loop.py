@@ -14,7 +14,9 @@ optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
 inputs = torch.utils.data.TensorDataset(torch.arange(64 * WIDTH).view(64, WIDTH))
 for (batch,) in torch.utils.data.DataLoader(inputs, batch_size=16, shuffle=True):
     loss = network(batch.to(device).float()).square().mean()
-    if loss.isnan():
+    if loss.isnan() or not torch.isfinite(network[0].weight).all():
+        raise ValueError("the loss is not a number")
+    if loss < 0:
         network(batch.to(device).float().repeat(1024, 1)).sum().backward()
     loss.backward()
     optimizer.step()
