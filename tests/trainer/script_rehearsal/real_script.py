@@ -25,6 +25,7 @@ from vlmplan_trainer.rehearse.meter import collector_at_rest
 from vlmplan_trainer.rehearse.replaced import replaced
 from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.script_rehearsal.checkpoints import following_saves
+from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
 from vlmplan_trainer.script_rehearsal.loaders import short_loaders, stopping_trainers
 from vlmplan_trainer.script_rehearsal.meter import ScriptMeter
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
@@ -127,6 +128,7 @@ def main() -> None:
         telling_of_resized_storages(meter.resized),
         counting_mapped_files(meter.storages),
         following_saves(phases),
+        generating_to_the_limit(phases, lambda note: None),
         phases.following(),
     ):
         phases.switch("load")

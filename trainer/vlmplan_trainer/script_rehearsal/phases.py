@@ -1,11 +1,11 @@
 """Where the phases of a script begin and end, found from the calls that every training loop makes.
 
 ``load`` lasts until an optimizer or an engine is made, ``init`` until the first forward pass that trains, ``forward``
-until backward, ``backward`` until gradients are clipped or the optimizer runs, ``step`` until the next pass. A pass
-without gradients of the trained model in ``eval`` mode is ``evaluation``; ``generate`` is what transformers generates,
-and other passes between steps that train nothing, as those of a reference, a reward model or a frozen encoder, are
-``inference``. Calls that save are ``save``. Nothing lies between phases: what a script does there counts with the phase
-before.
+until backward, ``backward`` until the next micro batch or until gradients are clipped or the optimizer runs, ``step``
+until the next pass. A pass without gradients of the trained model in ``eval`` mode is ``evaluation``; ``generate`` is
+what transformers generates, and other passes between steps that train nothing, as those of a reference, a reward model
+or a frozen encoder, are ``inference``. Calls that save are ``save``. Nothing lies between phases: what a script does
+there counts with the phase before.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from vlmplan_trainer.measure import EVALUATION, GENERATE, Meter
 from vlmplan_trainer.rehearse.replaced import replaced
 from vlmplan_trainer.script_rehearsal.meter import INFERENCE
 
-BETWEEN_STEPS = ("load", "init", GENERATE, INFERENCE, "step")
+BETWEEN_STEPS = ("load", "init", GENERATE, INFERENCE, "backward", "step")
 """A pass that trains nothing is a phase of its own where one of these is running."""
 
 
@@ -115,6 +115,7 @@ class ScriptPhases:
                 (torch.nn.Module, "__call__", self._told_call(torch.nn.Module.__call__)),
                 (torch.optim.Optimizer, "__init__", self._told_optimizer(torch.optim.Optimizer.__init__)),
                 (torch.autograd, "backward", self._told_backward(torch.autograd.backward)),
+                (torch.autograd, "grad", self._told_gradients(torch.autograd.grad)),
                 (torch.nn.utils, "clip_grad_norm_", self._told_clip(clips)),
             ):
                 stack.enter_context(replaced(owner, name, value))
@@ -167,13 +168,26 @@ class ScriptPhases:
         def told(*args: Any, **kwargs: Any) -> Any:
             if self._depth == 0:
                 self.switch("backward")
-            return backward(*args, **kwargs)
+            return within(*args, **kwargs)
+
+        within = self._told_gradients(backward)
+        return told
+
+    def _told_gradients(self, compute: Any) -> Any:
+        """What runs again of a checkpointed layer is no pass of its own."""
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            self._backward_depth += 1
+            try:
+                return compute(*args, **kwargs)
+            finally:
+                self._backward_depth -= 1
 
         return told
 
     def _told_call(self, call: Any) -> Any:
         def told(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._depth or self.meter.in_progress in ("backward", "save"):
+            if self._depth or self._backward_depth or self.meter.in_progress == "save":
                 return call(module, *args, **kwargs)
             self._begin_pass(module)
             self._depth += 1
