@@ -15,6 +15,7 @@ from typing import Any
 from vlmplan.cli.options import EVALUATION, ONE_CLUSTER, RECIPE, WORKLOAD
 from vlmplan.cli.rehearse import OUTPUT, rehearse
 from vlmplan.cli.rehearse_script import SCRIPT
+from vlmplan.cli.task_options import TASK
 from vlmplan.estimation import Estimate
 from vlmplan.json_reader import JsonObject
 from vlmplan.plan import Plan, plan_from_estimate
@@ -50,7 +51,7 @@ OPTIONS = {
 
 def given(model: Path, **changes: Any) -> dict[str, Any]:
     """The options of ``vlmplan rehearse`` that make a plan."""
-    num_options = len(WORKLOAD) + len(ONE_CLUSTER) + len(RECIPE) + len(EVALUATION)
+    num_options = len(WORKLOAD) + len(ONE_CLUSTER) + len(RECIPE) + len(EVALUATION) + len(TASK)
     before = len(("--plan", "--config"))
     names = [option.name for option in rehearse.params if option.name is not None]
     values = dict.fromkeys(names[before : before + num_options])

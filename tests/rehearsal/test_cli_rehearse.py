@@ -167,6 +167,17 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch):
     says(refusal("rehearse", "--model", "small-llama", *WORDS), "torch", 'pip install "vlmplan[train]"')
 
 
+def test_a_task_without_trl_says_what_brings_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "installed_version", lambda name: None if name in ("trl", "datasets") else "1.0")
+    words = ("rehearse", "--model", "small-llama", *WORDS, "--task", "dpo")
+    says(refusal(*words), "needs trl, datasets, not installed here", 'pip install "vlmplan[rl]"')
+
+
+def test_a_task_that_is_not_launched_is_not_rehearsed():
+    words = ("rehearse", "--model", "small-llama", *WORDS, "--task", "grpo", "--max-completion-tokens", "16")
+    says(refusal(*words, "--generation", "server"), "--generation server is planned, not launched")
+
+
 def test_a_rehearsal_that_dies_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process, "COMMAND", ("-c", "raise RuntimeError('aten::thing')"))
     says(refusal("rehearse", "--model", "small-llama", *WORDS), "ended before it began: RuntimeError: aten::thing")

@@ -1,12 +1,14 @@
 """A recorded rehearsal beside its estimate: sums, errors, what is added, and when it does not fit."""
 
+from dataclasses import replace
+
 import pytest
 from recorded_rehearsal import comparison, planned, recorded
 
-from vlmplan.answers.rehearsal import document
+from vlmplan.answers.rehearsal import document, phases_table
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES, NUM_CUBLAS_HANDLES
-from vlmplan.rehearsal.comparison import relative_error
+from vlmplan.rehearsal.comparison import Comparison, relative_error
 from vlmplan.units import MIB
 
 WORKSPACES = CUBLAS_WORKSPACE_BYTES * NUM_CUBLAS_HANDLES
@@ -35,6 +37,16 @@ def test_peak_is_the_highest_moment_of_all_phases():
     found = comparison()
     assert found.peak_allocated_bytes == max(max(found.live_bytes), *(p.rehearsed.peak_bytes for p in found.phases))
     assert found.peak.components.total == found.peak_allocated_bytes
+
+
+def test_a_phase_that_no_estimate_has_stands_without_figures_of_it():
+    found = recorded()
+    scored = replace(found.first("forward"), name="score", step=0)
+    compared = Comparison(replace(found, phases=(*found.phases, scored)), comparison().estimate)
+    assert compared.phases[-1].name == "score"
+    assert document(compared)["phases"][-1]["estimated_peak_bytes"] is None
+    assert [phase.name for phase in compared.phases[:-1]] == [phase.name for phase in comparison().phases]
+    assert "score" in " ".join(row[0] for row in phases_table(compared).rows)
 
 
 def test_estimate_of_the_peak_is_of_the_same_phase():

@@ -132,11 +132,13 @@ def _phase_json(phase: ComparedPhase) -> JsonDict:
     rehearsed, estimated = phase.rehearsed, phase.estimated
     return {
         **measured_json(rehearsed, phase.first_step, phase.reserved_bytes),
-        "estimated_resident_bytes": estimated.resident.total,
-        "estimated_peak_bytes": estimated.peak.total,
+        "estimated_resident_bytes": None if estimated is None else estimated.resident.total,
+        "estimated_peak_bytes": None if estimated is None else estimated.peak.total,
         "relative_error": phase.peak_error,
-        "estimated_components": estimated.peak.as_json(),
-        "relative_error_by_component": {
+        "estimated_components": None if estimated is None else estimated.peak.as_json(),
+        "relative_error_by_component": None
+        if estimated is None
+        else {
             name: relative_error(num_bytes, getattr(rehearsed.components, name))
             for name, num_bytes in estimated.peak.as_json().items()
         },
@@ -222,7 +224,7 @@ def _phase_row(phase: ComparedPhase) -> tuple[str, ...]:
         phase.name,
         gib_text(rehearsed.resident_bytes),
         gib_text(rehearsed.peak_bytes),
-        gib_text(phase.estimated.peak.total),
+        UNKNOWN if phase.estimated is None else gib_text(phase.estimated.peak.total),
         error_text(phase.peak_error),
         UNKNOWN if phase.first_step is None else gib_text(phase.first_step.peak_bytes),
         UNKNOWN if phase.reserved_bytes is None else gib_text(phase.reserved_bytes),

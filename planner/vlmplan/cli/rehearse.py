@@ -26,6 +26,7 @@ from vlmplan.cli.options import (
     write_report,
 )
 from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words, script_text
+from vlmplan.cli.task_options import TASK
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
 
@@ -88,7 +89,7 @@ class AskedPlan:
 
 
 @click.command()
-@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, OUTPUT, SCRIPT, CATALOG, JSON)
+@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, OUTPUT, SCRIPT, CATALOG, JSON)
 @click.pass_context
 def rehearse(
     ctx: click.Context,

@@ -85,8 +85,9 @@ def command_text(
 
 
 def given_options(command: click.Command, request: "Request", order: Sequence[str] = ()) -> "dict[str, OptionValue]":
-    """The options that ``command`` has to be given for the request."""
+    """The options that ``command`` has to be given for the request. One that it does not have follows from others, as
+    the trainer of a ``--task`` does."""
     defaults = {option.name: option.default for option in command.params}
     known = {name: value for name, value in request.options().items() if value is not None}
     names = dict.fromkeys([*(name for name in order if name in known), *known])
-    return {name: known[name] for name in names if known[name] != defaults[name]}
+    return {name: known[name] for name in names if name in defaults and known[name] != defaults[name]}

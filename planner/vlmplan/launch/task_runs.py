@@ -7,10 +7,10 @@ do, and what the user has to bring.
 from collections.abc import Iterator
 
 from vlmplan.plan import Plan
+from vlmplan.plan.task_problems import plan_problems
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Precision
 from vlmplan.training import TrainerOptions, flag
-from vlmplan.training_task import SFT, Generation, Reference, TrainingTask
+from vlmplan.training_task import SFT, Reference, TrainingTask
 
 DPO_BETA, GRPO_BETA = 0.1, 0.04
 """How much the reference counts where nothing else is said: ``DPOConfig.beta``; in GRPO with a reference that of
@@ -40,27 +40,10 @@ def task_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     for name in OF_SFT:
         if getattr(options, name) not in (None, (), False):
             yield f"{flag(name)} is for --task {SFT}, but --task is {task.kind.value}; leave it off"
-    yield from _recipe_problems(plan.recipe, task)
+    yield from plan_problems(plan, task)
     yield from _beta_problems(plan.recipe, task, options)
     if task.is_grpo:
-        yield from _grpo_problems(plan, task, options)
-
-
-def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
-    name = f"--task {task.kind.value}"
-    if recipe.liger_layers:
-        yield f"--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off with {name}"
-    if recipe.precision is Precision.FP16 and recipe.zero_stage == 0:
-        yield (
-            f"--precision fp16 does not go with --zero-stage 0 and {name}: DeepSpeed does not scale the loss there; "
-            f"give --precision bf16, or --zero-stage 1"
-        )
-
-    if recipe.changes_base and recipe.zero_stage == 3:
-        yield (
-            f"--lora-init {recipe.lora_init} does not go with --zero-stage 3 and {name}: TRL copies adapters that "
-            f"change the model, for the reference, and copies nothing of sharded ones; give --lora-init default"
-        )
+        yield from _rewards_problems(options)
 
 
 def _beta_problems(recipe: Recipe, task: TrainingTask, options: TrainerOptions) -> Iterator[str]:
@@ -72,20 +55,8 @@ def _beta_problems(recipe: Recipe, task: TrainingTask, options: TrainerOptions) 
         yield f"--beta is 0, but the plan has a reference ({recipe.reference.value}); plan with --reference none"
 
 
-def _grpo_problems(plan: Plan, task: TrainingTask, options: TrainerOptions) -> Iterator[str]:
+def _rewards_problems(options: TrainerOptions) -> Iterator[str]:
     if options.rewards is None:
         yield "--task grpo needs --rewards FILE: a Python file of yours whose functions score answers"
     elif not options.rewards.is_file():
         yield f"--rewards {options.rewards} is no file; a Python file with reward functions is needed"
-    if task.generation is not Generation.TRANSFORMERS:
-        yield f"--generation {task.generation.value} is planned, not launched; launch with --generation transformers"
-    if task.reward_params:
-        yield "--reward-model-parameters are planned, not launched; launch scores answers by the functions of --rewards"
-    micro_batches = task.steps_per_generation or plan.recipe.grad_accum
-    answers = plan.recipe.micro_batch * plan.hardware.num_gpus * micro_batches
-    if answers % task.num_generations:
-        yield (
-            f"--num-generations {task.num_generations} does not divide the {answers} answers that are generated at "
-            f"once (--micro-batch {plan.recipe.micro_batch}, {plan.hardware.num_gpus} GPUs, {micro_batches} micro "
-            f"batches)"
-        )

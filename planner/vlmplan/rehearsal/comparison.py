@@ -24,11 +24,12 @@ def relative_error(estimated: float, rehearsed: float) -> float | None:
 class ComparedPhase:
     """One phase of the last step, or outside of steps, workspaces included.
 
+    ``estimated`` is None for what an estimate has no phase of: rewards of answers, log-probabilities before training.
     ``first_step`` is the same phase of the first step; ``reserved_bytes`` is None where no allocator caches.
     """
 
     rehearsed: RehearsedPhase
-    estimated: Phase
+    estimated: Phase | None
     first_step: RehearsedPhase | None
     reserved_bytes: int | None
 
@@ -38,7 +39,8 @@ class ComparedPhase:
 
     @property
     def peak_error(self) -> float | None:
-        return relative_error(self.estimated.peak.total, self.rehearsed.peak_bytes)
+        estimated = self.estimated
+        return None if estimated is None else relative_error(estimated.peak.total, self.rehearsed.peak_bytes)
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,20 @@ class Comparison(RehearsedDevice):
 
     @cached_property
     def phases(self) -> list[ComparedPhase]:
-        """In the order of a run."""
+        """In the order of a run, as the estimate has it where it has the phase."""
         estimated = {phase.name: phase for phase in self.estimate.timeline.phases}
-        return [
+        order = list(estimated)
+        found = [
             ComparedPhase(
                 rehearsed=self.whole(phase),
-                estimated=estimated[phase.name],
+                estimated=estimated.get(phase.name),
                 first_step=self.first_step(phase),
                 reserved_bytes=self.reserved_bytes_in(phase),
             )
             for phase in self.rehearsed.last_phases
         ]
+        known = iter(sorted((one for one in found if one.estimated is not None), key=lambda one: order.index(one.name)))
+        return [one if one.estimated is None else next(known) for one in found]
 
     @property
     def relative_error(self) -> float | None:
@@ -81,8 +86,10 @@ class Comparison(RehearsedDevice):
 
     @property
     def estimated_peak(self) -> Components:
-        """What the estimate says of the phase of the rehearsed peak."""
-        return next(phase.peak for phase in self.estimate.timeline.phases if phase.name == self.peak.name)
+        """What the estimate says of the phase of the rehearsed peak; of its own where it has no such phase."""
+        phases = self.estimate.timeline.phases
+        own = max(phases, key=lambda phase: phase.peak.total)
+        return next((phase.peak for phase in phases if phase.name == self.peak.name), own.peak)
 
 
 def compared(rehearsed: Rehearsed, estimate: Estimate) -> Comparison:

@@ -25,6 +25,7 @@ from vlmplan.versions import install_command, installed_version, needed_packages
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 COMMAND = ("-m", "vlmplan_trainer.rehearse")
+OF_TASKS = ("-m", "vlmplan_trainer.task_rehearsal")
 SOURCE = "the rehearsal's answer"
 PHASE = "PHASE "
 KEPT_LINES = 50
@@ -44,7 +45,10 @@ def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) 
         raise MissingPackageError(
             f"a rehearsal runs the trainer, which needs {', '.join(missing)}, not installed here: {install}"
         )
-    answer = JsonObject(answer_of([sys.executable, *COMMAND], json.dumps(request), say), source=SOURCE)
+    with empty_folder() as folder:
+        command = COMMAND if plan.recipe.task is None else OF_TASKS
+        more = {} if plan.recipe.task is None else {"folder": str(folder)}
+        answer = JsonObject(answer_of([sys.executable, *command], json.dumps(request | more), say), source=SOURCE)
     if "error" in answer:
         raise InputError(f"this plan cannot be rehearsed: {answer.text('error')}")
     return rehearsed_from_json(answer)

@@ -6,9 +6,12 @@ from vlmplan.engines.choice import engine_of
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, packed_samples
 from vlmplan.evaluation import Kept
+from vlmplan.hardware import Gpu
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan
+from vlmplan.plan.task_problems import plan_problems
 from vlmplan.sample_images import sample_image
+from vlmplan.training_task import TrainingTask
 
 PARTITIONED_STAGES = (1, 2)
 """ZeRO stages under which the ranks' gradient buffers differ in size."""
@@ -38,10 +41,7 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
             f"what is alive at a peak is looked at when it comes a second time"
         )
     if plan.recipe.task is not None:
-        raise InputError(
-            f"--task {plan.recipe.task.kind.value} is not rehearsed with the bundled trainer, which trains samples as "
-            f"they are; rehearse TRL's script: vlmplan rehearse --gpu NAME -- python train.py"
-        )
+        _refuse_task(plan, plan.recipe.task)
     evaluation = plan.recipe.evaluation
     if evaluation is not None and evaluation.kept is not Kept.LOSS:
         raise InputError(
@@ -69,10 +69,34 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
         "compute_capability": list(gpu.compute_capability or AMPERE),
         "total_bytes": gpu.usable_bytes,
     }
+    if plan.recipe.task is not None:
+        request["card"] = card_json(gpu)
     return request if num_steps is None else request | {"num_steps": num_steps}
+
+
+def _refuse_task(plan: Plan, task: TrainingTask) -> None:
+    """Raise InputError for a task that launch does not run."""
+    problem = next(plan_problems(plan, task), None)
+    if problem is not None:
+        raise InputError(f"what is not launched is not rehearsed: {problem}")
+
+
+def card_json(gpu: Gpu) -> JsonDict | None:
+    """The card of a rank for what asks torch of it; None for CPU ranks."""
+    if gpu.is_cpu:
+        return None
+    return {
+        "name": gpu.name,
+        "compute_capability": list(gpu.compute_capability or AMPERE),
+        "total_bytes": gpu.cuda_visible_bytes or gpu.usable_bytes,
+        "num_multiprocessors": gpu.sm_count,
+    }
 
 
 def num_phases(plan: Plan, num_steps: int | None) -> int:
     """Phases that the process will name: load, init, those of every step, evaluation, save."""
-    per_step = 2 * plan.recipe.grad_accum + 1
+    task = plan.recipe.task
+    # GRPO's answers, their log-probabilities and rewards; DPO's reference, which divides backward
+    of_task = 0 if task is None else 3 if task.is_grpo else 2 * plan.recipe.grad_accum
+    per_step = 2 * plan.recipe.grad_accum + 1 + of_task
     return 3 + (plan.recipe.evaluation is not None) + per_step * (num_steps or LEAST_STEPS)

@@ -15,7 +15,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.json_reader import JsonDict, JsonObject
 from vlmplan.rehearsal.process import SOURCE, answer_of
 from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
-from vlmplan.rehearsal.request import AMPERE, LEAST_STEPS
+from vlmplan.rehearsal.request import LEAST_STEPS, card_json
 from vlmplan.rehearsal.result import Rehearsed, RehearsedPhase, rehearsed_from_json
 
 COMMAND = ("-P", "-m", "vlmplan_trainer.script_rehearsal")
@@ -98,18 +98,12 @@ def rehearse_script(
     """
     gpu = cluster.node.gpu
     rank, num_steps = _checked(settings.rank or 0, settings.num_steps or LEAST_STEPS, cluster)
-    card = {
-        "name": gpu.name,
-        "compute_capability": list(gpu.compute_capability or AMPERE),
-        "total_bytes": gpu.cuda_visible_bytes or gpu.usable_bytes,
-        "num_multiprocessors": gpu.sm_count,
-    }
     with empty_folder() as folder:
         request: JsonDict = {
             "words": list(words),
             "world": {"rank": rank, "gpus_per_node": cluster.node.num_gpus, "num_nodes": cluster.num_nodes},
             "num_steps": num_steps,
-            "card": None if gpu.is_cpu else card,
+            "card": card_json(gpu),
             "folder": str(folder),
             "cwd": os.getcwd(),
             "assumptions": [assumed(text) for text in settings.assumptions],

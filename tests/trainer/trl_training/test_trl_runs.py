@@ -19,6 +19,8 @@ from many_runs import forget_accelerate
 from task_files import preferences, prompts, rewards
 from trainer_runs import Outcome, planned, start, train_all, train_here
 
+from vlmplan.launch.plan_estimate import estimate_of
+from vlmplan.rehearsal import rehearse
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 COMMON = ("--learning-rate", "1e-3", "--measured-steps", "4")
@@ -98,6 +100,19 @@ def test_every_phase_of_the_plan_is_measured_and_states_are_as_planned(outcomes,
         assert report[phase]["measured"] > 0
     for phase in ("init, peak", "step, peak", "save, peak"):
         assert report[phase]["error"] == pytest.approx(0, abs=0.03)
+
+
+@pytest.mark.parametrize("name", [name for name in ON_TWO if name.startswith("dpo")])
+def test_a_rehearsed_task_peaks_as_it_really_does_on_cpu_ranks(files, outcomes, name):
+    report = {line["name"]: line["measured"] for line in outcomes[name].report["planned_and_measured"]}
+    family, options = ON_TWO[name]
+    plan = planned(files / family, num_ranks=2, **options)
+    peaks: dict[str, int] = {}
+    for phase in rehearse(plan, estimate_of(plan, ())).rehearsed.phases:
+        peaks[phase.name] = max(peaks.get(phase.name, 0), phase.peak_bytes)
+    assert peaks.keys() == {"load", "init", "reference", "forward", "backward", "step", "save"}
+    for phase in ("reference", "forward", "backward", "step"):
+        assert peaks[phase] == pytest.approx(report[f"{phase}, peak"], rel=1e-4), phase
 
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(outcomes):

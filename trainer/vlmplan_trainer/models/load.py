@@ -76,7 +76,7 @@ def load_processing(plan: Plan, *, random_weights: bool = False) -> Processing:
     source = model_source(plan)
     with _sentences(source):
         config = _configuration(plan, source, random_weights=random_weights)
-        is_vision = _is_vision(config)
+        is_vision = is_vision_model(config)
         return Processing(
             processor=load_processor(source.name, is_vision=is_vision, revision=source.revision),
             is_vision=is_vision,
@@ -233,7 +233,7 @@ def _dequantized(model: ModelFiles) -> dict[str, Any]:
     return {"quantization_config": FineGrainedFP8Config(dequantize=True)} if model.is_fp8 else {}
 
 
-def _is_vision(config: Any) -> bool:
+def is_vision_model(config: Any) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING

@@ -55,14 +55,10 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
     world = World(**request["world"])
     launch = understood(request["words"], world)
     os.environ.update(rank_variables(world) | launch.environment)
-    from vlmplan_trainer.script_rehearsal.queries import Card
+    from vlmplan_trainer.script_rehearsal.queries import card_from_json
     from vlmplan_trainer.script_rehearsal.run import ScriptRequest, rehearse_script
 
-    values = request["card"]
-    card = None
-    if values is not None:
-        place = {"index": world.rank % world.gpus_per_node, "count": world.gpus_per_node}
-        card = Card(**values | place | {"compute_capability": tuple(values["compute_capability"])})
+    index = world.rank % world.gpus_per_node
     return rehearse_script(
         ScriptRequest(
             launch=launch,
@@ -70,7 +66,7 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
             rank=world.rank,
             num_ranks=world.num_ranks,
             num_steps=request["num_steps"],
-            card=card,
+            card=card_from_json(request["card"], index=index, count=world.gpus_per_node),
             folder=folder,
             assumptions=request["assumptions"],
             allows_network=request["allows_network"],

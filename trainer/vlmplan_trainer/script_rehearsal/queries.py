@@ -1,6 +1,6 @@
 """What ``torch.cuda`` answers where the named card would be: counts, capability, memory, streams, random numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +40,13 @@ class Card:
     count: int
     index: int
     num_multiprocessors: int | None = None
+
+
+def card_from_json(values: Mapping[str, Any] | None, *, index: int, count: int) -> Card | None:
+    """The card of a request, the ``index``-th of ``count`` in its node; None for a CPU."""
+    if values is None:
+        return None
+    return Card(**{**values, "compute_capability": tuple(values["compute_capability"])}, index=index, count=count)
 
 
 def answer_as(card: Card, ledger: Ledger) -> None:

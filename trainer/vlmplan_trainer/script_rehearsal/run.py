@@ -1,42 +1,25 @@
 """One rank of a script, from its first line to its last, on fake tensors."""
 
 import gc
-import importlib.util
 import os
 import runpy
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlmplan.errors import InputError
-from vlmplan_trainer.rehearse import kernels, shims
 from vlmplan_trainer.rehearse.components import Owners
-from vlmplan_trainer.rehearse.device_shims import (
-    knowing_used_weights,
-    making_numbers_on_the_host,
-    rebuilding_buckets,
-    recording_no_streams,
-)
-from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
-from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
-from vlmplan_trainer.resized_storages import telling_of_resized_storages
-from vlmplan_trainer.script_rehearsal.card import make_cuda_known
+from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
-from vlmplan_trainer.script_rehearsal.flash_package import flash_attn_package
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
-from vlmplan_trainer.script_rehearsal.generators import generators_of_the_card
-from vlmplan_trainer.script_rehearsal.inference import inferring_without_gradients
 from vlmplan_trainer.script_rehearsal.launchers import Launch
 from vlmplan_trainer.script_rehearsal.loaders import (
     NoBatchLeft,
@@ -56,28 +39,15 @@ from vlmplan_trainer.script_rehearsal.mode import (
 from vlmplan_trainer.script_rehearsal.other_programs import refuse_other_programs
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases, inner_model
 from vlmplan_trainer.script_rehearsal.programs import StartedElsewhere, starting_ranks_here
-from vlmplan_trainer.script_rehearsal.queries import Card, answer_as
-from vlmplan_trainer.script_rehearsal.ranks import one_host, running_alone
+from vlmplan_trainer.script_rehearsal.queries import Card
 from vlmplan_trainer.script_rehearsal.side_effects import Notes, leaving_nothing
+from vlmplan_trainer.script_rehearsal.surroundings import enter_shims, prepared
 from vlmplan_trainer.script_rehearsal.triton_package import triton_without_kernels
 from vlmplan_trainer.script_rehearsal.weights import reading_no_weights
 
-NAMED_BYTES = 1 << 16
-"""Storages from this size on have the line of the script that made them: a small model's weights too."""
 SCHEMA = "vlmplan.rehearsed/1"
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """As launchers and scripts may set them."""
-CPU_SHIMS = (rebuilding_buckets, knowing_used_weights, inferring_without_gradients, one_host)
-CUDA_SHIMS = (
-    making_numbers_on_the_host,
-    rebuilding_buckets,
-    knowing_used_weights,
-    inferring_without_gradients,
-    recording_no_streams,
-    flash_attention_from_torch,
-    flash_attn_package,
-    generators_of_the_card,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,22 +75,13 @@ class ScriptRequest:
 def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
     """What happened, as JSON has it. Once in a process. Raises InputError with the script's own error and its place."""
     start = time.perf_counter()
-    card, notes = request.card, Notes()
-    _import_libraries()
-    ledger = Ledger(
-        counts_host_as_device=card is None,
-        block_bytes=1 if card is None else GPU_BLOCK_BYTES,
-        named_bytes=NAMED_BYTES,
-    )
+    notes, ledger = Notes(), prepared(request.card)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # imports what looks at torch.cuda as it is
-    if card is not None:
-        _make_card(card, ledger)
     unknowns = Unknowns(tuple(Assumption(*one) for one in request.assumptions))
     attribution = ScriptAttribution()
-    warnings.filterwarnings("ignore")
-    torch.autograd.set_multithreading_enabled(False)
     with ExitStack() as stack:
-        _enter_shims(stack, request, ledger, attribution)
+        place = {"card": request.card, "rank": request.rank, "num_ranks": request.num_ranks}
+        enter_shims(stack, ledger, attribution, **place)
         mode = ScriptRehearsal(fake_mode, ledger, attribution, unknowns)
         meter = ScriptMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
         phases = _phases(request, meter, ledger, attribution)
@@ -156,15 +117,6 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
     }
 
 
-def _enter_shims(stack: ExitStack, request: ScriptRequest, ledger: Ledger, attribution: ScriptAttribution) -> None:
-    """What stands in the way of libraries, and the ranks."""
-    stack.enter_context(shims.installed(has_device=False, has_paged_states=False))
-    for shim in CPU_SHIMS if request.card is None else CUDA_SHIMS:
-        stack.enter_context(shim())
-    stack.enter_context(telling_of_resized_storages(lambda storage: ledger.resized(storage, attribution)))
-    stack.enter_context(running_alone(request.rank, request.num_ranks, device=request.card and "cuda"))
-
-
 def _enter_surroundings(stack: ExitStack, request: ScriptRequest, phases: ScriptPhases, notes: Notes) -> Saved:
     """What the script reads, generates, compiles and writes. What it saves is counted."""
     stack.enter_context(reading_no_weights(notes))
@@ -179,29 +131,6 @@ def _enter_surroundings(stack: ExitStack, request: ScriptRequest, phases: Script
         stack.enter_context(triton_without_kernels(notes))
     stack.enter_context(leaving_nothing(request.folder, notes, allows_network=request.allows_network))
     return stack.enter_context(counting_checkpoints(phases))
-
-
-def _import_libraries() -> None:
-    """Those that look at torch while they are imported see it as it is."""
-    import transformers
-
-    for name in ("deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine", "transformers.modeling_utils"):
-        importlib.import_module(name)
-    if importlib.util.find_spec("bitsandbytes") is not None:
-        importlib.import_module("bitsandbytes")  # with a card it takes torch's functions of a build for cards
-    assert transformers.Trainer
-
-
-def _make_card(card: Card, ledger: Ledger) -> None:
-    make_cuda_known()
-    answer_as(card, ledger)
-    fake_tensor.init_gpu_context = lambda device: None
-    kernels.register(card.compute_capability, backend="CUDA")
-    import deepspeed
-
-    from vlmplan_trainer.script_rehearsal.accelerator import CardAccelerator
-
-    deepspeed.accelerator.set_accelerator(CardAccelerator(card, ledger))
 
 
 def _phases(request: ScriptRequest, meter: ScriptMeter, ledger: Ledger, attribution: ScriptAttribution) -> ScriptPhases:

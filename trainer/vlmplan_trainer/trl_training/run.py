@@ -117,7 +117,7 @@ def _run(plan: Plan, options: Options) -> int:
     rewards = [] if options.rewards is None else reward_functions(options.rewards)
     data = gathered_rows(plan, options, task)  # bad data stops a run before its model is loaded
     say_phase("loading TRL")
-    _trl_of(task)
+    trl_of(task)
     device = device_of(plan)
     join_ranks(plan)
     if not torch.distributed.is_initialized():
@@ -132,7 +132,7 @@ def _run(plan: Plan, options: Options) -> int:
         return report_out_of_memory(error, plan, options, meter)
 
 
-def _trl_of(task: TrainingTask) -> tuple[Any, Any]:
+def trl_of(task: TrainingTask) -> tuple[Any, Any]:
     """The task's configuration and trainer."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     try:
@@ -163,15 +163,38 @@ def _measured_run(
         require_delta_kernels(plan.recipe)
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed)
         meter.count(loaded.model)
-    keeping_checkpointing(loaded.model, plan)
     position = Position() if found is None else found.manifest.position
+    planned = planned_run(plan, options, meter, num_steps=num_steps, signature=signature, position=position)
+    stop = StopRequest()
+    with _progress(plan, options, data, planned, stop) as progress, stop:
+        follows = StepCallback(planned, progress, stop)
+        say_phase(f"making TRL's {task.kind.value.upper()}Trainer")
+        trainer = made_trainer(planned, task, data, loaded, rewards, follows)
+        made = TaskRun(plan, options, data, loaded, trainer, planned, planned.ranks, follows)
+        _train(made, found, progress)
+    if follows.stopped_by is not None:
+        return exit_code(follows.stopped_by)
+    _finish(made)
+    return 0
+
+
+def planned_run(
+    plan: Plan,
+    options: Options,
+    meter: Meter,
+    *,
+    num_steps: int,
+    signature: Mapping[str, Any],
+    position: Position,
+) -> PlannedRun:
+    """What the trainer of a run needs of it. The ranks have to have met."""
     rates = Rates(
         peak=peak_rate(plan, options),
         num_steps=num_steps,
         warmup_fraction=options.warmup_fraction,
         schedule=options.schedule,
     )
-    planned = PlannedRun(
+    return PlannedRun(
         plan=plan,
         options=options,
         rates=rates,
@@ -181,17 +204,6 @@ def _measured_run(
         counts=TokenCounts(),
         ranks=RanksHere(device_of(plan)),
     )
-    stop = StopRequest()
-    with _progress(plan, options, data, planned, stop) as progress, stop:
-        follows = StepCallback(planned, progress, stop)
-        say_phase(f"making TRL's {task.kind.value.upper()}Trainer")
-        trainer = _made_trainer(planned, task, data, loaded, rewards, follows)
-        made = TaskRun(plan, options, data, loaded, trainer, planned, planned.ranks, follows)
-        _train(made, found, progress)
-    if follows.stopped_by is not None:
-        return exit_code(follows.stopped_by)
-    _finish(made)
-    return 0
 
 
 def _signature(plan: Plan, options: Options, data: TaskData) -> Mapping[str, Any]:
@@ -225,7 +237,7 @@ def _progress(plan: Plan, options: Options, data: TaskData, planned: PlannedRun,
 # -- TRL's trainer -----------------------------------------------------------------------------------------------------
 
 
-def _made_trainer(
+def made_trainer(
     planned: PlannedRun,
     task: TrainingTask,
     data: TaskData,
@@ -233,21 +245,22 @@ def _made_trainer(
     rewards: Sequence[Any],
     follows: StepCallback,
 ) -> Any:
-    """Raises InputError for what TRL refuses."""
+    """The trainer of a run. Raises InputError for what TRL refuses."""
     plan, options = planned.plan, planned.options
-    config, kind = _trl_of(task)
+    keeping_checkpointing(loaded.model, plan)
+    config, kind = trl_of(task)
     folder = options.output_dir / "checkpoints" / f"trl{UNFINISHED}"
     values = trl_arguments(
         plan, options, task, num_steps=planned.rates.num_steps, folder=folder, is_vision=data.processing.is_vision
     )
-    given: dict[str, Any] = {"reward_funcs": list(rewards)} if task.is_grpo else {}
+    given: dict[str, Any] = {"reward_funcs": list(rewards)} if task.is_grpo else {"data_collator": data.collator}
     os.environ["TQDM_DISABLE"] = "1"
     logging.getLogger("accelerate.accelerator").setLevel(logging.ERROR)  # it has DeepSpeed's numbers, which are these
     try:
         trainer = planned_trainer(kind)(
             model=loaded.model,
             args=config(**values),
-            train_dataset=_dataset(planned, data, task),
+            train_dataset=_dataset(planned, data, task) if data.dataset is None else data.dataset,
             processing_class=data.processing.processor,
             callbacks=[follows],
             planned=planned,
@@ -280,6 +293,7 @@ def _dataset(planned: PlannedRun, data: TaskData, task: TrainingTask) -> Any:
             rows.save_to_disk(folder)
         planned.ranks.barrier()
         return datasets.load_from_disk(folder)
+    assert data.encoder is not None
     numbers = datasets.Dataset.from_dict({"number": list(range(len(data.rows)))})
     return numbers.with_transform(RowReader(data.rows, data.encoder))
 

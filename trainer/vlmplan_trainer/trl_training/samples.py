@@ -30,13 +30,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskData:
-    """``rows`` are those that are trained on; ``sees``: some of them show images."""
+    """``rows`` are those that are trained on; ``sees``: some of them show images.
+
+    Where a run is rehearsed, nothing is read: ``collator`` makes DPO's micro batches in place of TRL's own, and
+    ``dataset`` is in place of one that is made of ``rows``.
+    """
 
     processing: Processing
-    encoder: Encoder
+    encoder: Encoder | None
     rows: list[Row]
     account: SampleCounts
     lengths: list[int]
+    collator: Any = None
+    dataset: Any = None
 
     @property
     def sees(self) -> bool:

@@ -1,0 +1,47 @@
+"""What the bundled trainer does not do of DPO and GRPO through TRL, whatever a run is asked for beside its plan."""
+
+from collections.abc import Iterator
+
+from vlmplan.plan.record import Plan
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Precision
+from vlmplan.training_task import Generation, TrainingTask
+
+
+def plan_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:
+    """Why the plan's task cannot be run with any options; sentences."""
+    yield from _recipe_problems(plan.recipe, task)
+    if task.is_grpo:
+        yield from _grpo_problems(plan, task)
+
+
+def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
+    name = f"--task {task.kind.value}"
+    if recipe.liger_layers:
+        yield f"--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off with {name}"
+    if recipe.precision is Precision.FP16 and recipe.zero_stage == 0:
+        yield (
+            f"--precision fp16 does not go with --zero-stage 0 and {name}: DeepSpeed does not scale the loss there; "
+            f"give --precision bf16, or --zero-stage 1"
+        )
+
+    if recipe.changes_base and recipe.zero_stage == 3:
+        yield (
+            f"--lora-init {recipe.lora_init} does not go with --zero-stage 3 and {name}: TRL copies adapters that "
+            f"change the model, for the reference, and copies nothing of sharded ones; give --lora-init default"
+        )
+
+
+def _grpo_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:
+    if task.generation is not Generation.TRANSFORMERS:
+        yield f"--generation {task.generation.value} is planned, not launched; launch with --generation transformers"
+    if task.reward_params:
+        yield "--reward-model-parameters are planned, not launched; launch scores answers by the functions of --rewards"
+    micro_batches = task.steps_per_generation or plan.recipe.grad_accum
+    answers = plan.recipe.micro_batch * plan.hardware.num_gpus * micro_batches
+    if answers % task.num_generations:
+        yield (
+            f"--num-generations {task.num_generations} does not divide the {answers} answers that are generated at "
+            f"once (--micro-batch {plan.recipe.micro_batch}, {plan.hardware.num_gpus} GPUs, {micro_batches} micro "
+            f"batches)"
+        )

@@ -1,0 +1,23 @@
+"""Answers that no card has generated: GRPO of a model that sees, rehearsed through the real TRL."""
+
+import pytest
+
+pytest.importorskip("trl")
+
+from cli_calls import call
+from vlmplan_trainer.models.tiny import write_tiny_model
+
+
+def test_answers_about_images_are_generated_and_scored_on_a_card_that_is_not_there(tmp_path):
+    model = write_tiny_model(tmp_path / "qwen2_vl", "qwen2_vl")
+    words = ["--model", str(model), "--gpu", "h100-sxm:2", "--zero-stage", "3", "--method", "full"]
+    words += ["--task", "grpo", "--reference", "copy", "--micro-batch", "2", "--grad-accum", "2", "--seq-len", "48"]
+    words += ["--num-generations", "4", "--max-completion-tokens", "16", "--images-per-sample", "1"]
+    done = call("rehearse", *words, "--image-size", "56x56", "--json")
+    assert done.code == 0, done.err
+    phases = {phase["name"]: phase for phase in done.document["phases"]}
+    assert list(phases) == ["load", "init", "generate", "reference", "score", "forward", "backward", "step", "save"]
+    assert phases["score"]["estimated_peak_bytes"] is None
+    assert done.document["flops"] == done.document["estimated_flops"]
+    for name in ("generate", "backward", "step"):
+        assert phases[name]["relative_error"] == pytest.approx(0, abs=0.01), name

@@ -1,0 +1,207 @@
+"""One rank of a plan of DPO or GRPO, on fake tensors: loaded, trained by TRL and saved as ``trl_training.run`` does."""
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vlmplan.plan import Plan
+from vlmplan.training import CHECKPOINTS
+from vlmplan.training_task import TrainingTask
+from vlmplan_trainer.data.gather import SampleCounts
+from vlmplan_trainer.engines.make import device_of
+from vlmplan_trainer.loop import Position
+from vlmplan_trainer.models.load import LoadedModel, Processing, Source, is_vision_model, load_model
+from vlmplan_trainer.options import Options
+from vlmplan_trainer.rehearse.batch import Samples
+from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
+from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
+from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
+from vlmplan_trainer.script_rehearsal.mode import ScriptAttribution, ScriptRehearsal, Unknowns, reading_fake_tensors
+from vlmplan_trainer.script_rehearsal.queries import Card
+from vlmplan_trainer.script_rehearsal.run import SCHEMA
+from vlmplan_trainer.script_rehearsal.side_effects import Notes, leaving_nothing
+from vlmplan_trainer.script_rehearsal.surroundings import enter_shims, prepared
+from vlmplan_trainer.script_rehearsal.triton_package import triton_without_kernels
+from vlmplan_trainer.script_rehearsal.weights import reading_no_weights
+from vlmplan_trainer.starting import join_ranks
+from vlmplan_trainer.stopping import StopRequest
+from vlmplan_trainer.task_rehearsal.meter import FollowedElsewhere, RehearsedSteps, SilentProgress, TaskMeter
+from vlmplan_trainer.task_rehearsal.rows import (
+    Batches,
+    Fake,
+    PairCollator,
+    WordProcessor,
+    preference_row,
+    prompt_row,
+    rewards,
+    same_rows,
+    word_tokenizer,
+)
+from vlmplan_trainer.trl_training.arguments import num_prompts_at_once
+from vlmplan_trainer.trl_training.run import OF_RANKS, made_trainer, planned_run, trl_of
+from vlmplan_trainer.trl_training.samples import TaskData
+
+MODEL, RUN = "model", "run"
+"""Folders in the temporary one: the configuration that TRL makes a second model of, and where the run may write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRequest:
+    """One rank of ``plan``, ``num_steps`` optimizer steps on equal samples. ``card``: None on the CPU."""
+
+    plan: Plan
+    samples: Samples
+    rank: int
+    num_steps: int
+    card: Card | None
+    folder: Path
+    say: Callable[[str], None] = lambda text: None
+
+
+def rehearse_task(request: TaskRequest) -> dict[str, Any]:
+    """What happened, as JSON has it. Once in a process. Raises InputError for what TRL refuses, MissingPackageError
+    without it."""
+    start = time.perf_counter()
+    plan, notes, ledger = request.plan, Notes(), prepared(request.card)
+    task = plan.recipe.task
+    assert task is not None
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # imports what looks at torch.cuda as it is
+    unknowns, attribution = Unknowns(), ScriptAttribution()
+    with ExitStack() as stack:
+        place = {"card": request.card, "rank": request.rank, "num_ranks": plan.hardware.num_gpus}
+        enter_shims(stack, ledger, attribution, **place)
+        mode = ScriptRehearsal(fake_mode, ledger, attribution, unknowns)
+        meter = TaskMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
+        meter.follow(task)
+        saved = _enter_surroundings(stack, request, notes)
+        trl_of(task)
+        stack.enter_context(reading_fake_tensors(unknowns))
+        gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
+        with fake_mode, mode:
+            _train(request, task, meter, mode, attribution)
+    return {
+        "schema": SCHEMA,
+        "rank": request.rank,
+        "num_ranks": plan.hardware.num_gpus,
+        "num_steps": request.num_steps,
+        "seconds": time.perf_counter() - start,
+        "num_operations": mode.num_operations,
+        "checkpoint_bytes": saved.largest_bytes or None,
+        **meter.as_json(),
+    }
+
+
+def _enter_surroundings(stack: ExitStack, request: TaskRequest, notes: Notes) -> Saved:
+    """What TRL's trainers read, generate, compile and write. What is saved is counted."""
+    phases: Any = FollowedElsewhere()
+    stack.enter_context(reading_no_weights(notes))
+    stack.enter_context(generating_to_the_limit(phases, notes))
+    stack.enter_context(compiling_nothing(notes))
+    if request.card is not None:
+        stack.enter_context(triton_without_kernels(notes))
+    stack.enter_context(leaving_nothing(request.folder, notes, allows_network=False))
+    return stack.enter_context(counting_checkpoints(phases))
+
+
+def _train(
+    request: TaskRequest, task: TrainingTask, meter: TaskMeter, mode: ScriptRehearsal, attribution: ScriptAttribution
+) -> None:
+    """As ``trl_training.run`` does, from the meeting of ranks to the checkpoint behind the last step."""
+    plan, options = request.plan, _options(request.plan, request.folder)
+    device = device_of(plan)
+    join_ranks(plan)
+    if not torch.distributed.is_initialized():
+        for name in OF_RANKS:
+            os.environ.pop(name, None)
+    with meter.phase("load"):
+        loaded = load_model(plan, random_weights=True, device=device)
+    _name_folder(loaded, request.folder / MODEL)
+    data = _data(request, task, loaded, mode.fake)
+    planned = planned_run(plan, options, meter, num_steps=request.num_steps, signature={}, position=Position())
+    progress: Any = SilentProgress()
+    follows = RehearsedSteps(planned, progress, StopRequest())
+    follows.know(mode.ledger, attribution, getattr(loaded.config.get_text_config(), "vocab_size", None))
+    made_trainer(planned, task, data, loaded, rewards() if task.is_grpo else [], follows).train()
+
+
+def _options(plan: Plan, folder: Path) -> Options:
+    """A run of the plan's own values, which saves behind its last step alone."""
+    output_dir = folder / RUN
+    (output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    return Options(plan=folder, output_dir=output_dir, train_data=folder, save_minutes=0.0)
+
+
+def _name_folder(loaded: LoadedModel, folder: Path) -> None:
+    """Where TRL makes a second model from, as if the first had come from there."""
+    model: Any = loaded.model
+    values = loaded.config.to_dict() | {"architectures": [type(_base(model)).__name__]}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(values, default=str), encoding="utf-8")
+    model.config._name_or_path = str(folder)
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: Fake) -> TaskData:
+    """As many equal rows as all steps take, each as long as the plan says."""
+    plan, samples = request.plan, request.samples
+    has_tower = is_vision_model(loaded.config)
+    answer_tokens, sees = task.answer_tokens(samples.num_tokens), samples.num_images > 0
+    prompt_tokens = samples.num_tokens - answer_tokens
+    tokenizer, batches = (
+        word_tokenizer(loaded.config.get_text_config().vocab_size),
+        Batches(loaded.config, samples, fake),
+    )
+    num_tiles = 1 if samples.image is None else samples.image.num_vision_sequences
+    processor = WordProcessor(tokenizer, batches, prompt_tokens=prompt_tokens, num_tiles=num_tiles)
+    if task.is_dpo:
+        row, count = preference_row(samples.num_tokens, answer_tokens, sees=sees), plan.samples_per_step
+    else:
+        row, count = prompt_row(prompt_tokens, samples.images_per_sample), num_prompts_at_once(plan, task)
+    rows = [dict(row) for _ in range(count * request.num_steps)]
+    return TaskData(
+        processing=Processing(
+            processor=processor if has_tower else tokenizer,
+            is_vision=has_tower,
+            model_type=str(loaded.config.model_type),
+            source=Source(name=str(request.folder / MODEL)),
+        ),
+        encoder=None,
+        rows=rows,
+        account=_counted(rows, samples),
+        lengths=[samples.num_tokens] * len(rows),
+        collator=PairCollator(batches, num_tokens=samples.num_tokens, answer_tokens=answer_tokens, fake=fake)
+        if sees and task.is_dpo
+        else None,
+        dataset=same_rows(row, len(rows)) if sees else None,
+    )
+
+
+def _counted(rows: list[dict[str, Any]], samples: Samples) -> SampleCounts:
+    """All of them are trained on."""
+    return SampleCounts(
+        name="samples of the plan",
+        forms={},
+        num_samples=len(rows),
+        num_bad=0,
+        num_no_room=0,
+        num_truncated=0,
+        num_images=0,
+        num_images_reduced=0,
+        shortest=samples.num_tokens,
+        median_length=samples.num_tokens,
+        longest=samples.num_tokens,
+        seq_len=samples.num_tokens,
+        sentences=(),
+    )
