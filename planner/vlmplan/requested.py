@@ -18,9 +18,10 @@ def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tup
     machine = requested_cluster(request.hardware, load_catalog(catalog_files))
     model = request.model_files
     if isinstance(model, ProbedModelFiles):
+        from vlmplan.rehearsal.images import with_images
         from vlmplan.rehearsal.layers import with_kept_layers
 
-        model = with_kept_layers(model)
+        model = with_images(with_kept_layers(model), request.workload)
     asked = requested_setup(request, machine, model)
     run = estimate if asked.ds_config is not None else estimate_with_sizes
     found = run(asked.workload, asked.recipe, asked.cluster)
@@ -38,9 +39,10 @@ def searched_model(request: Request) -> ModelFiles:
     model = request.model_files
     if not isinstance(model, ProbedModelFiles):
         return model
+    from vlmplan.rehearsal.images import with_images
     from vlmplan.rehearsal.layers import with_needed_layers
 
-    return with_needed_layers(model)
+    return with_images(with_needed_layers(model), request.workload)
 
 
 def disk_notes(request: Request, found: Estimate) -> list[str]:

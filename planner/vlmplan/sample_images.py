@@ -1,9 +1,14 @@
 """What the images of one sample become: patches for the vision encoder, tokens of the language model."""
 
+from typing import TYPE_CHECKING
+
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, ImageShape, image_shape
 from vlmplan.errors import InputError
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.workload import Workload
+
+if TYPE_CHECKING:
+    from vlmplan.architecture.captured.capture import ImageCapture
 
 
 def sample_image(workload: Workload) -> ImageShape | None:
@@ -14,13 +19,8 @@ def sample_image(workload: Workload) -> ImageShape | None:
     if not workload.images_per_sample:
         return None
     model = workload.model
-    layout = model.layout if isinstance(model, ProbedModelFiles) else None
-    if layout is not None or model.model_type not in IMAGE_MODEL_TYPES:
-        sees = layout is not None and layout.vision
-        why = f"vlmplan does not describe how {model.id} sees" if sees else f"{model.id} takes no images"
-        raise InputError(f"--images-per-sample is {workload.images_per_sample}, but {why}")
     image = _one_image(workload)
-    needed = image.num_tokens * workload.images_per_sample
+    needed = image_tokens(workload)
     if needed > workload.seq_len:
         raise InputError(
             f"--seq-len is {workload.seq_len}, but {workload.images_per_sample} image(s) of "
@@ -31,17 +31,43 @@ def sample_image(workload: Workload) -> ImageShape | None:
 
 
 def image_tokens(workload: Workload) -> int:
-    """Tokens that the images of one sample take in the language model; 0 where the model is not known to see."""
-    if not workload.images_per_sample or workload.model.model_type not in IMAGE_MODEL_TYPES:
+    """Tokens that the images of one sample take in the language model; 0 where the model is not known to see.
+
+    Raises InputError for images that the processor refuses, or that were not captured of a model without a family.
+    """
+    if not workload.images_per_sample:
+        return 0
+    model = workload.model
+    if isinstance(model, ProbedModelFiles):
+        return 0 if model.images is None else _captured(workload, model.images).num_tokens
+    if model.model_type not in IMAGE_MODEL_TYPES:
         return 0
     return _one_image(workload).num_tokens * workload.images_per_sample
 
 
 def _one_image(workload: Workload) -> ImageShape:
+    model = workload.model
+    if isinstance(model, ProbedModelFiles) and model.images is not None:
+        return _captured(workload, model.images).image
+    if isinstance(model, ProbedModelFiles) or model.model_type not in IMAGE_MODEL_TYPES:
+        sees = isinstance(model, ProbedModelFiles) and model.layout.vision
+        why = f"vlmplan does not describe how {model.id} sees" if sees else f"{model.id} takes no images"
+        raise InputError(f"--images-per-sample is {workload.images_per_sample}, but {why}")
     return image_shape(
-        workload.model.config,
-        workload.model.preprocessor,
+        model.config,
+        model.preprocessor,
         width=workload.image_width,
         height=workload.image_height,
         num_images_per_sample=workload.images_per_sample,
     )
+
+
+def _captured(workload: Workload, images: "ImageCapture") -> "ImageCapture":
+    """What was captured, where it is of the workload's images."""
+    asked = (workload.image_width, workload.image_height, workload.images_per_sample)
+    if asked != (images.width, images.height, images.images_per_sample):
+        raise InputError(
+            f"what {workload.model.id} does with {asked[2]} image(s) of {asked[0]}x{asked[1]} was not captured: "
+            "estimate with them first"
+        )
+    return images

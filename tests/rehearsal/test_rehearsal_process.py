@@ -88,7 +88,7 @@ def test_image_of_the_request_is_that_of_the_estimate():
         model=find_model("qwen2-vl-2b"), seq_len=512, images_per_sample=1, image_width=224, image_height=448
     )
     plan = replace(plan_from_estimate(estimate), workload=sees)
-    samples = request_json(plan, estimate, rank=0)["samples"]
+    samples = request_json(plan, replace(estimate, workload=sees), rank=0)["samples"]
     image = sample_image(sees)
     assert image is not None
     assert samples["image"] == asdict(image)

@@ -337,6 +337,13 @@ def types() -> str:
     return table()
 
 
+def image_types() -> str:
+    """Of which model types without a family images are planned."""
+    from image_types import image_table
+
+    return image_table()
+
+
 def calibration() -> str:
     """What a calibration holds."""
     rows = [f"| {name.replace('_', ' ')} | {one.what} | {one.replaces} |" for name, one in QUANTITIES.items()]
@@ -358,6 +365,7 @@ MADE = {
     "asked": asked_threads,
     "typecounts": type_counts,
     "types": types,
+    "imagetypes": image_types,
 }
 
 

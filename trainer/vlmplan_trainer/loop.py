@@ -214,7 +214,7 @@ def real_tokens(batch: Batch) -> int:
 
 
 def _with_pixels(batch: Batch, dtype: torch.dtype) -> Batch:
-    return {name: tensor.to(dtype) if name.startswith("pixel_values") else tensor for name, tensor in batch.items()}
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
 
 
 def label_tokens(batch: Batch) -> int:

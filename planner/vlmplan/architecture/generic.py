@@ -12,7 +12,10 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.generic_groups import Group, Role, keep_bytes, use_own
+from vlmplan.architecture.captured.capture import ImageCapture
+from vlmplan.architecture.captured.running import ProgramRun
+from vlmplan.architecture.captured.tensors import into
+from vlmplan.architecture.generic_groups import Group, Role, keep_bytes, use, use_own
 from vlmplan.architecture.generic_layers import GenericContext, GenericShape, LayerRun, output_step
 from vlmplan.architecture.generic_tree import NORMS, TreeBuilder
 from vlmplan.architecture.layer_bytes import UNCORRECTED, RehearsedLayers
@@ -22,7 +25,10 @@ from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.notes import Caveat
+from vlmplan.units import DType
 
+MEETING = ("attend", "call")
+"""How tokens meet what comes of images where they attend to it."""
 GENERIC_TERMS = "activations, FLOPs and time are those of a generic decoder"
 """What a note says of the numbers of such a tree, as long as nothing better is known."""
 
@@ -31,10 +37,15 @@ class GenericModel(Model):
     """A model described by its layout. ``build_generic`` makes a subclass for each, with its paths and parts."""
 
     def __init__(
-        self, layout: ModelLayout, shape: GenericShape, tree: Group, rehearsed: RehearsedLayers | None
+        self,
+        layout: ModelLayout,
+        shape: GenericShape,
+        tree: Group,
+        rehearsed: RehearsedLayers | None,
+        images: ImageCapture | None,
     ) -> None:
         super().__init__()
-        self.layout, self.shape, self.rehearsed = layout, shape, rehearsed
+        self.layout, self.shape, self.rehearsed, self.images = layout, shape, rehearsed, images
         self.modules_by_name.update(tree.modules_by_name)
         self.parameters_by_name.update(tree.parameters_by_name)
 
@@ -55,9 +66,14 @@ class GenericModel(Model):
             x = self.input_embeddings(ids)
             if x.shape[-1] != self.shape.hidden_size:
                 x = self._projected(x, self.shape.hidden_size, outside, used)
+        seen = None if pixels is None else self._seen(batch, pixels, backend)
+        if seen is not None:
+            x = self._with_images(ids, x, seen)
         with ids.tape.section("positions"):
             context = GenericContext(self._backend(backend), self.shape, *self._positions(x))
         x = self._through_layers(x, context)
+        if seen is not None:
+            ids.tape.outputs += seen.leave()
         with ids.tape.section("norm"):
             for module in outside:
                 if isinstance(module, NORMS) and id(module) not in used and _fits(module, x):
@@ -69,6 +85,44 @@ class GenericModel(Model):
             for module in outside:
                 x = use_own(x, module, used)
             return x
+
+    def pixel_shape(self, batch: Batch) -> tuple[int, ...] | None:
+        if self.images is None:
+            return None
+        return next(iter(self.images.input_shapes(batch.micro_batch).values()))[0]
+
+    def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
+        if self.images is None:
+            return ()
+        _, *others = self.images.input_shapes(batch.micro_batch).values()
+        of_floats = (batch.pixel_dtypes or (self.head.weight.dtype,))[-1]
+        others = [(shape, of_floats if dtype.is_floating else dtype) for shape, dtype in others]
+        return [*others, *[(batch.token_shape, DType.INT64) for _ in self.images.token_inputs]]
+
+    def _seen(self, batch: Batch, pixels: Tensor, backend: AttentionBackend) -> ProgramRun:
+        """The images of the micro batch through everything in front of the language model."""
+        assert self.images is not None
+        backend = self._backend(backend)
+        program = self.images.program(batch.micro_batch, backend.implementation)
+        run = ProgramRun(self, program, pixels.tape, backend, dtype=self.head.weight.dtype)
+        run.run(pixels)
+        return run
+
+    def _with_images(self, ids: Tensor, x: Tensor, seen: ProgramRun) -> Tensor:
+        """The embeddings with what comes of images in the place of their tokens."""
+        tape = ids.tape
+        with tape.section("scatter"):
+            while seen.entering:
+                features, how = seen.entering.pop(0)
+                by = str(how.values.get("by"))
+                if by in MEETING:
+                    x = use(x, features)
+                elif by.endswith("_"):
+                    x = into(x, features, replaces=True)
+                else:
+                    x = ops.masked_scatter(x, tape.tensor(ids.shape, DType.BOOL), ops.to(features, x.dtype))
+                del features
+        return x
 
     def _refuse_recurrence(self) -> None:
         """What mixers with states save depends on the kernels that are installed, by factors of ten: no guess."""
@@ -144,8 +198,10 @@ def _fits(norm: Module, x: Tensor) -> bool:
     return not widths or widths[0] == x.shape[-1]
 
 
-def build_generic(layout: ModelLayout, rehearsed: RehearsedLayers | None = None) -> GenericModel:
-    """The tree of ``layout``, with what rehearsals found of its layers.
+def build_generic(
+    layout: ModelLayout, rehearsed: RehearsedLayers | None = None, images: ImageCapture | None = None
+) -> GenericModel:
+    """The tree of ``layout``, with what rehearsals found of its layers, and what was captured of its images.
 
     Raises InputError where its dimensions cannot be told.
     """
@@ -158,7 +214,7 @@ def build_generic(layout: ModelLayout, rehearsed: RehearsedLayers | None = None)
         "PARTS": builder.parts(),
         "attention_linears": builder.attention_linears(),
     }
-    return type(layout.class_name, (GenericModel,), names)(layout, shape, tree, rehearsed)
+    return type(layout.class_name, (GenericModel,), names)(layout, shape, tree, rehearsed, images)
 
 
 def generic_shape(layout: ModelLayout) -> GenericShape:

@@ -82,7 +82,7 @@ class TreeBuilder:
     def group(self, name: str, *, is_inside_stack: bool = False) -> Group:
         """A module with others inside, or with weights that no leaf has."""
         described, own = self.described[name], self.own(name)
-        is_inside_stack = is_inside_stack or described.kind is ModuleKind.STACK
+        is_inside_stack = is_inside_stack or (described.kind is ModuleKind.STACK and not self.holds_layers(name))
         children = {
             child.rpartition(".")[2]: self.module(child, is_inside_stack=is_inside_stack)
             for child in self.child_names.get(name, [])
@@ -119,8 +119,16 @@ class TreeBuilder:
             is_turned = rows != hidden_size if weight is weights[-1] else columns != hidden_size
             weight.shape = (num_experts, columns, rows) if is_turned else weight.shape
 
+    def holds_layers(self, name: str) -> bool:
+        """Whether it is a list of modules outside of the language model that have layers to checkpoint inside, and are
+        none themselves (a Q-Former for each depth)."""
+        inside = any(other.startswith(f"{name}.") for other in self.layout.checkpointed)
+        return inside and name not in self.layout.checkpointed and not self.is_text(name)
+
     def can_share(self, name: str) -> bool:
         """Whether the list can be a stack: of modules that hold modules, none of them tied to anything."""
+        if self.holds_layers(name):
+            return False
         is_of_groups = all(self.child_names.get(child) for child in self.child_names[name])
         tied = (*self.layout.tied, *self.layout.tied.values())
         return is_of_groups and not any(other.startswith(f"{name}.") for other in tied)

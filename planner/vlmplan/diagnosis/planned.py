@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import date
 from math import isqrt
 
-from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.catalog import Catalog
 from vlmplan.changes.trials import Trials
 from vlmplan.diagnosis.causes import Cause
@@ -27,6 +26,7 @@ from vlmplan.launch.out_of_memory import correction_by
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.resume import RESUME
+from vlmplan.models import takes_images
 from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.sample_images import image_tokens, sample_image
@@ -222,7 +222,7 @@ def _with_samples(request: Request, workload: Workload, longer: Longer) -> Reque
         size = f"{longer.image_side}x{longer.image_side}"
         return request.with_options({"seq_len": longer.tokens, "image_size": size})
     options = {"seq_len": longer.tokens}
-    if workload.model.model_type in IMAGE_MODEL_TYPES:  # what was a default is meant as it was planned
+    if takes_images(workload.model):  # what was a default is meant as it was planned
         options["images_per_sample"] = workload.images_per_sample
     return request.with_options(options)
 

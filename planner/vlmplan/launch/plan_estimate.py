@@ -9,6 +9,7 @@ from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.launch.plan_options import gpu_of, host_ram_gib_of
 from vlmplan.models import described
 from vlmplan.plan import Plan
+from vlmplan.rehearsal.images import with_images_of
 from vlmplan.rehearsal.layers import with_kept_layers
 from vlmplan.rehearsal.unknown import with_rehearsed_activations
 from vlmplan.request import HardwareRequest, requested_cluster
@@ -22,6 +23,7 @@ def estimate_of(plan: Plan, catalog_files: tuple[Path, ...]) -> Estimate:
     cluster, _ = requested_cluster(hardware, catalog)
     model = plan.workload.model
     # what the samples leave out is the plan's: --images-per-sample 0 may have said that there are no images
-    model = replace(with_kept_layers(described(model, model.config)), not_counted=model.not_counted)
+    found = with_images_of(with_kept_layers(described(model, model.config)), plan.workload)
+    model = replace(found, not_counted=model.not_counted)
     workload = replace(plan.workload, model=model)
     return with_rehearsed_activations(estimate(workload, plan.recipe, cluster))

@@ -10,7 +10,7 @@ from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
 from vlmplan.models.description import context_length, takes_images
-from vlmplan.models.tree import model_tree
+from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe_choices import ALL_LINEAR, ATTENTION
 from vlmplan.workload import ModelFiles
 
@@ -95,6 +95,8 @@ def model_facts(model: ModelFiles, *, width: int, height: int) -> ModelFacts:
 
 
 def _image(model: ModelFiles, width: int, height: int) -> ImageShape | None:
+    if isinstance(model, ProbedModelFiles):
+        return None if model.images is None else model.images.image
     try:
         return image_shape(model.config, model.preprocessor, width=width, height=height)
     except InputError:

@@ -8,16 +8,19 @@ from vlmplan.architecture.model import Model
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
+    from vlmplan.architecture.captured.capture import ImageCapture
     from vlmplan.architecture.layer_bytes import RehearsedLayers
     from vlmplan.architecture.layout import ModelLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedModelFiles(ModelFiles):
-    """The files of a model that has no family, and what transformers says of it; ``rehearsed`` once its layers were."""
+    """The files of a model that has no family, and what transformers says of it; ``rehearsed`` once its layers were,
+    ``images`` once what it does with those of the samples was captured."""
 
     layout: "ModelLayout" = field(hash=False)
     rehearsed: "RehearsedLayers | None" = field(default=None, hash=False)
+    images: "ImageCapture | None" = field(default=None, hash=False)
 
     @property
     def attention(self) -> frozenset[str]:
@@ -33,5 +36,5 @@ def model_tree(model: ModelFiles) -> Model:
     if isinstance(model, ProbedModelFiles):
         from vlmplan.architecture.generic import build_generic
 
-        return build_generic(model.layout, model.rehearsed)
+        return build_generic(model.layout, model.rehearsed, model.images)
     return build_model(model.config)

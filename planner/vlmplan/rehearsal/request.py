@@ -52,7 +52,7 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
         raise InputError(
             "--eval-new-tokens and --no-eval-loss are not rehearsed: the bundled trainer generates nothing"
         )
-    workload, gpu = plan.workload, estimate.cluster.node.gpu
+    workload, gpu = estimate.workload, estimate.cluster.node.gpu  # a plan of a file knows no more than the files
     image, packed = sample_image(workload), packed_samples(plan.recipe, workload)
     request: JsonDict = {
         "plan": plan.as_json(),

@@ -33,7 +33,7 @@ REHEARSED_TERMS = (
 )
 CORRECTED_PHASES = ("forward", "backward")
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
-SCHEMA = 2
+SCHEMA = 3
 """Version of what is kept."""
 
 
@@ -75,7 +75,7 @@ def _kept_missing(found: Estimate, pattern: tuple[int, ...], rehearse: Rehearse)
 
 
 def _digest(found: Estimate) -> str:
-    node, model = found.cluster.node, found.workload.model
+    node, workload, model = found.cluster.node, found.workload, found.workload.model
     assert isinstance(model, ProbedModelFiles)
     asked = {
         "schema": SCHEMA,
@@ -83,7 +83,8 @@ def _digest(found: Estimate) -> str:
         "config": dict(model.config),
         "layers": layers_json(model.rehearsed or UNCORRECTED),
         "recipe": found.recipe.with_changes(evaluation=None).as_json(),
-        "seq_len": found.workload.seq_len,
+        "seq_len": workload.seq_len,
+        "images": [workload.images_per_sample, workload.image_width, workload.image_height, model.preprocessor],
         "gpu": [node.gpu.vendor.value, list(node.gpu.compute_capability or ())],
         "num_gpus": found.cluster.num_gpus,
     }
@@ -106,7 +107,7 @@ def _of_layers(found: Estimate, num_layers: int) -> Estimate:
     short = described(model, shortened(model.config, num_layers))
     assert isinstance(short, ProbedModelFiles)
     assert isinstance(model, ProbedModelFiles)
-    short = replace(short, notes=(), rehearsed=model.rehearsed)
+    short = replace(short, notes=(), rehearsed=model.rehearsed, images=model.images)
     trained = found.recipe.with_changes(evaluation=None)  # whose activations are not rehearsed
     return estimate(replace(found.workload, model=short), trained, found.cluster)
 

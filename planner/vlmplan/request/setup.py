@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.catalog import Catalog
 from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
 from vlmplan.decided_recipe import DecidedRecipe, Stage
@@ -16,7 +15,7 @@ from vlmplan.errors import InputError, UnavailableError
 from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
 from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster
-from vlmplan.models import context_length
+from vlmplan.models import context_length, takes_images
 from vlmplan.recipe import PLAIN, Recipe, option_name
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.request.parts import HardwareRequest, WorkloadRequest
@@ -87,7 +86,7 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
     """
     images = asked.images_per_sample
     if images is None:
-        images = 1 if model.model_type in IMAGE_MODEL_TYPES else 0
+        images = 1 if takes_images(model) else 0
     elif images == 0:  # the user's samples have none, so nothing of theirs is left out
         model = replace(model, not_counted=tuple(kind for kind in model.not_counted if kind != "images"))
     width, height = asked.image_size or DEFAULT_IMAGE_SIZE

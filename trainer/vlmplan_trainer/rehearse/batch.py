@@ -4,6 +4,7 @@ What an image becomes (tokens, patches, tiles) is the planner's ``ImageShape``, 
 processors; here it is only laid out as each family's forward takes it.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import SEQUENCE_KEYS
 from vlmplan_trainer.data.flat_rows import flat_row
+from vlmplan_trainer.probe import model_class
 
 IGNORED_LABEL = -100
 FIRST_IMAGE = 4
@@ -77,8 +79,11 @@ class MicroBatch:
     shapes: dict[str, tuple[int, ...]]
 
 
-def micro_batch(config: Any, samples: Samples) -> MicroBatch:
-    """What the data loader hands to the loop. ``config`` is transformers' own."""
+def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] | None = None) -> MicroBatch:
+    """What the data loader hands to the loop. ``config`` is transformers' own; ``preprocessor`` are the settings of its
+    image processor, which is asked where no function here says what it makes."""
+    if samples.image is not None and config.model_type not in _FAMILIES:
+        return _as_processed(config, samples, preprocessor)
     token = _image_token(config) if samples.image is not None else None
     ids = _token_ids(samples, token)
     labels = ids.clone()
@@ -87,11 +92,33 @@ def micro_batch(config: Any, samples: Samples) -> MicroBatch:
     values = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
     if samples.image is None:
         return MicroBatch(_laid_out(values, samples), {})
-    make = _FAMILIES.get(config.model_type)
-    if make is None:
-        raise InputError(f"rehearse does not know how {config.model_type} takes images; give --images-per-sample 0")
-    more, shapes = make(config, samples, samples.image, ids, token)
+    more, shapes = _FAMILIES[config.model_type](config, samples, samples.image, ids, token)
     return MicroBatch(_laid_out(values | more, samples), shapes)
+
+
+def _as_processed(config: Any, samples: Samples, preprocessor: Mapping[str, Any] | None) -> MicroBatch:
+    """What the model's processor makes of white images, as far as the model's forward names it."""
+    from vlmplan_trainer.processors.processing import image_token_of, processed
+
+    made = processed(
+        config,
+        preprocessor,
+        width=samples.width,
+        height=samples.height,
+        images_per_sample=samples.images_per_sample,
+        num_samples=samples.micro_batch,
+        num_tokens=samples.num_tokens,
+    )
+    names = {*inspect.signature(model_class(config).forward).parameters, "attention_mask"}
+    tensors = {name: value for name, value in made.tensors.items() if name in names}
+    labels = tensors["input_ids"].clone()
+    labels[:, : labels.shape[1] // 2] = IGNORED_LABEL
+    token = image_token_of(config)
+    if token is not None:
+        labels[tensors["input_ids"] == token] = IGNORED_LABEL
+    values = {name: value for name, value in tensors.items() if not value.is_floating_point()}
+    shapes = {name: tuple(value.shape) for name, value in tensors.items() if value.is_floating_point()}
+    return MicroBatch(_laid_out(values | {"labels": labels}, samples), shapes)
 
 
 def _laid_out(values: dict[str, torch.Tensor], samples: Samples) -> dict[str, torch.Tensor]:

@@ -40,6 +40,8 @@ from vlmplan_trainer.rehearse.work import OperationWork, Work, work_of
 aten = torch.ops.aten
 KNOWN_ELEMENTS = 20_000_000
 """Integer tensors up to this size keep their values, ..."""
+FILLED_ELEMENTS = 1 << 16
+"""Integer tensors up to this size have their values from the first where they are made empty."""
 KNOWN_FLOATS = 1 << 23
 """... and tensors of floats: an optimizer's count of its steps, what the loss tries a model with, and the weights by
 which Gemma 4 pools patches, 705,600 an image, whose zeros tell what is padding."""
@@ -315,6 +317,16 @@ def _scalar(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
     return mode.unknown_number(args[0])
 
 
+def _empty(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    """Small tensors of integers are made to be filled: with what is known, place by place (offsets of samples)."""
+    result = func(*args, **kwargs)
+    if isinstance(result, FakeTensor) and not result.dtype.is_floating_point and result.numel() <= FILLED_ELEMENTS:
+        with unset_fake_temporarily():
+            zeros = torch.zeros(result.shape, dtype=result.dtype)
+        give_value(result, zeros)
+    return mode._counted(result, func)
+
+
 def _lifted(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
     """``torch.tensor(numbers)``. Fake tensors keep such numbers too, and would compute with them on the device."""
     result = func(*args, **kwargs)
@@ -381,4 +393,5 @@ SPECIAL: dict[Any, Special] = {
     aten._pin_memory.default: _pinned,
     aten.is_pinned.default: _is_pinned,
     aten.add.Tensor: _summed,
+    aten.empty.memory_format: _empty,
 }

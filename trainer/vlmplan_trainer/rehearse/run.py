@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,11 +59,19 @@ class MicroBatches:
     """The same micro batch again and again, each made anew in host memory as a data loader's would be."""
 
     def __init__(
-        self, mode: Rehearsal, config: Any, samples: Samples, count: int, *, part: int, num_parts: int
+        self,
+        mode: Rehearsal,
+        config: Any,
+        samples: Samples,
+        count: int,
+        *,
+        part: int,
+        num_parts: int,
+        preprocessor: Mapping[str, Any] | None = None,
     ) -> None:
-        """``part``: which of the ``num_parts`` of each sample's tokens."""
+        """``part``: which of the ``num_parts`` of each sample's tokens; ``preprocessor`` as ``micro_batch``."""
         with _disable_current_modes():
-            made = micro_batch(config, samples)
+            made = micro_batch(config, samples, preprocessor)
             values = part_of_samples(made.values, part=part, num_parts=num_parts)
             self._made = MicroBatch(values, made.shapes)
         self._mode, self._count = mode, count
@@ -195,8 +203,9 @@ def _evaluated(mode: Rehearsal, config: Any, request: Request) -> MicroBatches |
 
 
 def _micro_batches(mode: Rehearsal, config: Any, request: Request, samples: Samples, count: int) -> MicroBatches:
-    num_parts = request.plan.recipe.sequence_parallel
-    return MicroBatches(mode, config, samples, count, part=request.rank % num_parts, num_parts=num_parts)
+    plan, num_parts = request.plan, request.plan.recipe.sequence_parallel
+    preprocessor, part = plan.workload.model.preprocessor, request.rank % num_parts
+    return MicroBatches(mode, config, samples, count, part=part, num_parts=num_parts, preprocessor=preprocessor)
 
 
 def _train(

@@ -1,0 +1,463 @@
+"""Small configurations of model types that see and have no family, whose parts fit each other.
+
+transformers' default configurations of many of them do not: the language model has another width than what the images
+become. These have a few layers of each part; processors take their own defaults.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_IMAGE = {"image_token_id": 7}
+_VIDEO = {"video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def _text(model_type: str, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+        "max_position_embeddings": 8192,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        **more,
+    }
+
+
+def _mrope(*section: int) -> dict[str, Any]:
+    return {**_ROPE, "mrope_section": list(section)}
+
+
+def _siglip(width: int = 1024, side: int = 384, patch: int = 16, layers: int = 6) -> dict[str, Any]:
+    return {
+        "model_type": "siglip_vision_model",
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 64,
+        "image_size": side,
+        "patch_size": patch,
+        "vision_use_head": False,
+    }
+
+
+def _clip(side: int) -> dict[str, Any]:
+    return {
+        "model_type": "clip_vision_model",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 16,
+        "image_size": side,
+        "patch_size": 14,
+        "projection_dim": 768,
+    }
+
+
+def _qwen3_vision(**more: Any) -> dict[str, Any]:
+    return {"depth": 4, "patch_size": 16, "out_hidden_size": 1024, **more}
+
+
+def _minicpmv(model_type: str) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        **_IMAGE,
+        "video_token_id": 8,
+        "insert_layer_id": 3,
+        "text_config": _text("qwen3_5_text", head_dim=64),
+        "vision_config": {"num_hidden_layers": 6, "insert_layer_id": 3, "patch_size": 14, "image_size": 448},
+    }
+
+
+def _chameleon_words() -> dict[str, int]:
+    """An image's tokens by the names that they have: their numbers in letters."""
+    names = ("IMGIMG" + "".join("ABCDEFGHIJ"[int(digit)] for digit in str(code)) + "Z" for code in range(8192))
+    return {"<image>": 7, **{name: 100 + code for code, name in enumerate(names)}}
+
+
+_MODELS: tuple[Mapping[str, Any], ...] = (
+    {
+        "model_type": "aria",
+        "image_token_index": 7,
+        "text_config": {
+            **_text("aria_text", intermediate_size=512, num_hidden_layers=3, num_key_value_heads=16),
+            "moe_num_experts": 8,
+            "moe_topk": 2,
+            "moe_num_shared_experts": 2,
+            "head_dim": 64,
+        },
+        "vision_config": {
+            "model_type": "idefics3_vision",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 16,
+            "image_size": 980,
+            "patch_size": 14,
+        },
+    },
+    {
+        "model_type": "aya_vision",
+        "image_token_index": 7,
+        "text_config": _text("cohere2", sliding_window=512),
+        "vision_config": _siglip(side=364, patch=14),
+    },
+    {
+        "model_type": "cohere_compass",
+        **_IMAGE,
+        **_VIDEO,
+        "text_config": _text(
+            "cohere_compass_text",
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            sliding_window=512,
+            rope_parameters={"full_attention": _ROPE, "sliding_attention": _ROPE},
+        ),
+        "vision_config": _qwen3_vision(deepstack_visual_indexes=[1, 2]),
+    },
+    {
+        "model_type": "chameleon",
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "vocab_size": 32000,
+        "vocabulary_map": _chameleon_words(),
+        "vq_config": {"base_channels": 64},
+    },
+    {"model_type": "cosmos3_edge", **_IMAGE},
+    {
+        "model_type": "deepseek_ocr2",
+        **_IMAGE,
+        "text_config": _text(
+            "deepseek_ocr2_text",
+            num_hidden_layers=3,
+            mlp_layer_types=["dense", "sparse", "sparse"],
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=512,
+        ),
+        "vision_config": {
+            "sam_config": {
+                "num_hidden_layers": 4,
+                "global_attn_indexes": [1, 3],
+                "mlp_dim": 3072,
+                "downsample_channels": [512, 896],
+            },
+            "encoder_config": {
+                "hidden_size": 896,
+                "intermediate_size": 2432,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 14,
+                "num_key_value_heads": 2,
+            },
+        },
+    },
+    {"model_type": "deepseek_vl", **_IMAGE, "text_config": _text("llama"), "vision_config": _siglip()},
+    {
+        "model_type": "deepseek_vl_hybrid",
+        **_IMAGE,
+        "text_config": _text("llama"),
+        "vision_config": _siglip(layers=4),
+        "high_res_vision_config": {
+            "model_type": "sam_vision_model",
+            "num_hidden_layers": 4,
+            "global_attn_indexes": [1, 3],
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "output_channels": 256,
+            "image_size": 1024,
+        },
+    },
+    {
+        "model_type": "dots3_note",
+        **_IMAGE,
+        "text_config": _text(
+            "dots3_note_text",
+            num_hidden_layers=2,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            kv_lora_rank=256,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=512,
+            q_lora_rank=512,
+            shared_experts_intermediate_size=512,
+            index_n_heads=4,
+        ),
+        "vision_config": {
+            "num_hidden_layers": 3,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "adapter_out_dim": 1024,
+            "mlp_layer_types": ["dense", "dense", "sparse"],
+        },
+        "audio_config": {"num_hidden_layers": 2, "adapter_out_dim": 1024},
+    },
+    {
+        "model_type": "ernie4_5_vl_moe",
+        **_IMAGE,
+        "image_start_token_id": 9,
+        "image_end_token_id": 10,
+        "video_start_token_id": 11,
+        "video_end_token_id": 12,
+        "video_token_id": 8,
+        "text_config": _text(
+            "ernie4_5_vl_moe_text",
+            num_hidden_layers=3,
+            num_attention_heads=8,
+            moe_intermediate_size=[512, 256],
+            moe_num_experts=8,
+            moe_k=2,
+            rope_parameters=_mrope(22, 22, 20),
+        ),
+        "vision_config": {"depth": 6, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096},
+    },
+    {
+        "model_type": "exaone4_5",
+        **_IMAGE,
+        "video_token_id": 8,
+        "text_config": _text("exaone4"),
+        "vision_config": {
+            "depth": 6,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_heads": 16,
+            "num_key_value_heads": 8,
+            "out_hidden_size": 1024,
+            "fullatt_block_indexes": [2, 5],
+        },
+    },
+    {
+        "model_type": "got_ocr2",
+        "image_token_index": 7,
+        "image_seq_length": 256,
+        "text_config": _text("qwen2"),
+        "vision_config": {"num_hidden_layers": 4, "global_attn_indexes": [1, 3]},
+    },
+    {
+        "model_type": "granite4_vision",
+        "image_token_index": 7,
+        "vision_feature_select_strategy": "full",
+        "downsample_rate": "4/8",
+        "deepstack_layer_map": [[-1, 0], [-2, 2]],
+        "spatial_target_layers": [],
+        "image_grid_pinpoints": [[256, 512], [512, 256], [512, 512]],
+        "qformer_config": {
+            "model_type": "blip_2_qformer",
+            "hidden_size": 768,
+            "encoder_hidden_size": 768,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+        },
+        "text_config": _text("granite4_vision_text"),
+        "vision_config": _siglip(width=768, side=256, layers=4),
+    },
+    {
+        "model_type": "granite_docling",
+        **_IMAGE,
+        "text_config": _text("granite_docling_text"),
+        "vision_config": {"num_hidden_layers": 6, "deepstack_visual_indexes": [1, 3]},
+    },
+    {
+        "model_type": "hunyuan_vl",
+        **_IMAGE,
+        "im_start_id": 9,
+        "im_end_id": 10,
+        "im_newline_id": 11,
+        "text_config": _text(
+            "hunyuan_vl_text",
+            head_dim=64,
+            rope_parameters={
+                "rope_type": "xdrope",
+                "rope_theta": 10000.0,
+                "alpha": 1000.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "xdrope_section": [8, 8, 8, 8],
+            },
+        ),
+        "vision_config": {"num_hidden_layers": 4, "out_hidden_size": 1024, "text_hidden_size": 1024},
+    },
+    {"model_type": "hyperclovax_vision_v2", **_IMAGE},
+    {
+        "model_type": "idefics",
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "vocab_size": 32000,
+        "cross_layer_interval": 2,
+        "vision_config": {
+            "embed_dim": 1280,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 16,
+        },
+    },
+    {
+        "model_type": "janus",
+        **_IMAGE,
+        "text_config": _text("llama"),
+        "vision_config": {"num_hidden_layers": 6, "projection_dim": 1024},
+        "vq_config": {"projection_dim": 1024, "image_token_embed_dim": 1024},
+    },
+    {
+        "model_type": "kosmos-2",
+        "text_config": {"model_type": "kosmos_2_text_model", "layers": 3},
+        "vision_config": {"model_type": "kosmos_2_vision_model", "num_hidden_layers": 4},
+    },
+    {
+        "model_type": "kosmos-2.5",
+        "text_config": {"model_type": "kosmos_2_5_text_model", "layers": 3},
+        "vision_config": {"model_type": "kosmos_2_5_vision_model", "num_hidden_layers": 4},
+    },
+    {
+        "model_type": "lfm3_vl",
+        **_IMAGE,
+        **_VIDEO,
+    },
+    {
+        "model_type": "lighton_ocr",
+        **_IMAGE,
+        "text_config": _text("qwen3", head_dim=128),
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 16,
+            "head_dim": 64,
+            "image_size": 1540,
+            "patch_size": 14,
+            "hidden_act": "silu",
+        },
+    },
+    {
+        "model_type": "llava_next_video",
+        "image_token_index": 7,
+        "video_token_index": 8,
+        "text_config": _text("llama"),
+        "vision_config": _clip(336),
+    },
+    _minicpmv("minicpmv4_6"),
+    _minicpmv("minicpmv4_7"),
+    {
+        "model_type": "paddleocr_vl",
+        **_IMAGE,
+        **_VIDEO,
+        "text_config": _text(
+            "paddleocr_vl_text", num_key_value_heads=2, head_dim=128, rope_parameters=_mrope(16, 24, 24)
+        ),
+        "vision_config": {"num_hidden_layers": 6},
+    },
+    {
+        "model_type": "qianfan_ocr",
+        **_IMAGE,
+        "text_config": _text("qwen3", head_dim=64),
+        "vision_config": {"num_hidden_layers": 4},
+    },
+    {
+        "model_type": "qwen2_5_omni_thinker",
+        "image_token_index": 7,
+        "video_token_index": 8,
+        "audio_token_index": 11,
+        "vision_start_token_id": 9,
+        "vision_end_token_id": 10,
+        "audio_start_token_id": 12,
+        "audio_end_token_id": 13,
+        "text_config": _text("qwen2_5_omni_text", rope_parameters=_mrope(8, 12, 12)),
+        "vision_config": {"depth": 4, "out_hidden_size": 1024, "fullatt_block_indexes": [1, 3]},
+        "audio_config": {
+            "encoder_layers": 2,
+            "d_model": 256,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 512,
+            "output_dim": 1024,
+        },
+    },
+    {
+        "model_type": "qwen3_omni_moe_thinker",
+        **_IMAGE,
+        **_VIDEO,
+        "audio_token_id": 11,
+        "audio_start_token_id": 12,
+        "text_config": _text(
+            "qwen3_omni_moe_text",
+            head_dim=128,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=384,
+            rope_parameters=_mrope(24, 20, 20),
+        ),
+        "vision_config": _qwen3_vision(deepstack_visual_indexes=[1, 2]),
+        "audio_config": {
+            "encoder_layers": 2,
+            "d_model": 256,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 512,
+            "output_dim": 1024,
+        },
+    },
+    {
+        "model_type": "qwen4_exp",
+        **_IMAGE,
+        **_VIDEO,
+        "text_config": {
+            "model_type": "qwen4_exp_text",
+            "num_hidden_layers": 4,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "indexer_n_heads": 16,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 256,
+            "indexer_budget": 2048,
+            "indexer_compress_ratio": 16,
+            "ngram_vocab_size_base": 20_000,
+            "vocab_size": 32000,
+        },
+        "vision_config": {**_qwen3_vision(), "out_hidden_size": 2048},
+    },
+    {
+        "model_type": "video_llama_3",
+        **_IMAGE,
+        "video_token_id": 8,
+        "text_config": _text("qwen2"),
+        "vision_config": {
+            "num_hidden_layers": 6,
+            "patch_size": 14,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_attention_heads": 16,
+        },
+    },
+    {
+        "model_type": "video_llava",
+        "image_token_index": 7,
+        "video_token_index": 8,
+        "text_config": _text("llama"),
+        "vision_config": _clip(224),
+    },
+    {
+        "model_type": "vipllava",
+        "image_token_index": 7,
+        "vision_feature_layers": [-2, -3, -4, 1],
+        "text_config": _text("llama"),
+        "vision_config": _clip(336),
+    },
+)
+IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _MODELS}
+"""By model_type."""
+PREPROCESSORS: Mapping[str, Mapping[str, Any]] = {"dots3_note": {"temporal_patch_size": 1}}
+"""Settings of image processors that the defaults of their classes do not have."""
