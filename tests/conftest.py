@@ -49,8 +49,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sweep-one-in", type=int, default=1, help="of the cases of a test that are in the sweep the first of every N"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not want
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked ``one_in(n)`` the first of every n cases is in every run, the others are in the sweep.
 
     The trainer's tests come first: theirs are the files that take longest, which a worker should not find last.
@@ -64,6 +70,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if places[function] % marker.args[0]:
                 item.add_marker(pytest.mark.sweep)
             places[function] += 1
+    _thin_out(config, items)
+
+
+def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the first of every ``--sweep-one-in`` cases of a test that are in the sweep."""
+    places: Counter[str] = Counter()
+    left: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        is_swept = item.get_closest_marker("sweep") is not None
+        left[not is_swept or places[function] % config.getoption("--sweep-one-in") == 0].append(item)
+        places[function] += is_swept
+    items[:] = left[True]
+    config.hook.pytest_deselected(items=left[False])
 
 
 def pytest_collection_finish() -> None:

@@ -19,5 +19,5 @@ def test_every_peer_has_its_ratios_or_is_said_to_be_missing():
     _, hugging_face, trl = done.stdout.splitlines()
     ratios = re.search(r"processor seconds ratio (\S+) \((\S+) (\S+)\)$", hugging_face)
     assert ratios is not None, done.stdout
-    assert all(float(ratio) > 0.7 for ratio in ratios.groups())  # far from what noise does to processor seconds
+    assert all(float(ratio) > 0.4 for ratio in ratios.groups())  # far from what noise does to processor seconds
     assert trl.startswith("TRL SFTTrainer")

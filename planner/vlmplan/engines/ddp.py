@@ -88,6 +88,11 @@ class DataParallel(PlainPyTorch):
         """A view of a bucket is a gradient from the beginning on, of zeros where no backward gives one."""
         return self.table.shapes_by_dtype if self._gradients_are_views else super()._updated
 
+    @property
+    def _gradient_bytes(self) -> int:
+        """With the zeros that views of a bucket begin with."""
+        return self.table.trained_bytes if self._gradients_are_views else super()._gradient_bytes
+
     # -- the walk ------------------------------------------------------------------------------------------------
 
     def build(self) -> None:
