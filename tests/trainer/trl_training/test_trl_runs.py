@@ -112,7 +112,7 @@ def test_a_rehearsed_task_peaks_as_it_really_does_on_cpu_ranks(files, outcomes, 
         peaks[phase.name] = max(peaks.get(phase.name, 0), phase.peak_bytes)
     assert peaks.keys() == {"load", "init", "reference", "forward", "backward", "step", "save"}
     for phase in ("reference", "forward", "backward", "step"):
-        assert peaks[phase] == pytest.approx(report[f"{phase}, peak"], rel=1e-4), phase
+        assert peaks[phase] == pytest.approx(report[f"{phase}, peak"], rel=1e-3), phase
 
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(outcomes):
