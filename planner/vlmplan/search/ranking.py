@@ -12,9 +12,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.search.answer import (
     SECONDS_PER_HOUR,
@@ -35,6 +33,7 @@ from vlmplan.search.entries import (
     rank_key,
     shown_bytes,
 )
+from vlmplan.search.hosts import Hosts
 from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.pareto import Point, front_of, settled
 from vlmplan.search.refusals import refusal
@@ -63,11 +62,11 @@ class Search:
         self._candidates = query.candidates
         self._within: list[ScoredSetup] = []
         self._open: list[UnexploredMethod] = []
-        # Why a candidate has no plan: setups over the limits, bytes that a host lacks, what the allocator cannot place.
+        # Why a candidate has no plan, besides its hosts: setups over the limits, what the allocator cannot place.
         self._over_limits: dict[int, list[ScoredSetup | UnexploredMethod]] = {}
-        self._host_short: dict[int, int] = {}
         self._unplaced: set[int] = set()
         self._scorer = Scorer(self.space, self.objective, self.assumed)
+        self._hosts = Hosts(self.space, self._scorer)
 
     def consider(self, candidate: Candidate) -> None:
         """Note what the methods could reach on the candidate. By bytes the slow ones may come first: limits are held to
@@ -131,7 +130,7 @@ class Search:
         candidate, method = entry.candidate, entry.method
         cluster = candidate.cluster
         if self.objective is Objective.VRAM:
-            found = self._scored(candidate, self.space.smallest(cluster, method))
+            found = self._hosts.scored(candidate, self.space.smallest(cluster, method))
         else:
             found = self._of_least_seconds(candidate, ways)
             if not any(one.setup.fits for one in found):
@@ -146,12 +145,10 @@ class Search:
     def _fitting_lightest(self, candidate: Candidate, method: Method) -> list[ScoredSetup]:
         """What takes least memory, where it fits; not looked at where hosts are known to be short of less."""
         attempts = self.space.possible_lightest(candidate.cluster, method)
-        needed = [self._machine(candidate, setup.recipe) for setup in attempts]
-        known = self._host_short.get(id(candidate), inf)
-        if all(machine is None and num_bytes >= known for machine, num_bytes in needed):
+        if all(self._hosts.tells_nothing_new(candidate, setup.recipe) for setup in attempts):
             return []
         lightest = self.space.first_fitting(attempts, candidate.cluster)
-        return [] if lightest is None else self._scored(candidate, [lightest])
+        return [] if lightest is None else self._hosts.scored(candidate, [lightest])
 
     def _of_least_seconds(self, candidate: Candidate, ways: list[RecipeCandidate]) -> list[ScoredSetup]:
         """The fastest setups that fit, and faster ones that may, unless another is faster and cheaper than they can
@@ -171,7 +168,7 @@ class Search:
 
         found: list[ScoredSetup] = []
         for setup in self.space.fastest(ways, cluster, below if is_exact else lambda _: inf):
-            scored = self._scored(candidate, [setup])
+            scored = self._hosts.scored(candidate, [setup])
             if not scored:
                 limits.clear()  # less may be known to be short
             for entry in scored:
@@ -188,25 +185,14 @@ class Search:
         on_cheapest = best.get(id(candidate.cluster))
         if on_cheapest is not None:
             return self._worse_hours(on_cheapest, engine)
-        machines, short_bytes = self._hosts(candidate, engine)
-        if short_bytes is not None and short_bytes < self._host_short.get(id(candidate), inf):
+        recipes = self.space.of_any_host(engine[0], candidate.cluster)
+        machines = {id(machine[0]) for machine in (self._hosts.machine(candidate, one) for one in recipes) if machine}
+        if any(self._hosts.is_short_of_less(candidate, one) for one in recipes):
             return inf
         if not machines:
             return 0.0
         entry = best.get(next(iter(machines))) if len(machines) == 1 else None
         return inf if entry is None else self._worse_hours(entry, engine)
-
-    def _hosts(self, candidate: Candidate, engine: Engine) -> tuple[set[int], int | None]:
-        """The machines that setups of an engine get, and the least host memory that one of them lacks."""
-        machines: set[int] = set()
-        short: list[int] = []
-        for recipe in self.space.of_any_host(engine[0], candidate.cluster):
-            machine, num_bytes = self._machine(candidate, recipe)
-            if machine is None:
-                short.append(num_bytes)
-            else:
-                machines.add(id(machine[0]))
-        return machines, min(short, default=None)
 
     def _worse_hours(self, entry: ScoredSetup, engine: Engine) -> float:
         """Hours of training from which on no setup of the engine is better than ``entry`` on the same machine: it takes
@@ -235,27 +221,6 @@ class Search:
                 kept = [other for other in kept if not (entry.setup.fits and entry.is_as_good_as(other))]
                 kept.append(entry)
         return kept
-
-    def _scored(self, candidate: Candidate, setups: Iterable[BoundedSetup]) -> list[ScoredSetup]:
-        """The setups that one of the candidate's machines has enough host memory for."""
-        scored: list[ScoredSetup] = []
-        for setup in setups:
-            machine, num_bytes = self._machine(candidate, setup.recipe)
-            if machine is None:
-                known = self._host_short.setdefault(id(candidate), num_bytes)
-                self._host_short[id(candidate)] = min(known, num_bytes)
-            else:
-                scored.append(self._scorer.score(candidate, *machine, setup))
-        return scored
-
-    def _machine(self, candidate: Candidate, recipe: Recipe) -> tuple[tuple[Cluster, Offer | None] | None, int]:
-        """The cheapest of the candidate's machines that has the host memory, None if none has; and how much is needed
-        of one that may be taken away."""
-        host_bytes = self.space.models.host_bytes(recipe, candidate.cluster)
-        resume_bytes = 0
-        if candidate.may_be_taken_away:
-            resume_bytes = self.space.models.resume_host_bytes(recipe, candidate.cluster)
-        return self._scorer.machine(candidate, host_bytes, resume_bytes), max(host_bytes, resume_bytes)
 
     def _with_smaller_batch(self, entry: ScoredSetup) -> ScoredSetup | None:
         """The same with the next smaller micro batch, where there is one within the limits."""
@@ -439,8 +404,9 @@ class Search:
             return over_limits_text(self._over_limits[key]), None
         if key in self._unplaced:
             return "its tensors fit, but the allocator cannot place them; --expandable-segments lets it", None
-        if key in self._host_short:
-            return f"the host needs {gib_text(self._host_short[key])} and {candidate.host_text}", None
+        short_bytes = self._hosts.short_bytes(candidate)
+        if short_bytes is not None:
+            return f"the host needs {gib_text(short_bytes)} and {candidate.host_text}", None
         return refusal(self.space, candidate.cluster)
 
 
