@@ -21,6 +21,7 @@ from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.loop import Rates, Trainer
 from vlmplan_trainer.models.load import load_model, torch_dtype
 from vlmplan_trainer.rehearse import autocast, collectives, device, kernels, shims
+from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.batch import MicroBatch, Samples, micro_batch
 from vlmplan_trainer.rehearse.compiled_updates import updating_in_compiled_kernels
@@ -33,7 +34,6 @@ from vlmplan_trainer.rehearse.meter import PhaseMeter
 from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
-SCHEMA = "vlmplan.rehearsed/1"
 NUM_EVALUATED = 2
 """Batches of an evaluation."""
 
@@ -107,16 +107,15 @@ def rehearse(request: Request) -> dict[str, Any]:
     with _on_fake_tensors(plan, ledger, attribution, is_on_cpu=is_on_cpu) as mode:
         meter = PhaseMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
         checkpoint_bytes = _phases(request, meter, ledger, mode, attribution, place)
-    return {
-        "schema": SCHEMA,
-        "rank": request.rank,
-        "num_ranks": plan.hardware.num_gpus,
-        "num_steps": request.num_steps,
-        "seconds": time.perf_counter() - start,
-        "num_operations": mode.num_operations,
-        "checkpoint_bytes": checkpoint_bytes,
-        **meter.as_json(),
-    }
+    return rehearsed_json(
+        meter,
+        mode,
+        rank=request.rank,
+        num_ranks=plan.hardware.num_gpus,
+        num_steps=request.num_steps,
+        start=start,
+        checkpoint_bytes=checkpoint_bytes,
+    )
 
 
 @contextmanager

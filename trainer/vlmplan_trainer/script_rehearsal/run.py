@@ -15,6 +15,7 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlmplan.errors import InputError
+from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
@@ -45,7 +46,6 @@ from vlmplan_trainer.script_rehearsal.surroundings import enter_shims, prepared
 from vlmplan_trainer.script_rehearsal.triton_package import triton_without_kernels
 from vlmplan_trainer.script_rehearsal.weights import reading_no_weights
 
-SCHEMA = "vlmplan.rehearsed/1"
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """As launchers and scripts may set them."""
 
@@ -102,15 +102,17 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
         raise InputError("it made no optimizer step, so there is nothing to tell")
     if not phases.is_done:
         notes(f"it made {phases.steps_done} optimizer steps of {request.num_steps}: it ended before")
+    answer = rehearsed_json(
+        meter,
+        mode,
+        rank=request.rank,
+        num_ranks=request.num_ranks,
+        num_steps=min(request.num_steps, phases.steps_done),
+        start=start,
+        checkpoint_bytes=saved.largest_bytes or None,
+    )
     return {
-        "schema": SCHEMA,
-        "rank": request.rank,
-        "num_ranks": request.num_ranks,
-        "num_steps": min(request.num_steps, phases.steps_done),
-        "seconds": time.perf_counter() - start,
-        "num_operations": mode.num_operations,
-        "checkpoint_bytes": saved.largest_bytes or None,
-        **meter.as_json(),
+        **answer,
         **unknowns.as_json(),
         "allocator_settings": [os.environ.get(name, "") for name in ALLOCATOR_VARIABLES],
         "notes": notes.sentences,

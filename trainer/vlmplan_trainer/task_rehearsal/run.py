@@ -21,13 +21,13 @@ from vlmplan_trainer.engines.make import device_of
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.models.load import LoadedModel, Processing, Source, is_vision_model, load_model
 from vlmplan_trainer.options import Options
+from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.batch import Samples
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
 from vlmplan_trainer.script_rehearsal.mode import ScriptAttribution, ScriptRehearsal, Unknowns, reading_fake_tensors
 from vlmplan_trainer.script_rehearsal.queries import Card
-from vlmplan_trainer.script_rehearsal.run import SCHEMA
 from vlmplan_trainer.script_rehearsal.side_effects import Notes, leaving_nothing
 from vlmplan_trainer.script_rehearsal.surroundings import enter_shims, prepared
 from vlmplan_trainer.script_rehearsal.triton_package import triton_without_kernels
@@ -88,16 +88,15 @@ def rehearse_task(request: TaskRequest) -> dict[str, Any]:
         gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
         with fake_mode, mode:
             _train(request, task, meter, mode, attribution)
-    return {
-        "schema": SCHEMA,
-        "rank": request.rank,
-        "num_ranks": plan.hardware.num_gpus,
-        "num_steps": request.num_steps,
-        "seconds": time.perf_counter() - start,
-        "num_operations": mode.num_operations,
-        "checkpoint_bytes": saved.largest_bytes or None,
-        **meter.as_json(),
-    }
+    return rehearsed_json(
+        meter,
+        mode,
+        rank=request.rank,
+        num_ranks=plan.hardware.num_gpus,
+        num_steps=request.num_steps,
+        start=start,
+        checkpoint_bytes=saved.largest_bytes or None,
+    )
 
 
 def _enter_surroundings(stack: ExitStack, request: TaskRequest, notes: Notes) -> Saved:
