@@ -10,6 +10,13 @@ from typing import Any
 _IMAGE = {"image_token_id": 7}
 _VIDEO = {"video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_AUDIO = {
+    "encoder_layers": 2,
+    "d_model": 256,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 512,
+    "output_dim": 1024,
+}
 
 
 def _text(model_type: str, **more: Any) -> dict[str, Any]:
@@ -377,13 +384,7 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "audio_end_token_id": 13,
         "text_config": _text("qwen2_5_omni_text", rope_parameters=_mrope(8, 12, 12)),
         "vision_config": {"depth": 4, "out_hidden_size": 1024, "fullatt_block_indexes": [1, 3]},
-        "audio_config": {
-            "encoder_layers": 2,
-            "d_model": 256,
-            "encoder_attention_heads": 4,
-            "encoder_ffn_dim": 512,
-            "output_dim": 1024,
-        },
+        "audio_config": _AUDIO,
     },
     {
         "model_type": "qwen3_omni_moe_thinker",
@@ -402,13 +403,7 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
             rope_parameters=_mrope(24, 20, 20),
         ),
         "vision_config": _qwen3_vision(deepstack_visual_indexes=[1, 2]),
-        "audio_config": {
-            "encoder_layers": 2,
-            "d_model": 256,
-            "encoder_attention_heads": 4,
-            "encoder_ffn_dim": 512,
-            "output_dim": 1024,
-        },
+        "audio_config": _AUDIO,
     },
     {
         "model_type": "qwen4_exp",

@@ -142,6 +142,17 @@ class ForwardTape(Recorder):
     storage_class: ClassVar[type[Storage]] = Storage
     runs_every_call: ClassVar[bool] = False  # of kernels that could be recorded at once, see ``attention.joins_calls``
     reuses_layers: bool = True  # one trace serves all equal layers of a stack, see ``first_layer``
+    offloads_inputs: bool = False
+    """Whether inputs of checkpointed layers wait for backward in host memory."""
+    tiles_mlps: bool = False
+    """Whether MLPs run on a tile of the tokens at a time (``tiled_mlp``)."""
+    has_no_graph: bool = False
+    """Whether what runs is under ``torch.no_grad()`` although training goes on."""
+    switches_adapters_off: bool = False
+    """Whether only base layers run (peft's ``disable_adapter``)."""
+    frees_saved: bool = False
+    """Whether backward is in a layer that has run again: what it saved goes as soon as an operation has used it
+    (``unpack_hook`` in ``torch/utils/checkpoint.py``), elsewhere when the backward of the operation is over."""
 
     def __init__(
         self,
@@ -162,17 +173,6 @@ class ForwardTape(Recorder):
         self.keeps_linear_inputs = keeps_linear_inputs
         self.fuses_dropout = fuses_dropout
         self.makes_loss_inside = makes_loss_inside
-        self.offloads_inputs = False
-        """Whether inputs of checkpointed layers wait for backward in host memory."""
-        self.tiles_mlps = False
-        """Whether MLPs run on a tile of the tokens at a time (``tiled_mlp``)."""
-        self.has_no_graph = False
-        """Whether what runs is under ``torch.no_grad()`` although training goes on."""
-        self.switches_adapters_off = False
-        """Whether only base layers run (peft's ``disable_adapter``)."""
-        self.frees_saved = False
-        """Whether backward is in a layer that has run again: what it saved goes as soon as an operation has used it
-        (``unpack_hook`` in ``torch/utils/checkpoint.py``), elsewhere when the backward of the operation is over."""
         self.modules: list[Any] = []
         # What the model's output object holds, besides the logits (image_hidden_states).
         self.outputs: list[Tensor] = []

@@ -60,8 +60,6 @@ def launch(
     if _goes_on_with_curriculum(trainer_options, plan_file, demo=demo) or curriculum is not None:
         from vlmplan.cli.curriculum import CurriculumOptions, run_curriculum
 
-        if html is not None:
-            raise click.UsageError("--html is of one run; a curriculum has several", ctx)
         options = CurriculumOptions(
             file=curriculum,
             plan_options=given,
@@ -69,7 +67,7 @@ def launch(
             hostfile=hostfile,
             catalog_files=catalog_files,
         )
-        options = _checked_curriculum(ctx, options, plan_file, demo=demo)
+        options = _checked_curriculum(ctx, options, plan_file, demo=demo, html=html)
         return run_curriculum(options, dry_run=dry_run, as_json=as_json)
     if demo:
         _fill_in_demo(ctx, given, trainer_options, plan_file)
@@ -184,12 +182,14 @@ def _goes_on_with_curriculum(trainer_options: ClickValues, plan_file: Path | Non
 
 
 def _checked_curriculum(
-    ctx: click.Context, options: "CurriculumOptions", plan_file: Path | None, *, demo: bool
+    ctx: click.Context, options: "CurriculumOptions", plan_file: Path | None, *, demo: bool, html: Path | None
 ) -> "CurriculumOptions":
     """The options, with those of the curriculum that is gone on with; UsageError for what a curriculum has no use
     for."""
     from vlmplan.cli.curriculum import with_kept
 
+    if html is not None:
+        raise click.UsageError("--html is of one run; a curriculum has several", ctx)
     if options.trainer_options["resume"] and options.trainer_options["output_dir"] is not None:
         options = with_kept(options)
     trainer_options = options.trainer_options

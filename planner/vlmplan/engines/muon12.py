@@ -119,12 +119,7 @@ class MuonZero12(Zero12):
             sink.keep(Component.WEIGHTS, own * self.num_ranks)
             for ordinal in group.ordinals:
                 sink.free(weight(self.table.trained_entries[ordinal]))
-            if own == master:
-                sink.keep(Component.OPTIMIZER_STATES, own)
-            else:
-                sink.allocate("clone", Component.TEMPORARIES, own)
-                sink.keep(Component.OPTIMIZER_STATES, master)
-                sink.free("clone")
+            self._keep_master_copy(own, master)
         sink.transient(Component.TEMPORARIES, [partition.size * self.master_bytes for partition in self.partitions])
 
     def end_backward(self) -> None:

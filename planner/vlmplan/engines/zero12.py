@@ -117,13 +117,17 @@ class Zero12(Engine):
             sink.transient(Component.TEMPORARIES, [own])
             sink.keep(Component.COMMUNICATION_BUFFERS, self.table.largest_trained * self.weight_bytes)
             return
-        if own == master:
-            sink.keep(Component.OPTIMIZER_STATES, own)
-        else:
-            sink.allocate("clone", Component.TEMPORARIES, own)
-            sink.keep(Component.OPTIMIZER_STATES, master)
-            sink.free("clone")
+        self._keep_master_copy(own, master)
         sink.transient(Component.TEMPORARIES, [master])
+
+    def _keep_master_copy(self, own: int, master: int) -> None:
+        """Of a slice of ``own`` bytes, by way of a clone where the types differ."""
+        if own == master:
+            self.sink.keep(Component.OPTIMIZER_STATES, own)
+            return
+        self.sink.allocate("clone", Component.TEMPORARIES, own)
+        self.sink.keep(Component.OPTIMIZER_STATES, master)
+        self.sink.free("clone")
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         if self.recipe.zero_stage == 1:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import Library
 
 from vlmplan_trainer.rehearse.replaced import replaced
 
@@ -24,9 +25,9 @@ RULE, CONVOLUTION = "torch_chunk_gated_delta_rule", "causal_conv1d_fn"
 OPERATION = "kernel_products"
 """An operation that does nothing: it tells how many FLOPs a kernel takes (``flops``)."""
 
-_library = torch.library.Library("vlmplan_rehearsal", "DEF")
-_library.define(f"{OPERATION}(Tensor x, int flops) -> ()")
-_library.impl(OPERATION, lambda x, flops: None, "CompositeExplicitAutograd")
+_operations = Library("vlmplan_rehearsal", "DEF")
+_operations.define(f"{OPERATION}(Tensor x, int flops) -> ()")
+_operations.impl(OPERATION, lambda x, flops: None, "CompositeExplicitAutograd")
 
 
 def chunk_gated_delta_rule(

@@ -84,26 +84,27 @@ class Finder(MetaPathFinder, Loader):
             module.__dict__.update(_functions(self._launch))
 
 
+def _placeholder(owner: Any, name: str) -> Any:
+    """What ``owner`` has under any name that Python does not ask for itself."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    made = PlaceholderKind(name, (), {})
+    setattr(owner, name, made)
+    return made
+
+
 class PlaceholderModule(ModuleType):
     """A module that has whatever it is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = PlaceholderKind(name, (), {})
-        setattr(self, name, made)
-        return made
+        return _placeholder(self, name)
 
 
 class PlaceholderKind(type):
     """A class that stands for a type, a function or a decorator that nothing calls but kernels."""
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = PlaceholderKind(name, (), {})
-        setattr(cls, name, made)
-        return made
+        return _placeholder(cls, name)
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         return arguments[0] if len(arguments) == 1 and callable(arguments[0]) else super().__call__()
