@@ -81,9 +81,16 @@ def shipped_gpus() -> dict[str, Gpu]:
 
 
 def rehearsed_timeline(
-    files: ModelFiles, recipe: Recipe, *, num_ranks: int, seq_len: int = 1024, image_side: int = 448, **tape: Any
+    files: ModelFiles,
+    recipe: Recipe,
+    *,
+    num_ranks: int,
+    rank: int | None = 0,
+    seq_len: int = 1024,
+    image_side: int = 448,
+    **tape: Any,
 ) -> Timeline:
-    """The timeline of rank 0 without library workspaces: what a rehearsal on fake tensors counts."""
+    """The timeline of a rank (None: the fullest) without library workspaces: what is counted on fake tensors."""
     model = prepared_model(files.config, recipe)
     image = None
     if image_side and files.model_type in IMAGE_MODEL_TYPES:
@@ -101,7 +108,7 @@ def rehearsed_timeline(
     recorder = Tape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs, **tape)
     recorder.tiles_mlps = recipe.tiled_mlp
     trace = model.run(recorder, batch, backend, loss=recipe.loss)
-    return memory_timeline(ParameterTable(model), trace, recipe, num_ranks=num_ranks, rank=0)
+    return memory_timeline(ParameterTable(model), trace, recipe, num_ranks=num_ranks, rank=rank)
 
 
 def memory_timeline(

@@ -4,9 +4,9 @@ the name of a run:
 
 python tests/trainer/every_memory.py FOLDER [WORD ...]
 
-A run is called model-method-stage-precision-optimizer-offload-micro batches. Planned is the timeline of the first rank
-as a dispatch mode sees it (``tape_probe``). What is offloaded lies in the same memory on CPU ranks, so what the plan
-has of it on the host for a rank is added (``host_share``).
+A run is called model-method-stage-precision-optimizer-offload-micro batches. Planned is the timeline of the fullest
+rank as a dispatch mode sees it (``tape_probe``). What is offloaded lies in the same memory on CPU ranks, so what the
+plan has of it on the host for a rank is added (``host_share``).
 
 What differs although the engine is as planned: attention in fp32, for which the CPU has a flash kernel and a GPU has
 not; fp16 at stage 0, whose first steps overflow and are skipped; the inside of ``isinf`` in fp16 at stage 3, which no
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer_runs import Outcome, planned, train_all
+from trainer_runs import LET_GO, Outcome, planned, train_all
 
 from planned import rehearsed_timeline
 from vlmplan.architecture.prepare import prepared_model
@@ -73,6 +73,7 @@ def differences(model: Path, name: str, plan: Plan, outcome: Outcome) -> Iterato
         find_model(str(model)),
         plan.recipe,
         num_ranks=plan.hardware.num_gpus,
+        rank=None,
         seq_len=plan.workload.seq_len,
         image_side=0,
         accumulates_in_place=False,
@@ -121,7 +122,7 @@ def main(folder: str, *words: str) -> None:
             place = root / f"ranks{num_ranks}-{start}"
             place.mkdir(exist_ok=True)
             jobs = {name: (chosen[name], WORDS) for name in names[start : start + RUNS_TOGETHER]}
-            outcomes = train_all(jobs, place, num_ranks=num_ranks, environment={"PRETEND_FP16": "1"})
+            outcomes = train_all(jobs, place, num_ranks=num_ranks, environment=LET_GO | {"PRETEND_FP16": "1"})
             for name, outcome in outcomes.items():
                 if outcome.code != 0:
                     print(f"{name:<44} failed: {str(outcome.code).strip().splitlines()[-1][:200]}")

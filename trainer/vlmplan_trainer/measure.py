@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from vlmplan_trainer.gradient_sums import is_in_place
+from vlmplan_trainer.ranks import of_all_ranks
 
 EVALUATION = "evaluation"
 GENERATE, SCORE, REFERENCE = "generate", "score", "reference"
@@ -173,6 +174,17 @@ class Meter:
         """A storage whose tensors stay may have another size now; a GPU counts it by itself."""
         if self._storages is not None:
             self._storages.resized(storage)
+
+    def take_highest_of_ranks(self) -> None:
+        """What the fullest rank of each phase took instead of what this one did, as a plan has it; every rank calls it,
+        when nothing more is to be measured."""
+        ranks = of_all_ranks((self.memory, self.peak_reserved_bytes, self.peak_device_bytes))
+        self.peak_reserved_bytes = max(reserved for _, reserved, _ in ranks)
+        self.peak_device_bytes = max(device for _, _, device in ranks)
+        for name in self.memory:
+            found = [memory[name] for memory, _, _ in ranks if name in memory]
+            resident, peak = max(one.resident_bytes for one in found), max(one.peak_bytes for one in found)
+            self.memory[name] = PhaseMemory(resident, peak)
 
     def count_earlier(self, name: str) -> None:
         """What a GPU has counted until now, as the phase ``name``; a CPU counts within phases alone."""

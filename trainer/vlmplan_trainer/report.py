@@ -45,7 +45,7 @@ class ReportedFigure:
 def lines(
     plan: Plan, meter: Meter, position: Position, *, step_seconds: float | None, tokens_per_second: float | None
 ) -> list[ReportedFigure]:
-    """Every figure that was measured. Bytes are of this rank, money of the optimizer steps done."""
+    """Every figure that was measured. Bytes are of the fullest rank, money of the optimizer steps done."""
     expected = plan.expected
     peaks = {phase.name: phase.peak_bytes for phase in expected.phases} | {RESUME: expected.resume_peak_bytes}
     planned = {name: None if _offloads_to_itself(plan) else num_bytes for name, num_bytes in peaks.items()}

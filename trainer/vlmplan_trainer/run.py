@@ -313,6 +313,7 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     )
     if recipe.trains_adapters and options.merge_adapters:
         merge(made.plan, made.engine, made.data.processing, options.output_dir)
+    made.meter.take_highest_of_ranks()
     found_late = {source: said for late in of_all_ranks(made.data.encoder.late) for source, said in late.items()}
     if made.engine.rank != 0:
         return

@@ -1,6 +1,7 @@
 """One run of Hugging Face's Trainer on CPU ranks with ``PlanCallback``: its figures as a line of JSON.
 
-python -m torch.distributed.run --nproc_per_node=2 tests/trainer/integrations/hugging_face_run.py JOB
+PYTHONPATH=tests/trainer python -m torch.distributed.run --nproc_per_node=2
+    tests/trainer/integrations/hugging_face_run.py JOB
 
 ``JOB`` is JSON: folder, method (full, lora), stage (null for DDP, 2, 3), options of the callback, and ``evaluation``:
 after how many batches what it keeps of every sample, its logits, moves to the host, null for the end.
@@ -42,11 +43,13 @@ def arguments(job: dict[str, Any]) -> Any:
     section = None
     if job["stage"] is not None:
         import deepspeed
+        from gloo_messages import let_go_of_messages
 
         # On a CPU accelerate starts torch's process group alone.
         # gloo alone: a build of this kernel that is broken off leaves a lock that every later run waits for
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+        let_go_of_messages()
         zero = {"stage": job["stage"], "reduce_bucket_size": 500_000, "overlap_comm": False}
         # Sizes by the model's width; DeepSpeed's own are larger than this model, which it then gathers at once.
         zero |= dict.fromkeys(("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto")

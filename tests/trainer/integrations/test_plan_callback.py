@@ -35,7 +35,7 @@ def outcome(folder: Path, place: Path, *, num_ranks: int, **job: Any) -> dict[st
     environment = {name: value for name, value in os.environ.items() if name not in ranks}
     done = subprocess.run(
         [*command, str(RUN), json.dumps(given)],
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -66,9 +66,7 @@ def test_a_plan_of_the_live_model_is_within_a_hundredth_of_what_the_trainer_take
 def test_on_two_ranks_it_is_too(folder: Path, tmp_path: Path, method: str, stage: int | None):
     found = errors(outcome(folder, tmp_path, num_ranks=2, method=method, stage=stage))
     allowed = WIDE_ADAPTERS if stage == 3 else TOLERANCE_FRACTION
-    # DeepSpeed's reduction frees a bucket when gloo's thread has let go of it, so what follows varies from run to run.
-    late = {2: {"backward": 0.05}, 3: {"step": 0.05}}.get(stage or 0, {})
-    assert all(abs(found[name]) < (allowed | late)[name] for name in found), found
+    assert all(abs(found[name]) < allowed[name] for name in found), found
 
 
 @pytest.mark.sweep

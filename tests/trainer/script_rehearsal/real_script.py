@@ -9,7 +9,6 @@ import json
 import os
 import runpy
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # what is counted is counted in this thread
 
 import torch
-from gloo_messages import let_go_of_messages
+from gloo_messages import let_go_of_messages, rest
 
 from vlmplan_trainer.measure import LiveStorages, Meter, PhaseMemory
 from vlmplan_trainer.rehearse.meter import collector_at_rest
@@ -31,8 +30,6 @@ from vlmplan_trainer.script_rehearsal.meter import ScriptMeter
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
 
 NUM_STEPS = 3
-REST_SECONDS = 0.02
-"""Before a phase, so that gloo's threads have let go of the last one's messages on a busy machine too."""
 
 
 class WholeMeter(Meter):
@@ -55,7 +52,7 @@ class WholeMeter(Meter):
     def phase(self, name: str) -> Iterator[None]:
         self.memory.pop(name, None)
         key = (name, 0 if name in ScriptMeter.outside_steps else self.step)
-        time.sleep(REST_SECONDS)
+        rest()
         gc.collect()
         with collector_at_rest(), super().phase(name):
             yield

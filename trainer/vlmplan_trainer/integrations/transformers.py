@@ -48,7 +48,8 @@ class PlanCallback(TrainerCallback):
     model that sees needs its images said.
 
     After training ``estimate`` is the last estimate (None where none could be made, and ``why_not`` says why), and
-    ``lines`` are planned and measured figures; rank 0 prints them and writes ``vlmplan-report.json`` to ``output_dir``.
+    ``lines`` are planned and measured figures, bytes of the fullest rank; rank 0 prints them and writes
+    ``vlmplan-report.json`` to ``output_dir``.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class PlanCallback(TrainerCallback):
         phases.end()
         if self._watch is not None:
             self._watch.remove()
+        phases.meter.take_highest_of_ranks()
         self.lines = self._figures(phases.meter)
         if not state.is_world_process_zero:
             return

@@ -338,6 +338,7 @@ def _finish(made: TaskRun) -> None:
         model.delete_adapter(REFERENCE_ADAPTER)
     result: Any = TrainedModel(made.trainer, made.ranks)
     export(result, made.loaded, made.data.processing, options.output_dir, is_adapter=plan.recipe.trains_adapters)
+    planned.phases.meter.take_highest_of_ranks()
     if made.ranks.rank != 0:
         return
     shutil.rmtree(options.output_dir / ROWS_FOLDER, ignore_errors=True)
