@@ -49,6 +49,7 @@ TASKS = st.builds(
     vllm_sleep_level=st.integers(0, 2),
     vllm_tensor_parallel=st.integers(1, 8),
     reward_params=st.integers(0, 7 * 10**9),
+    reentrant_checkpoints=st.booleans(),
 )
 
 ZERO_SETTINGS = st.builds(

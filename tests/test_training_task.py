@@ -22,6 +22,7 @@ def test_a_task_is_read_back_from_its_json(task: TrainingTask):
 def test_what_a_task_asks_for_makes_the_same_task():
     for task in (
         TrainingTask(kind=TaskKind.DPO, reference=Reference.PRECOMPUTED, completion_tokens=77),
+        TrainingTask(kind=TaskKind.DPO, reentrant_checkpoints=True),
         TrainingTask(kind=TaskKind.GRPO, num_generations=4, steps_per_generation=3, reward_params=7 * 10**9),
         TrainingTask(kind=TaskKind.GRPO, generation=Generation.VLLM, vllm_memory=0.55, vllm_sleep_level=2),
     ):
@@ -34,6 +35,11 @@ def test_options_that_another_task_reads_are_refused():
         ({"reference": "copy"}, "--task sft; it is of --task dpo or grpo"),
         ({"task": "sft", "num_generations": 4}, "--task sft; it is of --task grpo"),
         ({"task": "dpo", "num_generations": 4}, "--num-generations is of --task grpo"),
+        (
+            {"task": "grpo", "reentrant_checkpoints": True},
+            "-checkpoints is of --task dpo, but --task is grpo",
+        ),
+        ({"reentrant_checkpoints": True}, "--task sft; it is of --task dpo"),
         ({"task": "grpo", "vllm_sleep_level": 2}, "--vllm-sleep-level is of --generation vllm"),
         ({"task": "grpo", "generation": "vllm", "vllm_memory_utilization": 1.5}, "at most 1 is needed"),
         ({"task": "grpo", "generation": "vllm", "vllm_sleep_level": 3}, "0, 1 or 2 is needed"),

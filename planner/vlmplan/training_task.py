@@ -75,6 +75,9 @@ class TrainingTask:
     vllm_tensor_parallel: int = 1
     reward_params: int = 0
     """Parameters of reward models, all together; 0: functions alone."""
+    reentrant_checkpoints: bool = False
+    """DPO: checkpoints of activations are reentrant, as TRL's own script forces with adapters under stage 3
+    (``dpo_trainer.py``); those of this project's trainer are not."""
 
     def __post_init__(self) -> None:
         least = {"completion_tokens": 1, "num_generations": 2, "steps_per_generation": 1, "vllm_tensor_parallel": 1}
@@ -141,10 +144,13 @@ TASK_OPTION_NAMES = {
     "vllm_sleep_level": "--vllm-sleep-level",
     "vllm_tensor_parallel": "--vllm-tensor-parallel",
     "reward_params": "--reward-model-parameters",
+    "reentrant_checkpoints": "--reentrant-checkpoints",
 }
 """The option of the command line for each field."""
 OF_BOTH: Final = ("kind", "reference", "completion_tokens")
 """What DPO reads too."""
+OF_DPO: Final = ("reentrant_checkpoints",)
+"""What DPO alone reads."""
 OF_VLLM: Final = ("vllm_memory", "vllm_sleep_level", "vllm_tensor_parallel")
 """What only vLLM on the same GPUs reads."""
 
@@ -167,4 +173,5 @@ def task_from_json(section: JsonObject) -> TrainingTask:
         vllm_sleep_level=section.count("vllm_sleep_level"),
         vllm_tensor_parallel=section.count("vllm_tensor_parallel"),
         reward_params=section.count("reward_params"),
+        reentrant_checkpoints="reentrant_checkpoints" in section and section.flag("reentrant_checkpoints"),
     )

@@ -1,5 +1,6 @@
 """DPO's micro batch: two rows a sample, answers alone scored, a reference that runs between forward and backward."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -95,6 +96,26 @@ def test_bounds_hold_the_timeline(method: Method, stage: int | None):
     )
     assert peak_floor(states, profile, workspaces) <= peak
     assert peak - workspaces <= peak_bound(engine, states, profile, accumulates=False)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "is_reentrant", "num_kept"), [(False, False, LAYERS), (True, True, LAYERS), (True, False, 1)]
+)
+def test_what_the_reference_has_run_too_stays_whole_in_backward(checkpoints: bool, is_reentrant: bool, num_kept: int):
+    """Of adapters under stage 3, from its use to the end of backward: the head, which is the embedding, and the layers.
+    One that runs again in a checkpoint that is not reentrant is released as in training on samples. What makes queries,
+    keys and values of the first layer has no gradient to hand on, and is used again only where the layer runs again."""
+    task = TrainingTask(kind=TaskKind.DPO, completion_tokens=8, reentrant_checkpoints=is_reentrant)
+    zero = replace(SFT.zero, stage3_param_persistence_threshold=WIDTH * 64)  # adapters and norms stay whole
+    recipe = SFT.with_changes(task=task, method=Method.LORA, zero_stage=3, micro_batch=1, zero=zero)
+    recipe = recipe.with_changes(activation_checkpointing=checkpoints)
+    workload = Workload(model=shortened("smollm2-135m", num_hidden_layers=LAYERS), seq_len=16)
+    found = Estimator(workload, recipe).timeline(recipe, cluster(num_gpus=2)).phases
+    peaks = {phase.name: phase for phase in found}
+    layer = 2 * WIDTH * WIDTH + 2 * WIDTH * 192 + 3 * WIDTH * 1536
+    unused = 0 if checkpoints else WIDTH * WIDTH + 2 * WIDTH * 192
+    whole = peaks["backward"].peak.weights - peaks["step"].resident.weights
+    assert whole == 2 * (num_kept * layer - unused + 49_152 * WIDTH)
 
 
 def test_an_answer_leaves_room_for_a_prompt():

@@ -90,6 +90,9 @@ def for_task(kind: TaskKind, **settings: object) -> Recipe:
 
 
 DPO = for_task(TaskKind.DPO)
+REENTRANT = for_task(TaskKind.DPO, reentrant_checkpoints=True).with_changes(
+    method=Method.LORA, zero_stage=3, activation_checkpointing=True
+)
 
 
 def case(recipe: Recipe, where: Cluster | None = None, model: ModelFacts | None = None, **more: object) -> Case:
@@ -559,6 +562,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "only_adapters_can_be_off": (
         [case(for_task(TaskKind.DPO, reference=Reference.ADAPTER_OFF))],
         [case(for_task(TaskKind.DPO, reference=Reference.ADAPTER_OFF).with_changes(method=Method.LORA)), case(DPO)],
+    ),
+    "reentrant_checkpoints_are_of_sharded_adapters": (
+        [
+            case(REENTRANT.with_changes(zero_stage=2)),
+            case(REENTRANT.with_changes(method=Method.FULL)),
+            case(REENTRANT.with_changes(activation_checkpointing=False)),
+        ],
+        [case(REENTRANT), case(DPO.with_changes(method=Method.LORA, zero_stage=3))],
     ),
     "adapters_need_no_copy": (
         [case(for_task(TaskKind.GRPO, reference=Reference.COPY).with_changes(method=Method.LORA))],

@@ -151,6 +151,7 @@ class TaskOptions(TypedDict, total=False):
     vllm_sleep_level: int | None
     vllm_tensor_parallel: int | None
     reward_model_parameters: int | None
+    reentrant_checkpoints: bool | None
 
 
 class CatalogOptions(TypedDict, total=False):

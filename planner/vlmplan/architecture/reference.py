@@ -5,14 +5,14 @@ inputs, while all that backward needs of the first forward is alive, then backwa
 behind those of the model, with a forward alone: backward comes through them without doing anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import evaluation_pass
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import NO_PARTS, Event, Parts, Run, Section, Span, Trace, add_parts
+from vlmplan.architecture.trace import NO_PARTS, Event, Fetch, Parts, Release, Run, Section, Span, Trace, add_parts
 from vlmplan.recipe_choices import LossKind
 
 REFERENCE = "reference."
@@ -29,9 +29,9 @@ def reference_trace(model: Model, tape: Tape, batch: Batch, backend: AttentionBa
     return evaluation_pass(model, tape, batch, backend, loss=LossKind.TRL).trace
 
 
-def with_reference(trace: Trace, reference: Trace, *, is_itself: bool) -> Trace:
+def with_reference(trace: Trace, reference: Trace, *, is_itself: bool, is_reentrant: bool = False) -> Trace:
     """``trace`` of a micro batch, and the forward of ``reference`` between its forward and its backward.
-    ``is_itself``: it runs the same modules."""
+    ``is_itself``: it runs the same modules; ``is_reentrant``: whose checkpoints are."""
     start = REFERENCE + OWN if is_itself else REFERENCE
     added = {
         start + key: Section(forward=section.forward, forward_work=section.forward_work)
@@ -40,12 +40,13 @@ def with_reference(trace: Trace, reference: Trace, *, is_itself: bool) -> Trace:
     }
     schedule = [Run(start + run.key, run.layer) for run in reference.schedule if run.key != INPUTS]
     left = [_change(added[run.key].forward) for run in schedule]  # casts that autocast keeps until forward ends
+    sections = _without_releases(trace, reference, is_reentrant=is_reentrant) if is_itself else trace.sections
     parts = (sum(one[0] for one in left), sum(one[1] for one in left), sum(one[2] for one in left), 0)
     added[start + END] = Section(forward=[Span(NO_PARTS, (-parts[0], -parts[1], -parts[2], 0))])
     schedule.append(Run(start + END, None))
     return replace(
         trace,
-        sections=trace.sections | added,
+        sections=sections | added,
         schedule=[*trace.schedule, *schedule],
         _merged=None,
         _works=None,
@@ -67,15 +68,29 @@ def loses_order(trace: Trace) -> bool:
     return bool(trace.schedule) and trace.schedule[-1].key.startswith(REFERENCE + OWN)
 
 
-def kept_by_recomputation(trace: Trace) -> int:
-    """Bytes of frozen weights that checkpointed layers gather again in backward and that then stay until it ends.
+def _without_releases(trace: Trace, reference: Trace, *, is_reentrant: bool) -> dict[str, Section]:
+    """The sections of ``trace`` under stage 3, where ``reference`` has run the same modules before their backward.
 
-    Seen in rehearsals of TRL 1.16's DPOTrainer with adapters under DeepSpeed 0.19.8, stage 3: all of them are whole at
-    the end of backward; without the reference's forward they are released layer by layer.
+    DeepSpeed 0.19.8 counts a module's inputs that need a gradient when it runs forward, and releases it in backward
+    when as many have come back (``ds_grads_remaining`` in ``zero/parameter_offload.py``). The reference's forward,
+    which needs none, sets the count to 0, so that it is never met: what backward gathers stays until backward ends
+    (``release_backward_leftovers``). A checkpointed layer counts anew when it runs again, and is released; but what it
+    gathers then belongs to the module whose backward has begun last (``update_recompute_parameters``), which for a
+    reentrant checkpoint is one of those that are never released.
     """
-    if not loses_order(trace):
-        return 0
-    return sum(trace.sections[run.key].recomputed_bytes for run in trace.schedule)
+    ran = {id(event.module) for one in reference.sections.values() for event in one.forward if isinstance(event, Fetch)}
+    return {
+        key: one if one.recomputed_bytes and not is_reentrant else _unreleased(one, ran)
+        for key, one in trace.sections.items()
+    }
+
+
+def _unreleased(section: Section, ran: Collection[int]) -> Section:
+    """``section``, whose modules among ``ran`` stay whole once backward has gathered them."""
+    left = [event for event in section.backward if isinstance(event, Release) and id(event.module) in ran]
+    num_bytes = sum(weight.num_bytes for event in left for weight in event.module.parameters_by_name.values())
+    backward = [event for event in section.backward if event not in left]
+    return replace(section, backward=backward, unreleased_bytes=section.unreleased_bytes + num_bytes, memo={})
 
 
 def _change(events: Sequence[Event]) -> Parts:

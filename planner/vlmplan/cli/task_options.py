@@ -26,6 +26,11 @@ TASK: tuple[Decorator, ...] = (
         "--max-completion-tokens",
         "Of the tokens of --seq-len, those of an answer, which are scored.  [default: 512 in GRPO, all in DPO]",
     ),
+    click.option(
+        "--reentrant-checkpoints/--no-reentrant-checkpoints",
+        default=None,
+        help="DPO: reentrant, as TRL's own script forces with adapters under ZeRO-3.  [default: off]",
+    ),
     _count("--num-generations", "GRPO: answers to each prompt.  [default: 8]"),
     _count("--steps-per-generation", "GRPO: micro batches that are generated at once.  [default: --grad-accum]"),
     click.option(

@@ -8,7 +8,6 @@ not, and what lies between is for the timeline to say. Tests hold it between the
 from collections.abc import Sequence
 from itertools import repeat
 
-from vlmplan.architecture.reference import kept_by_recomputation
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.gather_walk import NOTHING_GATHERED, RunBytes, gather_walk
@@ -73,7 +72,6 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     _, backward_least, backward_most = _with_gathered(live, backward, None if walk is None else walk.backward.live)
     padding = 0 if walk is None else walk.num_weights * num_ranks
     held = states.resident.total + states.copies.total
-    backward_most += kept_by_recomputation(trace)
     most = held + max(forward_most, backward_most + engine.reduction_bound()) + padding + engine.arriving_bound()
     return most, held + max(forward_least, backward_least)
 

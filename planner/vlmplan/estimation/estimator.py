@@ -128,7 +128,10 @@ class Estimator:
         trace = self.model.run(tape, self._batch(recipe), backend, loss=recipe.loss)
         reference = self._references.trace(recipe, backend)
         is_itself = recipe.reference is Reference.ADAPTER_OFF
-        return trace if reference is None else with_reference(trace, reference, is_itself=is_itself)
+        if reference is None:
+            return trace
+        is_reentrant = recipe.task is not None and recipe.task.reentrant_checkpoints
+        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant)
 
     def run(self, tape: Tape, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
         """One micro batch of the recipe on a tape of one's own, for what ``trace`` does not say."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from vlmplan.architecture.reference import kept_by_recomputation, reference_start
+from vlmplan.architecture.reference import reference_start
 from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, Parts, Run, Span, Trace, add_parts
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
@@ -162,7 +162,6 @@ class MicroBatchReplay:
         self._run_phase(1, self._trace.schedule[::-1], gathers)
         self._engine.end_backward()
         if gathers is not None:
-            self._tracker.transient(Component.WEIGHTS, [kept_by_recomputation(self._trace)])
             self._tracker.gather(gathers.left_bytes, gathers.left_bytes)
 
     def release_outputs(self) -> None:

@@ -2,6 +2,7 @@
 ``trl dpo --config`` or as options of ``trl/scripts/dpo.py``."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vlmplan.data_rules import DataRules
@@ -11,6 +12,7 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, of_any_task, pads_to
+from vlmplan.recipe_choices import Method
 from vlmplan.training_task import Reference, TaskKind
 from vlmplan.workload import ModelFiles
 
@@ -54,4 +56,12 @@ def read_trl_dpo(settings: Settings, model: ModelFiles | None, around: Surroundi
     if settings.flag("padding_free", False):
         settings.note("padding_free: TRL 1.16 has switched it off for DPO and pads, as it is planned")
     settings.ignore(WITHOUT_EFFECT)
-    return of_any_task(settings, model, around, TRL, own, DataRules(pads_to=pads_to(settings)))
+    found = of_any_task(settings, model, around, TRL, own, DataRules(pads_to=pads_to(settings)))
+    return replace(found, options={**found.options, "reentrant_checkpoints": True}) if _is_reentrant(found) else found
+
+
+def _is_reentrant(found: TrainerConfig) -> bool:
+    """``dpo_trainer.py``: 'PEFT + DeepSpeed ZeRO-3 requires reentrant checkpointing', whatever a file says."""
+    has_adapters = found.options["method"] != Method.FULL.value
+    is_sharded = found.ds_config is not None and found.ds_config.zero_stage == 3
+    return has_adapters and is_sharded and found.options["activation_checkpointing"] is True

@@ -17,6 +17,8 @@ def plan_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:
 
 def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
     name = f"--task {task.kind.value}"
+    if task.reentrant_checkpoints:
+        yield "--reentrant-checkpoints is planned for TRL's own script; launch checkpoints without it: leave it off"
     if recipe.liger_layers:
         yield f"--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off with {name}"
     if recipe.precision is Precision.FP16 and recipe.zero_stage == 0:

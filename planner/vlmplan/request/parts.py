@@ -11,6 +11,7 @@ from vlmplan.hardware import MAX_NUM_NODES, Pricing
 from vlmplan.saving import Saving
 from vlmplan.training_task import (
     OF_BOTH,
+    OF_DPO,
     OF_VLLM,
     SFT,
     TASK_OPTION_NAMES,
@@ -159,6 +160,7 @@ class TaskRequest:
     vllm_sleep_level: int | None = None
     vllm_tensor_parallel: int | None = None
     reward_params: int | None = None
+    reentrant_checkpoints: bool | None = None
 
     def task(self) -> TrainingTask | None:
         """None for samples as they are. Raises InputError for values out of range, and for those of another task."""
@@ -166,16 +168,19 @@ class TaskRequest:
         kind = given.pop("kind", SFT)
         if not isinstance(kind, TaskKind):
             for name in given:
-                allowed = "dpo or grpo" if name in OF_BOTH else "grpo"
+                allowed = "dpo or grpo" if name in OF_BOTH else "dpo" if name in OF_DPO else "grpo"
                 raise InputError(f"{TASK_OPTION_NAMES[name]} is given with --task {kind}; it is of --task {allowed}")
             return None
         task = TrainingTask(kind=kind, **given)
         for name in given:
-            if task.is_dpo and name not in OF_BOTH:
-                raise InputError(f"{TASK_OPTION_NAMES[name]} is of --task grpo, but --task is dpo; leave it off")
+            if name not in OF_BOTH and task.is_dpo != (name in OF_DPO):
+                other = "grpo" if task.is_dpo else "dpo"
+                raise InputError(
+                    f"{TASK_OPTION_NAMES[name]} is of --task {other}, but --task is {kind.value}; leave it off"
+                )
             if not task.uses_vllm_here and name in OF_VLLM:
-                kind = task.generation.value
-                raise InputError(f"{TASK_OPTION_NAMES[name]} is of --generation vllm, but it is {kind}; leave it off")
+                by = task.generation.value
+                raise InputError(f"{TASK_OPTION_NAMES[name]} is of --generation vllm, but it is {by}; leave it off")
         return task
 
     @classmethod
@@ -186,7 +191,7 @@ class TaskRequest:
         names = [
             name
             for name in TASK_OPTION_NAMES
-            if (task.is_grpo or name in OF_BOTH) and (task.uses_vllm_here or name not in OF_VLLM)
+            if (name in OF_BOTH or task.is_dpo == (name in OF_DPO)) and (task.uses_vllm_here or name not in OF_VLLM)
         ]
         return cls(**{name: getattr(task, name) for name in names})
 

@@ -52,6 +52,19 @@ def only_adapters_can_be_off(context: RuleContext) -> str | None:
     return "--reference adapter-off needs adapters, but --method is full; give copy, or --method lora"
 
 
+@TASK_RULES.error("trl 1.16 dpo_trainer.py: 'PEFT + DeepSpeed ZeRO-3 requires reentrant checkpointing', there alone")
+def reentrant_checkpoints_are_of_sharded_adapters(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.task is None or not recipe.task.reentrant_checkpoints:
+        return None
+    if recipe.zero_stage == 3 and recipe.trains_adapters and recipe.activation_checkpointing:
+        return None
+    return (
+        "--reentrant-checkpoints is what TRL does with adapters under ZeRO-3; give --zero-stage 3, --method lora and "
+        "--activation-checkpointing, or leave it off"
+    )
+
+
 @TASK_RULES.error("trl 1.16 grpo_trainer.py: with adapters there is no second model ('adapter off', or a ref adapter)")
 def adapters_need_no_copy(context: RuleContext) -> str | None:
     recipe = context.recipe

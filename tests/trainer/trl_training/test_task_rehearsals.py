@@ -21,3 +21,15 @@ def test_answers_about_images_are_generated_and_scored_on_a_card_that_is_not_the
     assert done.document["flops"] == done.document["estimated_flops"]
     for name in ("generate", "backward", "step"):
         assert phases[name]["relative_error"] == pytest.approx(0, abs=0.01), name
+
+
+@pytest.mark.parametrize("checkpoints", ["activation-checkpointing", "no-activation-checkpointing"])
+def test_weights_that_the_reference_has_run_too_stay_as_deepspeed_leaves_them(tmp_path, checkpoints):
+    """Of adapters under stage 3 without checkpoints all frozen weights are whole when backward ends."""
+    model = write_tiny_model(tmp_path / "llama", "llama", hidden_size=256, num_layers=16)
+    words = ["--model", str(model), "--gpu", "h100-sxm:2", "--zero-stage", "3", "--method", "lora", "--task", "dpo"]
+    words += ["--micro-batch", "1", "--grad-accum", "1", "--seq-len", "32", "--max-completion-tokens", "16"]
+    done = call("rehearse", *words, f"--{checkpoints}", "--json")
+    assert done.code == 0, done.err
+    [backward] = [phase for phase in done.document["phases"] if phase["name"] == "backward"]
+    assert backward["relative_error"] == pytest.approx(0, abs=0.01)
