@@ -9,14 +9,15 @@ from typing import Any
 
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Part
+from vlmplan.thinkers import thinker_config
 
 TABLE = Path(__file__).parent / "data" / "models_table.csv"
 
 
 def packaged_config(alias: str, **changes: object) -> dict[str, Any]:
-    """The packaged config.json of ``alias`` with top-level keys changed."""
+    """The packaged config.json of ``alias``, or its thinker's, with top-level keys changed."""
     text = files("vlmplan").joinpath("data", "models", alias, "config.json").read_text(encoding="utf-8")
-    return {**json.loads(text), **changes}
+    return {**thinker_config(json.loads(text), source=alias), **changes}
 
 
 def assert_counts_match_the_table(alias: str) -> None:

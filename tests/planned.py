@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import vlmplan
+from model_table import packaged_config
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.architecture.model import Batch
@@ -25,7 +26,7 @@ MODELS = Path(vlmplan.__file__).parent / "data" / "models"
 
 @cache
 def model_files(alias: str) -> ModelFiles:
-    config = json.loads((MODELS / alias / "config.json").read_text())
+    config = packaged_config(alias)
     preprocessor = MODELS / alias / "preprocessor_config.json"
     return ModelFiles(
         id=alias,

@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import vlmplan
+from model_table import packaged_config
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, ImageShape, image_shape
 from vlmplan.errors import InputError, UnknownNameError
 
@@ -65,10 +66,12 @@ TABLE_TOKENS = {
     "qwen2-vl-2b": QWEN2,
     "qwen2-vl-7b": QWEN2,
     "qwen2-vl-72b": QWEN2,
+    "qwen2.5-omni-7b": QWEN2,
     "qwen2.5-vl-3b": QWEN2,
     "qwen2.5-vl-7b": QWEN2,
     "qwen2.5-vl-32b": QWEN2,
     "qwen2.5-vl-72b": QWEN2,
+    "qwen3-omni-30b-a3b": QWEN3,
     "qwen3-vl-2b": QWEN3,
     "qwen3-vl-4b": QWEN3,
     "qwen3-vl-8b": QWEN3,
@@ -123,9 +126,7 @@ def read(alias: str, name: str) -> dict[str, Any] | None:
 
 
 def config_of(alias: str) -> dict[str, Any]:
-    config = read(alias, "config.json")
-    assert config is not None
-    return config
+    return packaged_config(alias)
 
 
 def shape_of(alias: str, width: int, height: int, **changes: Any) -> ImageShape:

@@ -78,6 +78,13 @@ def test_llama_factory_adapts_all_but_vision_and_never_the_projector_by_all(read
     assert "train_vision" not in read(LLAMA_FACTORY).options
 
 
+def test_all_of_llama_factory_are_linears_by_name_where_peft_cannot_take_all(read):
+    frozen = read(LLAMA_FACTORY, "qwen3-omni-30b-a3b").options
+    assert frozen["lora_targets"] == "q_proj,k_proj,v_proj,o_proj"
+    thawed = read(LLAMA_FACTORY | {"freeze_vision_tower": False}, "qwen3-omni-30b-a3b").options
+    assert thawed["lora_targets"] == read(LLAMA_FACTORY, "qwen2.5-omni-7b").options["lora_targets"] == "all-linear"
+
+
 def test_ranks_and_alphas_are_each_trainers_own(read):
     names = ("lora_rank", "lora_alpha", "lora_dropout")
     assert [read(LLAMA_FACTORY).options[name] for name in names] == [8, 2 * 8, 0.0]

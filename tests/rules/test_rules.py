@@ -44,6 +44,7 @@ PACKED = ModelFacts(id="a-bnb-4bit", model_types=frozenset({"llama"}), quant_met
 PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
+QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
 QWEN = ModelFacts(id="qwen2-vl-2b", model_types=frozenset({"qwen2_vl"}), weights_dtype="bfloat16")
 
@@ -362,6 +363,20 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(lora_exclude="feed_forward.router, lm_head"), model=LLAMA_4),
             case(LORA.with_changes(lora_targets="attention"), model=LLAMA_4),
             case(PLAIN, model=LLAMA_4),
+            case(LORA, model=LLAMA),
+        ],
+    ),
+    "numbered_linears_have_no_adapters": (
+        [
+            case(LORA, model=QWEN3_OMNI),
+            case(LORA.with_changes(lora_exclude="0"), model=QWEN3_OMNI),
+            case(LORA.with_changes(method=Method.QLORA, lora_exclude="router"), model=QWEN3_OMNI),
+        ],
+        [
+            case(LORA.with_changes(lora_exclude="0,2"), model=QWEN3_OMNI),
+            case(LORA.with_changes(lora_exclude="2, lm_head, 0"), model=QWEN3_OMNI),
+            case(LORA.with_changes(lora_targets="attention"), model=QWEN3_OMNI),
+            case(PLAIN, model=QWEN3_OMNI),
             case(LORA, model=LLAMA),
         ],
     ),

@@ -33,8 +33,7 @@ from vlmplan.plain_text import one_line
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.layers import with_kept_layers
-from vlmplan.rules import default_attention, model_facts
-from vlmplan.rules.models import TYPES_WITH_A_ROUTER_OF_TWO_RESULTS
+from vlmplan.rules import default_attention, default_lora_exclude, model_facts
 from vlmplan.workload import ModelFiles, Workload
 from vlmplan_trainer.probe import RefusedModelError, configuration, layout, model_class
 
@@ -119,8 +118,8 @@ def row_of(model_type: str) -> TypeRow:
     try:
         files = with_kept_layers(with_layout(ModelFiles(id=model_type, config=config)))
         counted = sum(named.parameter.numel for named in model_tree(files).parameters())
-        excluded = "router" if model_type in TYPES_WITH_A_ROUTER_OF_TWO_RESULTS else None
-        recipe = RECIPE.with_changes(attention=default_attention(model_facts(files)), lora_exclude=excluded)
+        facts = model_facts(files)
+        recipe = RECIPE.with_changes(attention=default_attention(facts), lora_exclude=default_lora_exclude(facts))
         estimate(Workload(model=files, seq_len=NUM_TOKENS), recipe, cluster())
     except VlmplanError as error:
         refusal = one_line(str(error))

@@ -70,6 +70,34 @@ def qwen(alias: str, text: Mapping[str, Any], vision: Mapping[str, Any], **setti
     )
 
 
+def omni(alias: str, text: Mapping[str, Any], vision: Mapping[str, Any], **settings: Any) -> Published:
+    """A thinker, as a run leaves it, with the files of the whole model's processor."""
+    ends = {"vision_start_token_id": "$<|vision_start|>", "vision_end_token_id": "$<|vision_end|>"}
+    names = ("image_token", "video_token", "audio_token", "audio_bos_token", "audio_eos_token")
+    key = "_token_index" if alias.startswith("qwen2.5") else "_token_id"
+    seen = {f"{kind}{key}": f"$<|{kind}_pad|>" for kind in ("image", "video", "audio")}
+    audio = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "output_dim": 32}
+    pads = ("<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+    return Published(
+        alias=alias,
+        config={
+            "text_config": {**TEXT, **text},
+            "vision_config": {**BLOCKS, **vision},
+            "audio_config": {**audio, "num_mel_bins": 128},
+            "audio_start_token_id": "$<|audio_start|>",
+            **ends,
+            **seen,
+        },
+        image="<|vision_start|><|image_pad|><|vision_end|>",
+        settings={"min_pixels": 784, "max_pixels": 56 * 56, **settings},
+        named_tokens={
+            **dict(zip(names, pads, strict=True)),
+            "vision_bos_token": "<|vision_start|>",
+            "vision_eos_token": "<|vision_end|>",
+        },
+    )
+
+
 def glm4v(alias: str, **text: Any) -> Published:
     marks = ("begin_of_image", "end_of_image", "begin_of_video", "end_of_video")
     names = ("image_start_token_id", "image_end_token_id", "video_start_token_id", "video_end_token_id")
@@ -205,6 +233,22 @@ FAMILIES: Mapping[str, Published] = {
         },
         {"patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         size={"shortest_edge": 1024, "longest_edge": 64 * 64},
+        patch_size=16,
+    ),
+    "qwen2_5_omni_thinker": omni(
+        "qwen2.5-omni-7b",
+        {"rope_parameters": MROPE},
+        {"window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2},
+    ),
+    "qwen3_omni_moe_thinker": omni(
+        "qwen3-omni-30b-a3b",
+        {
+            "rope_parameters": {**MROPE, "mrope_interleaved": True},
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
+        {"patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         patch_size=16,
     ),
     "glm4v": glm4v("glm-4.1v-9b"),

@@ -20,9 +20,11 @@ from tiny_plans import tiny_plan
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 from vlmplan.errors import UnavailableError
+from vlmplan.models import find_model
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
+from vlmplan.rules import default_lora_exclude, model_facts
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.models.load import LoadedModel, Processing, load_model, load_processing
@@ -32,9 +34,11 @@ from vlmplan_trainer.models.processors import load_processor
 HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 WITH_VIDEOS = (
     "qwen2_vl",
+    "qwen2_5_omni_thinker",
     "qwen2_5_vl",
     "qwen3_5",
     "qwen3_5_moe",
+    "qwen3_omni_moe_thinker",
     "qwen3_vl",
     "qwen3_vl_moe",
     "glm4v",
@@ -69,7 +73,8 @@ def trained(root: Path, family: str, method: Method) -> Trained:
     if needed is not None and importlib.util.find_spec(needed) is None:
         pytest.skip(f"transformers loads no processor of {family} without {needed}")
     source = write_published(root / "source", family)
-    plan = tiny_plan(source, Recipe(method=method))
+    exclude = default_lora_exclude(model_facts(find_model(str(source)))) if method is not Method.FULL else None
+    plan = tiny_plan(source, Recipe(method=method, lora_exclude=exclude))
     loaded = load_model(plan)
     engine = make_engine(loaded.model, plan, device=torch.device("cpu"), weight_decay=0.0)
     torch.manual_seed(1)

@@ -10,6 +10,7 @@ from vlmplan.deepspeed_config import deepspeed_config
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe import Recipe
+from vlmplan.thinkers import thinker_config
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 
@@ -19,7 +20,7 @@ def model_files(folder: Path) -> ModelFiles:
     preprocessor = folder / "preprocessor_config.json"
     return ModelFiles(
         id=str(folder),
-        config=json.loads((folder / "config.json").read_text()),
+        config=thinker_config(json.loads((folder / "config.json").read_text()), source=str(folder)),
         preprocessor=json.loads(preprocessor.read_text()) if preprocessor.exists() else None,
     )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vlmplan.plan import Plan
 from vlmplan.recipe_choices import Method
+from vlmplan.thinkers import thinker_class
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan.units import gib_text
 from vlmplan_trainer.models.load import Processing, Source, model_source
@@ -40,6 +41,7 @@ def about_result(plan: Plan, folder: Path, processing: Processing, *, has_random
 def loading_lines(plan: Plan, folder: Path, *, is_vision: bool) -> list[str]:
     """Three lines of Python that leave ``model`` and ``processor`` (``tokenizer`` of a text model)."""
     auto = "AutoModelForImageTextToText" if is_vision else "AutoModelForCausalLM"
+    auto = thinker_class(plan.workload.model.model_type) or auto
     reader, name = ("AutoProcessor", "processor") if is_vision else ("AutoTokenizer", "tokenizer")
     last = f"{name} = {reader}.from_pretrained({str(folder)!r})"
     if folder.name != ADAPTER_FOLDER:

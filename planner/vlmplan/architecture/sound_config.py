@@ -28,9 +28,10 @@ HEADS = {
 HEAD_WIDTHS = ("head_dim", "kv_channels", "d_kv", "head_size", "attention_head_size", "key_length")
 """Parts of names that say how wide a head is, which then need not divide anything."""
 KV_HEADS = "num_key_value_heads"
-TYPES_THAT_ROUND = {"glm4_moe", "glm4v_moe_text"}
+TYPES_THAT_ROUND = {"glm4_moe", "glm4v_moe_text", "qwen3_omni_moe_text"}
 """Their heads are as wide as the whole part of the division, which their class's own default leaves a rest of
-(transformers 5.23 ``modeling_glm4_moe.py``, ``modeling_glm4v_moe.py``: ``hidden_size // num_attention_heads``)."""
+(transformers 5.23 ``modeling_glm4_moe.py``, ``modeling_glm4v_moe.py``, ``modeling_qwen3_omni_moe.py``:
+``hidden_size // num_attention_heads``)."""
 
 
 def check_config(values: Mapping[str, Any], *, source: str = CONFIG) -> None:

@@ -7,6 +7,7 @@ from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX, AttentionImplementation, Method, WeightDtype
+from vlmplan.thinkers import thinker_class
 from vlmplan.workload import ModelFiles, Workload
 
 PROGRAM = '''
@@ -100,7 +101,7 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
     """The program; ``head`` are lines for its docstring's place."""
     comments = "".join(f"# {line}\n" for line in head)
     return comments + PROGRAM.lstrip("\n").format(
-        model_class="AutoModelForImageTextToText" if sees(workload.model) else "AutoModelForCausalLM",
+        model_class=_model_class(workload.model),
         model=model_name(workload.model),
         data=placeholder("DATA"),
         max_length=workload.seq_len,
@@ -110,6 +111,11 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
         packed=_packed(workload.model),
         lora=_lora(recipe, workload),
     )
+
+
+def _model_class(model: ModelFiles) -> str:
+    auto = "AutoModelForImageTextToText" if sees(model) else "AutoModelForCausalLM"
+    return thinker_class(model.model_type) or auto
 
 
 def _packed(model: ModelFiles) -> str | None:

@@ -13,6 +13,7 @@ from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.models.untrainable import check_trainable
+from vlmplan.thinkers import thinker_config, thinker_note
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
@@ -40,9 +41,12 @@ def files_of_texts(
     name: str, texts: Mapping[str, str], *, source: str, hub_id: str | None, notes: Sequence[str] = ()
 ) -> ModelFiles:
     """What the texts of the files say; ``source`` names config.json in errors."""
-    config = parsed_config(texts[CONFIG], source=source)
+    whole = parsed_config(texts[CONFIG], source=source)
+    config = thinker_config(whole, source=source)
     preprocessor = _image_settings(texts, source)
     notes = list(notes)
+    if config is not whole:
+        notes.append(thinker_note(name, whole))
     if preprocessor is None and config["model_type"] in IMAGE_MODEL_TYPES:
         notes.append(
             f"There is no preprocessor_config.json of {name}, so image sizes are the defaults of its processor."

@@ -28,6 +28,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.thinkers import NUMBERED
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
@@ -244,7 +245,7 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         options["loraplus_lr_ratio"] = settings.number("loraplus_lr_ratio", 1.0, least=1.0)
     targets = settings.names("lora_target", "all")
     if targets == ["all"]:
-        options["lora_targets"] = ALL_LINEAR
+        options["lora_targets"] = _all_linears(settings, model)
         options |= {"train_projector": False} if sees(model) else {}
     else:
         options["lora_targets"] = ",".join(targets)
@@ -254,6 +255,17 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     elif copies:
         settings.refuse("additional_target", f"copies of {', '.join(copies)}: {NOT_PLANNED}")
     return options
+
+
+LINEARS_BESIDE_EXPERTS = "q_proj,k_proj,v_proj,o_proj"
+"""Of Qwen3-Omni's language model, whose experts are no Linears."""
+
+
+def _all_linears(settings: Settings, model: ModelFiles | None) -> str:
+    """What ``all`` means: the Linears of the parts that are trained, by their whole names (``find_all_linear_modules``
+    and ``patch_target_modules`` in LLaMA-Factory's ``model/model_utils``), where peft's own word would not do."""
+    is_numbered = model is not None and model.model_type in NUMBERED
+    return LINEARS_BESIDE_EXPERTS if is_numbered and settings.flag("freeze_vision_tower", True) else ALL_LINEAR
 
 
 def _initial(settings: Settings) -> dict[str, Value]:

@@ -14,6 +14,7 @@ from vlmplan.recipe_choices import (
     WeightDtype,
 )
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
+from vlmplan.thinkers import NUMBERED, PATCH_CONVOLUTION
 from vlmplan.units import DType
 
 MODEL_RULES = RuleBook()
@@ -145,7 +146,15 @@ def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
 
 def default_lora_exclude(model: ModelFacts) -> str | None:
     """What adapters on all Linears leave out where the user names neither: layers that peft cannot adapt."""
-    return ROUTER if model.model_types & TYPES_WITH_A_ROUTER_OF_TWO_RESULTS else None
+    if model.model_types & TYPES_WITH_A_ROUTER_OF_TWO_RESULTS:
+        return ROUTER
+    numbered = _numbered(model)
+    return ",".join((*numbered, PATCH_CONVOLUTION)) if numbered else None
+
+
+def _numbered(model: ModelFacts) -> tuple[str, ...]:
+    """Linears whose names are numbers, where they cannot be told from layers; mostly none."""
+    return tuple(name for kind in sorted(model.model_types) for name in NUMBERED.get(kind, ()))
 
 
 @MODEL_RULES.error(
@@ -162,6 +171,24 @@ def a_router_of_two_results_stays_as_it_is(context: RuleContext) -> str | None:
     return (
         f"--lora-targets all-linear adapts the router of {model.id}, whose two results peft cannot add to; give "
         f"--lora-exclude router with it, or --lora-targets attention"
+    )
+
+
+@MODEL_RULES.error(
+    "peft 0.21 utils/transformers_weight_conversion.py _resolve_string_target_modules: all-linear becomes the last "
+    "parts of names where names mean experts too, and 0 is the first layer of every stack (seen: it refuses the layer)"
+)
+def numbered_linears_have_no_adapters(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    numbered = () if model is None else _numbered(model)
+    excluded = {name.strip() for name in (recipe.lora_exclude or "").split(",")}
+    if not recipe.trains_adapters or recipe.lora_targets != ALL_LINEAR or excluded.issuperset(numbered):
+        return None
+    assert model is not None
+    return (
+        f"--lora-targets all-linear is refused by peft for {model.id}: it takes the Linears of the mergers by their "
+        f"names, {' and '.join(numbered)}, which are those of layers too; give --lora-exclude "
+        f"{default_lora_exclude(model)} with it, or --lora-targets attention"
     )
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from model_table import packaged_config
 from planned import MODELS
 from vlmplan.architecture.families import FAMILIES, build_model
 from vlmplan.architecture.generic import build_generic
@@ -20,7 +21,7 @@ def one_per_family():
     for folder in sorted(MODELS.iterdir()):
         if not (folder / "config.json").exists():
             continue
-        config = json.loads((folder / "config.json").read_text())
+        config = packaged_config(folder.name)
         kind = config["model_type"]
         text = config.get("text_config", {}).get("model_type", "")
         if kind in FAMILIES and kind != "qwen":

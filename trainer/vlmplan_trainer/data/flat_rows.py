@@ -71,18 +71,18 @@ def for_the_model(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, An
 def _in_three_dimensions(inner: Any, batch: Mapping[str, Tensor], positions: Tensor) -> Tensor:
     """(4, 1, tokens): the positions in the samples, and those in time, height and width that the model's
     ``get_rope_index`` finds for each sample by itself."""
+    taken = inspect.signature(inner.get_rope_index).parameters
+    grids = {name: value for name, value in batch.items() if name.endswith("_grid_thw") and name in taken}
+    if not grids:  # text alone
+        return torch.stack([positions] * 4)
     lengths = [*_lengths(positions[0])]
     longest = max(lengths)
     rows = {
         name: torch.stack([pad(part, (0, longest - part.shape[0])) for part in batch[name][0].split(lengths)])
         for name in ("input_ids", "mm_token_type_ids")
-        if name in batch
+        if name in batch and name in taken
     }
-    if "mm_token_type_ids" not in rows:  # text alone
-        return torch.stack([positions] * 4)
     mask = torch.arange(longest, device=positions.device)[None] < positions.new_tensor(lengths)[:, None]
-    taken = inspect.signature(inner.get_rope_index).parameters
-    grids = {name: value for name, value in batch.items() if name.endswith("_grid_thw") and name in taken}
     found, _ = inner.get_rope_index(**rows, **grids, attention_mask=mask.long())
     flat = torch.cat([found[:, index, :length] for index, length in enumerate(lengths)], dim=1)
     return torch.cat([positions[None], flat[:, None].to(positions.dtype)])

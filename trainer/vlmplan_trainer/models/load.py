@@ -19,6 +19,7 @@ from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
+from vlmplan.thinkers import THINKERS
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize
@@ -196,7 +197,14 @@ def _configuration(plan: Plan, source: Source, *, random_weights: bool) -> Any:
         raise InputError(
             f"{folder} has no weights ({' or '.join(WEIGHT_FILES)}); give --random-weights to try it without"
         )
-    return AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+    return thinker_of(config)
+
+
+def thinker_of(config: Any) -> Any:
+    """What is trained of a model that speaks too (``vlmplan.thinkers``): the configuration of its thinker, whose
+    class takes its own weights out of the whole checkpoint. Any other configuration as it is."""
+    return config.thinker_config if config.model_type in THINKERS else config
 
 
 def _tie_as_files_do(config: Any, values: Mapping[str, Any]) -> None:

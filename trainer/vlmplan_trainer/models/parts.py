@@ -26,10 +26,12 @@ INNER_PROJECTORS: Mapping[str, tuple[str, ...]] = {
     "glm4v": ("merger", "downsample"),
     "glm4v_moe": ("merger", "downsample"),
     "llama4": ("vision_adapter",),
+    "qwen2_5_omni_thinker": ("merger",),
     "qwen2_5_vl": ("merger",),
     "qwen2_vl": ("merger",),
     "qwen3_5": ("merger",),
     "qwen3_5_moe": ("merger",),
+    "qwen3_omni_moe_thinker": ("merger", "merger_list"),
     "qwen3_vl": ("merger", "deepstack_merger_list"),
     "qwen3_vl_moe": ("merger", "deepstack_merger_list"),
 }

@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from vlmplan.thinkers import THINKERS
+
+VIDEO = "video_processor"
+
 
 def load_processor(source: str, *, is_vision: bool, revision: str | None = None) -> Any:
     """The processor of a vision model, the tokenizer of a text model. Runs no code of the checkpoint."""
@@ -22,26 +26,40 @@ def _processor_without_video(source: str, where: dict[str, Any]) -> Any:
     """The model's processor less its part for videos, which needs torchvision; None where it has no such part.
 
     transformers 5 refuses to load such a processor at all without torchvision, though its image processor has a
-    variant on PIL. The processor's class passes its parts on in the order of its ``__init__``, the video part last.
+    variant on PIL. The processor's class passes its parts on in the order of its ``__init__``, the video part mostly
+    last.
     """
-    from transformers import AutoConfig
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+    from transformers import AutoConfig, ProcessorMixin
 
-    config = AutoConfig.from_pretrained(source, **where)
-    full_class: Any = PROCESSOR_MAPPING.get(type(config), None)
-    if full_class is None or full_class.get_attributes()[-1] != "video_processor":
+    class _Parts(ProcessorMixin):
+        """What the class's ``__init__`` passes its parts on to, wherever in their order the video part is."""
+
+        def __init__(self, *parts: Any, **named: Any) -> None:
+            super().__init__(*(part for part in parts if part is not None), **named)
+
+    full_class = _full_class(AutoConfig.from_pretrained(source, **where))
+    if full_class is None or VIDEO not in full_class.get_attributes():
         return None
     without_video = {
         "get_attributes": classmethod(_attributes_without_video),
         "_get_arguments_from_pretrained": classmethod(_arguments_without_video),
     }
-    return type(full_class.__name__, (full_class,), without_video).from_pretrained(source, **where)
+    return type(full_class.__name__, (full_class, _Parts), without_video).from_pretrained(source, **where)
+
+
+def _full_class(config: Any) -> Any:
+    """The class that transformers names for a configuration, of a thinker for the whole model; None without one."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    whole = next((whole for whole, one in THINKERS.items() if one.model_type == config.model_type), None)
+    return PROCESSOR_MAPPING.get(type(config) if whole is None else CONFIG_MAPPING[whole], None)
 
 
 def lacks_video(processor: Any) -> bool:
     """Whether the processor is one without its part for videos, which transformers itself would not have loaded."""
     own, *above = type(processor).__mro__
-    return "_get_arguments_from_pretrained" in vars(own) and "video_processor" in _attributes(above[0])
+    return "_get_arguments_from_pretrained" in vars(own) and VIDEO in _attributes(above[0])
 
 
 def _attributes(kind: Any) -> list[str]:
@@ -50,9 +68,11 @@ def _attributes(kind: Any) -> list[str]:
 
 def _attributes_without_video(cls: Any) -> list[str]:
     full_class = cls.__mro__[1]
-    return [name for name in full_class.get_attributes() if name != "video_processor"]
+    return [name for name in full_class.get_attributes() if name != VIDEO]
 
 
 def _arguments_without_video(cls: Any, *given: Any, **named: Any) -> list[Any]:
     """None for the part, which some classes (SmolVLM's) ask for if only to pass it on."""
-    return [*super(cls, cls)._get_arguments_from_pretrained(*given, **named), None]
+    found = [*super(cls, cls)._get_arguments_from_pretrained(*given, **named)]
+    found.insert(cls.__mro__[1].get_attributes().index(VIDEO), None)
+    return found

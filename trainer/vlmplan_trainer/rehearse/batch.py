@@ -27,6 +27,7 @@ GRID_TYPES = (
     *("glm46v", "glm4v", "glm4v_moe"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
+THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 TILE_TYPES = ("internvl", "ovis2")
 
 
@@ -175,6 +176,16 @@ def _grids(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, t
     return values, {"pixel_values": (samples.num_images * num_patches, width)}
 
 
+def _grids_of_thinkers(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """The same without ``mm_token_type_ids``: a thinker looks for the tokens before images instead."""
+    values, shapes = _grids(config, samples, image, ids, token)
+    del values["mm_token_type_ids"]
+    is_image = ids == token
+    begins = is_image[:, 1:] & ~is_image[:, :-1]
+    ids[:, :-1][begins] = config.vision_start_token_id
+    return values, shapes
+
+
 def _tiles(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
     """Square tiles (InternVL, Ovis 2)."""
     patch = _side(config.vision_config.patch_size)
@@ -299,6 +310,7 @@ def _side(value: Any) -> int:
 
 _FAMILIES: Mapping[str, Callable[..., Made]] = {
     **dict.fromkeys(GRID_TYPES, _grids),
+    **dict.fromkeys(THINKER_TYPES, _grids_of_thinkers),
     **dict.fromkeys(TILE_TYPES, _tiles),
     **dict.fromkeys(("gemma3", "llava", "mistral3", "paligemma"), _squares),
     **dict.fromkeys(("llava_next", "llava_onevision"), _anyres),

@@ -261,7 +261,7 @@ def windows_by_type(config: Config, slides: Callable[[int], bool]) -> tuple[int 
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
-QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
+QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text")
 """Decoders with biases on q, k, v and none on the output projection, whatever the config says."""
 
 

@@ -43,14 +43,21 @@ class PatchAttention(Module):
     def __init__(self, width: int, num_heads: int, *, qkv_bias: bool = True, output_bias: bool = True) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = Linear(width, 3 * width, bias=qkv_bias)
+        self.make_projections(width, bias=qkv_bias)
         self.proj = Linear(width, width, bias=output_bias)
+
+    def make_projections(self, width: int, *, bias: bool) -> None:
+        self.qkv = Linear(width, 3 * width, bias=bias)
+
+    def projected(self, x: Tensor, head: tuple[int, int, int]) -> Sequence[Tensor]:
+        """q, k and v of the patches x (patches, width)."""
+        return ops.split(self.qkv(x), head, head, head)
 
     def forward(self, x: Tensor, context: PatchContext, lengths: PackedLengths) -> Tensor:
         num_patches, width = x.shape
         head_dim = width // self.num_heads
         head = (self.num_heads, num_patches, head_dim)
-        q, k, v = ops.split(self.qkv(x), head, head, head)
+        q, k, v = self.projected(x, head)
         q, k = rotated_in_float32(q, k, context)
         if context.backend.implementation == "flash_attention_2":
             q, k, v = (part.view(1, *head) for part in (q, k, v))

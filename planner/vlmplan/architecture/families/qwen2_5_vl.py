@@ -41,13 +41,15 @@ def window_lengths(image: ImageShape, *, merge_size: int, merged_per_side: int) 
 class VisionBlock(Module):
     """Pre-norm attention, within windows or the whole image, and a gated MLP."""
 
+    ATTENTION = PatchAttention
+
     def __init__(self, config: Config, *, sees_windows: bool) -> None:
         super().__init__()
         self.sees_windows = sees_windows
         width = config.integer("hidden_size")
         self.norm1 = RMSNorm(width)
         self.norm2 = RMSNorm(width)
-        self.attn = PatchAttention(width, config.integer("num_heads"))
+        self.attn = self.ATTENTION(width, config.integer("num_heads"))
         self.mlp = GatedMlp(width, config.integer("intermediate_size"), activation=config.text("hidden_act"), bias=True)
 
     def forward(self, x: Tensor, context: PatchContext) -> Tensor:
@@ -58,6 +60,8 @@ class VisionBlock(Module):
 
 class VisionTransformer(Module):
     """``Qwen2_5_VisionTransformerPretrainedModel``."""
+
+    BLOCK = VisionBlock
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -70,7 +74,7 @@ class VisionTransformer(Module):
         pattern = [int(index in full) for index in range(config.integer("depth"))]
         kinds = sorted(set(pattern))
         self.blocks = Stack(
-            [VisionBlock(config, sees_windows=kind == 0) for kind in kinds],
+            [self.BLOCK(config, sees_windows=kind == 0) for kind in kinds],
             [kinds.index(kind) for kind in pattern],
             label="vision",
         )

@@ -88,6 +88,10 @@ class VisionTransformer(Module):
     Not ``has_deepstack``: nothing does, whatever the file says (Qwen3.5).
     """
 
+    FEATURE_MERGERS = "deepstack_merger_list"
+    """The name of the mergers of inner features."""
+    registers_feature_mergers_first = False
+
     def __init__(self, config: Config, *, has_deepstack: bool = True) -> None:
         super().__init__()
         self.width = config.integer("hidden_size")
@@ -98,6 +102,11 @@ class VisionTransformer(Module):
         self.merger_names = [str(depths.index(depth)) for depth in self.depths]
         bounds = sorted({0, num_blocks, *(depth + 1 for depth in self.depths)})
         self.stretches = list(pairwise(bounds))
+        feature_mergers = Sequential(
+            {str(index): self.make_merger(config, norms_merged=True) for index in range(len(depths))}
+        )
+        if self.registers_feature_mergers_first:
+            setattr(self, self.FEATURE_MERGERS, feature_mergers)
         self.patch_embed = PatchEmbed(config, self.width, bias=True)
         self.pos_embed = Embedding(config.integer("num_position_embeddings"), self.width)
         self.blocks = Stack(
@@ -105,10 +114,13 @@ class VisionTransformer(Module):
             [kind for kind, (start, stop) in enumerate(self.stretches) for _ in range(start, stop)],
             label="vision",
         )
-        self.merger = PatchMerger(config, norms_merged=False)
-        self.deepstack_merger_list = Sequential(
-            {str(index): PatchMerger(config, norms_merged=True) for index in range(len(depths))}
-        )
+        self.merger = self.make_merger(config, norms_merged=False)
+        if not self.registers_feature_mergers_first:
+            setattr(self, self.FEATURE_MERGERS, feature_mergers)
+
+    def make_merger(self, config: Config, *, norms_merged: bool) -> Any:
+        """A merger of the last features, or (``norms_merged``) of inner ones."""
+        return PatchMerger(config, norms_merged=norms_merged)
 
     @property
     def num_features(self) -> int:
@@ -143,7 +155,7 @@ class VisionTransformer(Module):
 
     def deep_features(self, x: Tensor, index: int) -> Tensor:
         with x.tape.section(f"vision.deepstack.{index}"):
-            return self.deepstack_merger_list[self.merger_names[index]](x)
+            return getattr(self, self.FEATURE_MERGERS)[self.merger_names[index]](x)
 
 
 class DeepstackDecoder(MultimodalDecoder):

@@ -15,11 +15,18 @@ from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
+from vlmplan.thinkers import thinker_class
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
 
 TOOLS: Final[Mapping[Tool, KnownTool]] = {
     known.tool: known for known in (trl.KNOWN, plain_trainer.KNOWN, llama_factory.KNOWN, ms_swift.KNOWN)
 }
+
+WHOLE_MODELS: Final = (
+    "it loads the class that config.json names, which of an Omni checkpoint is the whole model and has no loss; "
+    "--for transformers writes a program that loads its thinker"
+)
+"""trl/scripts/sft.py: AutoModelForImageTextToText or AutoModelForCausalLM, or the class of ``architectures``."""
 
 
 def tool_of_trainer(title: str) -> Tool | None:
@@ -40,6 +47,8 @@ def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
     """Why the tool cannot train the recipe, as a sentence; None if it can."""
     if recipe.fsdp and TOOLS[tool].without_fsdp is not None:
         return TOOLS[tool].without_fsdp
+    if tool is Tool.TRL and thinker_class(model.model_type) is not None:
+        return f"{TOOLS[tool].title}: {WHOLE_MODELS}"
     sentence = first_objection(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model)))
     return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"
 
