@@ -15,6 +15,8 @@ DEFAULT_GLOBAL_BATCH = 16
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_IMAGE_SIZE = (448, 448)
 MAX_NUM_SAMPLES = 10**12
+LEAST_TEXT_TOKENS = 256
+"""Room for text beside images that take more than the default length, which is then a multiple of this. A choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,8 @@ class ModelFiles:
 
     ``id`` is what the user calls it (an alias, a Hugging Face id or a path), ``hub_id`` where the trainer loads it.
     ``notes`` are sentences that the user should see with every number about it, ``not_counted`` what it takes beside
-    text that no number has (``images``, ``sound``).
+    text that no number has (``images``, ``sound``). ``video_settings`` are those of the video processor; samples are
+    made of them, and a plan does not keep them.
     """
 
     id: str
@@ -32,6 +35,7 @@ class ModelFiles:
     hub_id: str | None = None
     notes: tuple[str, ...] = ()
     not_counted: tuple[str, ...] = ()
+    video_settings: Mapping[str, Any] | None = field(default=None, hash=False, compare=False)
 
     @property
     def model_type(self) -> str:
@@ -64,6 +68,15 @@ class ModelFiles:
     def is_fp8(self) -> bool:
         """Whether it holds its Linears in FP8, with a scale for each block (DeepSeek-V3, Qwen3-8B-FP8)."""
         return self.quant_method == "fp8"
+
+
+def seq_len_with_text(num_image_tokens: int) -> int:
+    """Tokens of a sample whose images take more than the default length.
+
+    >>> seq_len_with_text(1024)
+    1280
+    """
+    return -(-(num_image_tokens + LEAST_TEXT_TOKENS) // LEAST_TEXT_TOKENS) * LEAST_TEXT_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

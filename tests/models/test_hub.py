@@ -17,7 +17,16 @@ from vlmplan import __version__
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import hub, hub_network
 from vlmplan.models.hub import cached_files, hub_files, hugging_face_cache
-from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
+from vlmplan.models.hub_names import (
+    CONFIG,
+    FILE_NAMES,
+    MAX_BYTES,
+    PREPROCESSOR,
+    PROCESSOR,
+    VIDEO_PREPROCESSOR,
+    HubId,
+    hub_id,
+)
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "org/name"
@@ -151,6 +160,16 @@ def test_config_and_image_settings_are_fetched_of_one_commit_and_nothing_else(fa
     assert found.texts == {CONFIG: LLAMA.decode(), PREPROCESSOR: '{"size": 1}'}
     assert fake_hub.paths == [f"/{REPO}/resolve/main/{CONFIG}", f"/{REPO}/resolve/{COMMIT}/{PREPROCESSOR}"]
     assert found.source.endswith("commit 0123456789ab")
+
+
+def test_a_model_that_takes_videos_has_the_settings_of_its_video_processor_too(fake_hub: FakeHub):
+    fake_hub.put(REPO, CONFIG, Answer(body=b'{"model_type": "qwen3_vl"}', headers={"X-Repo-Commit": COMMIT}))
+    for name, body in ((PREPROCESSOR, b'{"size": 1}'), (VIDEO_PREPROCESSOR, b'{"size": 2}')):
+        fake_hub.put(REPO, name, Answer(body=body), revision=COMMIT)
+    found = hub_files(wanted())
+    assert (found.texts[PREPROCESSOR], found.texts[VIDEO_PREPROCESSOR]) == ('{"size": 1}', '{"size": 2}')
+    fake_hub.answers.clear()
+    assert hub_files(wanted()).texts == found.texts  # as kept
 
 
 def test_newer_checkpoints_have_processor_config_instead(fake_hub: FakeHub):

@@ -60,7 +60,7 @@ def _converted(value: Any, option: click.Option) -> Any:
         items = cast(tuple[Any, ...], value)
         if option.multiple:
             return tuple(map(Path, items)) if is_path else items
-        return ("x" if option.name == "image_size" else ",").join(map(str, items))
+        return ("x" if option.name in ("image_size", "video_size") else ",").join(map(str, items))
     path = Path(value) if is_path else value
     return (path,) if option.multiple else path
 

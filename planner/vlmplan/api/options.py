@@ -21,12 +21,16 @@ Comparable = Literal["zero", "method", "precision", "optimizer", "checkpointing"
 
 
 class SampleOptions(TypedDict, total=False):
-    """Samples, and how often they are trained on. ``image_size`` is (width, height) in pixels, or ``"448x336"``."""
+    """Samples, and how often they are trained on. ``image_size`` and ``video_size`` are (width, height) in pixels, or
+    ``"448x336"``."""
 
     seq_len: int | None
     sample_len: int | None
     images_per_sample: int | None
     image_size: str | tuple[int, int] | None
+    videos_per_sample: int | None
+    video_frames: int | None
+    video_size: str | tuple[int, int] | None
     num_samples: int | None
     epochs: float | None
     global_batch: int | None

@@ -46,7 +46,7 @@ def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: b
     """List the packaged models with TEXT in their names, or show all about the model called NAME.
 
     NAME is an alias, a Hugging Face id (org/name, org/name@revision), a folder or a config.json. Of models that are
-    not packaged, config.json and the image processor's settings are fetched, nothing else.
+    not packaged, config.json and the settings of its processors are fetched, nothing else.
 
     With --gpu it shows of each the fastest setup of the method that trains most (full, then LoRA, then QLoRA) and fits.
     """

@@ -10,7 +10,7 @@ from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.architecture.sound_config import check_config
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
-from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR
+from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.models.untrainable import check_trainable
 from vlmplan.thinkers import thinker_config, thinker_note
@@ -51,7 +51,14 @@ def files_of_texts(
         notes.append(
             f"There is no preprocessor_config.json of {name}, so image sizes are the defaults of its processor."
         )
-    files = ModelFiles(id=name, config=config, preprocessor=preprocessor, hub_id=hub_id, notes=tuple(notes))
+    files = ModelFiles(
+        id=name,
+        config=config,
+        preprocessor=preprocessor,
+        hub_id=hub_id,
+        notes=tuple(notes),
+        video_settings=_video_settings(texts, source),
+    )
     if files.is_mxfp4:
         note = (
             f"The checkpoint of {name} holds its experts in MXFP4, which cannot be trained: they are dequantised while "
@@ -114,11 +121,27 @@ def _image_settings(texts: Mapping[str, str], source: str) -> JsonDict | None:
     """The settings of the image processor; newer checkpoints keep them in processor_config.json."""
     if PREPROCESSOR in texts:
         return parsed_settings(texts[PREPROCESSOR], source=source.replace(CONFIG, PREPROCESSOR))
-    if PROCESSOR in texts:
-        settings = parsed_settings(texts[PROCESSOR], source=source.replace(CONFIG, PROCESSOR)).get("image_processor")
-        if isinstance(settings, dict):
-            return cast(JsonDict, settings)
+    return _part_of_processor(texts, source, "image_processor")
+
+
+def _video_settings(texts: Mapping[str, str], source: str) -> JsonDict | None:
+    """The settings of the video processor, where transformers 5.23 looks for them, in its order
+    (``get_video_processor_dict`` in ``video_processing_utils.py``)."""
+    nested = _part_of_processor(texts, source, "video_processor")
+    if nested is not None:
+        return nested
+    for name in (VIDEO_PREPROCESSOR, PREPROCESSOR):
+        if name in texts:
+            return parsed_settings(texts[name], source=source.replace(CONFIG, name))
     return None
+
+
+def _part_of_processor(texts: Mapping[str, str], source: str, key: str) -> JsonDict | None:
+    """An object in processor_config.json; None where there is none."""
+    if PROCESSOR not in texts:
+        return None
+    settings = parsed_settings(texts[PROCESSOR], source=source.replace(CONFIG, PROCESSOR)).get(key)
+    return cast(JsonDict, settings) if isinstance(settings, dict) else None
 
 
 def parsed_config(text: str, *, source: str) -> JsonDict:

@@ -6,7 +6,7 @@ from pathlib import Path
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import text_if_there
 from vlmplan.models.description import FoundModel, files_of_texts, with_layout
-from vlmplan.models.hub_names import CONFIG, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
+from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, HubId, hub_id
 from vlmplan.models.packaged import alias_by_hub_id, nearest_aliases, packaged_model, packaged_models
 from vlmplan.workload import ModelFiles
 
@@ -63,7 +63,7 @@ def _model_at(name: str) -> FoundModel:
         raise UnavailableError(f"{name!r} is no path of this machine; a folder or a config.json is needed") from None
     folder = path if is_folder else path.parent
     config_path = path / CONFIG if is_folder else path
-    texts = {PREPROCESSOR: _text_at(folder / PREPROCESSOR), PROCESSOR: _text_at(folder / PROCESSOR)}
+    texts = {file: _text_at(folder / file) for file in FILE_NAMES if file != CONFIG}
     config = _text_at(config_path)
     if config is None:
         what = f"{path} has no config.json" if is_folder else f"{path} does not exist"

@@ -1,6 +1,6 @@
 """A model's configuration files by Hugging Face id: from the local caches if they are there, else from the Hub.
 
-Only config.json and the settings of the image processor are looked at. In this order:
+Only config.json and the settings of the processors of images and videos are looked at. In this order:
 
 1. the Hugging Face cache (``HF_HUB_CACHE``, ``HF_HOME``), where transformers has put them;
 2. vlmplan's own copy, if it is younger than a day or of one commit;
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import text_if_there
 from vlmplan.models.description import parsed_config, parsed_settings
@@ -27,6 +28,7 @@ from vlmplan.models.hub_names import (
     MAX_BYTES,
     PREPROCESSOR,
     PROCESSOR,
+    VIDEO_PREPROCESSOR,
     HubId,
     is_commit,
     is_revision,
@@ -34,7 +36,7 @@ from vlmplan.models.hub_names import (
 from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file, within_deadline
 from vlmplan.user_cache import keep_text, kept_text
 
-KEPT_SCHEMA = 1
+KEPT_SCHEMA = 2
 FRESH_SECONDS = 24 * 3600.0
 """How long a copy of a branch is used without asking again: configurations of published models hardly ever change."""
 
@@ -169,6 +171,7 @@ def _fetched(wanted: HubId) -> HubFiles:
             f"{wanted} has no config.json, so it is no transformers model (an adapter, GGUF or original weights?)"
         )
     texts = {CONFIG: config.text}
+    _check(texts, wanted)
     revision = _commit(config) or wanted.revision
     preprocessor = fetched_file(wanted.repo, revision, PREPROCESSOR)
     name, settings = PREPROCESSOR, preprocessor
@@ -176,6 +179,9 @@ def _fetched(wanted: HubId) -> HubFiles:
         name, settings = PROCESSOR, fetched_file(wanted.repo, revision, PROCESSOR)
     if settings is not None:
         texts[name] = settings.text
+    if parsed_config(config.text, source=CONFIG).get("model_type") in VIDEO_MODEL_TYPES:
+        video = fetched_file(wanted.repo, revision, VIDEO_PREPROCESSOR)
+        texts |= {} if video is None else {VIDEO_PREPROCESSOR: video.text}
     _check(texts, wanted)
     commit = _commit(config)
     source = urlsplit(endpoint()).netloc + (f", commit {commit[:12]}" if commit else "")

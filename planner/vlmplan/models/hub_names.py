@@ -6,7 +6,8 @@ from dataclasses import dataclass
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"
-FILE_NAMES = (CONFIG, PREPROCESSOR, PROCESSOR)
+VIDEO_PREPROCESSOR = "video_preprocessor_config.json"
+FILE_NAMES = (CONFIG, PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR)
 MAX_BYTES = 4 * 2**20
 """Largest file taken: configurations with label lists reach some hundred KiB."""
 DEFAULT_REVISION = "main"

@@ -3,6 +3,7 @@
 parts     samples, machines, and what a search looks for
 record    ``Request``; how every option of the command line is read and written
 parsing   the request of options, and of the configuration of another trainer beside them
+videos    videos of samples, as images
 setup     workload, cluster and recipe of a request, completed by defaults
 """
 
@@ -13,6 +14,7 @@ from vlmplan.request.parts import (
     Objective,
     SearchRequest,
     TaskRequest,
+    VideoRequest,
     WorkloadRequest,
     image_size,
 )
@@ -47,6 +49,7 @@ __all__ = [
     "RequestedSetup",
     "SearchRequest",
     "TaskRequest",
+    "VideoRequest",
     "WorkloadRequest",
     "batch_sizes",
     "configured_request",

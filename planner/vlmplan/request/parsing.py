@@ -12,6 +12,7 @@ from vlmplan.recipe import PLAIN, option_name
 from vlmplan.recipe_choices import Batching
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
+from vlmplan.request.videos import with_videos
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -50,7 +51,8 @@ def own_request(options: Options, given_model: ModelFiles | None = None) -> Requ
     """What the user says beside a configuration and samples."""
     own = Request().with_options({name: value for name, value in options.items() if name not in FILES})
     own = _for_its_task(own, configured=options.get("config"))
-    return own if given_model is None else replace(own, model=given_model.id, given_model=given_model)
+    own = own if given_model is None else replace(own, model=given_model.id, given_model=given_model)
+    return with_videos(own, options)
 
 
 def _for_its_task(own: Request, *, configured: OptionValue) -> Request:

@@ -64,6 +64,21 @@ class WorkloadRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VideoRequest:
+    """Videos of a sample: ``frames`` that the model is given of each, whose source is of ``size`` (width, height)."""
+
+    per_sample: int | None = None
+    frames: int | None = None
+    size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--videos-per-sample", self.per_sample), ("--video-frames", self.frames)):
+            if value is not None and not 1 <= value <= MAX_COUNT:
+                allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
+                raise InputError(f"{flag} is {value}; {allowed} is needed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareRequest:
     """Machines. ``gpus``: none is this machine for an estimate, and every offer for a search."""
 
@@ -212,8 +227,8 @@ class SearchRequest:
     download_gbit: float | None = None
 
 
-def image_size(text: str | None) -> tuple[int, int]:
-    """``"448x336"`` → width 448 and height 336.
+def image_size(text: str | None, *, option: str = "--image-size") -> tuple[int, int]:
+    """``"448x336"`` → width 448 and height 336. Raises InputError, naming ``option``.
 
     >>> image_size("448x336")
     (448, 336)
@@ -223,5 +238,5 @@ def image_size(text: str | None) -> tuple[int, int]:
     match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,6})\s*", text)
     if match is None or not all(int(side) for side in match.groups()):
         needed = "WIDTHxHEIGHT is needed, such as 448x448, with at most 999,999 pixels each"
-        raise InputError(f"--image-size is {text!r}; {needed}")
+        raise InputError(f"{option} is {text!r}; {needed}")
     return int(match[1]), int(match[2])

@@ -36,6 +36,7 @@ from vlmplan.request.parts import (
     Objective,
     SearchRequest,
     TaskRequest,
+    VideoRequest,
     WorkloadRequest,
     image_size,
 )
@@ -134,11 +135,13 @@ class Request:
 
     ``given_model`` is the model where its configuration is given and not only ``model``, its name. What ``configured``
     and ``from_data`` mean is among the other fields already, under what the user's own options say. ``made_for`` is the
-    trainer that is to run it, None the bundled one.
+    trainer that is to run it, None the bundled one. ``videos`` have become images of ``workload`` once it is parsed, of
+    which ``video_notes`` tell.
     """
 
     model: str | None = None
     workload: WorkloadRequest = field(default_factory=WorkloadRequest)
+    videos: VideoRequest = field(default_factory=VideoRequest)
     hardware: HardwareRequest = field(default_factory=HardwareRequest)
     recipe: DecidedRecipe = field(default_factory=DecidedRecipe)
     evaluation: EvaluationRequest = field(default_factory=EvaluationRequest)
@@ -149,12 +152,13 @@ class Request:
     given_model: ModelFiles | None = None
     made_for: "Tool | None" = None
     from_data: FromData | None = None
+    video_notes: tuple[str, ...] = ()
 
     @property
     def config_notes(self) -> tuple[str, ...]:
         """What the user should know of how his configuration and his samples were read, and of the trainer that is
         planned for."""
-        notes = () if self.configured is None else self.configured.notes
+        notes = (*(() if self.configured is None else self.configured.notes), *self.video_notes)
         notes = (*notes, *(() if self.from_data is None else self.from_data.source.notes))
         if self.made_for is None:
             return notes
@@ -228,7 +232,7 @@ class Request:
         return replace(completed(self, defaults), **parts)
 
 
-PARTS = ("workload", "hardware", "recipe", "evaluation", "task", "search")
+PARTS = ("workload", "videos", "hardware", "recipe", "evaluation", "task", "search")
 
 
 # -- how each option is read and written -----------------------------------------------------------------------------
@@ -283,6 +287,10 @@ def _image_folder(from_data: FromData) -> Path | None:
 
 def _size_text(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
+
+
+def _video_size(text: str) -> tuple[int, int]:
+    return image_size(text, option="--video-size")
 
 
 def _tool(name: str) -> "Tool":
@@ -348,6 +356,9 @@ OPTIONS: Mapping[str, _Option] = {
     "host_ram": _Option(part="hardware", field="host_ram_gib"),
     "disk": _Option(part="hardware", field="disk_gib"),
     "image_size": _Option(part="workload", field="image_size", reads=image_size, write=_size_text),
+    "videos_per_sample": _Option(part="videos", field="per_sample"),
+    "video_frames": _Option(part="videos", field="frames"),
+    "video_size": _Option(part="videos", field="size", reads=_video_size, write=_size_text),
     "zero_stage": _Option(part="recipe", field="zero_stage", reads=_stage, write=str),
     **_part("recipe", *VALUE_OPTIONS),
     **{name: _choice(name, kind) for name, kind in ENUM_OPTIONS.items()},

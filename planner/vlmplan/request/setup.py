@@ -33,6 +33,7 @@ from vlmplan.workload import (
     MAX_NUM_SAMPLES,
     ModelFiles,
     Workload,
+    seq_len_with_text,
 )
 
 if TYPE_CHECKING:
@@ -46,9 +47,6 @@ OPTIONS_IN_FILE = (
 """Options that a ds_config.json decides too, in the order in which contradictions are named."""
 MULTI_GPU_ZERO_STAGE = 2
 """Stage of an estimate for several GPUs where the user names none."""
-
-LEAST_TEXT_TOKENS = 256
-"""Room for text beside images that take more than the default length, which is then a multiple of this. A choice."""
 
 NETWORK_NOTE = (
     f"the network between nodes is taken as {ASSUMED_NETWORK_BYTES_PER_SECOND * 8e-9:.0f} Gbit/s per node; "
@@ -105,8 +103,7 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
     is_decided = any(value is not None for value in (asked.seq_len, asked.images_per_sample, asked.image_size))
     if is_decided or image_tokens(workload) <= DEFAULT_SEQ_LEN:
         return workload
-    seq_len = -(-(image_tokens(workload) + LEAST_TEXT_TOKENS) // LEAST_TEXT_TOKENS) * LEAST_TEXT_TOKENS
-    return replace(workload, seq_len=seq_len)
+    return replace(workload, seq_len=seq_len_with_text(image_tokens(workload)))
 
 
 def with_task(workload: Workload, task: TrainingTask | None) -> Workload:

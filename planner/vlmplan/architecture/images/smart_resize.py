@@ -32,7 +32,7 @@ def glm4v_shape(image: Image) -> ImageShape:
     one merged patch is scaled up first.
     """
     vision = section(image.config, "vision_config")
-    patch_size, merge_size = _patch_and_merge_size(image, vision, default_patch_size=14)
+    patch_size, merge_size = patch_and_merge_size(image.preprocessor, vision, default_patch_size=14)
     factor = patch_size * merge_size
     num_frames = count(image.preprocessor, "temporal_patch_size", count(vision, "temporal_patch_size", 2))
     height, width = image.height, image.width
@@ -41,7 +41,7 @@ def glm4v_shape(image: Image) -> ImageShape:
         height, width = int(height * scale), int(width * scale)
     min_pixels = edge(image.preprocessor, "size", "shortest_edge", 112 * 112)
     max_pixels = edge(image.preprocessor, "size", "longest_edge", 28 * 28 * 15000)
-    _check_aspect_ratio(image, height=height, width=width)
+    check_aspect_ratio(image, height=height, width=width)
     height, width = smart_resize(
         height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels, num_frames=num_frames
     )
@@ -49,22 +49,31 @@ def glm4v_shape(image: Image) -> ImageShape:
 
 
 def smart_resize(
-    height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int, num_frames: int = 1
+    height: int,
+    width: int,
+    *,
+    factor: int,
+    min_pixels: int,
+    max_pixels: int,
+    num_frames: int = 1,
+    num_rounded_frames: int | None = None,
 ) -> tuple[int, int]:
     """(height, width) in pixels, multiples of ``factor``, with ``num_frames`` x height x width in the budget.
 
-    The budget can be left at the edges: rounding up to ``min_pixels`` may pass ``max_pixels`` where the two
-    are close, and a side never falls below ``factor``.
+    Whether they are in it, videos ask of ``num_rounded_frames``; None: of as many. The budget can be left at the edges:
+    rounding up to ``min_pixels`` may pass ``max_pixels`` where the two are close, and a side never falls below
+    ``factor``.
     """
     rounded_height = round(height / factor) * factor
     rounded_width = round(width / factor) * factor
-    if num_frames * rounded_height * rounded_width > max_pixels:
+    rounded_pixels = (num_rounded_frames or num_frames) * rounded_height * rounded_width
+    if rounded_pixels > max_pixels:
         shrink = math.sqrt((num_frames * height * width) / max_pixels)
         return (
             max(factor, math.floor(height / shrink / factor) * factor),
             max(factor, math.floor(width / shrink / factor) * factor),
         )
-    if num_frames * rounded_height * rounded_width < min_pixels:
+    if rounded_pixels < min_pixels:
         stretch = math.sqrt(min_pixels / (num_frames * height * width))
         return (
             math.ceil(height * stretch / factor) * factor,
@@ -75,14 +84,14 @@ def smart_resize(
 
 def _qwen_shape(image: Image, *, default_patch_size: int) -> ImageShape:
     vision = section(image.config, "vision_config")
-    patch_size, merge_size = _patch_and_merge_size(image, vision, default_patch_size=default_patch_size)
+    patch_size, merge_size = patch_and_merge_size(image.preprocessor, vision, default_patch_size=default_patch_size)
     # The edges of size are numbers of pixels here. Older files name them min_pixels and max_pixels, outside
     # of size; Qwen2VLImageProcessor lets these overrule it.
     min_pixels = count(image.preprocessor, "min_pixels", 0)
     min_pixels = min_pixels or edge(image.preprocessor, "size", "shortest_edge", 56 * 56)
     max_pixels = count(image.preprocessor, "max_pixels", 0)
     max_pixels = max_pixels or edge(image.preprocessor, "size", "longest_edge", 28 * 28 * 1280)
-    _check_aspect_ratio(image, height=image.height, width=image.width)
+    check_aspect_ratio(image, height=image.height, width=image.width)
     height, width = smart_resize(
         image.height,
         image.width,
@@ -93,13 +102,15 @@ def _qwen_shape(image: Image, *, default_patch_size: int) -> ImageShape:
     return _shape(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
 
 
-def _patch_and_merge_size(image: Image, vision: Settings, *, default_patch_size: int) -> tuple[int, int]:
-    patch_size = side(image.preprocessor, "patch_size", side(vision, "patch_size", default_patch_size))
-    merge_size = count(image.preprocessor, "merge_size", count(vision, "spatial_merge_size", 2))
+def patch_and_merge_size(processor: Settings, vision: Settings, *, default_patch_size: int) -> tuple[int, int]:
+    """Pixels of a patch's side, and patches of a token's side, by the processor's settings and the tower's."""
+    patch_size = side(processor, "patch_size", side(vision, "patch_size", default_patch_size))
+    merge_size = count(processor, "merge_size", count(vision, "spatial_merge_size", 2))
     return patch_size, merge_size
 
 
-def _check_aspect_ratio(image: Image, *, height: int, width: int) -> None:
+def check_aspect_ratio(image: Image, *, height: int, width: int) -> None:
+    """Raise InputError for sides that the processor refuses; ``image`` is named."""
     ratio = max(height, width) / min(height, width)
     if ratio > MAX_ASPECT_RATIO:
         raise InputError(f"image {image.text} has an aspect ratio of {ratio:.4g}; up to {MAX_ASPECT_RATIO} is allowed")

@@ -1,0 +1,178 @@
+"""What a video is in memory: images, each of one frame or of the frames that the vision tower merges.
+
+Follows transformers 5.23: ``resize`` and ``patchify`` of ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``,
+``Glm4vVideoProcessor`` and ``Glm46VVideoProcessor`` (models/*/video_processing_*.py), and ``InternVLVideoProcessor``,
+which makes one tile of a frame. The towers of the former attend within the patches of ``temporal_patch_size`` frames
+(``cu_seqlens`` by ``grid_thw``: ``t`` sequences of ``h x w`` patches), which are those of one image, whose pixels stand
+there as often.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmplan.architecture.images.settings import Settings, count, edge, file_settings, flag, section, side
+from vlmplan.architecture.images.shape import Image
+from vlmplan.architecture.images.smart_resize import check_aspect_ratio, patch_and_merge_size, smart_resize
+from vlmplan.errors import InputError, UnknownNameError
+
+MOST_FRAMES = 768
+"""``max_frames`` of Qwen's processors."""
+GLM_MOST_FRAMES, GLM46V_MOST_FRAMES = 600, 640
+"""``max_duration`` of 300 seconds at 2 frames a second, and ``MAX_FRAME_COUNT_DYNAMIC`` of ``sample_frames``."""
+BUDGET_SHARE = 0.9
+"""Of ``max_video_tokens``, that all frames of Qwen2-VL share where ``cap_pixels_per_frame`` is on."""
+FLOOR_FACTOR = 1.05
+"""Of ``size.shortest_edge``, below which that cap does not go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoImages:
+    """``num_images`` of ``width`` x ``height`` pixels, each of ``frames_per_image`` frames; the last frame is repeated
+    to fill the last of them."""
+
+    num_images: int
+    width: int
+    height: int
+    frames_per_image: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Video:
+    """Frames of a video of ``width`` x ``height`` pixels, and the files of the model that is to look at them."""
+
+    config: Settings
+    settings: Settings
+    num_frames: int
+    width: int
+    height: int
+
+    @property
+    def vision(self) -> Settings:
+        return section(self.config, "vision_config")
+
+    @property
+    def merged_frames(self) -> int:
+        return count(self.settings, "temporal_patch_size", count(self.vision, "temporal_patch_size", 2))
+
+    def merged_patch(self, default_patch_size: int) -> int:
+        """Pixels of a side of what becomes one token."""
+        patch_size, merge_size = patch_and_merge_size(self.settings, self.vision, default_patch_size=default_patch_size)
+        return patch_size * merge_size
+
+    def check(self, *, least: int, most: int) -> None:
+        if not least <= self.num_frames <= most:
+            raise InputError(
+                f"--video-frames is {self.num_frames}; {least} to {most:,} are needed, as its processor takes"
+            )
+
+    def images(self, *, width: int, height: int, frames_per_image: int) -> VideoImages:
+        num_images = -(-self.num_frames // frames_per_image)
+        return VideoImages(num_images=num_images, width=width, height=height, frames_per_image=frames_per_image)
+
+
+def _qwen2_vl(video: _Video) -> VideoImages:
+    """Every frame within the limits of a frame, whose defaults are not those of an image."""
+    settings, factor, merged = video.settings, video.merged_patch(14), video.merged_frames
+    video.check(least=1, most=count(settings, "max_frames", MOST_FRAMES))
+    min_pixels = count(settings, "min_pixels", 0) or edge(settings, "size", "shortest_edge", 128 * 28 * 28)
+    max_pixels = count(settings, "max_pixels", 0) or edge(settings, "size", "longest_edge", 768 * 28 * 28)
+    if flag(settings, "cap_pixels_per_frame", False):
+        total = int(count(settings, "max_video_tokens", 128_000) * factor * factor * BUDGET_SHARE)
+        share = total * merged // video.num_frames
+        max_pixels = max(min(max_pixels, share), int(min_pixels * FLOOR_FACTOR))
+    _check_ratio(video, height=video.height, width=video.width)
+    height, width = smart_resize(video.height, video.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
+    return video.images(width=width, height=height, frames_per_image=merged)
+
+
+def _qwen3_vl(video: _Video) -> VideoImages:
+    """All frames together within the limits."""
+    settings, factor = video.settings, video.merged_patch(16)
+    video.check(least=video.merged_frames, most=count(settings, "max_frames", MOST_FRAMES))
+    min_pixels = edge(settings, "size", "shortest_edge", 128 * 32 * 32)
+    max_pixels = edge(settings, "size", "longest_edge", 768 * 32 * 32)
+    if flag(settings, "cap_pixels_per_frame", False):
+        most = count(settings, "max_video_tokens", 768) * factor * factor
+        share = max(min(most, max_pixels // video.num_frames), int(min_pixels * FLOOR_FACTOR))
+        max_pixels = share * video.num_frames
+    return _of_shared_pixels(video, factor, min_pixels=min_pixels, max_pixels=max_pixels)
+
+
+def _glm4v(video: _Video) -> VideoImages:
+    """As Qwen3-VL."""
+    settings = video.settings
+    is_46 = str(settings.get("video_processor_type", video.config.get("model_type"))).casefold().startswith("glm46v")
+    video.check(least=video.merged_frames, most=GLM46V_MOST_FRAMES if is_46 else GLM_MOST_FRAMES)
+    min_pixels = edge(settings, "size", "shortest_edge", 112 * 112)
+    max_pixels = edge(settings, "size", "longest_edge", 28 * 28 * 2 * 30_000)
+    return _of_shared_pixels(video, video.merged_patch(14), min_pixels=min_pixels, max_pixels=max_pixels)
+
+
+def _of_shared_pixels(video: _Video, factor: int, *, min_pixels: int, max_pixels: int) -> VideoImages:
+    height, width, merged = video.height, video.width, video.merged_frames
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    _check_ratio(video, height=height, width=width)
+    height, width = smart_resize(
+        height,
+        width,
+        factor=factor,
+        min_pixels=min_pixels,
+        max_pixels=max_pixels,
+        num_frames=video.num_frames,
+        num_rounded_frames=round(video.num_frames / merged) * merged,
+    )
+    return video.images(width=width, height=height, frames_per_image=merged)
+
+
+def _internvl(video: _Video) -> VideoImages:
+    """A tile of a frame, whatever its size; the tower's positions fix the tile."""
+    video.check(least=1, most=10**6)
+    tile = side(video.vision, "image_size", 448)
+    return video.images(width=tile, height=tile, frames_per_image=1)
+
+
+def _check_ratio(video: _Video, *, height: int, width: int) -> None:
+    frame = Image(config=video.config, width=video.width, height=video.height)
+    check_aspect_ratio(frame, height=height, width=width)
+
+
+_RULES: Mapping[str, Callable[[_Video], VideoImages]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _qwen2_vl),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), _glm4v),
+    "internvl": _internvl,
+}
+VIDEO_MODEL_TYPES = tuple(_RULES)
+"""The ``model_type`` values of config.json that ``video_images`` knows."""
+
+
+def video_images(
+    config: Mapping[str, Any],
+    video_settings: Mapping[str, Any] | None,
+    *,
+    num_frames: int,
+    width: int,
+    height: int,
+) -> VideoImages:
+    """What ``num_frames`` of a video of ``width x height`` pixels are in memory.
+
+    ``video_settings`` are those of the video processor: video_preprocessor_config.json, or what stands for it; keys
+    that they lack, and None, take the defaults of its class.
+
+    Raises UnknownNameError for a model type without a rule, InputError for frames that the processor refuses.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in _RULES:
+        raise UnknownNameError("model type with videos", str(model_type), _RULES)
+    settings = file_settings(video_settings or {}, "settings of videos: ")
+    if settings.get("do_resize") is False:
+        raise InputError("settings of videos: do_resize is False; videos that are not resized are not supported")
+    named_config = file_settings(config, "config.json: ")
+    video = _Video(config=named_config, settings=settings, num_frames=num_frames, width=width, height=height)
+    return _RULES[model_type](video)
+
+
+__all__ = ["VIDEO_MODEL_TYPES", "VideoImages", "video_images"]

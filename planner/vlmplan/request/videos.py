@@ -1,0 +1,139 @@
+"""Videos of samples, as the images that they are in memory: from here on a plan knows images alone.
+
+So an estimate, a search, a rehearsal and a launch of the same options mean the same bytes.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, video_images
+from vlmplan.errors import InputError
+from vlmplan.request.parts import VideoRequest
+from vlmplan.request.record import Options, Request
+from vlmplan.units import counted
+from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_SEQ_LEN, ModelFiles, seq_len_with_text
+
+if TYPE_CHECKING:
+    from vlmplan.other_trainers.writing import Tool
+
+
+def with_videos(own: Request, options: Options) -> Request:
+    """``own`` with the images of its samples that stand for their videos, and notes that say so.
+
+    The size of an image that is said beside is that of these images: a change that is proposed of it can be made.
+    Raises InputError for videos of a model that takes none, for frames that its processor refuses, and beside images
+    or samples that are described in another way.
+    """
+    asked = own.videos
+    if asked == VideoRequest():
+        return own
+    num_frames, model = _checked_frames(own, options), own.model_files
+    size, said_size = asked.size or DEFAULT_IMAGE_SIZE, own.workload.image_size
+    found = _images(model, num_frames, size, said_size)
+    num_videos = 1 if asked.per_sample is None else asked.per_sample
+    text = f"{counted(num_videos, 'video')} of {counted(num_frames, 'frame')} of {_text(size)}"
+    seq_len, length_notes = _seq_len(own.workload.seq_len, text, num_videos * _num_tokens(model, found), model)
+    workload = replace(
+        own.workload,
+        seq_len=seq_len,
+        images_per_sample=num_videos * found.num_images,
+        image_size=(found.width, found.height),
+    )
+    notes = (
+        _planned_as(text, found, num_videos, is_said=said_size is not None),
+        _of_trainer(own.made_for, num_frames, said_size or size),
+        *length_notes,
+    )
+    return replace(own, workload=workload, videos=VideoRequest(), video_notes=notes)
+
+
+def _checked_frames(own: Request, options: Options) -> int:
+    """The frames of a video. Raises InputError where what is asked does not go together."""
+    asked, num_frames = own.videos, own.videos.frames
+    if num_frames is None:
+        given = "--videos-per-sample" if asked.size is None else "--video-size"
+        raise InputError(f"{given} is given without --video-frames; give the frames that the model sees of a video too")
+    for name in ("data", "config"):
+        if options.get(name) is not None:
+            raise InputError(
+                f"--video-frames does not go with --{name} {options[name]}, which says itself what samples are like; "
+                f"leave one of them off"
+            )
+    if own.workload.images_per_sample:
+        raise InputError(
+            "--video-frames does not go with --images-per-sample: samples are planned with videos or with images, "
+            "which models look at one after the other; leave one of them off"
+        )
+    if own.model is None:
+        raise InputError("--video-frames is given without --model, whose processor decides what they become")
+    return num_frames
+
+
+def _images(
+    model: ModelFiles, num_frames: int, size: tuple[int, int], said_size: tuple[int, int] | None
+) -> VideoImages:
+    """What a video is, in images of ``said_size`` where that is said."""
+    if model.model_type not in VIDEO_MODEL_TYPES:
+        raise InputError(
+            f"--video-frames is {num_frames}, but videos are not planned of {model.id}, whose model type is "
+            f"{model.model_type}; those of {', '.join(VIDEO_MODEL_TYPES)} are"
+        )
+    found = video_images(model.config, model.video_settings, num_frames=num_frames, width=size[0], height=size[1])
+    if said_size is not None:
+        return replace(found, width=said_size[0], height=said_size[1])
+    image = image_shape(model.config, model.preprocessor, width=found.width, height=found.height)
+    resized = image.resized_width, image.resized_height
+    if (*resized, image.num_vision_sequences) != (found.width, found.height, 1):
+        raise InputError(
+            f"--video-size is {_text(size)}, of which {model.id} sees frames of {found.width}x{found.height}; its "
+            f"images of that size become {_text(resized)}, and frames are planned as images: give larger or fewer "
+            f"frames, or --image-size {_text(resized)} to plan them so large"
+        )
+    return found
+
+
+def _num_tokens(model: ModelFiles, found: VideoImages) -> int:
+    """Of one video in the language model."""
+    size = {"width": found.width, "height": found.height}
+    image = image_shape(model.config, model.preprocessor, **size, num_images_per_sample=found.num_images)
+    return found.num_images * image.num_tokens
+
+
+def _seq_len(said: int | None, text: str, num_tokens: int, model: ModelFiles) -> tuple[int | None, tuple[str, ...]]:
+    """Tokens of a sample with videos, and a note where they are taken; None: as without."""
+    if said is not None and num_tokens > said:
+        raise InputError(
+            f"--seq-len is {said}, but {text} take {num_tokens} tokens of {model.id}; give at least that many tokens, "
+            f"or fewer --video-frames, a smaller --video-size or fewer --videos-per-sample"
+        )
+    if said is not None or num_tokens <= DEFAULT_SEQ_LEN:
+        return said, ()
+    taken = seq_len_with_text(num_tokens)
+    return taken, (f"--seq-len is taken as {taken:,}: the videos of a sample take {num_tokens:,} tokens",)
+
+
+def _planned_as(text: str, found: VideoImages, num_videos: int, *, is_said: bool) -> str:
+    merged = "a frame is" if found.frames_per_image == 1 else f"{found.frames_per_image} frames are"
+    images = counted(num_videos * found.num_images, "image")
+    size = f"{found.width}x{found.height}{', as --image-size says' if is_said else ''}"
+    verb = "is" if num_videos == 1 else "are"
+    return f"{text} in each sample {verb} planned as {images} of {size}: to the model {merged} what an image is"
+
+
+def _of_trainer(tool: "Tool | None", num_frames: int, size: tuple[int, int]) -> str:
+    """What the user has to do so that his trainer does the same."""
+    if tool is None:
+        return "vlmplan's own trainer reads images, not videos; --for names trainers that read them"
+    from vlmplan.other_trainers.writing import Tool, title_of
+
+    if tool is Tool.LLAMA_FACTORY:
+        return (
+            f"LLaMA-Factory takes no more with video_maxlen: {num_frames} and video_max_pixels: "
+            f"{size[0] * size[1]}, which are not written for it"
+        )
+    return f"what is written for {title_of(tool)} limits images; limit the frames of videos where it reads them"
+
+
+def _text(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"

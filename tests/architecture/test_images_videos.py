@@ -1,0 +1,206 @@
+"""What a video is in memory: its images by the processors' own resizing, and their bytes by the models' own steps."""
+
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from model_table import packaged_config
+from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, video_images
+from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.models import find_model
+
+TORCHVISION = (
+    *("torchvision", "torchvision.transforms"),
+    *("torchvision.transforms.v2", "torchvision.transforms.v2.functional"),
+)
+PROCESSORS = {
+    "qwen2-vl-2b": "qwen2_vl/Qwen2VLVideoProcessor",
+    "qwen2.5-vl-7b": "qwen2_vl/Qwen2VLVideoProcessor",
+    "qwen3-vl-4b": "qwen3_vl/Qwen3VLVideoProcessor",
+    "qwen3.5-9b": "qwen3_vl/Qwen3VLVideoProcessor",
+    "glm-4.1v-9b": "glm4v/Glm4vVideoProcessor",
+    "glm-4.6v": "glm46v/Glm46VVideoProcessor",
+}
+SIZES = ((640, 360), (1920, 1080), (224, 224), (90, 3000), (31, 17), (3840, 2160), (427, 240))
+
+
+def images_of(alias: str, num_frames: int, size: tuple[int, int], **settings: object) -> VideoImages:
+    model = find_model(alias)
+    settings = {**(model.video_settings or {}), **settings}
+    return video_images(model.config, settings, num_frames=num_frames, width=size[0], height=size[1])
+
+
+# -- the rules -------------------------------------------------------------------------------------------------------
+
+
+def test_two_frames_of_qwen2_vl_are_an_image_of_a_frames_own_size():
+    # 640 / 28 = 22.9 and 360 / 28 = 12.9 patches, rounded; of seventeen frames the last stands there twice
+    assert images_of("qwen2-vl-2b", 16, (640, 360)) == VideoImages(
+        num_images=16 // 2, width=23 * 28, height=13 * 28, frames_per_image=2
+    )
+    assert images_of("qwen2-vl-2b", 17, (640, 360)).num_images == (17 + 1) // 2
+
+
+def test_frames_of_qwen3_vl_share_the_pixels_of_a_video():
+    """24 x 1024 x 1024 pixels for 768 frames are 32 x 1024 a frame, less than its own."""
+    found = images_of("qwen3-vl-4b", 768, (640, 360))
+    share = (24 * 1024 * 1024 // 768 / (640 * 360)) ** 0.5
+    assert (found.width, found.height) == (int(640 * share / 32) * 32, int(360 * share / 32) * 32)
+    assert images_of("qwen3-vl-4b", 64, (640, 360)).width == 640
+
+
+def test_a_frame_of_internvl_is_a_tile_whatever_its_size():
+    for size in SIZES:
+        found = images_of("internvl3-8b", 5, size)
+        assert (found.num_images, found.width, found.height) == (5, 448, 448)
+    config = packaged_config("internvl3-8b")
+    tile = image_shape(config, find_model("internvl3-8b").preprocessor, width=448, height=448)
+    assert tile.num_vision_sequences == 1
+
+
+def test_more_frames_than_a_processor_samples_and_fewer_than_it_takes_are_refused():
+    limits = {"qwen2-vl-2b": (1, 768), "qwen3-vl-4b": (2, 768), "glm-4.1v-9b": (2, 600), "glm-4.6v": (2, 640)}
+    for alias, (least, most) in limits.items():
+        for num_frames in (least, most):
+            images_of(alias, num_frames, (640, 360))
+        for num_frames in (least - 1, most + 1):
+            with pytest.raises(InputError, match=f"--video-frames is {num_frames}; {least} to {most} are needed"):
+                images_of(alias, num_frames, (640, 360))
+    assert images_of("qwen3-vl-4b", 40, (640, 360), max_frames=40).num_images == 20
+    with pytest.raises(InputError, match="2 to 40"):
+        images_of("qwen3-vl-4b", 41, (640, 360), max_frames=40)
+
+
+def test_what_no_rule_is_known_of_is_refused():
+    with pytest.raises(UnknownNameError, match="llava"):
+        video_images({"model_type": "llava"}, None, num_frames=2, width=9, height=9)
+    with pytest.raises(InputError, match="do_resize is False"):
+        images_of("qwen2-vl-2b", 2, (64, 64), do_resize=False)
+    with pytest.raises(InputError, match="aspect ratio"):
+        images_of("qwen2-vl-2b", 2, (28 * 201, 28))
+    assert {packaged_config(alias)["model_type"] for alias in PROCESSORS} < set(VIDEO_MODEL_TYPES)
+
+
+# -- transformers' own processors ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def resized_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """(width, height) that a processor's ``resize`` asks torchvision for, which need not be there."""
+    base = pytest.importorskip("transformers.video_processing_utils").BaseVideoProcessor
+    if importlib.util.find_spec("torchvision") is None:
+        modules = {name: ModuleType(name) for name in TORCHVISION}
+        modules["torchvision.transforms.v2"].__dict__["functional"] = modules["torchvision.transforms.v2.functional"]
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(base, "resize", lambda self, image, size, resample: (size.width, size.height), raising=False)
+
+    def resized(name: str, num_frames: int, size: tuple[int, int], settings: dict[str, Any]) -> tuple[int, int]:
+        folder, kind = name.split("/")
+        module = importlib.import_module(f"transformers.models.{folder}.video_processing_{folder}")
+        cls = getattr(module, kind)
+        processor = object.__new__(cls)
+        processor.__dict__ |= settings
+        edges = settings.get("size", cls.size)
+        edges = {
+            "shortest_edge": settings.get("min_pixels", edges["shortest_edge"]),
+            "longest_edge": settings.get("max_pixels", edges["longest_edge"]),
+        }
+        factor = settings.get("patch_size", cls.patch_size) * settings.get("merge_size", cls.merge_size)
+        return processor.resize(
+            SimpleNamespace(shape=(1, num_frames, 3, size[1], size[0])),
+            SimpleNamespace(**edges),
+            None,
+            factor=factor,
+            temporal_factor=settings.get("temporal_patch_size", cls.temporal_patch_size),
+            cap_pixels_per_frame=settings.get("cap_pixels_per_frame"),
+        )
+
+    before = set(sys.modules)
+    yield resized
+    for name in set(sys.modules) - before:  # what was imported beside a stand-in
+        if "video_processing_" in name:
+            del sys.modules[name]
+
+
+CHANGES = (
+    {},
+    {"cap_pixels_per_frame": True},
+    {"cap_pixels_per_frame": True, "max_video_tokens": 300},
+    {"size": {"shortest_edge": 300_000, "longest_edge": 1_000_000}},
+)
+
+
+@pytest.mark.parametrize("alias", PROCESSORS)
+def test_frames_are_as_large_as_transformers_makes_them(alias: str, resized_by: Any):
+    own, num_compared = dict(find_model(alias).video_settings or {}), 0
+    for change, size, num_frames in itertools.product(CHANGES, SIZES, (2, 3, 5, 16, 63, 600)):
+        settings = {**own, **change}
+        if "size" in change:
+            settings = {key: value for key, value in settings.items() if not key.endswith("_pixels")}
+        try:
+            expected = resized_by(PROCESSORS[alias], num_frames, size, settings)
+        except ValueError:  # a processor's own limits of a rounded aspect ratio
+            continue
+        config = find_model(alias).config
+        found = video_images(config, settings, num_frames=num_frames, width=size[0], height=size[1])
+        assert (found.width, found.height) == expected, (change, size, num_frames)
+        num_compared += 1
+    assert num_compared >= 100
+
+
+# -- their bytes -----------------------------------------------------------------------------------------------------
+
+STEPS = {
+    "qwen2-vl-2b": ({}, False),
+    "qwen2.5-vl-3b": ({"fullatt_block_indexes": [1]}, True),
+    "qwen3-vl-2b": ({"deepstack_visual_indexes": [1, 3]}, False),
+    "qwen3.5-0.8b": ({}, True),
+    "glm-4.1v-9b": ({}, False),
+}
+NUM_SAMPLES, NUM_PAIRS, GRID_ROW_BYTES = 2, 4, 3 * 8
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("alias", STEPS)
+def test_a_step_with_a_video_takes_what_images_of_its_frames_take(alias: str):
+    """All but the grid of sizes: it has a row for a video, where each image has one."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from patch_batches import IMAGE_TOKEN, TOKENS, cut, step
+
+    from family_checks import real_model
+    from torch_probe import measured_step
+
+    vision, checkpoints = STEPS[alias]
+    config = cut(alias, num_layers=2, vision=vision)
+    made = step(config, alias, (480, 330), micro_batch=NUM_SAMPLES, images_per_sample=NUM_PAIRS)
+
+    def build() -> Any:
+        model = real_model(config)
+        if checkpoints:
+            model.gradient_checkpointing_enable()
+            model.disable_input_require_grads()
+        return model
+
+    inputs, ids = dict(made.inputs), made.inputs["input_ids"]
+    grid = inputs.pop("image_grid_thw")
+    if not alias.startswith("glm"):  # which writes frames with the token of images
+        ids = torch.where(ids == IMAGE_TOKEN, TOKENS["video_token_id"], ids)
+    inputs |= {
+        "input_ids": ids,
+        "mm_token_type_ids": 2 * inputs["mm_token_type_ids"],
+        "video_grid_thw": torch.tensor([[NUM_PAIRS, *grid[0, 1:].tolist()]] * NUM_SAMPLES),
+    }
+    images = measured_step(build, dict(made.inputs), floats=dict(made.floats))
+    video = measured_step(build, inputs, floats={"pixel_values_videos": made.floats["pixel_values"]})
+    fewer_rows = NUM_SAMPLES * (NUM_PAIRS - 1) * GRID_ROW_BYTES
+    for name in ("forward_live", "forward_peak", "backward_peak"):
+        assert getattr(images, name) - getattr(video, name) == fewer_rows

@@ -1,0 +1,116 @@
+"""Videos of samples: images from the request on, so that every command means the same bytes."""
+
+from dataclasses import replace
+
+import pytest
+
+from planned import model_files
+from vlmplan.errors import InputError
+from vlmplan.request import Request, VideoRequest, parse, workload_of
+from vlmplan.sample_images import image_tokens
+from vlmplan.workload import DEFAULT_SEQ_LEN
+
+QWEN = {"model": "qwen2.5-vl-7b"}
+VIDEO = {**QWEN, "video_frames": 16, "video_size": "640x360"}
+AS_IMAGES = {**QWEN, "images_per_sample": 8, "image_size": "644x364"}
+PAIR_TOKENS = 23 * 13
+"""Of 644 x 364 pixels, 28 x 28 each."""
+
+
+def test_videos_are_asked_for_as_the_images_that_they_are():
+    told, plain = parse({**VIDEO, "seq_len": 4096}), parse({**AS_IMAGES, "seq_len": 4096})
+    assert replace(told, video_notes=()) == plain
+    assert told.options() == plain.options()
+    assert told.videos == VideoRequest()
+    [planned, trainer] = told.config_notes
+    assert planned.startswith("1 video of 16 frames of 640x360 in each sample is planned as 8 images of 644x364")
+    assert "--for" in trainer
+
+
+def test_several_videos_and_odd_frames_are_counted():
+    request = parse({**VIDEO, "video_frames": 17, "videos_per_sample": 3})
+    assert request.workload.images_per_sample == 3 * (17 + 1) // 2
+    tokens = 3 * 9 * PAIR_TOKENS
+    assert image_tokens(workload_of(request.model_files, request.workload)) == tokens
+    assert request.workload.seq_len == -(-(tokens + 256) // 256) * 256
+    assert any(f"take {tokens:,} tokens" in note for note in request.video_notes)
+    assert request.config_notes[0].startswith(
+        "3 videos of 17 frames of 640x360 in each sample are planned as 27 images"
+    )
+
+
+def test_a_length_with_room_stays_the_default():
+    request = parse({**QWEN, "video_frames": 2})
+    assert request.workload.seq_len is None
+    assert workload_of(request.model_files, request.workload).seq_len == DEFAULT_SEQ_LEN
+
+
+def test_a_length_that_videos_pass_is_refused_by_their_options():
+    with pytest.raises(InputError) as caught:
+        parse({**VIDEO, "seq_len": 8 * PAIR_TOKENS - 1})
+    assert f"1 video of 16 frames of 640x360 take {8 * PAIR_TOKENS} tokens" in str(caught.value)
+    assert "--video-frames" in str(caught.value)
+    assert "image" not in str(caught.value)
+    assert parse({**VIDEO, "seq_len": 8 * PAIR_TOKENS}).workload.seq_len == 8 * PAIR_TOKENS
+
+
+def test_a_smaller_size_of_images_that_is_proposed_can_be_given_beside():
+    request = parse({**VIDEO, "image_size": "322x182", "seq_len": 2048})
+    expected = parse({**AS_IMAGES, "image_size": "322x182", "seq_len": 2048})
+    assert replace(request, video_notes=()) == expected
+    assert "as --image-size says" in request.video_notes[0]
+
+
+def test_frames_that_no_image_is_as_small_as_name_what_can_be_planned():
+    """An image of Qwen3-VL has 65,536 pixels at the least, a video of eight frames 4,096 together."""
+    small = {"model": "qwen3-vl-4b", "video_frames": 8, "video_size": "224x224"}
+    with pytest.raises(InputError, match=r"frames of 224x224.*--image-size 256x256"):
+        parse(small)
+    assert parse({**small, "image_size": "256x256"}).workload.image_size == (256, 256)
+
+
+def test_a_given_model_takes_the_defaults_of_its_processor():
+    given = replace(model_files("qwen3-vl-4b"), id="given", video_settings=None)
+    request = parse({"video_frames": 2, "video_size": "2000x1000"}, given)
+    width, height = request.workload.image_size or (0, 0)
+    assert 2 * width * height <= 768 * 32 * 32
+    assert parse({**VIDEO, "model": "qwen3-vl-4b"}).workload.image_size == (640, 352)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"model": "tinyllama-1.1b", "video_frames": 4}, ["--video-frames", "tinyllama-1.1b", "llama", "qwen3_vl"]),
+        ({**QWEN, "video_size": "64x64"}, ["--video-size", "--video-frames"]),
+        ({**QWEN, "videos_per_sample": 2}, ["--videos-per-sample", "--video-frames"]),
+        ({**QWEN, "video_frames": 0}, ["--video-frames is 0", "1 or more"]),
+        ({**VIDEO, "videos_per_sample": 0}, ["--videos-per-sample is 0", "1 or more"]),
+        ({**VIDEO, "video_frames": 769}, ["--video-frames is 769", "1 to 768"]),
+        ({**VIDEO, "video_size": "640"}, ["--video-size is '640'", "WIDTHxHEIGHT"]),
+        ({**VIDEO, "images_per_sample": 2}, ["--video-frames", "--images-per-sample"]),
+        ({**VIDEO, "data": "samples.json"}, ["--video-frames", "--data samples.json"]),
+        ({"video_frames": 4, "config": "sft.yaml"}, ["--video-frames", "--config sft.yaml"]),
+        ({"video_frames": 4}, ["--video-frames", "--model"]),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_options(options, named):
+    with pytest.raises(InputError) as caught:
+        parse(options)
+    assert all(word in str(caught.value) for word in named), str(caught.value)
+
+
+def test_samples_that_are_said_to_have_no_images_may_have_videos():
+    assert parse({**VIDEO, "images_per_sample": 0}).workload.images_per_sample == 8
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [("llamafactory", ["video_maxlen: 16", f"video_max_pixels: {640 * 360}"]), ("ms-swift", ["ms-swift", "videos"])],
+)
+def test_another_trainer_has_limits_of_its_own(tool, words):
+    note = parse({**VIDEO, "made_for": tool}).video_notes[1]
+    assert all(word in note for word in words)
+
+
+def test_without_videos_nothing_is_said():
+    assert parse(QWEN) == Request().with_options(QWEN)
