@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer_runs import LET_GO, Outcome, planned, train_all
+from trainer_runs import Outcome, planned, train_all
 
 from planned import rehearsed_timeline
 from vlmplan.architecture.prepare import prepared_model
@@ -122,7 +122,7 @@ def main(folder: str, *words: str) -> None:
             place = root / f"ranks{num_ranks}-{start}"
             place.mkdir(exist_ok=True)
             jobs = {name: (chosen[name], WORDS) for name in names[start : start + RUNS_TOGETHER]}
-            outcomes = train_all(jobs, place, num_ranks=num_ranks, environment=LET_GO | {"PRETEND_FP16": "1"})
+            outcomes = train_all(jobs, place, num_ranks=num_ranks, environment={"PRETEND_FP16": "1"})
             for name, outcome in outcomes.items():
                 if outcome.code != 0:
                     print(f"{name:<44} failed: {str(outcome.code).strip().splitlines()[-1][:200]}")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 THREADS_NAME = "pt_gloo_runloop"
 """What torch calls the threads that carry out gloo's operations (``ProcessGroupGloo::runLoop``)."""
-REST_SECONDS = 0.001
+REST_SECONDS = 0.0002
 LONGEST_SECONDS = 1.0
 """On machines whose kernel does not say what a thread does, and for operations that go on."""
 

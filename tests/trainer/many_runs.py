@@ -2,7 +2,7 @@
 
 Started on every rank with a JSON list of {plan, folder, words, stop_after}. ``stop_after`` is a step after which the
 last rank sends itself SIGTERM. PRETEND_FP16: DeepSpeed asks oneDNN for fast fp16 instructions, which few processors
-have; torch computes in fp16 on any. LET_GO_OF_MESSAGES: where bytes are compared with a plan, see ``gloo_messages.py``.
+have; torch computes in fp16 on any.
 """
 
 import json
@@ -31,8 +31,7 @@ def main(jobs_file: str, results_file: str) -> None:
         from deepspeed.accelerator import get_accelerator
 
         get_accelerator().is_fp16_supported = lambda: True
-    if "LET_GO_OF_MESSAGES" in os.environ:
-        let_go_of_messages()
+    let_go_of_messages()
     results = {}
     for job in json.loads(Path(jobs_file).read_text()):
         if job["stop_after"] is not None and RANK == NUM_RANKS - 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from every_memory import differences
-from trainer_runs import LET_GO, planned, train_all
+from trainer_runs import planned, train_all
 
 from vlmplan_trainer.models.tiny import write_tiny_model
 
@@ -36,12 +36,12 @@ def data(tmp_path_factory) -> Path:
     return path
 
 
-def trained(model, data, folder, setups, num_ranks, environment=None):
+def trained(model, data, folder, setups, num_ranks):
     jobs = {}
     for name, setup in setups.items():
         given = {"micro_batch": 1, "global_batch": num_ranks // setup.get("sequence_parallel", 1), **OPTIONS, **setup}
         jobs[name] = planned(model, num_ranks=num_ranks, **given), ("--train-data", str(data), *WORDS)
-    outcomes = train_all(jobs, folder, num_ranks=num_ranks, environment=environment)
+    outcomes = train_all(jobs, folder, num_ranks=num_ranks)
     for name, outcome in outcomes.items():
         assert outcome.code == 0, (name, str(outcome.code)[-3000:])
     return jobs, outcomes
@@ -72,6 +72,6 @@ def test_tiled_mlps_train_to_the_losses_of_whole_ones(num_ranks, model, data, tm
 def test_a_shared_sample_with_tiled_mlps_takes_what_is_planned(model, data, tmp_path):
     """Under ZeRO-3 gloo's reduce-scatter has a copy of its input, see ``every_memory.py``."""
     setup = {"zero_stage": "1", "method": "full", "sequence_parallel": 2, "tiled_mlp": True, "precision": "bf16"}
-    jobs, outcomes = trained(model, data, tmp_path, {"shared": setup}, 2, environment=LET_GO)
+    jobs, outcomes = trained(model, data, tmp_path, {"shared": setup}, 2)
     for error, line in differences(model, "shared", jobs["shared"][0], outcomes["shared"]):
         assert abs(error) < MEMORY_TOLERANCE, line

@@ -209,17 +209,16 @@ def test_fsdp2_takes_the_same_steps_without_padding_and_from_the_host(outcomes, 
 @pytest.mark.parametrize("stage", ["none", 2, 3, "fsdp", pytest.param(0, marks=sweep), pytest.param(1, marks=sweep)])
 def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     outcome = outcomes[f"llama-full-{stage}"]
-    # What a message, the last activations or a weight that a thread of transformers' reads held may go a moment later:
-    # most of all while loading, where a few such weights are a tenth of this model. That only adds to what is measured.
+    # A weight that a thread of transformers' reads may go a moment later, and a few are a tenth of this model.
     assert -0.15 < outcome.error_of("load, peak") < (0.03 if stage == 3 else 0.001)
     for name in ("init, peak", "step, peak", "peak allocated"):
-        assert -0.08 < outcome.error_of(name) < 0.03, name
+        assert abs(outcome.error_of(name)) < 0.005, name
 
 
 @sweep
 def test_a_vision_tower_without_gradients_takes_the_bytes_that_were_planned(outcomes):
     for name in ("step, peak", "peak allocated"):
-        assert -0.08 < outcomes["2-no-images"].error_of(name) < 0.03, name
+        assert abs(outcomes["2-no-images"].error_of(name)) < 0.005, name
 
 
 def assert_learnt_alike(found: Outcome, same: Outcome, *, loss_error: float, norm_error: float) -> None:

@@ -17,8 +17,6 @@ from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
 
 MANY_RUNS = Path(__file__).parent / "many_runs.py"
-LET_GO = {"LET_GO_OF_MESSAGES": "1"}
-"""For runs whose bytes are compared with a plan, see ``many_runs.py``."""
 WORKLOADS = {
     "llama": {"seq_len": 64},
     "qwen2_vl": {"seq_len": 64, "image_size": "56x56", "images_per_sample": 1},

@@ -17,7 +17,7 @@ pytest.importorskip("trl")
 
 from many_runs import forget_accelerate
 from task_files import preferences, prompts, rewards
-from trainer_runs import LET_GO, Outcome, planned, start, train_all, train_here
+from trainer_runs import Outcome, planned, start, train_all, train_here
 
 from vlmplan.launch.plan_estimate import estimate_of
 from vlmplan.rehearsal import rehearse
@@ -65,8 +65,7 @@ def outcomes(files: Path, tmp_path_factory) -> dict[str, Outcome]:
     jobs |= dict.fromkeys((STOPPED, "unbroken"), (plan, (*given, *LONG)))
     jobs["resumed"] = (plan, (*given, *LONG, "--resume"))
     folder = tmp_path_factory.mktemp("runs")
-    together = {"places": {"resumed": STOPPED}, "stop_after": {STOPPED: 2}, "environment": LET_GO}
-    found = train_all(jobs, folder, num_ranks=2, **together)
+    found = train_all(jobs, folder, num_ranks=2, places={"resumed": STOPPED}, stop_after={STOPPED: 2})
     codes = {name: outcome.code for name, outcome in found.items()}
     assert codes == dict.fromkeys(jobs, 0) | {STOPPED: 128 + signal.SIGTERM}, found["unbroken"].err[-3000:]
     return found
