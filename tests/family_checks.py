@@ -28,6 +28,18 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     return auto_class.from_config(real_config, dtype=dtype, attn_implementation=chosen)
 
 
+def switch_checkpointing(model: Any, *, on: bool) -> Any:
+    """``model``, whose layers run again in backward if ``on``, as the trainer has it.
+
+    transformers also makes the results of all embeddings, a vision tower's too, need a gradient: then a frozen tower
+    keeps its layers' inputs and runs backward for nothing. Non-reentrant checkpoints do not need that.
+    """
+    if on:
+        model.gradient_checkpointing_enable()
+        model.disable_input_require_grads()
+    return model
+
+
 def assert_parameters_and_linears_match(config: Mapping[str, Any], *, attention: str = "sdpa") -> None:
     """Names, sizes and order of all parameters are those of the real model, and the Linears (and 1-D convolutions) that
     adapters and quantisation replace have the same names.
@@ -69,13 +81,7 @@ def assert_step_matches(
         for name, parameter in model.named_parameters():
             if name.startswith(frozen) and frozen:
                 parameter.requires_grad_(False)
-        if checkpoints:
-            model.gradient_checkpointing_enable()
-            # It also makes the results of all embeddings, a vision tower's too, need a gradient: then a frozen tower
-            # keeps its layers' inputs and runs backward for nothing. Non-reentrant checkpoints do not need that, and
-            # the trainer takes it back in the same way.
-            model.disable_input_require_grads()
-        return model
+        return switch_checkpointing(model, on=checkpoints)
 
     measured = measured_step(build, dict(inputs), floats=dict(floats or {}))
     tree: Model = build_model(config)

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 import torch
 
+from family_checks import switch_checkpointing
 from image_models import IMAGE_MODELS
 from tape_probe import Predicted, predicted_step
 from torch_probe import Measured, measured_step
@@ -63,10 +64,7 @@ class Beside:
             model = model_class(config)._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(not self.is_frozen(name, freezes=freezes))
-            if checkpoints:
-                model.gradient_checkpointing_enable()
-                model.disable_input_require_grads()
-            return model
+            return switch_checkpointing(model, on=checkpoints)
 
         ids = self.tensors["input_ids"]
         text = torch.full_like(ids, 100)

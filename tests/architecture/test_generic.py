@@ -233,17 +233,13 @@ def test_every_weight_of_an_unknown_type_gets_its_gradient_and_nothing_stays(
 def test_peaks_of_an_unknown_type_are_roughly_those_of_a_real_step(
     probe: ModuleType, model_type: str, checkpoints: bool
 ):
-    from family_checks import real_model, text_inputs
+    from family_checks import real_model, switch_checkpointing, text_inputs
     from torch_probe import measured_step
 
     config = unknown(model_type)
 
     def build() -> Any:
-        model = real_model(config)
-        if checkpoints:
-            model.gradient_checkpointing_enable()
-            model.disable_input_require_grads()
-        return model
+        return switch_checkpointing(real_model(config), on=checkpoints)
 
     measured = measured_step(build, text_inputs(BATCH))
     predicted = predicted_step(build_generic(probed(probe, config)), BATCH, checkpoints=checkpoints)

@@ -176,7 +176,7 @@ def test_a_step_with_a_video_takes_what_images_of_its_frames_take(alias: str):
     pytest.importorskip("transformers")
     from patch_batches import IMAGE_TOKEN, TOKENS, cut, step
 
-    from family_checks import real_model
+    from family_checks import real_model, switch_checkpointing
     from torch_probe import measured_step
 
     vision, checkpoints = STEPS[alias]
@@ -184,11 +184,7 @@ def test_a_step_with_a_video_takes_what_images_of_its_frames_take(alias: str):
     made = step(config, alias, (480, 330), micro_batch=NUM_SAMPLES, images_per_sample=NUM_PAIRS)
 
     def build() -> Any:
-        model = real_model(config)
-        if checkpoints:
-            model.gradient_checkpointing_enable()
-            model.disable_input_require_grads()
-        return model
+        return switch_checkpointing(real_model(config), on=checkpoints)
 
     inputs, ids = dict(made.inputs), made.inputs["input_ids"]
     grid = inputs.pop("image_grid_thw")

@@ -95,15 +95,11 @@ def install() -> None:
 
 
 def measured(config: dict[str, Any], batch: Batch, *, checkpoints: bool) -> dict[str, int]:
-    from family_checks import real_model, text_inputs
+    from family_checks import real_model, switch_checkpointing, text_inputs
     from torch_probe import measured_step
 
     def build() -> Any:
-        model = real_model(config)
-        if checkpoints:
-            model.gradient_checkpointing_enable()
-            model.disable_input_require_grads()
-        return model
+        return switch_checkpointing(real_model(config), on=checkpoints)
 
     found = measured_step(build, text_inputs(batch))
     return {name: getattr(found, name) for name in ("forward_live", "forward_peak", "backward_peak")}

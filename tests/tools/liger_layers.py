@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from liger_storages import NoKernel
 
-from family_checks import real_model, text_inputs
+from family_checks import real_model, switch_checkpointing, text_inputs
 from torch_probe import measured_step
 from vlmplan.architecture.model import Batch
 
@@ -35,10 +35,7 @@ def measured(config: dict[str, Any], *, checkpoints: bool) -> dict[str, int]:
     def build() -> Any:
         model = real_model(config)
         _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
-        if checkpoints:
-            model.gradient_checkpointing_enable()
-            model.disable_input_require_grads()
-        return model
+        return switch_checkpointing(model, on=checkpoints)
 
     with ExitStack() as stack:
         for module, names in KERNELS.items():

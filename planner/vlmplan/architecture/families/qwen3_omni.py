@@ -22,15 +22,12 @@ from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
 
-class PatchMerger(Module):
+class PatchMerger(qwen3_vl.MergedPatches):
     """``Qwen3OmniMoeVisionPatchMerger``: as Qwen3-VL's, with other names."""
 
     def __init__(self, config: Config, *, norms_merged: bool) -> None:
-        super().__init__()
-        width = config.integer("hidden_size")
-        self.merged_width = width * config.integer("spatial_merge_size") ** 2
-        self.norms_merged = norms_merged
-        self.ln_q = LayerNorm(self.merged_width if norms_merged else width)
+        super().__init__(config, norms_merged=norms_merged)
+        self.ln_q = LayerNorm(self.normed_width)
         self.mlp = Sequential(
             {
                 "0": Linear(self.merged_width, self.merged_width, bias=True),
@@ -39,8 +36,7 @@ class PatchMerger(Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        merged = (x.numel // self.merged_width, self.merged_width)
-        x = self.ln_q(x.view(*merged) if self.norms_merged else x).view(*merged)
+        x = self.normed(x, self.ln_q)
         x = self.mlp["0"](x)
         x = ops.gelu(x)
         return self.mlp["2"](x)

@@ -64,21 +64,34 @@ class VisionBlock(Module):
         return ops.add(x, self.mlp(self.norm2(x)))
 
 
-class PatchMerger(Module):
-    """Norm, of one patch or (``norms_merged``) of the patches of one token, and a two-layer MLP."""
+class MergedPatches(Module):
+    """What makes one token of several patches: a norm, of one patch or (``norms_merged``) of the patches of one token,
+    and an MLP, as those that are based on this one name them."""
 
     def __init__(self, config: Config, *, norms_merged: bool) -> None:
         super().__init__()
         width = config.integer("hidden_size")
         self.merged_width = width * config.integer("spatial_merge_size") ** 2
         self.norms_merged = norms_merged
-        self.norm = LayerNorm(self.merged_width if norms_merged else width)
+        self.normed_width = self.merged_width if norms_merged else width
+
+    def normed(self, x: Tensor, norm: LayerNorm) -> Tensor:
+        """The patches of each token in one row."""
+        merged = (x.numel // self.merged_width, self.merged_width)
+        return norm(x.view(*merged) if self.norms_merged else x).view(*merged)
+
+
+class PatchMerger(MergedPatches):
+    """Its MLP has two layers."""
+
+    def __init__(self, config: Config, *, norms_merged: bool) -> None:
+        super().__init__(config, norms_merged=norms_merged)
+        self.norm = LayerNorm(self.normed_width)
         self.linear_fc1 = Linear(self.merged_width, self.merged_width, bias=True)
         self.linear_fc2 = Linear(self.merged_width, config.integer("out_hidden_size"), bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        merged = (x.numel // self.merged_width, self.merged_width)
-        x = self.norm(x.view(*merged) if self.norms_merged else x).view(*merged)
+        x = self.normed(x, self.norm)
         return self.linear_fc2(ops.gelu(self.linear_fc1(x)))
 
 
