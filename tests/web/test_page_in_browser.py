@@ -249,7 +249,7 @@ def test_a_chosen_configuration_is_planned_and_kept_by_the_history(page, server,
     show(page, server, SETUP)
     page.locator("#file-model").set_input_files(path)
     page.wait_for_selector("body[data-answered=whole]")
-    page.wait_for_function("document.querySelector('#verdict').textContent.includes('<img src=x')")
+    page.locator("#verdict", has_text="<img src=x").wait_for()
     assert page.locator("img").count() == 0
     shown = drawn_bytes(page)
     page.reload()
