@@ -6,6 +6,7 @@ with ``vlmplan prices --refresh`` or read again from the source that they name.
 python tests/tools/price_age.py [YYYY-MM-DD]    (the day of the release; today)
 """
 
+import argparse
 import sys
 from datetime import date
 
@@ -13,8 +14,10 @@ from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.catalog.price_lists import price_lists, too_old_to_ship
 
 
-def main(words: list[str]) -> int:
-    on = date.fromisoformat(words[0]) if words else date.today()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("on", nargs="?", type=date.fromisoformat, default=date.today(), metavar="YYYY-MM-DD")
+    on = parser.parse_args().on
     offers = Catalog(shipped_catalog()).offers
     sentences = too_old_to_ship(offers, on)
     for sentence in sentences:
@@ -24,4 +27,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
