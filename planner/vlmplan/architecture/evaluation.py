@@ -14,6 +14,7 @@ from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.liger_loss import liger_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.model import Batch, Model
+from vlmplan.architecture.read_head import begin_forward
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
@@ -40,6 +41,8 @@ def evaluation_pass(
     Outputs become float32 under autocast, as accelerate makes them (``ConvertOutputsToFp32``).
     """
     assert tape.is_evaluating
+    reader = model.reader_of(tape, loss)
+    begin_forward(tape, reader)
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
     hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, batch.attention(backend))
@@ -48,9 +51,9 @@ def evaluation_pass(
         if loss is LossKind.CHUNKED:
             chunked_loss(hidden, model.head)
         elif loss is LossKind.TRL:
-            fused_loss(hidden, model.head, scored_tokens=batch.scored_tokens)
+            fused_loss(hidden, model.reader, scored_tokens=batch.scored_tokens)
         elif loss is LossKind.LIGER:
-            liger_loss(hidden, model.head)
+            liger_loss(hidden, model.head, model=reader)
         else:
             logits = whole_logits(hidden, model.head, caps=model.caps_logits, scales=model.scales_logits)
             if loss is LossKind.FULL:

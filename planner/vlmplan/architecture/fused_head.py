@@ -11,10 +11,11 @@ vocabulary V:
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_head import ReadHead
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
@@ -29,21 +30,19 @@ STATISTICS: Final = 7
 """Running values of each token: the largest logit, sums, that of the label (``running_max`` to ``target_logit``)."""
 
 
-def fused_loss(hidden: Tensor, head: Any, *, scored_tokens: int | None = None) -> Tensor:
+def fused_loss(hidden: Tensor, model: ReadHead, *, scored_tokens: int | None = None) -> Tensor:
     """The loss of ``scored_tokens`` of each sample, or of every token but the first. ``hidden``: (samples, tokens,
-    width) of the last norm.
+    width) of the last norm, whose head the ``model`` reads.
 
     The weight is read as it lies in the module, so adapters on the head do not take part.
     """
-    tape = hidden.tape
-    head = getattr(head, "base_layer", getattr(head, "modules_to_save", head))
+    tape, head = hidden.tape, model.head
     dtype = tape.autocast or hidden.dtype
-    tape.fetch(head)
     with tape.charged_to(Kind.LOGITS):
         rows = _scored(hidden, hidden.shape[1] - 1 if scored_tokens is None else scored_tokens)
         node = tape.node((rows, head.weight), _fused_backward, meta=(rows.shape, rows.dtype, head.weight, dtype))
         if node is not None:
-            node.module = head
+            node.module = model
         num_rows = rows.shape[0]
         statistics = [tape.tensor((num_rows,), DType.FLOAT32) for _ in range(STATISTICS)]
         _run_tiles(tape, rows, head.weight, dtype)
@@ -52,7 +51,7 @@ def fused_loss(hidden: Tensor, head: Any, *, scored_tokens: int | None = None) -
         tape.save(node, rows, *kept)
         del statistics, kept
         loss = tape.tensor((), DType.FLOAT32, node)
-    tape.release(head)
+    tape.release(model)
     return loss
 
 

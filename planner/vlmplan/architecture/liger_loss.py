@@ -19,6 +19,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.loss import count_products
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_head import ReadHead
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.recipe_choices import liger_chunk_tokens
@@ -28,22 +29,24 @@ ACCESSES_PER_LOGIT = 3
 """``liger_cross_entropy_kernel`` reads a row once for its softmax, and once more to write its gradient."""
 
 
-def liger_loss(hidden: Tensor, head: Any) -> Tensor:
-    """The loss of all tokens. ``hidden``: (samples, tokens, width) of the last norm.
+def liger_loss(hidden: Tensor, head: Any, *, model: ReadHead | None = None) -> Tensor:
+    """The loss of all tokens. ``hidden``: (samples, tokens, width) of the last norm; ``model``: what reads the head's
+    weight, None where the head is called as a module.
 
     The weight is read as it lies in the module, so adapters on the head do not take part.
     """
     tape = hidden.tape
-    head = getattr(head, "base_layer", getattr(head, "modules_to_save", head))
+    head = ReadHead(head).head
     weight: Parameter = head.weight
     vocab_size, width = weight.shape
     num_tokens, dtype = hidden.numel // width, tape.autocast or hidden.dtype
     chunk = liger_chunk_tokens(num_tokens, width, vocab_size)
-    tape.fetch(head)
+    if model is None:
+        tape.fetch(head)
     with tape.charged_to(Kind.LOGITS):
         node = tape.node((hidden, weight, head.bias), _liger_backward)
         if node is not None:
-            node.module = head
+            node.module = head if model is None else model
         trains = hidden.requires_grad and weight.requires_grad and not tape.is_evaluating
         kept = [tape.tensor(hidden.shape, hidden.dtype)]  # whether or not it is wanted
         kept += [tape.gradient(weight.shape, weight.dtype)] if trains else []
@@ -55,7 +58,7 @@ def liger_loss(hidden: Tensor, head: Any) -> Tensor:
             tape.save(node, *(kept if hidden.requires_grad else kept[1:]))
         del kept, of_tokens
         loss = tape.tensor((), DType.FLOAT32, node)
-    tape.release(head)
+    tape.release(head if model is None else model)
     return loss
 
 

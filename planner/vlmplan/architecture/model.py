@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -13,6 +14,7 @@ from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_head import ReadHead, begin_forward
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
@@ -116,6 +118,16 @@ class Model(Module):
     def head(self) -> Any:
         return self.module(self.HEAD)
 
+    @cached_property
+    def reader(self) -> ReadHead:
+        """The model as what reads the weight of its head, one object; adapters have to be in place."""
+        return ReadHead(self.head)
+
+    def reader_of(self, tape: Tape, loss: LossKind | None) -> ReadHead | None:
+        """What reads the head's weight in this loss; None where the head is called as a module."""
+        reads = loss is LossKind.TRL or (loss is LossKind.LIGER and tape.reads_head)
+        return self.reader if reads else None
+
     def tie_weights(self) -> None:
         """Let the output head use the input embedding's weight."""
         self.head.weight = self.input_embeddings.weight
@@ -214,6 +226,8 @@ class Model(Module):
         return [math.prod(shape) * dtype.num_bytes for shape, dtype in described]
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
+        reader = self.reader_of(tape, loss)
+        begin_forward(tape, reader)
         ids, pixels, others = self.inputs(tape, batch)
         backend = batch.attention(backend)
         hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, backend)
@@ -223,10 +237,10 @@ class Model(Module):
                 total = chunked_loss(hidden, self.head)
                 tape.leave_model()
             elif loss is LossKind.TRL:
-                total = fused_loss(hidden, self.head, scored_tokens=batch.scored_tokens)
+                total = fused_loss(hidden, self.reader, scored_tokens=batch.scored_tokens)
                 tape.leave_model()
             elif loss is LossKind.LIGER:
-                total = liger_loss(hidden, self.head)
+                total = liger_loss(hidden, self.head, model=reader)
                 tape.leave_model()
             else:
                 total = logits = whole_logits(hidden, self.head, caps=self.caps_logits, scales=self.scales_logits)

@@ -83,7 +83,8 @@ class Visit:
             self._tape.hand_over(sorted(self._of_leaf, key=lambda use: places[id(use[0])]), self._buffers)
             self._of_leaf.clear()
         if module is not None and not self._recomputation.holds(module):
-            self._tape.release(module) if self.has_input_grad else self._tape.keep(module)
+            is_done = self.has_input_grad and not getattr(module, "reads_head", False)
+            self._tape.release(module) if is_done else self._tape.keep(module)
         if self._recomputation.is_over_with(module):
             self._end_recomputation()
 
@@ -121,7 +122,7 @@ class Tape(ForwardTape):
         )
         tape.reuses_layers = False
         tape.offloads_inputs, tape.tiles_mlps = self.offloads_inputs, self.tiles_mlps
-        tape.switches_adapters_off = self.switches_adapters_off
+        tape.switches_adapters_off, tape.reads_head = self.switches_adapters_off, self.reads_head
         return tape
 
     def run_backward(self, loss: Tensor) -> None:

@@ -148,6 +148,8 @@ class ForwardTape(Recorder):
     """Whether MLPs run on a tile of the tokens at a time (``tiled_mlp``)."""
     has_no_graph: bool = False
     """Whether what runs is under ``torch.no_grad()`` although training goes on."""
+    reads_head: bool = False
+    """Whether Liger's loss reads the head's weight inside the model's forward, as it does in other trainers."""
     switches_adapters_off: bool = False
     """Whether only base layers run (peft's ``disable_adapter``)."""
     frees_saved: bool = False

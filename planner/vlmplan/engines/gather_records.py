@@ -38,13 +38,14 @@ class GatheredWeight:
 class GatheredModule:
     """A module of one layer; ``weights`` are those that are gathered and released, ``numel`` counts all.
 
-    ``is_leaf``: they are those of the modules inside too.
+    ``is_leaf``: they are those of the modules inside too. ``reads_head``: it is the model itself (``ReadHead``).
     """
 
     key: Key
     weights: list[GatheredWeight]
     numel: int
     is_leaf: bool = False
+    reads_head: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -128,7 +128,8 @@ def _kind(forward: Iterable[WeightUse], backward: Iterable[WeightUse]) -> Any:
         return number(id(one), (one.numel, one.dtype.num_bytes, one.requires_grad))
 
     def module(one: Any) -> int:
-        return number(id(one), tuple(parameter(own) for own in one.parameters_by_name.values()))
+        weights = tuple(parameter(own) for own in one.parameters_by_name.values())
+        return number(id(one), (getattr(one, "reads_head", False), weights))
 
     def event(one: WeightUse) -> Any:
         if isinstance(one, Fetch):

@@ -20,7 +20,8 @@ from vlmplan.zero_settings import ZeroSettings
 
 _WRAPPERS, _ADAPTER_WRAPPERS = 3, 2
 """Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
-without; peft's two around the model. Each prefetches before it runs, forward and backward."""
+without; peft's two around the model. Each prefetches before it runs, forward and backward. Where the model reads its
+head (``ReadHead``), no ``LossModule`` is around it, it has a weight itself, and one of the three is inside of it."""
 
 
 Passed = tuple[int, int]
@@ -76,6 +77,8 @@ class GatheredWeights:
         forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
         backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
         self._steps = steps = forward + backward
+        if steps and steps[0].reads_head:
+            self._num_wrappers -= _WRAPPERS
         self._outermost_steps = (0, len(forward))
         self._order = [(weight, step) for step, module in enumerate(steps) for weight in module.weights]
         self._traversed = self._passed_by_step(omitted or {}) if zero.stage3_max_reuse_distance else NOT_ASKED
@@ -123,7 +126,8 @@ class GatheredWeights:
                 template = self._templates[id(module)] = self._template(module)
             gathered, numel = template
             weights, is_leaf = [self._weight(one, layer) for one in gathered], getattr(module, "is_leaf", False)
-            known = self._modules[key] = GatheredModule(key, weights, numel, is_leaf)
+            reads_head = getattr(module, "reads_head", False)
+            known = self._modules[key] = GatheredModule(key, weights, numel, is_leaf, reads_head)
         return known
 
     def _template(self, module: Any) -> tuple[list[Any], int]:
@@ -191,6 +195,8 @@ class GatheredWeights:
             self._use(module)
         if self._num_available < self._max_live and self._queue:
             self._prefetch()
+        if module.reads_head:
+            self._prefetch()  # for the model without its head, which has no weights of its own
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
 

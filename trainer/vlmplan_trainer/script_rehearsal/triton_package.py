@@ -82,6 +82,8 @@ class Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         if module.__name__ in (PACKAGE, f"{PACKAGE}.runtime", f"{PACKAGE}.runtime.jit"):
             module.__dict__.update(_functions(self._launch))
+        elif module.__name__ in (f"{PACKAGE}.language", f"{PACKAGE}.language.core"):
+            module.__dict__["constexpr"] = Constant
 
 
 def _placeholder(owner: Any, name: str) -> Any:
@@ -111,6 +113,13 @@ class PlaceholderKind(type):
 
     def __getitem__(cls, item: Any) -> Any:
         return cls
+
+
+class Constant:
+    """``triton.language.constexpr``: a value that kernels are compiled with. The host's side of a library reads it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class Kernel:
