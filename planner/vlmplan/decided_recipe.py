@@ -9,6 +9,7 @@ from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
     BatchesOnGpu,
+    InputGradients,
     Batching,
     LinearAttention,
     LossKind,
@@ -87,6 +88,7 @@ class DecidedRecipe:
     grad_accum: int | None = None
     batching: Batching | None = None
     batches_on_gpu: BatchesOnGpu | None = None
+    input_gradients: InputGradients | None = None
     activation_checkpointing: bool | None = None
     vision_activation_checkpointing: bool | None = None
     offload_activations: bool | None = None

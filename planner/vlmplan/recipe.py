@@ -34,6 +34,7 @@ from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
     BatchesOnGpu,
+    InputGradients,
     Batching,
     LinearAttention,
     LossKind,
@@ -132,6 +133,7 @@ class Recipe:
     grad_accum: int = 1
     batching: Batching = Batching.PADDED
     batches_on_gpu: BatchesOnGpu = BatchesOnGpu.TURN
+    input_gradients: InputGradients = InputGradients.NONE
     activation_checkpointing: bool = True
     vision_activation_checkpointing: bool = True
     offload_activations: bool = False
@@ -326,6 +328,14 @@ class Recipe:
         return (DType.FLOAT32, self.precision.dtype) if is_cast else (DType.FLOAT32,)
 
     @property
+    def needs_input_gradients(self) -> tuple[bool, bool]:
+        """Whether results of the language model's input embedding need gradients, and those of encoders'."""
+        kind = self.input_gradients
+        if not self.activation_checkpointing or (kind is InputGradients.PEFT and self.method is not Method.LORA):
+            return False, False
+        return kind is not InputGradients.NONE, kind in (InputGradients.ALL, InputGradients.PEFT)
+
+    @property
     def keeps_batches(self) -> bool:
         """Whether all micro batches of a step are on the GPU until the next step begins."""
         return self.batches_on_gpu is not BatchesOnGpu.TURN
@@ -393,6 +403,7 @@ UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
     *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "linear_attention", "loss"),
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
+    "input_gradients",
     *("evaluation", "task"),
 )
 """How a micro batch is computed, and how many there are, of evaluation and of what is generated too."""

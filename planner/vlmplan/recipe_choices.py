@@ -138,6 +138,23 @@ class Batching(Choice):
         return self is not Batching.PADDED
 
 
+class InputGradients(Choice):
+    """Which results of input embeddings, frozen ones, need gradients where activations are checkpointed. A vision
+    encoder behind such a result keeps what backward needs, and backward goes through it, though nothing of it is
+    trained."""
+
+    NONE = "none"
+    """None: the bundled trainer's checkpoints are not reentrant and do without."""
+    LANGUAGE = "language"
+    """The language model's: ms-swift runs frozen encoders without gradients (ms-swift 4.6 ``model/patcher.py``)."""
+    ALL = "all"
+    """Those of encoders too: Hugging Face's Trainer and TRL (transformers 5.23 ``gradient_checkpointing_enable`` calls
+    ``enable_input_require_grads``)."""
+    PEFT = "peft"
+    """The same of models with adapters whose weights are not in 4 bits: LLaMA-Factory, for which peft asks (peft 0.21
+    ``PeftModel._prepare_model_for_gradient_checkpointing``)."""
+
+
 class BatchesOnGpu(Choice):
     """Which micro batches of an optimizer step are on the GPU, and in which type their pixels came there."""
 

@@ -46,6 +46,7 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     words += ["fla's delta nets"] if recipe.linear_attention is LinearAttention.FLA else []
     words += [LOSS_WORDS[recipe.loss]]
     words += ["Liger's layers"] if recipe.liger_layers else []
+    words += ["input gradients"] if any(recipe.needs_input_gradients) else []
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
     words += [] if recipe.evaluation is None else [evaluation_text(recipe.evaluation)]
     words += [] if recipe.task is None else task_words(recipe)

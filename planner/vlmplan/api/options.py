@@ -119,6 +119,7 @@ class RecipeOptions(TypedDict, total=False):
     micro_batch: int | None
     grad_accum: int | None
     batches_on_gpu: Literal["turn", "step", "step-float32"] | None
+    input_gradients: Literal["none", "language", "all", "peft"] | None
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
     offload_activations: bool | None

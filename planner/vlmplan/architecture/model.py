@@ -262,6 +262,7 @@ class Model(Module):
         tape.end_backward()
         del outputs, total
         tape.outputs.clear()
+        tape.leaves.clear()
         trace = tape.trace()
         del pixels, ids, others
         return trace

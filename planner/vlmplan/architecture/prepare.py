@@ -9,13 +9,14 @@ from typing import Any
 from vlmplan.architecture.adapter_names import split_layers
 from vlmplan.architecture.adapters import AdapterSettings, TrainedCopy, add_lora, quantize
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.input_gradients import mark_input_embeddings
 from vlmplan.architecture.liger_layers import use_liger_layers
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, is_gated_mlp
+from vlmplan.recipe_choices import InputGradients, Method, is_gated_mlp
 
 
 def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
@@ -51,6 +52,8 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     _set_types(parameters, recipe)
     for parameter in copies:
         parameter.dtype = recipe.copy_dtype
+    if recipe.input_gradients is not InputGradients.NONE:
+        mark_input_embeddings(model)
     if not any(parameter.requires_grad for parameter in parameters):
         raise InputError(
             "every part of the model is frozen, so nothing would be trained; --train-language, --train-vision and "

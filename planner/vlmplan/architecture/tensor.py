@@ -122,6 +122,13 @@ def _end_gradient(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tenso
     return ()
 
 
+def _keep_gradient(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    for grad in grads:
+        if grad is not None:
+            grad.tape.leaves.append(grad)
+    return ()
+
+
 PACKED = GraphNode((), (), (), lambda node, grads: (), None)
 """The node of all operations inside a checkpoint until backward runs them again: it says that a gradient is needed."""
 
@@ -148,6 +155,8 @@ class ForwardTape(Recorder):
     """Whether MLPs run on a tile of the tokens at a time (``tiled_mlp``)."""
     has_no_graph: bool = False
     """Whether what runs is under ``torch.no_grad()`` although training goes on."""
+    input_gradients: tuple[bool, bool] = (False, False)
+    """Of the results of the language model's input embedding, and of other encoders' (``input_gradients``)."""
     reads_head: bool = False
     """Whether Liger's loss reads the head's weight inside the model's forward, as it does in other trainers."""
     switches_adapters_off: bool = False
@@ -180,6 +189,8 @@ class ForwardTape(Recorder):
         self.outputs: list[Tensor] = []
         # What the outermost ``forward`` holds in local variables.
         self.locals: list[Tensor] = []
+        # Results that need a gradient though nothing before them does, and their gradients.
+        self.leaves: list[Tensor] = []
         # The widest attention head seen, for which kernels differ between GPUs.
         self.widest_head = 0
         # Keys and values of the tokens so far, where text is generated (``attention.KeyCache``).
@@ -278,6 +289,20 @@ class ForwardTape(Recorder):
             node.holds_weight = True
             self._events.append(Hold(node.sequence, view_of))
         return node
+
+    def leaf(self, x: Tensor) -> Tensor:
+        """``x.requires_grad_()``: backward goes on to it. It stays, and its gradient with it, until the graph goes, as
+        ``AccumulateGrad`` holds it."""
+        if x.node is not None or self.is_evaluating or self.has_no_graph:
+            return x
+        self.num_nodes += 1
+        node = GraphNode((), (), (), _keep_gradient, None)
+        node.sequence, node.section = self.num_nodes, self._key
+        if self.modules:
+            node.module = self.modules[-1]
+        self.leaves.append(x.detached())
+        x.node = node
+        return x
 
     def save(self, node: GraphNode | None, *outputs: Tensor) -> None:
         """Keep outputs of an operation for its backward, or inputs that it saves at its end."""

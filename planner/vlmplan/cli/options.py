@@ -217,6 +217,11 @@ RECIPE: tuple[Decorator, ...] = (
         ("turn", "step", "step-float32"),
         "Micro batches there at once: one, or a step's; Hugging Face's Trainer has pixels in float32.",
     ),
+    _choice(
+        "--input-gradients",
+        ("none", "language", "all", "peft"),
+        "Results of frozen embeddings that need gradients, as checkpoints of other trainers ask for.",
+    ),
     _switch(
         "activation_checkpointing", "activation-checkpointing", "no-activation-checkpointing", "Of the language model."
     ),

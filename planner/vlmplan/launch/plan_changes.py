@@ -22,6 +22,7 @@ SPREAD = (
         "linear_attention",
         "loss",
         "liger_layers",
+        "input_gradients",
     ),
     *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
     *("reshard_after_forward", "sync_each_batch", "reduces_in_float32"),

@@ -13,7 +13,7 @@ from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import read_saving
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe import PLAIN
-from vlmplan.recipe_choices import AttentionImplementation, BatchesOnGpu, OptimizerKind, Precision
+from vlmplan.recipe_choices import AttentionImplementation, BatchesOnGpu, InputGradients, OptimizerKind, Precision
 from vlmplan.saving import Saving
 
 ORDERS: Mapping[str, Order] = {
@@ -109,6 +109,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
         options["grad_accum"] = settings.count("gradient_accumulation_steps", defaults.accumulation or 1, least=1)
     settings.ignore(("gradient_accumulation_steps",))
     options["batches_on_gpu"] = BatchesOnGpu.STEP_FLOAT32.value
+    options["input_gradients"] = InputGradients.ALL.value
     options["epochs"] = settings.number("num_train_epochs", 3.0)
     options |= _optimizer(settings, defaults)
     deepspeed = settings.raw("deepspeed")

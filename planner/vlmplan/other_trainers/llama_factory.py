@@ -23,6 +23,7 @@ from vlmplan.recipe_choices import (
     PISSA_ITERATIONS,
     AttentionImplementation,
     BatchesOnGpu,
+    InputGradients,
     LossKind,
     Method,
     Precision,
@@ -111,6 +112,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, "batches_on_gpu": BatchesOnGpu.STEP.value}
+    options["input_gradients"] = InputGradients.PEFT.value
     options |= _liger(settings, model)
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
@@ -124,6 +126,8 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     _adapters_without_effect(settings)
     if not settings.flag("disable_gradient_checkpointing", False):
         arguments.options["activation_checkpointing"] = True
+        if options.get("train_vision") is False:  # layers without anything to train are not run again
+            options["vision_activation_checkpointing"] = False
     _refuse_techniques(settings)
     doubles = settings.flag("double_quantization", True) if method is Method.QLORA else None
     settings.ignore(WITHOUT_EFFECT)

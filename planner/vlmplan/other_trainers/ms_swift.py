@@ -37,7 +37,16 @@ from vlmplan.other_trainers.hugging_face import (
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
-from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe_choices import (
+    ALL_LINEAR,
+    REGEX,
+    AttentionImplementation,
+    InputGradients,
+    LossKind,
+    Method,
+    Precision,
+    WeightDtype,
+)
 from vlmplan.workload import ModelFiles
 
 MS_SWIFT: Final = "ms-swift 4.6.0"
@@ -126,6 +135,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
         _named_sharding(arguments, settings, around)
     weights = _types(settings, arguments)
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, **liger_options(settings)}
+    options["input_gradients"] = InputGradients.LANGUAGE.value
     name = settings.text("model", settings.text("model_id_or_path", "") if "model_id_or_path" in settings else "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model, around)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vlmplan.plan.record import Plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe_choices import InputGradients, Precision
 from vlmplan.training_task import Generation, TrainingTask
 
 
@@ -19,6 +19,8 @@ def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
     name = f"--task {task.kind.value}"
     if task.reentrant_checkpoints:
         yield "--reentrant-checkpoints is planned for TRL's own script; launch checkpoints without it: leave it off"
+    if recipe.input_gradients is not InputGradients.NONE:
+        yield "--input-gradients is planned for other trainers; launch checkpoints without them: leave it off"
     if recipe.liger_layers:
         yield f"--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off with {name}"
     if recipe.precision is Precision.FP16 and recipe.zero_stage == 0:

@@ -20,6 +20,7 @@ from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
     BatchesOnGpu,
+    InputGradients,
     Batching,
     LinearAttention,
     LossKind,
@@ -67,6 +68,7 @@ ENUM_OPTIONS: Mapping[str, type[Enum]] = {
     "adapter_dtype": AdapterDtype,
     "weight_dtype": WeightDtype,
     "batches_on_gpu": BatchesOnGpu,
+    "input_gradients": InputGradients,
 }
 VALUE_OPTIONS = (
     "lora_rank",

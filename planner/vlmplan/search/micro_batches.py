@@ -12,7 +12,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LossKind, Precision, chunk_tokens
+from vlmplan.recipe_choices import AttentionImplementation, InputGradients, LossKind, Precision, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import (
     PhaseDemands,
@@ -80,7 +80,10 @@ class TracedBatches:
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
         self._ends = ends
-        self._labels, self._tied = language_labels(estimator.model), tied_weight(estimator.model)
+        # Whether an encoder has a graph depends on the language model's checkpoints then: no trace has its stretches.
+        is_cut = recipe.input_gradients is InputGradients.NONE
+        self._labels = language_labels(estimator.model) if is_cut else ()
+        self._tied = tied_weight(estimator.model)
         self._pairs: dict[int, TracePair] = {}
         self._batches: dict[Switches, MicroBatches] = {}
         self._demands: dict[tuple[int, Speed], PhaseDemands] = {}

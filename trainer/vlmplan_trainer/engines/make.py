@@ -7,7 +7,7 @@ import torch
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import Offload, Precision
+from vlmplan.recipe_choices import InputGradients, Offload, Precision
 from vlmplan_trainer.engines.base import Engine, LossModule
 from vlmplan_trainer.engines.ddp import DdpEngine
 from vlmplan_trainer.engines.fsdp2 import FsdpEngine
@@ -113,6 +113,8 @@ def make_engine(
     """
     if plan.recipe.liger_layers:
         raise InputError("--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off")
+    if plan.recipe.input_gradients is not InputGradients.NONE:
+        raise InputError("--input-gradients is planned for other trainers; this one checkpoints without: leave it off")
     module = LossModule(model, loss=plan.recipe.loss)
     if plan.ds_config is None:
         if plan.recipe.fsdp:

@@ -94,6 +94,8 @@ class VisionEncoder(Module):
 class BlipVision(Module):
     """``Blip2VisionModel``."""
 
+    INPUT_EMBEDDING = "embeddings"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.embeddings = VisionEmbeddings(config)

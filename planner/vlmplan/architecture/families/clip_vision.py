@@ -76,6 +76,8 @@ class EncoderLayer(Module):
 class VisionEmbeddings(Module):
     """``CLIPVisionEmbeddings`` and ``SiglipVisionEmbeddings``: patches, a class token in CLIP, learned positions."""
 
+    INPUT_EMBEDDING = "patch_embedding"
+
     def __init__(self, config: Config, *, has_class_token: bool) -> None:
         super().__init__()
         width, patch_size = config.integer("hidden_size"), config.integer("patch_size")

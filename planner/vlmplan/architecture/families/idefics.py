@@ -98,6 +98,8 @@ class VisionEncoder(Module):
 class VisionTransformer(Module):
     """``Idefics2VisionTransformer``."""
 
+    INPUT_EMBEDDING = "embeddings"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.embeddings = VisionEmbeddings(config)

@@ -92,6 +92,8 @@ class PatchEmbeddings(Module):
 class VisionEmbeddings(Module):
     """Patches, a class token before them, and positions, interpolated where a tile is not of the learned size."""
 
+    INPUT_EMBEDDING = "patch_embeddings"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         width = config.integer("hidden_size")

@@ -142,6 +142,8 @@ class PixelShuffle(Module):
 class VisionModel(Module):
     """``Llama4VisionModel``."""
 
+    INPUT_EMBEDDING = "patch_embedding"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         width, side, patch = (config.integer(key) for key in ("hidden_size", "image_size", "patch_size"))

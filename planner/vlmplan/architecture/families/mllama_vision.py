@@ -151,6 +151,8 @@ def _num_aspect_ratios(ratios: Sequence[object] | object) -> int:
 class MllamaVision(Module):
     """``MllamaVisionModel``."""
 
+    INPUT_EMBEDDING = "patch_embedding"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         width, self.patch_size = config.integer("hidden_size"), config.integer("patch_size")

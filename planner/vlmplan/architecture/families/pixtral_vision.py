@@ -75,6 +75,8 @@ class PixtralLayer(Module):
 class PixtralVision(Module):
     """``PixtralVisionModel``. All images of the micro batch have the same shape here, so no padding is cut off."""
 
+    INPUT_EMBEDDING = "patch_conv"
+
     keeps_channels_first = False
 
     def __init__(self, config: Config, feature_layers: Sequence[int]) -> None:

@@ -162,6 +162,8 @@ def run_layers(encoder: QFormerEncoder, x: Tensor, image: Tensor, context: QForm
 class TextEmbeddings(Module):
     """``InstructBlipQFormerEmbeddings``: queries, and words with learned positions behind them."""
 
+    INPUT_EMBEDDING = "word_embeddings"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         width, self.num_positions = config.integer("hidden_size"), config.integer("max_position_embeddings")

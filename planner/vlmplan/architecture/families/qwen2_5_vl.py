@@ -61,6 +61,8 @@ class VisionBlock(Module):
 class VisionTransformer(Module):
     """``Qwen2_5_VisionTransformerPretrainedModel``."""
 
+    INPUT_EMBEDDING = "patch_embed"
+
     BLOCK = VisionBlock
 
     def __init__(self, config: Config) -> None:

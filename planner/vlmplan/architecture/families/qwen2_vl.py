@@ -83,6 +83,8 @@ class PatchMerger(Module):
 class VisionTransformer(Module):
     """``Qwen2VisionTransformerPretrainedModel``."""
 
+    INPUT_EMBEDDING = "patch_embed"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         width = config.integer("embed_dim")

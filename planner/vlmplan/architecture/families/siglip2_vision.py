@@ -29,6 +29,8 @@ class Siglip2Layer(SiglipLayer):
 class Siglip2Embeddings(Module):
     """``Siglip2VisionEmbeddings``: reads the weight of the positions without calling their module."""
 
+    INPUT_EMBEDDING = "patch_embedding"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         width = config.integer("hidden_size")

@@ -11,6 +11,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY, OLDER_FSDP2
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_BY_PEFT, TRAINED_LAYERS_CHECKPOINTED
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     LIGER_AS_A_WHOLE,
@@ -19,7 +20,6 @@ from vlmplan.other_trainers.writing.hugging_face import (
     NO_ACTIVATIONS_ON_HOST,
     NO_EXCLUSIONS,
     NODE_RANK,
-    TIED_CHECKPOINTING,
     adapter_names,
     adapter_settings,
     allocator_environment,
@@ -100,7 +100,8 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         "casts what is no whole number to compute_dtype",
         is_behaviour=True,
     ),
-    TIED_CHECKPOINTING,
+    GRADIENTS_BY_PEFT,
+    TRAINED_LAYERS_CHECKPOINTED,
     LLAMA_FACTORY_BATCHING,
     NO_EXCLUSIONS,
     Limit(

@@ -12,6 +12,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.ms_swift import MS_SWIFT
 from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_keys
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_TEXT_INPUTS
 from vlmplan.other_trainers.writing.hugging_face import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
@@ -54,6 +55,7 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     MS_SWIFT_BATCHING,
     BATCHES_OF_A_STEP,
+    GRADIENTS_OF_TEXT_INPUTS,
     NO_EXCLUSIONS,
     Limit(
         field="lora_targets",

@@ -11,6 +11,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.plain_trainer import TRAINER
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.batching import SCRIPT_BATCHING
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
 from vlmplan.other_trainers.writing.hugging_face import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
@@ -50,6 +51,7 @@ def _initial(context: LimitContext) -> tuple[str, ...] | None:
 PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     BATCHES_OF_A_STEP,
+    GRADIENTS_OF_ALL_INPUTS,
     TIED_CHECKPOINTING,
     SCRIPT_BATCHING,
     NO_LORAPLUS,

@@ -11,6 +11,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.lora_targets import stacked_targets
 from vlmplan.other_trainers.trl import TRL
 from vlmplan.other_trainers.writing.batching import TRL_BATCHING, packing_keys
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
 from vlmplan.other_trainers.writing.hugging_face import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
@@ -87,6 +88,7 @@ PARTS_SOURCE = "trl/scripts/sft.py: the model goes into SFTTrainer as it is load
 TRL_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     BATCHES_OF_A_STEP,
+    GRADIENTS_OF_ALL_INPUTS,
     TIED_CHECKPOINTING,
     TRL_BATCHING,
     NO_EXCLUSIONS,

@@ -1,0 +1,46 @@
+"""What other trainers do to the model for their activation checkpoints, which no key of theirs changes."""
+
+from typing import Final
+
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
+from vlmplan.recipe_choices import InputGradients
+
+
+def _input_gradients(kind: InputGradients, words: str, source: str) -> Limit:
+    return Limit(
+        field="input_gradients",
+        allowed=always(kind),
+        sentence=f"where it checkpoints, {words} need gradients; --input-gradients {kind.value} is what it has",
+        source=source,
+        is_behaviour=True,
+    )
+
+
+GRADIENTS_OF_ALL_INPUTS: Final = _input_gradients(
+    InputGradients.ALL,
+    "results of all input embeddings",
+    "transformers 5.23 modeling_utils.py gradient_checkpointing_enable: enable_input_require_grads",
+)
+GRADIENTS_OF_TEXT_INPUTS: Final = _input_gradients(
+    InputGradients.LANGUAGE,
+    "results of the language model's embedding, not of a frozen encoder's,",
+    "ms-swift 4.6 trainers/mixin.py _prepare_gradient_checkpointing, model/patcher.py patch_frozen_module",
+)
+GRADIENTS_BY_PEFT: Final = _input_gradients(
+    InputGradients.PEFT,
+    "results of all input embeddings of models with adapters, but for those in 4 bits,",
+    "peft 0.21 peft_model.py _prepare_model_for_gradient_checkpointing; LLaMA-Factory checkpoints before peft comes",
+)
+
+
+def _where_trained(context: LimitContext) -> tuple[bool, ...] | None:
+    recipe = context.recipe
+    return (recipe.activation_checkpointing and recipe.train_vision,) if context.sees else None
+
+
+TRAINED_LAYERS_CHECKPOINTED: Final = Limit(
+    field="vision_activation_checkpointing",
+    allowed=_where_trained,
+    sentence="it checkpoints the layers of all parts that are trained, or none",
+    source="LLaMA-Factory 0.9.5 model_utils/checkpointing.py custom_gradient_checkpointing_func: has_grad",
+)
