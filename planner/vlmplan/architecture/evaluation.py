@@ -41,8 +41,7 @@ def evaluation_pass(
     Outputs become float32 under autocast, as accelerate makes them (``ConvertOutputsToFp32``).
     """
     assert tape.is_evaluating
-    reader = model.reader_of(tape, loss)
-    begin_forward(tape, reader)
+    begin_forward(tape, model.reader_of(tape, loss))
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
     hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, batch.attention(backend))
@@ -53,7 +52,7 @@ def evaluation_pass(
         elif loss is LossKind.TRL:
             fused_loss(hidden, model.reader, scored_tokens=batch.scored_tokens)
         elif loss is LossKind.LIGER:
-            liger_loss(hidden, model.head, model=reader)
+            liger_loss(hidden, model.head, model=model.reader_of(tape, loss))
         else:
             logits = whole_logits(hidden, model.head, caps=model.caps_logits, scales=model.scales_logits)
             if loss is LossKind.FULL:

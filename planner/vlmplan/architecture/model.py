@@ -226,11 +226,9 @@ class Model(Module):
         return [math.prod(shape) * dtype.num_bytes for shape, dtype in described]
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
-        reader = self.reader_of(tape, loss)
-        begin_forward(tape, reader)
+        begin_forward(tape, self.reader_of(tape, loss))
         ids, pixels, others = self.inputs(tape, batch)
-        backend = batch.attention(backend)
-        hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, backend)
+        hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, batch.attention(backend))
         outputs, logits = None, None
         with tape.section("head"):
             if loss is LossKind.CHUNKED:
@@ -240,7 +238,7 @@ class Model(Module):
                 total = fused_loss(hidden, self.reader, scored_tokens=batch.scored_tokens)
                 tape.leave_model()
             elif loss is LossKind.LIGER:
-                total = liger_loss(hidden, self.head, model=reader)
+                total = liger_loss(hidden, self.head, model=self.reader_of(tape, loss))
                 tape.leave_model()
             else:
                 total = logits = whole_logits(hidden, self.head, caps=self.caps_logits, scales=self.scales_logits)
@@ -261,8 +259,7 @@ class Model(Module):
         tape.run_backward(total)
         tape.end_backward()
         del outputs, total
-        tape.outputs.clear()
-        tape.leaves.clear()
+        tape.drop_outputs()
         trace = tape.trace()
         del pixels, ids, others
         return trace

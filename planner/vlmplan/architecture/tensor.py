@@ -244,6 +244,11 @@ class ForwardTape(Recorder):
             self.locals.clear()
             self.outputs.clear()
 
+    def drop_outputs(self) -> None:
+        """The step forgets what the model returned, and with it the graph."""
+        self.outputs.clear()
+        self.leaves.clear()
+
     # -- graph ---------------------------------------------------------------------------------------------------
 
     def node(

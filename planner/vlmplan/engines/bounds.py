@@ -69,10 +69,11 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     forward = [rises[run.key].forward for run in trace.schedule]
     backward = [rises[run.key].backward for run in reversed(trace.schedule)]
     live, forward_least, forward_most = _with_gathered(0, forward, None if walk is None else walk.forward.live)
+    start = 0 if walk is None else live + walk.backward.start[1]
     _, backward_least, backward_most = _with_gathered(live, backward, None if walk is None else walk.backward.live)
     padding = 0 if walk is None else walk.num_weights * num_ranks
     held = states.resident.total + states.copies.total
-    most = held + max(forward_most, backward_most + engine.reduction_bound()) + padding + engine.arriving_bound()
+    most = held + max(forward_most, start, backward_most + engine.reduction_bound()) + padding + engine.arriving_bound()
     return most, held + max(forward_least, backward_least)
 
 

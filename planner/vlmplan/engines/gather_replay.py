@@ -26,6 +26,12 @@ class PhaseReplay(NamedTuple):
                 yield [(start + after, start + most) for after, most, _ in changes]
 
     @property
+    def start(self) -> tuple[int, int]:
+        """The same of the event before the first run."""
+        after, most, gathers = self.phase.start
+        return after, _with_shards(most, gathers, self.hosts) if self.hosts and gathers else most
+
+    @property
     def left_bytes(self) -> int:
         """When the phase is over."""
         return self.phase.left

@@ -53,11 +53,13 @@ NOTHING_GATHERED = RunBytes(0, 0, 0, ())
 
 class PhaseGathers(NamedTuple):
     """Of forward or of backward: the collectives, for each run of a section, as they follow each other, what is live
-    meanwhile, and what is ``left`` when the phase is over."""
+    meanwhile, and what is ``left`` when the phase is over. ``start`` is the event before the first run, with all bytes:
+    backward begins with modules that have no weights, and prefetches for them."""
 
     sent: GatherCounts
     live: list[RunBytes]
     left: int
+    start: EventBytes = (0, 0, ())
 
     def through(self, schedule: Iterable[Run], busy: Collection[str], live_bytes: int) -> "PhaseGathers":
         """The same with all runs of ``schedule``, of which these are the ``busy`` ones. ``live_bytes`` at the start."""
@@ -80,7 +82,8 @@ class GatherWalk(NamedTuple):
     def through(self, schedule: Sequence[Run], busy: Collection[str]) -> "GatherWalk":
         """The same with all runs of ``schedule``, of which these are the ``busy`` ones."""
         forward = self.forward.through(schedule, busy, 0)
-        return self._replace(forward=forward, backward=self.backward.through(schedule[::-1], busy, forward.left))
+        backward = self.backward.through(schedule[::-1], busy, self.backward.start[0])
+        return self._replace(forward=forward, backward=backward)
 
 
 def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, num_ranks: int = 2) -> GatherWalk:
@@ -224,7 +227,11 @@ class WalkedSchedule:
         self._left: list[int] = []
         self._moments: dict[tuple[int, int], _Moment] = {}
         watched = {place: stretch for stretch in stretches for place in stretch.edges}
+        self._start_of_backward: EventBytes = (0, 0, ())
         for phase, places in enumerate((range(self._size), reversed(range(self._size)))):
+            if phase:
+                most = self._gathered.begin_backward()
+                self._start_of_backward = self._gathered.live_bytes, most, self._gathered.gathers
             for place in places:
                 run, edge = schedule[place], place + phase
                 if edge in watched:
@@ -297,6 +304,8 @@ class WalkedSchedule:
         """A phase, and the bytes that are live at its end beyond those of the schedule as it was walked through;
         ``more``: these bytes at its beginning."""
         sent, done = self._gathered.sent[phase], 0
+        after, most, gathers = self._start_of_backward if phase else (0, 0, ())
+        start = after + more, most + more, [(one + more, flat) for one, flat in gathers]
         live: list[RunBytes] = []
         for stretch in reversed(self._stretches) if phase else self._stretches:
             cut = self._size - stretch.cut if phase else stretch.cut
@@ -309,7 +318,7 @@ class WalkedSchedule:
                 live += [one.plus(more + number * growth) for one in earlier]
             more, done = more + stretch.num_omitted * growth, cut
         live += [one.plus(more) for one in self._live[phase][done:]]
-        return PhaseGathers(sent, live, self._left[phase] + more), more
+        return PhaseGathers(sent, live, self._left[phase] + more, start), more
 
 
 def _first_steps(schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> tuple[list[int], list[int]]:

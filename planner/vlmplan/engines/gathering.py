@@ -79,7 +79,7 @@ class GatheredWeights:
         self._steps = steps = forward + backward
         if steps and steps[0].reads_head:
             self._num_wrappers -= _WRAPPERS
-        self._outermost_steps = (0, len(forward))
+        self._first_of_backward = len(forward)
         self._order = [(weight, step) for step, module in enumerate(steps) for weight in module.weights]
         self._traversed = self._passed_by_step(omitted or {}) if zero.stage3_max_reuse_distance else NOT_ASKED
         """Elements up to each step, as a module that is no leaf counts and as a leaf does."""
@@ -187,9 +187,8 @@ class GatheredWeights:
         self._peak = self.live_bytes
         if self.gathers:
             self.gathers = []
-        if self._step in self._outermost_steps:
-            for _ in range(self._num_wrappers):
-                self._prefetch()
+        if self._step == 0:
+            self._prefetch_for_wrappers()
         if module.weights:
             self._active[module] = None
             self._use(module)
@@ -199,6 +198,17 @@ class GatheredWeights:
             self._prefetch()  # for the model without its head, which has no weights of its own
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
+
+    def begin_backward(self) -> int:
+        """Backward begins with the modules around all others, before that of a loss which is made inside of one of
+        them. Returns the most that was live."""
+        self._peak, self.gathers = self.live_bytes, []
+        self._prefetch_for_wrappers()
+        return max(self._peak, self.live_bytes)
+
+    def _prefetch_for_wrappers(self) -> None:
+        for _ in range(self._num_wrappers):
+            self._prefetch()
 
     def _use(self, module: GatheredModule) -> None:
         missing: list[GatheredWeight] = []
@@ -300,7 +310,7 @@ class GatheredWeights:
             self.gathers.append((self.live_bytes, flat))
 
     def _count(self, weights: list[GatheredWeight]) -> None:
-        sent = self.sent[self._step >= self._outermost_steps[1]]
+        sent = self.sent[self._step >= self._first_of_backward]
         sent.add(
             [weight.num_bytes for weight in weights if weight.is_trained],
             [weight.num_bytes for weight in weights if not weight.is_trained],

@@ -159,6 +159,8 @@ class MicroBatchReplay:
     def backward(self) -> None:
         gathers = None if self._gathers is None else self._gathers.backward
         self._engine.begin_backward()
+        if gathers is not None:
+            self._tracker.gather(*gathers.start)
         self._run_phase(1, self._trace.schedule[::-1], gathers)
         self._engine.end_backward()
         if gathers is not None:

@@ -6,7 +6,7 @@ and take the places that activations left, and ZeRO-3 does not know the order of
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
@@ -176,10 +176,14 @@ class Reservation:
         gathered = self._engine.gathered_weights(self._trace, log, is_first=is_first)
         assert gathered is not None
         changes: list[Changes] = []
-        for operation in chain(self._operations.forward, self._operations.backward):
-            if isinstance(operation, EngineEvent) and not isinstance(operation.event, GradientTaken):
-                notify(gathered, operation.event, operation.run)
+        for phase, operations in enumerate((self._operations.forward, self._operations.backward)):
+            if phase:
+                gathered.begin_backward()
                 changes.append(log.taken())
+            for operation in operations:
+                if isinstance(operation, EngineEvent) and not isinstance(operation.event, GradientTaken):
+                    notify(gathered, operation.event, operation.run)
+                    changes.append(log.taken())
         gathered.end_backward()
         changes.append(log.taken())
         log.free_all()
@@ -196,6 +200,7 @@ class Reservation:
     def _replay_backward(self, gathering: Iterator[Changes]) -> None:
         operations = self._operations
         if not self._engine.follows_layers:
+            self._change(next(gathering, NO_CHANGES))  # for the modules around all others
             self._replay(operations.backward, gathering)
             return
         self._engine.begin_backward()
