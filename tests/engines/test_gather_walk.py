@@ -197,6 +197,11 @@ def test_a_replay_has_the_bytes_of_the_tensors_that_come_and_go(
     assert gathers is not None
     phases = ((False, one.trace.forward(), gathers.forward), (True, one.trace.backward(), gathers.backward))
     for is_late, phase, replayed in phases:
+        if is_late:
+            before = sink.most_bytes = sink.live_bytes
+            gathered.begin_backward()
+            after, most = replayed.start
+            assert (sink.live_bytes, sink.most_bytes) == (after, max(before, most))
         for (run, section), found in zip(phase, replayed.runs(), strict=True):
             events = of_weights(section.backward if is_late else section.forward)
             for event, (after, most) in zip(events, found, strict=True):

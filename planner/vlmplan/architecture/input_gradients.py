@@ -5,23 +5,30 @@ vision tower's too where its class names one (``_input_embed_layer``, ``get_inpu
 need it: what they run has no gradients where no input needs one. Frozen towers get a graph by it.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from vlmplan.architecture.model import Model
+from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
 
 
 def mark_input_embeddings(model: Model) -> None:
-    """Let results of the language model's embedding and of towers' (``INPUT_EMBEDDING``) need gradients where the tape
-    says so."""
-    marked = [(model.input_embeddings, 0)]
-    for _, module in model.distinct_modules():
+    """Let results of input embeddings need gradients where the tape says so."""
+    for name, module in input_embeddings(model).items():
+        place = int(name != model.EMBEDDINGS)
+        module.forward = partial(_needing_gradients, module.forward, place)
+
+
+def input_embeddings(model: Model) -> Mapping[str, Module]:
+    """Those that the hooks are put on, by their paths: the language model's, and towers' (``INPUT_EMBEDDING``)."""
+    found: dict[str, Module] = {model.EMBEDDINGS: model.input_embeddings}
+    for path, module in model.distinct_modules():
         name = getattr(module, "INPUT_EMBEDDING", None)
         if name is not None:
-            marked.append((getattr(module, name), 1))
-    for module, place in marked:
-        module.forward = partial(_needing_gradients, module.forward, place)
+            found[f"{path}.{name}"] = getattr(module, name)
+    return found
 
 
 def _needing_gradients(forward: Any, place: int, *inputs: Any, **named: Any) -> Tensor:

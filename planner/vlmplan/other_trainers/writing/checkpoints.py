@@ -2,14 +2,18 @@
 
 from typing import Final
 
-from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext
 from vlmplan.recipe_choices import InputGradients
 
 
 def _input_gradients(kind: InputGradients, words: str, source: str) -> Limit:
+    def allowed(context: LimitContext) -> tuple[InputGradients, ...]:
+        # DPO and GRPO go through TRL, launched with checkpoints that do without, or by TRL's own script.
+        return (kind,) if context.recipe.task is None else (InputGradients.NONE, kind)
+
     return Limit(
         field="input_gradients",
-        allowed=always(kind),
+        allowed=allowed,
         sentence=f"where it checkpoints, {words} need gradients; --input-gradients {kind.value} is what it has",
         source=source,
         is_behaviour=True,
@@ -43,4 +47,5 @@ TRAINED_LAYERS_CHECKPOINTED: Final = Limit(
     allowed=_where_trained,
     sentence="it checkpoints the layers of all parts that are trained, or none",
     source="LLaMA-Factory 0.9.5 model_utils/checkpointing.py custom_gradient_checkpointing_func: has_grad",
+    is_behaviour=True,
 )

@@ -1,0 +1,45 @@
+"""Files of other trainers: what ``check`` plans beside rehearsals of the trainers themselves.
+
+``trainers.json``: TRL 1.16's ``trl sft`` and LLaMA-Factory 0.9.5's ``llamafactory-cli train`` with these files, models
+of few layers and samples as long as planned, as ``vlmplan rehearse --gpu a100-sxm4-80gb:N -- COMMAND`` runs them on
+tensors without data, with transformers 5.23, peft 0.21.2, DeepSpeed 0.19.8 and liger-kernel 0.8.5.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_calls import call
+
+FILE = json.loads((Path(__file__).parent / "trainers.json").read_text(encoding="utf-8"))
+CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in FILE["cases"]}
+MOST = 0.006
+IMAGES = ("--images-per-sample", "1", "--image-size", "448x448")
+
+
+def written(case: dict[str, Any], folder: Path) -> Path:
+    """The file of a case with its model and DeepSpeed's file beside it."""
+    model = FILE["models"][case["model"]]
+    for name, content in (("config", model["config"]), ("preprocessor_config", model.get("preprocessor"))):
+        if content is not None:
+            (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    settings = {"model_name_or_path": str(folder), "output_dir": "out", **case["settings"]}
+    if case["deepspeed"] is not None:
+        (folder / "zero.json").write_text(json.dumps(FILE["deepspeed_configs"][case["deepspeed"]]), encoding="utf-8")
+        settings["deepspeed"] = str(folder / "zero.json")
+    path = folder / "train.yaml"
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_planned_of_a_file_is_what_its_trainer_takes(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    case = CASES[name]
+    words = ["check", str(written(case, tmp_path)), "--gpu", f"a100-sxm4-80gb:{case['gpus']}", "--json"]
+    document = call(*words, *(IMAGES if case["images"] else ())).document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in document["estimate"]["phases"]}
+    errors = {phase: planned[phase] / found - 1 for phase, found in case["peaks"].items()}
+    assert all(abs(error) <= MOST for error in errors.values()), errors
