@@ -4,10 +4,7 @@ import json
 from functools import cache
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from vlmplan.architecture.families import build_model
