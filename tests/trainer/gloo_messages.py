@@ -7,6 +7,7 @@ processor; no card's would. Bytes that are compared with a plan are counted when
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -18,15 +19,21 @@ LONGEST_SECONDS = 1.0
 
 
 def let_go_of_messages() -> None:
-    """From now on whoever has waited for a message goes on when gloo's threads have let go of it."""
-    wait = dist.Work.wait
+    """From now on whoever has waited for a message goes on when gloo's threads have let go of it. DDP sends a model's
+    weights at its start by a function that waits within."""
+    wait, broadcast = dist.Work.wait, dist._broadcast_coalesced
 
     def wait_and_rest(self: dist.Work, *args: object) -> object:
         found = wait(self, *args)
         rest()
         return found
 
+    def broadcast_and_rest(*args: Any) -> None:
+        broadcast(*args)
+        rest()
+
     dist.Work.wait = wait_and_rest
+    dist._broadcast_coalesced = broadcast_and_rest
 
 
 def rest() -> None:

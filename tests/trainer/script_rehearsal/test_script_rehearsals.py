@@ -65,6 +65,14 @@ def test_what_decides_unknown_is_said_with_its_line_and_can_be_given():
 
 
 @SWEEP
+def test_a_script_that_refuses_its_arguments_is_told_with_its_reason(folder: Path):
+    (folder / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    done = call("rehearse", "--gpu", "h100-sxm:1", "--", "python", "train.py", "--bf16")
+    assert done.code == 1
+    assert "the script ended itself: 2 (train.py: error: unrecognized arguments: --bf16)" in done.err
+
+
+@SWEEP
 def test_every_batch_is_of_the_longest_samples_where_that_is_asked_for():
     words = ("python", str(SCRIPTS / "uneven.py"))
     short, long = (

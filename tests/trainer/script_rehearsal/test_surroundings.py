@@ -1,5 +1,6 @@
 """What a script finds around it: sockets of this machine, no network, and data that is read in one process."""
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from vlmplan_trainer.script_rehearsal.loaders import datasets_in_this_process
-from vlmplan_trainer.script_rehearsal.side_effects import Notes, refusing_networks
+from vlmplan_trainer.script_rehearsal.side_effects import Notes, refusing_networks, set_environment
 
 
 def test_networks_are_refused_and_sockets_between_processes_are_not(tmp_path: Path):
@@ -44,3 +45,15 @@ def test_datasets_are_mapped_in_this_process(monkeypatch: pytest.MonkeyPatch):
         assert Dataset().filter(len, num_proc=16) == {"num_proc": None}
         assert Dataset().map(len) == {}
     assert Dataset().map(len, num_proc=16) == {"num_proc": 16}
+
+
+def test_modules_that_libraries_have_copied_before_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    metric = "evaluate_modules/metrics/mine.py"
+    kept, folder = tmp_path / "home" / "modules", tmp_path / "folder"
+    (kept / metric).parent.mkdir(parents=True)
+    (kept / metric).write_text("")
+    folder.mkdir()
+    monkeypatch.setattr(os, "environ", {"HF_HOME": str(kept.parent)})
+    set_environment(folder, allows_network=False)
+    assert os.environ["HF_MODULES_CACHE"] == str(folder / "modules")
+    assert (folder / "modules" / metric).is_file()

@@ -23,6 +23,15 @@ def test_answers_about_images_are_generated_and_scored_on_a_card_that_is_not_the
         assert phases[name]["relative_error"] == pytest.approx(0, abs=0.01), name
 
 
+def test_answers_of_text_are_generated_without_a_model_that_sees(tmp_path):
+    write_tiny_model(tmp_path / "model", "llama")
+    words = ["--model", str(tmp_path / "model"), "--gpu", "h100-sxm:1", "--zero-stage", "none", "--task", "grpo"]
+    words += ["--micro-batch", "4", "--num-generations", "4", "--seq-len", "48", "--max-completion-tokens", "8"]
+    done = call("rehearse", "--json", *words)
+    assert done.code == 0, done.err
+    assert "generate" in {phase["name"] for phase in done.document["phases"]}
+
+
 @pytest.mark.parametrize("checkpoints", ["activation-checkpointing", "no-activation-checkpointing"])
 def test_weights_that_the_reference_has_run_too_stay_as_deepspeed_leaves_them(tmp_path, checkpoints):
     """Of adapters under stage 3 without checkpoints all frozen weights are whole when backward ends."""

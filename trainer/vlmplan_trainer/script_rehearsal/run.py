@@ -18,6 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.ledger import Ledger
+from vlmplan_trainer.rehearse.replaced import replaced
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
@@ -48,6 +49,7 @@ from vlmplan_trainer.script_rehearsal.weights import reading_no_weights
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """As launchers and scripts may set them."""
+LONGEST_LINE = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,14 +186,16 @@ def _run_script(launch: Launch) -> None:
     sys.path.insert(0, place)
     if not launch.is_module and not Path(launch.script).is_file():
         raise InputError(f"{launch.script} is not a file here")
+    errors = _LastLine(sys.stderr)
     try:
-        if launch.is_module:
-            runpy.run_module(launch.script, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(launch.script, run_name="__main__")
+        with replaced(sys, "stderr", errors):
+            if launch.is_module:
+                runpy.run_module(launch.script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(launch.script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise InputError(f"the script ended itself: {end.code}") from None
+            raise InputError(f"the script ended itself: {_why(end.code, errors.line)}") from None
     except (KeyboardInterrupt, StartedElsewhere):
         raise
     except BaseException as error:
@@ -201,6 +205,30 @@ def _run_script(launch: Launch) -> None:
         raise InputError(_where(error)) from None
     finally:
         sys.path.remove(place)
+
+
+class _LastLine:
+    """Standard error, and what was written there last: parsers of arguments say why there, and end with a number."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._text = stream, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._text = (self._text + text)[-LONGEST_LINE:]
+        return self._stream.write(text)
+
+    @property
+    def line(self) -> str:
+        lines = self._text.rstrip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+
+def _why(code: object, line: str) -> str:
+    """What ``sys.exit`` was given, and where that is a number what the script wrote last."""
+    return f"{code} ({line})" if isinstance(code, int) and line else f"{code}"
 
 
 def _where(error: BaseException) -> str:

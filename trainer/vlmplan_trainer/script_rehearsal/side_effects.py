@@ -3,6 +3,7 @@ are off. Each thing that it tried is told once."""
 
 import errno
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -45,10 +46,20 @@ class Notes:
 
 def set_environment(folder: Path, *, allows_network: bool) -> None:
     """Before libraries are imported: they read these variables then. Modules that libraries copy are imported from
-    ``folder``."""
+    ``folder``, where those lie that they have copied before: offline, evaluate has its metrics from nowhere else."""
     os.environ.update(TRACKERS_OFF if allows_network else TRACKERS_OFF | OFFLINE)
+    copied = _modules_cache()
+    if copied.is_dir():
+        shutil.copytree(copied, folder / "modules", ignore=shutil.ignore_patterns("__pycache__", "*.lock"))
     os.environ["HF_MODULES_CACHE"] = str(folder / "modules")
     os.environ["TMPDIR"] = str(folder)
+
+
+def _modules_cache() -> Path:
+    """Where Hugging Face's libraries would copy modules to."""
+    kept = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    home = os.environ.get("HF_HOME") or os.path.join(kept, "huggingface")
+    return Path(os.environ.get("HF_MODULES_CACHE") or os.path.join(home, "modules")).expanduser()
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
         collator=PairCollator(batches, num_tokens=samples.num_tokens, answer_tokens=answer_tokens, fake=fake)
         if sees and task.is_dpo
         else None,
-        dataset=same_rows(row, len(rows)) if sees else None,
+        dataset=same_rows(row, len(rows)) if sees or task.is_grpo else None,
     )
 
 
