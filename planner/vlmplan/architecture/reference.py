@@ -61,6 +61,11 @@ def reference_start(schedule: Sequence[Run]) -> int | None:
     return next(place for place, run in enumerate(schedule) if run.key.startswith(REFERENCE))
 
 
+def is_of_copy(run: Run) -> bool:
+    """Whether it is a second model's, which has an engine of its own and so an order of its own under stage 3."""
+    return run.key.startswith(REFERENCE) and not run.key.startswith(REFERENCE + OWN)
+
+
 def loses_order(trace: Trace) -> bool:
     """Whether DeepSpeed does not know under stage 3 which module comes next: a forward without gradients has run on the
     same modules between forward and backward, and ended what it recorded (``parameter_offload.py``

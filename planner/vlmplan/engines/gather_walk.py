@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_records import Key
@@ -153,7 +154,7 @@ class _Shape:
                 numbers[run.key] = len(numbers)
                 uses = section_uses(trace.sections[run.key])
                 sections.append((self._numbered(uses.forward), self._numbered(uses.backward)))
-        runs = [(numbers[run.key], run.layer) for run in trace.schedule]
+        runs = [(numbers[run.key], run.layer, is_of_copy(run)) for run in trace.schedule]
         self.key = (tuple(sections), tuple(self._members), tuple(runs))
 
     def _numbered(self, events: list[WeightUse]) -> tuple[tuple[Any, ...], ...]:
@@ -247,7 +248,8 @@ class WalkedSchedule:
         """Elements of the modules that are left out before a step."""
         omitted: dict[int, Passed] = {}
         for stretch in self._stretches:
-            runs = [uses[run.key] for run in schedule[stretch.cut - stretch.period : stretch.cut]]
+            period = schedule[stretch.cut - stretch.period : stretch.cut]
+            runs = [uses[run.key] for run in period if not is_of_copy(run)]
             for phase in (0, 1):
                 modules = [event.module for run in runs for event in run[phase] if isinstance(event, Fetch)]
                 numels = [_passed(module) for module in modules]

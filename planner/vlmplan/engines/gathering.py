@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from itertools import accumulate, takewhile
 from typing import Any
 
+from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_counts import GatherCounts
@@ -77,6 +78,8 @@ class GatheredWeights:
         forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
         backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
         self._steps = steps = forward + backward
+        beside = [is_of_copy(run) for run in trace.schedule for _ in used[run.key][0]]
+        self._of_copy = {step for step, is_copys in enumerate(beside) if is_copys}
         if steps and steps[0].reads_head:
             self._num_wrappers -= _WRAPPERS
         self._first_of_backward = len(forward)
@@ -111,6 +114,8 @@ class GatheredWeights:
 
     def _passed_by_step(self, omitted: Mapping[int, Passed]) -> tuple[list[int], list[int]]:
         numels = [passed_by(module.numel, is_leaf=module.is_leaf) for module in self._steps]
+        for step in self._of_copy:
+            numels[step] = 0, 0
         for step, more in omitted.items():
             if step:
                 numels[step - 1] = numels[step - 1][0] + more[0], numels[step - 1][1] + more[1]

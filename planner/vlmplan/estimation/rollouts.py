@@ -54,6 +54,7 @@ class RolloutRuns:
             passes=self._looked_up(recipe, backend),
             kept=NOTHING_KEPT,
             has_copy=recipe.reference is Reference.COPY,
+            leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
             generated=generated,
             whole_bytes=self._whole_bytes(recipe, num_ranks) if generated is not None else 0,
             sync_bytes=None if generated is not None else self._sync_bytes(recipe, num_ranks),

@@ -264,8 +264,9 @@ class GatheredForEvaluation:
     hosts: int
 
     @staticmethod
-    def of(engine: Engine, training: Trace) -> "GatheredForEvaluation | None":
-        weights = engine.gathered_weights(training, NULL_SINK)
+    def of(engine: Engine, trace: Trace, *, loses_order: bool = False) -> "GatheredForEvaluation | None":
+        """In the order of ``trace``; ``loses_order``: DeepSpeed does not know it."""
+        weights = engine.gathered_weights(trace, NULL_SINK, is_first=loses_order)
         if weights is None:
             return None
         weights.begin_evaluation()
