@@ -283,13 +283,10 @@ class Search:
                     push(other)
                 continue
             plan = self._exact_plan(entry)
-            if plan is None:
-                smaller = self._with_smaller_batch(entry)
-                if smaller is not None:
-                    push(smaller)
-                continue
-            if ordered and entry.key(self.objective) > ordered[0][0]:
-                push(entry)  # it takes more than it was ranked by: others may take less
+            if plan is None or (ordered and entry.key(self.objective) > ordered[0][0]):  # others may be better then
+                other = self._with_smaller_batch(entry) if plan is None else entry
+                if other is not None:
+                    push(other)
                 continue
             seen.add(place)
             wanted.discard(entry.method)
