@@ -57,7 +57,9 @@ class ScoredSetup:
         return all(theirs is None or (ours is not None and ours <= theirs * (1 + tolerance)) for ours, theirs in pairs)
 
     def key(self, objective: Objective) -> tuple[Any, ...]:
-        device_bytes = shown_bytes(self.setup.least_bytes, self.cluster)
+        plan = self.plan
+        known_bytes = None if plan is None else plan.estimate.device.device_bytes
+        device_bytes = shown_bytes(self.setup.least_bytes, self.cluster) if known_bytes is None else known_bytes
         return rank_key(objective, self.hours, self.usd, self.cluster.num_gpus, device_bytes)
 
 

@@ -252,7 +252,9 @@ class Search:
         """The first plans that fit when computed exactly: one per candidate and method, every method once.
 
         What fits by no bound is computed when it would come next. Tensors that fit may still be more than the native
-        allocator can place; a smaller micro batch comes next then.
+        allocator can place; a smaller micro batch comes next then. What is computed goes back to its place: the native
+        allocator keeps more than its tensors, and with sizes for speed, which an estimate takes where they fit, they
+        are more than with those by which it was ranked.
         """
         places = count()
         ordered: list[tuple[Any, int, ScoredSetup | UnexploredMethod]] = []
@@ -281,10 +283,10 @@ class Search:
                     push(other)
                 continue
             plan = self._exact_plan(entry)
-            if plan is None:
-                smaller = self._with_smaller_batch(entry)
-                if smaller is not None:
-                    push(smaller)
+            if plan is None or (ordered and entry.key(self.objective) > ordered[0][0]):  # others may be better then
+                other = self._with_smaller_batch(entry) if plan is None else entry
+                if other is not None:
+                    push(other)
                 continue
             seen.add(place)
             wanted.discard(entry.method)

@@ -244,9 +244,15 @@ class SetupSpace:
         return self.models.bounds(recipe, cluster).at(size)
 
     def smallest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
-        """What of ``lightest`` may fit; with sizes for speed where they may, since those are taken then."""
+        """What of ``lightest`` may fit; with sizes for speed where they may, since those are taken then.
+
+        With the native allocator every micro batch: it may keep less for a larger one.
+        """
         found: list[BoundedSetup] = []
-        for engine, size in self._ends(cluster, method):
+        sizes = self.batch_sizes(cluster.num_gpus)
+        for engine, size in product(self.choices.engines(cluster, method), sizes):
+            if engine[0].expandable_segments and size not in (sizes[0], sizes[-1]):
+                continue
             for recipe in self._heaviest(engine):
                 for low_memory in (False, True) if self._has_profiles(recipe) else (False,):
                     setup = self._attempt(recipe, cluster, size, low_memory=low_memory)
