@@ -21,6 +21,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic import GenericModel, build_generic, generic_notes, has_attention
 from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes
 from vlmplan.architecture.layout import (
+    LAYOUT_SCHEMA,
     LaidOutModule,
     ModelLayout,
     ModuleKind,
@@ -38,13 +39,15 @@ from vlmplan.estimation import estimate
 from vlmplan.hardware import Cluster, Node
 from vlmplan.models import context_length, find_model, takes_images
 from vlmplan.models import probe as model_probe
+from vlmplan.models.description import with_layout
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
+from vlmplan.rehearsal.images import with_images
 from vlmplan.request import WorkloadRequest, workload_of
 from vlmplan.sample_images import sample_image
 from vlmplan.timing import step_flops
-from vlmplan.workload import Workload
+from vlmplan.workload import ModelFiles, Workload
 
 BATCH = Batch(micro_batch=2, num_tokens=256)
 BASE: dict[str, Any] = {
@@ -466,7 +469,7 @@ def decoder_layout(
     leaf("model.norm", "norm", "FooRMSNorm", width)
     leaf("head", "linear", "Linear", vocab, width)
     values: dict[str, Any] = {
-        "schema": 1,
+        "schema": LAYOUT_SCHEMA,
         "transformers": "0",
         "class": "FooForCausalLM",
         "modules": modules,
@@ -476,6 +479,7 @@ def decoder_layout(
         "embeddings": "model.embed",
         "head": "head",
         "vision": [],
+        "takes_images": False,
         "text": [],
         "attention": ["eager", "sdpa"],
         "config": {"hidden_size": width, "num_attention_heads": 5, "hidden_act": "gelu"},
@@ -641,6 +645,20 @@ def test_what_the_encoders_of_an_unknown_type_take_is_not_counted(
     modules = [LaidOutModule(name=name, class_name=kind, kind=ModuleKind.OTHER) for name, kind in encoders.items()]
     layout = replace(olmo_files.layout, vision=tuple(encoders), modules=[*olmo_files.layout.modules, *modules])
     assert inputs_beside_text(layout) == kinds
+
+
+@pytest.mark.parametrize("model_type", ["fuyu", "gemma4_unified", "idefics"])
+def test_a_model_that_sees_without_an_encoder_of_its_own_is_planned_without_its_images(model_type: str):
+    """Pixels go through a Linear, or into a tower that is no model of transformers by itself."""
+    transformers = pytest.importorskip("transformers")
+    described_by = ModelFiles(id="seer", config=transformers.AutoConfig.for_model(model_type).to_dict())
+    model = with_layout(described_by)
+    assert isinstance(model, ProbedModelFiles)
+    assert (model.layout.vision, model.not_counted) == ((), ("images",))
+    asked = with_images(model, WorkloadRequest())
+    assert (asked.not_counted, asked.notes[-1][:40]) == (("images",), "Its images are not planned: nothing that")
+    with pytest.raises(InputError, match="vlmplan does not describe how seer sees"):
+        sample_image(Workload(model=model, seq_len=64, images_per_sample=1))
 
 
 def test_images_that_samples_do_not_have_are_not_missed(olmo_files: ProbedModelFiles):

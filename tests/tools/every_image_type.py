@@ -16,7 +16,7 @@ from image_models import IMAGE_MODELS
 from image_types import FILE, ImageRow, traced_types_with_images, write_image_rows
 from vlmplan.architecture.captured.capture import capture_from_json
 from vlmplan.architecture.captured.operations import unknown_operations
-from vlmplan.architecture.layout import inputs_beside_text, layout_from_json
+from vlmplan.architecture.layout import layout_from_json
 from vlmplan.errors import InputError
 from vlmplan.plain_text import one_line
 from vlmplan_trainer.capture.run import captured, refuse_images_as_words
@@ -35,7 +35,7 @@ def row_of(model_type: str) -> ImageRow:
             processed(configuration({"model_type": model_type}), None, **SIZE, num_samples=1)
             raise LookupError(model_type)
         described = layout_from_json(json.loads(json.dumps(layout(dict(config)))))
-        if "images" not in inputs_beside_text(described):
+        if not described.vision:
             raise InputError(f"nothing that sees is told from the language model of {described.class_name}")
         answer = captured({"config": dict(config), "preprocessor": None, **SIZE})
         capture = capture_from_json(json.loads(json.dumps(answer)), **SIZE)

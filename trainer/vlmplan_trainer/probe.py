@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the layout; the planner keeps layouts by it."""
 TEXT_KEYS = (
     "hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size num_hidden_layers "
@@ -82,6 +82,7 @@ def layout(values: dict[str, Any]) -> dict[str, Any]:
         "embeddings": embeddings,
         "head": head,
         "vision": vision_names(model, config),
+        "takes_images": takes_images(config),
         "text": text_names(model, config),
         "attention": attention_names(model),
         "config": text_values(config),
@@ -196,6 +197,15 @@ def vision_names(model: Any, config: Any) -> list[str]:
     wanted = {id(encoder) for encoder in encoders if encoder is not None and encoder is not text}
     names = [name for name, _ in outermost(model, wanted)]
     return [name for name in names if not any(word in name.rpartition(".")[2] for word in PROJECTOR_WORDS)]
+
+
+def takes_images(config: Any) -> bool:
+    """Whether transformers gives images to models of this type, whatever modules they go through."""
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    model_type = config.model_type
+    return model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and model_type in IMAGE_PROCESSOR_MAPPING_NAMES
 
 
 def text_names(model: Any, config: Any) -> list[str]:

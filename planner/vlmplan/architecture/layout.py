@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-LAYOUT_SCHEMA = 1
+LAYOUT_SCHEMA = 2
 """Version of the layout; the same number stands in the probe."""
 
 
@@ -52,7 +52,9 @@ class ModelLayout:
 
     ``shapes`` are those of the parameters by name, each listed once; ``tied`` maps every further name to the one that
     is listed. ``checkpointed`` are the stacks whose layers support activation checkpointing. ``vision`` and ``text``
-    are the modules that encode images and that are the language model; empty ``text``: all of the model. ``attention``
+    are the modules that encode images and that are the language model; empty ``text``: all of the model. A model that
+    ``takes_images`` may have no such module: pixels go through a Linear into its layers, or into a tower that is no
+    model of its own. ``attention``
     are the values of ``attn_implementation`` that it takes, ``dimensions`` the language model's, under transformers'
     names.
     """
@@ -66,6 +68,7 @@ class ModelLayout:
     embeddings: str
     head: str
     vision: tuple[str, ...]
+    takes_images: bool
     text: tuple[str, ...]
     attention: frozenset[str]
     dimensions: Mapping[str, Any] = field(hash=False)
@@ -104,6 +107,7 @@ def layout_from_json(values: Mapping[str, Any]) -> ModelLayout:
         embeddings=str(values["embeddings"]),
         head=str(values["head"]),
         vision=tuple(values["vision"]),
+        takes_images=bool(values["takes_images"]),
         text=tuple(values["text"]),
         attention=frozenset(values["attention"]),
         dimensions=dict(values["config"]),
@@ -127,11 +131,12 @@ def is_experts(module: LaidOutModule, stacked: Sequence[tuple[int, ...]], hidden
 
 
 def inputs_beside_text(layout: ModelLayout) -> tuple[str, ...]:
-    """What the model's encoders take: ``images``, ``sound``."""
+    """What the model takes beside text: ``images``, ``sound``."""
     class_names = {module.name: module.class_name for module in layout.modules}
     texts = [f"{name} {class_names.get(name, '')}".casefold() for name in layout.vision]
     hears = [any(word in text for word in SOUND_WORDS) for text in texts]
-    return (*(["images"] if not all(hears) else []), *(["sound"] if any(hears) else []))
+    sees = layout.takes_images or not all(hears)
+    return (*(["images"] if sees else []), *(["sound"] if any(hears) else []))
 
 
 def recurrent_classes(layout: ModelLayout) -> list[str]:
