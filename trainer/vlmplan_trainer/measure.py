@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
+from vlmplan_trainer.gloo_threads import rest
 from vlmplan_trainer.gradient_sums import is_in_place
 from vlmplan_trainer.ranks import of_all_ranks
 
@@ -131,9 +132,11 @@ class Meter:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Measure what runs inside as the phase ``name``: of one that comes again the highest point and last end."""
-        start = time.perf_counter()
         outer, self.in_progress = self.in_progress, name
         follows = self.is_following or (name == EVALUATION and name not in self.memory)
+        if follows and self._storages is not None:
+            rest()  # gradients that gloo still holds are of the phase before
+        start = time.perf_counter()
         with self._mode() if follows else nullcontext():
             self._reset_peak()
             yield

@@ -17,8 +17,9 @@ from typing import Any
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # what is counted is counted in this thread
 
 import torch
-from gloo_messages import let_go_of_messages, rest
+from gloo_messages import let_go_of_messages
 
+from vlmplan_trainer.gloo_threads import rest
 from vlmplan_trainer.measure import LiveStorages, Meter, PhaseMemory
 from vlmplan_trainer.rehearse.meter import collector_at_rest
 from vlmplan_trainer.rehearse.replaced import replaced
