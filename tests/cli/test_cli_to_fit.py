@@ -146,6 +146,15 @@ def test_a_host_that_is_too_small_is_not_told_to_hold_what_it_cannot():
         assert ("cpu" in found["options"].values()) is (gib == "200")
 
 
+def test_a_host_that_nothing_is_known_of_is_said_where_more_of_it_would_change_the_answer():
+    """Full training fits on the card with 63 GiB of host memory, adapters with less."""
+    command = ["estimate", "--model", "llama-3.2-3b", "--method", "full", "--gpu", "rtx-4060:1"]
+    said = "The host is taken to have 20.95 GiB: --host-ram says what it has"
+    for more, results, is_said in (([], "other results", True), (["--host-ram", "128"], "the same results", False)):
+        printed = " ".join(call(*command, *more).out.split())
+        assert (results in printed, said in printed) == (True, is_said)
+
+
 def test_what_is_printed_has_both_commands_of_the_json():
     words = ("estimate", *TOO_LARGE, "--gpu", "rtx-4060:1")
     found, shown = call(*words, "--json").document, call(*words).out

@@ -101,6 +101,8 @@ def way_out_parts(found: "WayOut", on: date) -> "Iterator[tuple[str, str, Reques
         yield f"To fit on {where}: none of the changes that were tried is enough", "", None
     else:
         yield to_fit_sentence(found.to_fit, where), "to fit:", found.to_fit.combination.request
+    if found.taken_host_bytes is not None and (found.to_fit is None or not found.to_fit.combination.keeps_results):
+        yield f"The host is taken to have {gib_text(found.taken_host_bytes)}: --host-ram says what it has", "", None
     if found.other_machine is not None:
         yield other_machine_sentence(found.other_machine, on), "there:", found.other_machine.request
     elif found.tries_other_machines:

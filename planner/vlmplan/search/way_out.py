@@ -39,12 +39,15 @@ class WayOut:
     """What to change where nothing fits on ``clusters``. Either may be None: nothing that was tried fits.
 
     ``tries_other_machines`` is False where the search itself has looked at every machine already.
+    ``taken_host_bytes``: host memory of a node that nothing is known of, beyond which nothing was put there; None where
+    it is known, or nothing was held to it.
     """
 
     clusters: tuple[Cluster, ...]
     tries_other_machines: bool = True
     to_fit: ToFit | None = None
     other_machine: OtherMachine | None = None
+    taken_host_bytes: int | None = None
 
 
 def way_out(
@@ -70,7 +73,8 @@ def way_out(
     to_fit = None if found is None else ToFit(combination=found, estimate=trials.estimate(found.request))
     others = trials if accepts is None else Trials(catalog, model)
     other = cheapest_other_machine(request, cluster, catalog, others, today)
-    return WayOut(clusters=(cluster,), to_fit=to_fit, other_machine=other)
+    taken = host_bytes if cluster.node.host_ram_bytes is None else None
+    return WayOut(clusters=(cluster,), to_fit=to_fit, other_machine=other, taken_host_bytes=taken)
 
 
 def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluster], RequestedSetup] | None:
