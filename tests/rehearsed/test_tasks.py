@@ -12,6 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pytest
+
+from cli_calls import call
 from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
 from vlmplan.workload import ModelFiles
@@ -36,3 +39,15 @@ def test_all_peaks_are_near_the_rehearsed_ones():
     assert len(errors) >= 25
     assert max(errors) <= WORST
     assert median(errors) <= USUAL
+
+
+PHASES: dict[str, dict[str, int]] = json.loads((Path(__file__).parent / "task_phases.json").read_text())
+"""Peaks by phase of ``vlmplan rehearse --model llama-3.2-1b --gpu h100-sxm:4 --zero-stage 3`` with these options."""
+
+
+@pytest.mark.parametrize("options", PHASES)
+def test_every_phase_under_zero_3_is_near_the_rehearsed_one(options):
+    words = ("estimate", "--model", "llama-3.2-1b", "--gpu", "h100-sxm:4", "--zero-stage", "3", *options.split())
+    planned = {phase["name"]: phase["peak_bytes"] for phase in call(*words, "--json").document["phases"]}
+    errors = {name: planned[name] / num_bytes - 1 for name, num_bytes in PHASES[options].items()}
+    assert all(abs(one) <= 0.01 for one in errors.values()), errors

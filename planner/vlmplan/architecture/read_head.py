@@ -2,9 +2,10 @@
 
 TRL's fused head does (trl 1.16 ``trainer/utils.py`` ``add_fused_lm_head``), and Liger's forward of a model. DeepSpeed
 then takes the weight for one of the model's own: ``ZeROOrderedDict.__getitem__`` (deepspeed 0.19.8
-``zero/parameter_offload.py``) registers it (``register_external_parameter``) with the module whose forward runs. From the second
-micro batch on stage 3 gathers it before that forward begins and releases it when it is over. Backward gathers it first
-of all and keeps it to the end: the model's input, token ids, has no gradient that would tell that its backward is done.
+``zero/parameter_offload.py``) registers it with the module whose forward runs (``register_external_parameter``). From
+the second micro batch on stage 3 gathers it before that forward begins and releases it when it is over. Backward
+gathers it first of all and keeps it to the end: the model's input, token ids, has no gradient that would tell that its
+backward is done.
 """
 
 from collections.abc import Mapping

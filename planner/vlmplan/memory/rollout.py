@@ -19,9 +19,9 @@ from vlmplan.memory.phases import GENERATE_PHASE, REFERENCE_PHASE, SYNC_PHASE, P
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout(Evaluated):
     """``passes`` are forwards of one micro batch for log-probabilities; ``has_copy``: the last of them is a second
-    model's, ``leaves_adapters_out``: it runs without adapters. ``generated`` is what transformers generates, None where vLLM does. ``whole_bytes``: weights that are
-    gathered for that (``ds3_gather_for_generation``). ``sync_bytes``: what sending weights to vLLM takes beside them;
-    None where nothing is sent."""
+    model's, ``leaves_adapters_out``: it runs without adapters. ``generated`` is what transformers generates, None where
+    vLLM does. ``whole_bytes``: weights that are gathered for that (``ds3_gather_for_generation``). ``sync_bytes``: what
+    sending weights to vLLM takes beside them; None where nothing is sent."""
 
     has_copy: bool = False
     leaves_adapters_out: bool = False
