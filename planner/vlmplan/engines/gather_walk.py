@@ -232,7 +232,7 @@ class WalkedSchedule:
         for phase, places in enumerate((range(self._size), reversed(range(self._size)))):
             if phase:
                 most = self._gathered.begin_backward()
-                self._start_of_backward = self._gathered.live_bytes, most, self._gathered.gathers
+                self._start_of_backward = self._gathered.live_bytes, most, tuple(self._gathered.gathers)
             for place in places:
                 run, edge = schedule[place], place + phase
                 if edge in watched:
