@@ -9,8 +9,8 @@ PLAIN = ["lora-none-whole_loss"]
 ON_TWO = ["full-none-accumulation", "lora-none", "qlora-none", "full-0", "qlora-1", "lora-2", "full-3"]
 MUON = ["full-1-muon", "lora-2-muon", "full-3-muon"]
 MUON_TOLERANCE = 0.02
-"""Muon's handles keep what a round has gathered until the next round's are made, at stage 3 two weights in float32, which
-are 131,072 bytes of a step's 7,824,753; those of a rehearsal keep nothing."""
+"""Muon's handles keep what a round has gathered until the next round's are made, at stage 3 two weights in float32,
+131,072 bytes of a step's 7,824,753; those of a rehearsal keep nothing."""
 RANKS = [*((name, 0) for name in ON_TWO), ("full-3", 1)]
 """And the rank that is rehearsed."""
 
