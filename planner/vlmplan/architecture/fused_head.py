@@ -15,7 +15,7 @@ from typing import Final
 
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.read_head import ReadHead
+from vlmplan.architecture.read_weights import ReadHead
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType

@@ -19,7 +19,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.loss import count_products
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.read_head import ReadHead
+from vlmplan.architecture.read_weights import ReadHead
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.recipe_choices import liger_chunk_tokens

@@ -56,3 +56,14 @@ class Gather:
     num_waiting: int
     is_done: bool = False
     storages: dict[GatheredWeight, GatheredStorage] = field(default_factory=dict[GatheredWeight, GatheredStorage])
+
+
+Passed = tuple[int, int]
+"""Elements between two uses of a weight: as a module that is no leaf counts them, and as a leaf does."""
+NOT_ASKED: tuple[list[int], list[int]] = ([], [])
+
+
+def passed_by(numel: int, *, is_leaf: bool) -> Passed:
+    """What a module of ``numel`` elements adds: ``__params_to_release`` looks into the modules inside others only where
+    the one that is released is a leaf, so that to others a leaf, whose weights are all inside, adds nothing."""
+    return (0 if is_leaf else numel, numel)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.gather_counts import GatherCounts
-from vlmplan.engines.gather_records import Key
+from vlmplan.engines.gather_records import Key, Passed, passed_by
 from vlmplan.engines.gather_stretches import SectionUses, Stretch, WeightUse, places_of, section_uses, shortened
-from vlmplan.engines.gathering import GatheredWeights, Passed, notify, passed_by
+from vlmplan.engines.gathering import GatheredWeights, notify
 from vlmplan.zero_settings import ZeroSettings
 
 EventBytes = tuple[int, int, Sequence[tuple[int, int]]]

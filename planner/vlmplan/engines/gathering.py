@@ -15,7 +15,16 @@ from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_counts import GatherCounts
-from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key
+from vlmplan.engines.gather_records import (
+    NOT_ASKED,
+    Gather,
+    GatheredModule,
+    GatheredStorage,
+    GatheredWeight,
+    Key,
+    Passed,
+    passed_by,
+)
 from vlmplan.recipe import Recipe
 from vlmplan.zero_settings import ZeroSettings
 
@@ -23,17 +32,6 @@ _WRAPPERS, _ADAPTER_WRAPPERS = 3, 2
 """Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
 without; peft's two around the model. Each prefetches before it runs, forward and backward. Where the model reads its
 head (``ReadHead``), no ``LossModule`` is around it, it has a weight itself, and one of the three is inside of it."""
-
-
-Passed = tuple[int, int]
-"""Elements between two uses of a weight: as a module that is no leaf counts them, and as a leaf does."""
-NOT_ASKED: tuple[list[int], list[int]] = ([], [])
-
-
-def passed_by(numel: int, *, is_leaf: bool) -> Passed:
-    """What a module of ``numel`` elements adds: ``__params_to_release`` looks into the modules inside others only where
-    the one that is released is a leaf, so that to others a leaf, whose weights are all inside, adds nothing."""
-    return (0 if is_leaf else numel, numel)
 
 
 def num_wrappers(recipe: Recipe) -> int:

@@ -17,7 +17,8 @@ from vlmplan.architecture.families.image_text import ImageTextModel
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.families.text import ties_word_embeddings
 from vlmplan.architecture.model import Batch, Part
-from vlmplan.architecture.modules import Embedding, Linear, Module
+from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.read_weights import ReadWeight
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -32,15 +33,6 @@ class Embedder(Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.embedding_projection(self.embedding_pre_projection_norm(features))
-
-
-class ReadWeight(Module):
-    """A weight that a model reads outside of its module, of one row: ZeRO-3 then gathers it until that model returns
-    (``ZeROOrderedDict`` in DeepSpeed's ``zero/parameter_offload.py``)."""
-
-    def __init__(self, owner: Embedding) -> None:
-        super().__init__()
-        self.weight = owner.weight
 
 
 class Gemma4Model(Module):

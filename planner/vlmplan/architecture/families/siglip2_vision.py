@@ -7,13 +7,13 @@ images with as many; learned positions are resized for each image.
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.gemma4_vl import ReadWeight
 from vlmplan.architecture.families.idefics import VisionAttention, VisionContext, padding_mask
 from vlmplan.architecture.families.siglip_vision import PoolingHead, SiglipLayer
 from vlmplan.architecture.images.shape import ImageShape
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_weights import ReadWeight
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 
