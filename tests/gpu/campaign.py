@@ -10,8 +10,9 @@ does the same with rehearsals, on any computer. Records go into ``records.jsonl`
 import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,18 +49,43 @@ def main(
         print_plans(planned_run(run, card) for run in wanted)
         return
     kind = "rehearsed" if rehearses else "measured"
-    for run in waiting(wanted, records_in(records), kind, again=again):
-        planned = planned_run(run, card)
-        if time.monotonic() + planned.seconds > end:
-            click.echo(f"the slice ends before {run.name}, which may take {planned.seconds:.0f} s; call again")
-            break
-        make = rehearsed_record if rehearses else measured_record
-        limit = min(LIMIT_SECONDS, end - time.monotonic()) if not rehearses else LIMIT_SECONDS
-        record = recorded(planned, lambda one, limit=limit, make=make: make(one, limit))
+    plans = [planned_run(run, card) for run in waiting(wanted, records_in(records), kind, again=again)]
+    for record in (rehearsals if rehearses else measurements)(plans, end):
         add_record(record, records)
         click.echo(summary(record, kind))
     left = sum(1 for _ in waiting(wanted, records_in(records), kind, again=False))
     click.echo(f"{len(wanted) - left} of {len(wanted)} runs have a {kind} record; {left} are left")
+
+
+def rehearsals(plans: Iterable[PlannedRun], end: float) -> Iterator[Record]:
+    """The records of the runs, rehearsed one after the other until the next may not end in time."""
+    for planned in plans:
+        if not has_room(planned, end):
+            return
+        yield recorded(planned, rehearsed_record)
+
+
+def measurements(plans: Sequence[PlannedRun], end: float) -> Iterator[Record]:
+    """The same, measured; the next run's process makes its model in host memory while one is on the card."""
+    ahead: StartedRun | None = None
+    try:
+        for planned, following in zip(plans, [*plans[1:], None], strict=True):
+            if not has_room(planned, end):
+                return
+            now = ahead or StartedRun(planned)
+            ahead = None if following is None else StartedRun(following)
+            limit = min(LIMIT_SECONDS, end - time.monotonic())
+            yield recorded(planned, lambda _, limit=limit, now=now: now.record(limit))
+    finally:
+        if ahead is not None:
+            ahead.end()
+
+
+def has_room(planned: PlannedRun, end: float) -> bool:
+    if time.monotonic() + planned.seconds <= end:
+        return True
+    click.echo(f"the slice ends before {planned.run.name}, which may take {planned.seconds:.0f} s; call again")
+    return False
 
 
 def waiting(runs: Iterable[CampaignRun], known: dict[str, Record], kind: str, *, again: bool) -> Iterable[CampaignRun]:
@@ -100,32 +126,48 @@ def planned_json(planned: PlannedRun) -> dict[str, Any]:
     }
 
 
-def measured_record(planned: PlannedRun, limit_seconds: float) -> Record:
-    """What a real run on the device of the plan takes, or why there is no such."""
-    request = request_json(planned.plan, planned.estimate, rank=0, num_steps=NUM_STEPS)
-    process = subprocess.Popen(
-        [sys.executable, str(ONE_RUN)],
-        env=child_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    try:
-        out, err = process.communicate(json.dumps(request), timeout=limit_seconds)
-    except subprocess.TimeoutExpired:
-        return {"measured_error": f"it took more than {limit_seconds:.0f} s"}
-    finally:
-        process.kill()
-        process.wait()
-    if not out.strip():
-        return {"measured_error": f"exit code {process.returncode}: {' '.join(err.split())[-LAST_WORDS:]}"}
-    answer = json.loads(out)
-    return {"measured_error": answer["error"]} if "error" in answer else {"measured": answer["measured"]}
+class StartedRun:
+    """A process for a run, which waits for the card when it has done what needs none."""
+
+    def __init__(self, planned: PlannedRun) -> None:
+        self._request = json.dumps(request_json(planned.plan, planned.estimate, rank=0, num_steps=NUM_STEPS))
+        self._folder = tempfile.TemporaryDirectory(prefix="vlmplan-campaign-")
+        path = Path(self._folder.name, "request.json")
+        path.write_text(self._request, encoding="utf-8")
+        self._log = Path(self._folder.name, "log").open("w+", encoding="utf-8", errors="replace")
+        self._process = subprocess.Popen(
+            [sys.executable, str(ONE_RUN), str(path)],
+            env=child_environment(planned.plan.environment | {"HF_HUB_OFFLINE": "1"}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            errors="replace",
+        )
+
+    def record(self, limit_seconds: float) -> Record:
+        """What the run takes on the device of the plan, or why there is no such."""
+        try:
+            out, _ = self._process.communicate(self._request, timeout=limit_seconds)
+            self._log.seek(0)
+            last_words = " ".join(self._log.read().split())[-LAST_WORDS:]
+        except subprocess.TimeoutExpired:
+            return {"measured_error": f"it took more than {limit_seconds:.0f} s"}
+        finally:
+            self.end()
+        if not out.strip():
+            return {"measured_error": f"exit code {self._process.returncode}: {last_words}"}
+        answer = json.loads(out)
+        return {"measured_error": answer["error"]} if "error" in answer else {"measured": answer["measured"]}
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+        self._folder.cleanup()
 
 
-def rehearsed_record(planned: PlannedRun, limit_seconds: float) -> Record:
+def rehearsed_record(planned: PlannedRun) -> Record:
     """What the rehearsal of the plan finds."""
     from vlmplan.errors import VlmplanError
     from vlmplan.rehearsal import rehearse

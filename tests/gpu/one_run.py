@@ -1,18 +1,22 @@
-"""One run of the campaign in a process of its own: ``python tests/gpu/one_run.py``, a request on standard input.
+"""One run of the campaign in a process of its own: ``python tests/gpu/one_run.py FILE``, a request on standard input.
 
+FILE has the same request: what needs no card is done with it ahead, until standard input says that the card is free.
 The request is that of a rehearsal (``vlmplan.rehearsal.request``), so the same plan on samples of the same shape is run
 here on a real device: the trainer's own model, engine and loop, weights drawn at random, no network, nothing saved. The
 last line of standard output is the record's measured part.
 """
 
+import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
+from vlmplan.recipe_choices import Method
 from vlmplan_trainer.answering import Answering
 
 REPORTS_SYNCHRONIZED = 2
@@ -21,12 +25,17 @@ before them, but for the first two, are timed as a whole."""
 WARM_STEPS = 2
 
 
+DRAWN_ONCE = 2**20
+"""Elements of a weight in host memory that are drawn at random; the rest of it repeats them: a card waits meanwhile."""
+
+
 def main() -> int:
-    answering = Answering()
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    os.environ.update({"HF_HUB_OFFLINE": "1", **answering.request["plan"]["environment"]})
+    with redirect_stdout(sys.stderr):
+        loaded = loaded_ahead(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    answering = Answering()
     try:
-        answer = {"measured": measured(answering.request)}
+        answer = {"measured": measured(answering.request, loaded)}
     except Exception as error:  # whatever it is, it is what became of the run
         traceback.print_exc()
         answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
@@ -34,10 +43,63 @@ def main() -> int:
     return 0
 
 
-def measured(request: dict[str, Any]) -> dict[str, Any]:
-    """Bytes by phase and seconds by part of the steps that the request asks for."""
+def loaded_ahead(request: dict[str, Any]) -> Any:
+    """The model of the plan in host memory; None where its weights are made on the card. Makes no CUDA context, which
+    would be in the run that is measured meanwhile."""
     import torch
     from transformers.utils import logging
+
+    import vlmplan_trainer.loop
+    import vlmplan_trainer.rehearse.batch  # noqa: F401
+    from vlmplan.plan import plan_from_json
+    from vlmplan_trainer.models.load import load_model
+
+    logging.disable_progress_bar()
+    plan = plan_from_json(request["plan"])
+    recipe = plan.recipe
+    if recipe.zero_stage == 3 or recipe.fsdp or recipe.method is Method.QLORA:
+        return None
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, num_threads // 2))
+    with draws_little():
+        loaded = load_model(plan, random_weights=True)
+    torch.set_num_threads(num_threads)
+    return loaded
+
+
+@contextmanager
+def draws_little() -> Iterator[None]:
+    """Random numbers for large tensors in host memory are a few that come again."""
+    import torch
+
+    methods = {name: getattr(torch.Tensor, name) for name in ("normal_", "uniform_")}
+
+    def little(draw: Any) -> Any:
+        def drawn(tensor: Any, *args: Any, **options: Any) -> Any:
+            if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() <= DRAWN_ONCE:
+                return draw(tensor, *args, **options)
+            some = draw(torch.empty(DRAWN_ONCE, dtype=tensor.dtype), *args, **options)
+            whole = tensor.detach().view(-1)
+            repeats = whole.numel() // DRAWN_ONCE * DRAWN_ONCE
+            whole[:repeats].view(-1, DRAWN_ONCE).copy_(some)
+            whole[repeats:].copy_(some[: whole.numel() - repeats])
+            return tensor
+
+        return drawn
+
+    try:
+        for name, draw in methods.items():
+            setattr(torch.Tensor, name, little(draw))
+        yield
+    finally:
+        for name, draw in methods.items():
+            setattr(torch.Tensor, name, draw)
+
+
+def measured(request: dict[str, Any], loaded: Any = None) -> dict[str, Any]:
+    """Bytes by phase and seconds by part of the steps that the request asks for; ``loaded``: the model, if it is
+    there already."""
+    import torch
 
     from vlmplan.plan import plan_from_json
     from vlmplan_trainer.engines import make_engine
@@ -45,15 +107,14 @@ def measured(request: dict[str, Any]) -> dict[str, Any]:
     from vlmplan_trainer.loop import Rates, Trainer
     from vlmplan_trainer.models.load import load_model, torch_dtype
 
-    logging.disable_progress_bar()
     plan, num_steps = plan_from_json(request["plan"]), request["num_steps"]
     recipe = plan.recipe
     torch.manual_seed(0)
     device = device_of(plan)
     start_process_group(plan, is_needed=False)
     meter = campaign_meter(device, num_steps)
-    with meter.phase("load"):
-        loaded = load_model(plan, random_weights=True)
+    with draws_little(), meter.phase("load"):
+        loaded = loaded or load_model(plan, random_weights=True)
         meter.count(loaded.model)
     with meter.phase("init"):
         engine = make_engine(loaded.model, plan, device=device, weight_decay=0.0)

@@ -38,6 +38,8 @@ NEEDED = {
     "transformers": CHECKED_VERSIONS["transformers"],
     "peft": CHECKED_VERSIONS["peft"],
     "accelerate": CHECKED_VERSIONS["accelerate"],
+    "torchao": CHECKED_VERSIONS["torchao"],
+    "liger-kernel": "0.8.5",
     "hjson": None,
     "ninja": None,
     "pydantic": None,
