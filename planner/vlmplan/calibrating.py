@@ -127,13 +127,18 @@ def calibration_of(answer: JsonDict, gpu: Gpu, *, is_quick: bool, on: date) -> C
 
 
 def operations() -> JsonDict:
-    """A small model with how many operations the time model counts in its forward and backward."""
+    """A small model with how many operations the time model counts in its forward and backward, and how many of them
+    checkpoints run again."""
     files = ModelFiles(id="a small llama", config=OPERATIONS_CONFIG)
     workload = Workload(model=files, seq_len=OPERATIONS_TOKENS)
-    recipe = Recipe(precision=Precision.FP32, loss=LossKind.MODEL)
-    trace = Estimator(workload, recipe).trace(recipe, None)
-    num_kernels = sum(work.num_kernels for work in trace.works())
-    return {"config": OPERATIONS_CONFIG, "tokens": OPERATIONS_TOKENS, "num_kernels": num_kernels}
+    recipe = Recipe(precision=Precision.FP32, loss=LossKind.MODEL, activation_checkpointing=True)
+    forward, again, backward = Estimator(workload, recipe).trace(recipe, None).works()
+    return {
+        "config": OPERATIONS_CONFIG,
+        "tokens": OPERATIONS_TOKENS,
+        "num_kernels": forward.num_kernels + backward.num_kernels,
+        "num_recomputed": again.num_kernels,
+    }
 
 
 def keep(found: Calibration, out: Path | None, *, force: bool) -> Path:

@@ -6,6 +6,7 @@ from vlmplan.architecture.model import Part
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.device import expandable_device_bytes
+from vlmplan.memory.overhead import process_group
 
 NOTICEABLE_FRACTION = 0.1
 """Of device bytes or seconds: less is not worth a line. A choice."""
@@ -43,7 +44,7 @@ def freezing(found: Estimate) -> Freezing | None:
     except InputError:  # nothing else is trained
         return None
     # Whatever the allocator does, it reserves what its tensors take: its replay costs more than all the rest.
-    least_bytes = expandable_device_bytes(timeline.peak.total, found.cluster)
+    least_bytes = expandable_device_bytes(timeline.peak.total, found.cluster, process_group(recipe))
     timed = estimator.step_time(recipe, found.cluster)
     seconds = None if timed is None else timed.expected.total
     if not _are_noticeable(least_bytes / found.device.device_bytes - 1, _change(found.step_seconds, seconds)):

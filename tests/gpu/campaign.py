@@ -134,7 +134,7 @@ class StartedRun:
         self._folder = tempfile.TemporaryDirectory(prefix="vlmplan-campaign-")
         path = Path(self._folder.name, "request.json")
         path.write_text(self._request, encoding="utf-8")
-        self._log = Path(self._folder.name, "log").open("w+", encoding="utf-8", errors="replace")
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - until it ends
         self._process = subprocess.Popen(
             [sys.executable, str(ONE_RUN), str(path)],
             env=child_environment(planned.plan.environment | {"HF_HUB_OFFLINE": "1"}),

@@ -53,6 +53,9 @@ def liger_loss(hidden: Tensor, head: Any, *, model: ReadHead | None = None) -> T
         of_tokens = [tape.tensor((num_tokens,), dtype) for dtype in (DType.FLOAT32, DType.BOOL)]  # losses, which count
         _run_chunk(tape, hidden, weight, chunk, dtype, trains=trains)
         count_products(tape, weight, num_tokens, chunk, dtype, 1 + hidden.requires_grad + trains)
+        _count_weight_accesses(
+            tape, weight, -(-num_tokens // chunk), dtype, casts=1 + hidden.requires_grad, sums=trains
+        )
         tape.move(ACCESSES_PER_LOGIT * num_tokens * vocab_size * dtype.num_bytes, -(-num_tokens // chunk))
         if node is not None:
             tape.save(node, *(kept if hidden.requires_grad else kept[1:]))
@@ -60,6 +63,19 @@ def liger_loss(hidden: Tensor, head: Any, *, model: ReadHead | None = None) -> T
         loss = tape.tensor((), DType.FLOAT32, node)
     tape.release(head if model is None else model)
     return loss
+
+
+def _count_weight_accesses(
+    tape: ForwardTape, weight: Parameter, num_chunks: int, dtype: DType, *, casts: int, sums: bool
+) -> None:
+    """What each chunk reads and writes of the size of the head's weight, beside its products' own accesses: autocast's
+    copies of a weight of another type, which are made anew for each (the first chunk's are ``_run_chunk``'s), and the
+    gradient, which the last product reads and writes."""
+    if weight.dtype is not dtype:
+        copied = weight.numel * (weight.dtype.num_bytes + dtype.num_bytes)
+        tape.move((num_chunks - 1) * casts * copied, (num_chunks - 1) * casts)
+    if sums:
+        tape.move(num_chunks * weight.numel * (2 * weight.dtype.num_bytes - dtype.num_bytes), 0)
 
 
 def _run_chunk(

@@ -30,6 +30,9 @@ PIECES_PER_CHUNK = 8
 KERNELS_PER_PIECE = 13
 """Operations of the trainer's ``_Run._add_losses``, of which few are as wide as the logits."""
 
+KERNELS_PER_SLICE = 2
+"""Beside the product: zeros that it starts from, and the sum (``_Run._add_weight_gradient``)."""
+
 
 def whole_logits(hidden: Tensor, head: Module, *, caps: bool = False, scales: bool = False) -> Tensor:
     """The logits of all tokens, capped (Gemma 2) or scaled (Granite) where the model does that."""
@@ -112,15 +115,7 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
             kept += [tape.gradient(weight.shape, weight.dtype)] if _is_trained(tape, weight) else []
         _run_chunk(tape, [(x, layer.weight) for x, layer in summands], chunk, dtype)
         del weights
-        for x, layer in summands:
-            count = 1 + x.requires_grad + _is_trained(tape, layer.weight)
-            count_products(tape, layer.weight, num_tokens, chunk, dtype, count)
-        num_chunks = -(-num_tokens // chunk)
-        for x, _ in summands:
-            if x.dtype is not dtype:
-                tape.move(x.numel * (x.dtype.num_bytes + dtype.num_bytes), num_chunks)
-        num_kernels = num_chunks * PIECES_PER_CHUNK * KERNELS_PER_PIECE
-        tape.move(num_tokens * vocab_size * _bytes_per_logit(dtype), num_kernels)
+        _count_work(tape, summands, num_tokens, chunk, dtype)
         if node is not None:
             tape.save(node, *kept)
         del kept
@@ -128,6 +123,22 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
     for _, layer in summands:
         tape.release(layer)
     return loss
+
+
+def _count_work(
+    tape: ForwardTape, summands: Sequence[tuple[Tensor, Linear]], num_tokens: int, chunk: int, dtype: DType
+) -> None:
+    """What all chunks compute and move."""
+    vocab_size, num_chunks = summands[0][1].weight.shape[0], -(-num_tokens // chunk)
+    for x, layer in summands:
+        is_trained = _is_trained(tape, layer.weight)
+        count_products(tape, layer.weight, num_tokens, chunk, dtype, 1 + x.requires_grad + is_trained)
+        if is_trained:
+            _count_gradient_sums(tape, layer.weight, num_chunks, chunk, dtype)
+        if x.dtype is not dtype:
+            tape.move(x.numel * (x.dtype.num_bytes + dtype.num_bytes), num_chunks)
+    num_kernels = num_chunks * PIECES_PER_CHUNK * KERNELS_PER_PIECE
+    tape.move(num_tokens * vocab_size * _bytes_per_logit(dtype), num_kernels)
 
 
 def _is_trained(tape: ForwardTape, weight: Parameter) -> bool:
@@ -143,6 +154,21 @@ def count_products(tape: ForwardTape, weight: Parameter, num_tokens: int, chunk:
         if rows and num_chunks:
             hbm_bytes = (vocab_size * width + rows * (vocab_size + width)) * dtype.num_bytes
             tape.matmul(2 * rows * vocab_size * width, hbm_bytes, count * num_chunks)
+
+
+def _count_gradient_sums(tape: ForwardTape, weight: Parameter, num_chunks: int, chunk: int, dtype: DType) -> None:
+    """Adding each chunk's part to the head's gradient (``_Run._add_weight_gradient`` of the trainer).
+
+    The product reads a gradient of its own type. To one of another type a product is added, slice by slice: the slice
+    is read, the gradient read and written.
+    """
+    if weight.dtype is dtype:
+        tape.move(num_chunks * weight.numel * dtype.num_bytes, 0)
+        return
+    vocab_size, width = weight.shape
+    slices = -(-vocab_size // max(1, chunk * vocab_size // width))
+    moved = dtype.num_bytes + 2 * weight.dtype.num_bytes
+    tape.move(num_chunks * weight.numel * moved, num_chunks * slices * KERNELS_PER_SLICE)
 
 
 def _bytes_per_logit(dtype: DType) -> int:

@@ -54,6 +54,7 @@ def _bytes(what: str, replaces: str) -> Quantity:
 _PRODUCTS = "PRODUCTS_FRACTION x SHAPES_FRACTION of the data sheet's peak"
 _ATTENTION = "ATTENTION_FRACTION of the data sheet's peak"
 _HOOKS = "HOOK_SECONDS"
+_CHECKPOINTS = "CHECKPOINT_OPERATIONS x KERNEL_SECONDS"
 _LINKS = "the efficiencies of communication/links.py"
 
 QUANTITIES: Mapping[str, Quantity] = {
@@ -72,6 +73,8 @@ QUANTITIES: Mapping[str, Quantity] = {
     "copy_to_device": _rate("pinned copies from the host", "PCIE_COPY_FRACTION of the bus"),
     "copy_to_host": _rate("pinned copies to the host", "PCIE_COPY_FRACTION of the bus"),
     "operation_seconds": _seconds("the host's time for one operation of eager PyTorch", "KERNEL_SECONDS"),
+    "checkpoint_forward": _seconds("more in forward for an operation that is run again", _CHECKPOINTS),
+    "checkpoint_backward": _seconds("more in backward for an operation that is run again", _CHECKPOINTS),
     "hook_forward": _seconds("a ZeRO-3 hook in forward, module with weights", _HOOKS),
     "hook_forward_empty": _seconds("a ZeRO-3 hook in forward, module without weights", _HOOKS),
     "hook_backward": _seconds("a ZeRO-3 hook in backward, module with weights", _HOOKS),

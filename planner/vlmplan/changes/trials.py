@@ -16,6 +16,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.evaluation import with_evaluation
+from vlmplan.memory.overhead import process_group
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
 from vlmplan.request import HardwareRequest, Request, RequestedSetup, requested_cluster, requested_setup
@@ -165,7 +166,7 @@ class Trials:
         for sized in self._sized(trial):
             if not is_on_cpu:
                 least, most = self._bounds(estimator, sized, cluster)
-                budget = budget_bytes(cluster)
+                budget = budget_bytes(cluster, process_group(recipe))
                 if least > budget:
                     continue
                 is_held = recipe.expandable_segments and has_upper_bound(recipe)
@@ -173,7 +174,7 @@ class Trials:
                     trial.sized = sized
                     return True
             timeline = estimator.timeline(sized, cluster)
-            if device_memory(timeline.peak.total, cluster).verdict is not Verdict.FITS:
+            if device_memory(timeline.peak.total, cluster, process_group(recipe)).verdict is not Verdict.FITS:
                 continue  # not even its tensors do
             found = estimator.estimate(sized, cluster, timeline)
             if found.verdict is Verdict.FITS:  # so that these are the sizes
@@ -189,11 +190,12 @@ class Trials:
         engine = engine_of(estimator.table, recipe, num_ranks=cluster.num_gpus)
         states = with_copy(engine.states(), estimator.table, recipe, cluster.num_gpus)
         least = max(states.resident.total + states.copies.total, states.step_peak.total)
-        if least > budget_bytes(cluster):
+        budget = budget_bytes(cluster, process_group(recipe))
+        if least > budget:
             return least, least
         profile = self._profile(estimator, recipe, cluster)
         least = max(least, states.resident.total + max(profile.forward_peak, profile.dropped_peak))
-        if least > budget_bytes(cluster):
+        if least > budget:
             return least, least
         bounds = least, peak_bound(engine, states, profile, accumulates=recipe.grad_accum > 1)
         gpu = cluster.node.gpu

@@ -14,6 +14,7 @@ from vlmplan.dataset.images import limited
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.device import Verdict, device_memory
+from vlmplan.memory.overhead import process_group
 from vlmplan.models import context_length
 
 LIMIT_PERCENTILES = (99, 95, 90)
@@ -115,7 +116,7 @@ def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, 
             timeline = other.timeline(recipe.with_changes(micro_batch=micro_batch), cluster)
         except InputError:
             return False
-        return device_memory(timeline.peak.total, cluster).verdict is Verdict.FITS
+        return device_memory(timeline.peak.total, cluster, process_group(recipe)).verdict is Verdict.FITS
 
     rows = recipe.micro_batch
     micro_batch = largest(lambda count: fits(bound, count), MOST_MICRO_BATCH)

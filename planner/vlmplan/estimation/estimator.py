@@ -40,7 +40,7 @@ from vlmplan.memory.host import (
 )
 from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.lasting import with_inference_engine, with_lasting
-from vlmplan.memory.overhead import workspace_sizes
+from vlmplan.memory.overhead import process_group, workspace_sizes
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
@@ -209,15 +209,14 @@ class Estimator:
         As many traces as there are different lengths are made: seconds, not milliseconds.
         """
         if recipe.expandable_segments or recipe.task is not None:
-            return device_memory(timeline.peak.total, cluster)
+            return device_memory(timeline.peak.total, cluster, process_group(recipe))
         logged = {
             length: self.with_samples(replace(self.workload, seq_len=length))._logged(recipe, cluster)
             for length in sorted(set(lengths))
         }
         micro_batches = [logged[length] for length in lengths]
-        return device_memory(
-            timeline.peak.total, cluster, self._replayed(recipe, cluster, *micro_batches[0], micro_batches)
-        )
+        replay = self._replayed(recipe, cluster, *micro_batches[0], micro_batches)
+        return device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
 
     def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
         """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""
@@ -386,7 +385,7 @@ class Estimator:
         engine = self.inference_engine(recipe, cluster)
         if engine is not None and recipe.task is not None and recipe.task.vllm_memory is None:
             recipe = recipe.with_changes(task=replace(recipe.task, vllm_memory=engine.needed_utilization))
-        device = device_memory(timeline.peak.total, cluster, self._replay(recipe, cluster))
+        device = device_memory(timeline.peak.total, cluster, process_group(recipe), self._replay(recipe, cluster))
         host = self.host(recipe, cluster)
         if node.gpu.is_cpu:
             read = self._read_bytes(recipe)

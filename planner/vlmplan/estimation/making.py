@@ -6,6 +6,7 @@ from vlmplan.estimation.estimator import Estimator
 from vlmplan.estimation.record import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict, device_memory
+from vlmplan.memory.overhead import process_group
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
 from vlmplan.sizes import zero_settings
@@ -33,7 +34,7 @@ def sized_estimate(
     *first, last = sized_recipes(estimator, recipe, cluster)
     for sized in first:
         timeline = timeline_of(sized, cluster)
-        if device_memory(timeline.peak.total, cluster).verdict is Verdict.FITS:  # its tensors do
+        if device_memory(timeline.peak.total, cluster, process_group(sized)).verdict is Verdict.FITS:  # its tensors do
             found = estimator.estimate(sized, cluster, timeline)
             if found.verdict is Verdict.FITS:
                 return found

@@ -12,7 +12,14 @@ from enum import Enum
 
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SEGMENT_ROUNDING_BYTES, OutOfDeviceMemory
-from vlmplan.memory.overhead import context_bytes, nccl_bytes, process_bytes, reserve_bytes, workspace_bytes
+from vlmplan.memory.overhead import (
+    ProcessGroup,
+    context_bytes,
+    nccl_bytes,
+    process_bytes,
+    reserve_bytes,
+    workspace_bytes,
+)
 
 
 class Verdict(Enum):
@@ -68,15 +75,15 @@ class DeviceMemory:
 
 
 def device_memory(
-    allocated_bytes: int, cluster: Cluster, replay: Callable[[int | None], int] | None = None
+    allocated_bytes: int, cluster: Cluster, group: ProcessGroup, replay: Callable[[int | None], int] | None = None
 ) -> DeviceMemory:
-    """The device for a peak of ``allocated_bytes`` in tensors.
+    """The device for a peak of ``allocated_bytes`` in tensors of a run with such a process group.
 
     ``replay(capacity)`` gives the peak of reserved bytes, or raises OutOfDeviceMemory; None: expandable segments.
     """
     gpu = cluster.node.gpu
     usable = gpu.usable_bytes
-    capacity = usable - _overhead_bytes(cluster)
+    capacity = usable - _overhead_bytes(cluster, group)
     runs = allocated_bytes <= capacity
     if replay is None:
         reserved = _expandable_bytes(allocated_bytes)
@@ -89,7 +96,7 @@ def device_memory(
         allocated_bytes=allocated_bytes,
         reserved_bytes=reserved,
         context_bytes=context_bytes(gpu),
-        nccl_bytes=nccl_bytes(cluster),
+        nccl_bytes=nccl_bytes(cluster, group),
         process_bytes=process_bytes(gpu),
         usable_bytes=usable,
         reserve_bytes=reserve_bytes(usable),
@@ -97,9 +104,9 @@ def device_memory(
     )
 
 
-def expandable_device_bytes(allocated_bytes: int, cluster: Cluster) -> int:
+def expandable_device_bytes(allocated_bytes: int, cluster: Cluster, group: ProcessGroup) -> int:
     """``device_bytes`` alone, with expandable segments: a search asks for nothing else, thousands of times."""
-    return _expandable_bytes(allocated_bytes) + _overhead_bytes(cluster)
+    return _expandable_bytes(allocated_bytes) + _overhead_bytes(cluster, group)
 
 
 def _expandable_bytes(allocated_bytes: int) -> int:
@@ -107,13 +114,13 @@ def _expandable_bytes(allocated_bytes: int) -> int:
     return -(-allocated_bytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
 
 
-def budget_bytes(cluster: Cluster) -> int:
+def budget_bytes(cluster: Cluster, group: ProcessGroup) -> int:
     """What the model's tensors may take on each GPU of a setup that fits: no reserve, context, NCCL or workspaces."""
     gpu = cluster.node.gpu
-    capacity = gpu.usable_bytes - _overhead_bytes(cluster)
+    capacity = gpu.usable_bytes - _overhead_bytes(cluster, group)
     return capacity - reserve_bytes(gpu.usable_bytes) - workspace_bytes(gpu)
 
 
-def _overhead_bytes(cluster: Cluster) -> int:
+def _overhead_bytes(cluster: Cluster, group: ProcessGroup) -> int:
     gpu = cluster.node.gpu
-    return context_bytes(gpu) + nccl_bytes(cluster) + process_bytes(gpu)
+    return context_bytes(gpu) + nccl_bytes(cluster, group) + process_bytes(gpu)

@@ -6,7 +6,8 @@ stands in place of what is assumed here.
 """
 
 from vlmplan.hardware import Cluster, Gpu
-from vlmplan.units import GIB, MIB
+from vlmplan.recipe import Recipe
+from vlmplan.units import GIB, MIB, Choice
 
 CUBLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
 """Workspace of one cuBLAS handle before Hopper, 8.125 MiB. Cited: torch 2.13 ``CUDABlas``/``CublasHandlePool.cpp``,
@@ -18,10 +19,24 @@ NUM_CUBLAS_HANDLES = 2
 
 CUDA_CONTEXT_BYTES = 500 * MIB
 """CUDA context, loaded kernels and library handles of one process. Assumed: 0.3 to 0.6 GiB are seen."""
+HOPPER_CONTEXT_BYTES = 767 * MIB
+"""The same of compute capability 9.0 and 10.0. Measured: 767 to 769 MiB in 15 runs on an H200 with torch 2.11 for CUDA
+13.0 (tests/gpu), of which 527 are there before the first kernel. Assumed for other cards of 132 multiprocessors or
+more."""
+HOPPER, CONSUMER_BLACKWELL = (9, 0), (12, 0)
 CPU_PROCESS_BYTES = 411 * MIB
 """What a rank on a CPU takes of its share of the host's memory before it holds anything of the model: Python and
 libraries. Measured: resident memory after importing torch 2.13, transformers, deepspeed and peft."""
 
+NCCL_COMMUNICATOR_BYTES = 484 * MIB
+"""NCCL itself, before it talks to anybody: kernels, their stacks, a communicator. Cited: what a communicator of one GPU
+takes on an RTX 3090 (github.com/NVIDIA/nccl/pull/2366)."""
+HOPPER_NCCL_COMMUNICATOR_BYTES = 562 * MIB
+"""The same from compute capability 9.0 on. Measured: 558 to 562 MiB with stage 3 and FSDP2 on one H200 with torch 2.11
+(tests/gpu)."""
+STAGE_1_2_BYTES = 386 * MIB
+"""More than that where DeepSpeed runs stage 1 or 2. Measured: 1715 to 1801 MiB beyond the reserved bytes in 4 runs on
+one H200, where stage 3 has 1329. Why is not known."""
 NCCL_CONNECTION_BYTES = 10 * MIB
 """Buffers of one NCCL channel to one peer. Cited: allocations of 10,485,760 bytes per connection in
 github.com/NVIDIA/nccl/issues/1685."""
@@ -43,7 +58,7 @@ def workspace_sizes(gpu: Gpu) -> list[int]:
     """Bytes of each cuBLAS workspace, which count as allocated; a CPU has none."""
     if gpu.is_cpu:
         return []
-    is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= (9, 0)
+    is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= HOPPER
     of_handle = HOPPER_CUBLAS_WORKSPACE_BYTES if is_hopper else CUBLAS_WORKSPACE_BYTES
     return [_measured_bytes(gpu, "cublas_workspace_bytes", of_handle)] * NUM_CUBLAS_HANDLES
 
@@ -55,7 +70,10 @@ def workspace_bytes(gpu: Gpu) -> int:
 
 def context_bytes(gpu: Gpu) -> int:
     """Bytes of the CUDA context; a CPU has none."""
-    return 0 if gpu.is_cpu else _measured_bytes(gpu, "context_bytes", CUDA_CONTEXT_BYTES)
+    if gpu.is_cpu:
+        return 0
+    is_large = gpu.compute_capability is not None and HOPPER <= gpu.compute_capability < CONSUMER_BLACKWELL
+    return _measured_bytes(gpu, "context_bytes", HOPPER_CONTEXT_BYTES if is_large else CUDA_CONTEXT_BYTES)
 
 
 def process_bytes(gpu: Gpu) -> int:
@@ -63,15 +81,35 @@ def process_bytes(gpu: Gpu) -> int:
     return _measured_bytes(gpu, "process_bytes", CPU_PROCESS_BYTES) if gpu.is_cpu else 0
 
 
-def nccl_bytes(cluster: Cluster) -> int:
-    """Bytes of NCCL's buffers on each GPU: per channel, two connections of a ring. CPU ranks talk over gloo."""
-    if cluster.num_gpus == 1 or cluster.node.gpu.is_cpu:
+class ProcessGroup(Choice):
+    """What a run of one GPU has of NCCL, as one of more does: nothing, a communicator, or one of stage 1 or 2."""
+
+    NONE = "none"
+    ONE = "one"
+    STAGE_1_2 = "stage 1 or 2"
+
+
+def process_group(recipe: Recipe) -> ProcessGroup:
+    """DeepSpeed and FSDP2 make one for a single GPU too."""
+    if recipe.uses_deepspeed:
+        return ProcessGroup.STAGE_1_2 if recipe.zero_stage in (1, 2) else ProcessGroup.ONE
+    return ProcessGroup.ONE if recipe.fsdp else ProcessGroup.NONE
+
+
+def nccl_bytes(cluster: Cluster, group: ProcessGroup) -> int:
+    """Bytes of NCCL on each GPU: itself, and per channel two connections of a ring. CPU ranks talk over gloo."""
+    gpu, is_alone = cluster.node.gpu, cluster.num_gpus == 1
+    if gpu.is_cpu or (is_alone and group is ProcessGroup.NONE):
         return 0
-    found = cluster.node.gpu.calibration
+    of_engine = STAGE_1_2_BYTES if group is ProcessGroup.STAGE_1_2 else 0
+    found = gpu.calibration
     if found is not None and found.num_ranks == cluster.num_gpus and (of_nccl := found.value("nccl_bytes")) is not None:
-        return round(of_nccl.value)
+        return round(of_nccl.value) + of_engine
+    is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= HOPPER
+    itself = HOPPER_NCCL_COMMUNICATOR_BYTES if is_hopper else NCCL_COMMUNICATOR_BYTES
     channels = NCCL_NVLINK_CHANNELS if cluster.node.uses_nvlink else NCCL_PCIE_CHANNELS
-    return channels * NCCL_RING_CONNECTIONS * NCCL_CONNECTION_BYTES
+    connections = 0 if is_alone else channels * NCCL_RING_CONNECTIONS
+    return itself + of_engine + connections * NCCL_CONNECTION_BYTES
 
 
 def _measured_bytes(gpu: Gpu, name: str, assumed: int) -> int:

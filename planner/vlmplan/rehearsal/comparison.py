@@ -10,6 +10,7 @@ from functools import cached_property
 from vlmplan.engines.components import Components
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
+from vlmplan.memory.overhead import ProcessGroup, process_group
 from vlmplan.memory.phases import Phase
 from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
 from vlmplan.rehearsal.result import Rehearsed, RehearsedPhase
@@ -61,6 +62,10 @@ class Comparison(RehearsedDevice):
     @property
     def uses_deepspeed(self) -> bool:
         return self.estimate.recipe.uses_deepspeed
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        return process_group(self.estimate.recipe)
 
     @cached_property
     def phases(self) -> list[ComparedPhase]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from vlmplan.engines.components import Components
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
-from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
+from vlmplan.memory.overhead import ProcessGroup, workspace_bytes, workspace_sizes
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
 from vlmplan.rehearsal.result import Allocation, Rehearsed, RehearsedPhase
 from vlmplan.timing import CountedCollectives, TimedStep, timed_work
@@ -46,6 +46,10 @@ class RehearsedDevice(ABC):
     def uses_deepspeed(self) -> bool: ...
 
     @property
+    @abstractmethod
+    def process_group(self) -> ProcessGroup: ...
+
+    @property
     def is_on_cpu(self) -> bool:
         return self.cluster.node.gpu.is_cpu
 
@@ -69,6 +73,7 @@ class RehearsedDevice(ABC):
         return device_memory(
             self.peak_allocated_bytes,
             self.cluster,
+            self.process_group,
             None if self.is_on_cpu else lambda capacity: self._replay(capacity).peak_reserved_bytes,
         )
 

@@ -13,6 +13,7 @@ from vlmplan.child_process import empty_folder
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.json_reader import JsonDict, JsonObject
+from vlmplan.memory.overhead import ProcessGroup
 from vlmplan.rehearsal.process import SOURCE, answer_of
 from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
 from vlmplan.rehearsal.request import LEAST_STEPS, card_json
@@ -58,6 +59,10 @@ class ScriptRehearsal(RehearsedDevice):
     @property
     def uses_deepspeed(self) -> bool:
         return any(one.maker.startswith("deepspeed") for phase in self.rehearsed.phases for one in phase.largest)
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        return ProcessGroup.ONE if self.uses_deepspeed else ProcessGroup.NONE
 
     @property
     def decisions(self) -> tuple[UnknownRead, ...]:

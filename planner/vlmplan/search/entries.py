@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import expandable_device_bytes
-from vlmplan.memory.overhead import workspace_bytes
+from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
 from vlmplan.recipe_choices import Method, Offload
 from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.search.clusters import Candidate
@@ -58,8 +58,10 @@ class ScoredSetup:
 
     def key(self, objective: Objective) -> tuple[Any, ...]:
         plan = self.plan
-        known_bytes = None if plan is None else plan.estimate.device.device_bytes
-        device_bytes = shown_bytes(self.setup.least_bytes, self.cluster) if known_bytes is None else known_bytes
+        if plan is None:
+            device_bytes = shown_bytes(self.setup.least_bytes, self.cluster, process_group(self.setup.recipe))
+        else:
+            device_bytes = plan.estimate.device.device_bytes
         return rank_key(objective, self.hours, self.usd, self.cluster.num_gpus, device_bytes)
 
 
@@ -86,9 +88,9 @@ class UnexploredMethod:
         return place == 0 or (self.usd is not None and self.usd < front[place - 1][1])
 
 
-def shown_bytes(num_bytes: int, cluster: Cluster) -> int:
-    """What a GPU shows whose tensors take ``num_bytes``."""
-    return expandable_device_bytes(num_bytes + workspace_bytes(cluster.node.gpu), cluster)
+def shown_bytes(num_bytes: int, cluster: Cluster, group: ProcessGroup = ProcessGroup.NONE) -> int:
+    """What a GPU shows whose tensors take ``num_bytes``; at the least, where no recipe says the process group."""
+    return expandable_device_bytes(num_bytes + workspace_bytes(cluster.node.gpu), cluster, group)
 
 
 def rank_key(

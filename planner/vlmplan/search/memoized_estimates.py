@@ -6,6 +6,7 @@ seconds of one micro batch are exact.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -19,7 +20,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.evaluation import with_evaluation
-from vlmplan.memory.overhead import workspace_bytes
+from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
 from vlmplan.search.combined_traces import Switches
@@ -162,7 +163,9 @@ class MemoizedEstimates:
         self._bounds = IdentityCache[Recipe, RecipeBounds](self._new_bounds)
         self._bounds_on: dict[tuple[int, int], tuple[Recipe, Cluster, RecipeBounds]] = {}
         self._machines = IdentityCache[Cluster, _Machines](_Machines.of)
-        self._budgets = IdentityCache[Cluster, int](budget_bytes)
+        self._budgets = {
+            group: IdentityCache[Cluster, int](partial(budget_bytes, group=group)) for group in ProcessGroup
+        }
         self._batched = IdentityCache[Recipe, Recipe](self._new_with_batch)
         self._disk_of = IdentityCache[Recipe, DiskSpace](self._new_disk)
         self._alike = IdentityCache[Recipe, Recipe](self._first_alike)
@@ -271,9 +274,9 @@ class MemoizedEstimates:
         batches = self.micro_batches(recipe, capability)
         return RecipeBounds(batches, engine, states, workspace_bytes, beside, waiting)
 
-    def budget_bytes(self, cluster: Cluster) -> int:
-        """What tensors may take on a GPU of the cluster."""
-        return self._budgets.get(cluster)
+    def budget_bytes(self, cluster: Cluster, recipe: Recipe) -> int:
+        """What tensors may take on a GPU of the cluster in a run of the recipe."""
+        return self._budgets[process_group(recipe)].get(cluster)
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """That of the setup, made once for all clusters of as many GPUs that meet the same kernels, whatever the

@@ -296,7 +296,7 @@ class Search:
     def _measure(self, entry: ScoredSetup) -> None:
         """Look closer at what does not fit by its bound, or whose memory is what counts: first by closer bounds, then
         at its timeline."""
-        budget = self.space.models.budget_bytes(entry.cluster)
+        budget = self.space.models.budget_bytes(entry.cluster, entry.setup.recipe)
         if not entry.is_bounded_closely:
             entry.setup = self.space.closer(entry.setup, entry.cluster)
             entry.is_bounded_closely = True

@@ -19,7 +19,7 @@ def refusal(space: SetupSpace, cluster: Cluster) -> tuple[str, str | None]:
         return next(space.choices.objections(cluster, methods)), None
     needed, setup = min(((space.needed_bytes(setup, cluster), setup) for setup in attempts), key=itemgetter(0))
     recipe = setup.recipe
-    budget = space.models.budget_bytes(cluster)
+    budget = space.models.budget_bytes(cluster, recipe)
     engine = engine_name(recipe, cluster.num_gpus)
     offload = " with CPU offload" if recipe.offload_optimizer is not Offload.NONE else ""
     reason = (

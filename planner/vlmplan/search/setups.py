@@ -139,8 +139,8 @@ class SetupSpace:
         return any(True for _ in self._ways_of_method(cluster, method))
 
     def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[RecipeCandidate]:
-        budget = self.models.budget_bytes(cluster)
         for engine in self.choices.engines(cluster, method):
+            budget = self.models.budget_bytes(cluster, engine[0])
             states = self.models.states(self._sized(engine[0], cluster, low_memory=True), cluster.num_gpus)
             copies = states.copies.total
             built = states.init_peak.total - workspace_bytes(cluster.node.gpu)  # there are none yet
@@ -206,7 +206,7 @@ class SetupSpace:
         self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize], below: float
     ) -> Iterator[BoundedSetup]:
         """Setups that do not fit by their bound, and may, the smallest micro batch first."""
-        budget, bounds = self.models.budget_bytes(cluster), self.models.bounds(recipe, cluster)
+        budget, bounds = self.models.budget_bytes(cluster, recipe), self.models.bounds(recipe, cluster)
         for size in sizes:
             self.num_considered += 1
             if bounds.at(size).least > budget:
@@ -223,7 +223,7 @@ class SetupSpace:
     def _largest_fitting(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> int:
         """The place of the largest micro batch that fits by its bound, found by bisection: its peak grows with the
         batch. -1 if none does."""
-        budget = self.models.budget_bytes(cluster)
+        budget = self.models.budget_bytes(cluster, recipe)
         if self.models.states(recipe, cluster.num_gpus).resident.total > budget:
             self.num_considered += 1
             return -1  # whatever a micro batch takes
@@ -256,7 +256,7 @@ class SetupSpace:
             for recipe in self._heaviest(engine):
                 for low_memory in (False, True) if self._has_profiles(recipe) else (False,):
                     setup = self._attempt(recipe, cluster, size, low_memory=low_memory)
-                    if setup.least_bytes <= self.models.budget_bytes(cluster):
+                    if setup.least_bytes <= self.models.budget_bytes(cluster, recipe):
                         found.append(setup)
                     if setup.fits:
                         break
@@ -280,9 +280,8 @@ class SetupSpace:
 
     def _attempt(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, low_memory: bool) -> BoundedSetup:
         sized = self._sized(recipe, cluster, low_memory=low_memory)
-        return self._setup(
-            sized, cluster, size, fits=self._bounds(sized, cluster, size).most <= self.models.budget_bytes(cluster)
-        )
+        fits = self._bounds(sized, cluster, size).most <= self.models.budget_bytes(cluster, sized)
+        return self._setup(sized, cluster, size, fits=fits)
 
     def fitting_lightest(self, cluster: Cluster, method: Method) -> BoundedSetup | None:
         """One of ``lightest`` that fits by its timeline. If there is none, nothing of the method fits."""
@@ -290,13 +289,16 @@ class SetupSpace:
 
     def possible_lightest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
         """Those of ``lightest`` that may fit."""
-        budget = self.models.budget_bytes(cluster)
-        return [setup for setup in self.lightest(cluster, method) if setup.least_bytes <= budget]
+        return [
+            setup
+            for setup in self.lightest(cluster, method)
+            if setup.least_bytes <= self.models.budget_bytes(cluster, setup.recipe)
+        ]
 
     def first_fitting(self, attempts: Iterable[BoundedSetup], cluster: Cluster) -> BoundedSetup | None:
         """The first that fits by its timeline of those that may, what takes least by its bound first."""
-        budget = self.models.budget_bytes(cluster)
         for setup in sorted(attempts, key=lambda setup: setup.most_bytes):
+            budget = self.models.budget_bytes(cluster, setup.recipe)
             closer: BoundedSetup | None = setup if setup.fits else self.closer(setup, cluster)
             while closer is not None:
                 if closer.fits or self.needed_bytes(closer, cluster) <= budget:
@@ -309,17 +311,18 @@ class SetupSpace:
         recipe = setup.recipe
         bounds = self.models.bounds(recipe, cluster).close_at((recipe.micro_batch, recipe.grad_accum))
         least, most = max(setup.least_bytes, bounds.least), min(setup.most_bytes, bounds.most)
-        return replace(setup, least_bytes=least, most_bytes=most, fits=most <= self.models.budget_bytes(cluster))
+        fits = most <= self.models.budget_bytes(cluster, recipe)
+        return replace(setup, least_bytes=least, most_bytes=most, fits=fits)
 
     def needed_bytes(self, setup: BoundedSetup, cluster: Cluster) -> int:
         """What its tensors take: the highest moment of its timeline, or a floor of that which does not fit already."""
-        if setup.least_bytes > self.models.budget_bytes(cluster):
+        if setup.least_bytes > self.models.budget_bytes(cluster, setup.recipe):
             return setup.least_bytes
         return self.models.timeline(setup.recipe, cluster).peak.total - workspace_bytes(cluster.node.gpu)
 
     def with_fewer_answers(self, setup: BoundedSetup, cluster: Cluster) -> BoundedSetup | None:
         """A setup of GRPO that does not fit, with fewer answers generated at once; None where that helps nothing."""
-        recipe, budget = setup.recipe, self.models.budget_bytes(cluster)
+        recipe, budget = setup.recipe, self.models.budget_bytes(cluster, setup.recipe)
         steps = fewer_at_once(recipe, cluster.num_gpus)
         size = recipe.micro_batch, recipe.grad_accum
         if steps is None or self.models.bounds(recipe, cluster).close_at(size).least > budget:

@@ -118,7 +118,8 @@ def _phase(work: CountedWork, gpu: Gpu, scenario: Scenario) -> _PhaseSeconds | N
             attention=sum(
                 flops / speeds[name].attention_flops_per_second for name, flops in work.attention_flops.items()
             ),
-            memory=work.moved_bytes / any_speed.bytes_per_second,
+            memory=work.moved_bytes / any_speed.bytes_per_second
+            + (work.num_kernels - sum(work.products.values())) * any_speed.kernel_ramp_seconds,
         ),
         copying=work.copied_bytes / bus if bus is not None else 0.0,
         launching=work.num_kernels * any_speed.kernel_seconds,

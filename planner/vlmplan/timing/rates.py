@@ -101,9 +101,21 @@ BANDWIDTH_FRACTION = RangedValue(0.7, 0.8, 0.9)
 """Part of the memory bandwidth that elementwise kernels reach. Assumed."""
 RAMP_SECONDS = RangedValue(10e-6, 6e-6, 3e-6)
 """What each product takes beside its rate: the first tiles fill the pipelines, the last wave is not full. Assumed."""
-KERNEL_SECONDS = RangedValue(20e-6, 11e-6, 6e-6)
+KERNEL_RAMP_SECONDS = RangedValue(5e-6, 3e-6, 1.5e-6)
+"""What any other kernel takes beside what it moves: it starts when the one before has ended. Measured as what forward
+and backward of the runs in tests/gpu took longer than their products and bytes where the GPU was busy all along, on an
+H200 with torch 2.11, by the runs that are not held back; the ends of the range are assumed."""
+KERNEL_SECONDS = RangedValue(25e-6, 11e-6, 6e-6)
 """Time that eager PyTorch needs per operation that moves memory, views and checks between them included; a GPU that
-finishes earlier waits. Assumed for hosts of 2020 on (rehearsals dispatch about 1.5 operations for each one counted)."""
+finishes earlier waits. Assumed for hosts of 2020 on (rehearsals dispatch about 1.5 operations for each one counted).
+The slow end is measured: 24.3 us on a virtual machine with an H200, 2026 (tests/gpu)."""
+CHECKPOINT_OPERATIONS = {"forward": 1.0, "backward": 2.2}
+"""More time of the host for each operation that is computed again, in operations (``KERNEL_SECONDS``): checkpoints
+(``use_reentrant=False``) run Python for each tensor that an operation saves, in forward, as it is made again and as
+backward takes it.
+
+Measured with torch 2.13 on a CPU: 0.9 to 1.1 and 2.1 to 2.3 times an operation of the same model without checkpoints,
+in full training and with adapters alike (``vlmplan_trainer.calibrate.host``)."""
 HOOK_SECONDS = {
     "forward": RangedValue(440e-6, 220e-6, 110e-6),
     "forward_empty": RangedValue(260e-6, 130e-6, 65e-6),
@@ -144,6 +156,13 @@ class HookSeconds(NamedTuple):
     gradient: float
 
 
+class CheckpointSeconds(NamedTuple):
+    """What each operation that is computed again adds in forward and in recomputation and backward."""
+
+    forward: float
+    backward: float
+
+
 PCIE_COPY_FRACTION = RangedValue(0.6, 0.8, 0.9)
 """Part of PCIe's rate that pinned copies reach. Assumed."""
 
@@ -156,7 +175,9 @@ class Rates:
     attention_flops_per_second: float
     bytes_per_second: float
     ramp_seconds: float
+    kernel_ramp_seconds: float
     kernel_seconds: float
+    checkpoints: CheckpointSeconds
     hooks: HookSeconds
     host_copy_bytes_per_second: float | None = None
     """Of pinned copies over the bus, which those of activations take."""
@@ -208,6 +229,7 @@ def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) 
     attention = _attention_flops_per_second(gpu, recipe, scenario)
     bytes_per_second = memory_bytes_per_second(gpu, scenario)
     copied = host_copy_bytes_per_second(gpu, scenario) if recipe.offload_activations else None
+    kernel_seconds = measured_or(gpu, "operation_seconds", KERNEL_SECONDS).at(scenario)
     if matmul is None or attention is None or bytes_per_second is None:
         return None
     if recipe.offload_activations and copied is None:
@@ -217,7 +239,14 @@ def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) 
         attention_flops_per_second=attention,
         bytes_per_second=bytes_per_second,
         ramp_seconds=measured_or(gpu, "matmul_ramp", RAMP_SECONDS).at(scenario),
-        kernel_seconds=measured_or(gpu, "operation_seconds", KERNEL_SECONDS).at(scenario),
+        kernel_ramp_seconds=KERNEL_RAMP_SECONDS.at(scenario),
+        kernel_seconds=kernel_seconds,
+        checkpoints=CheckpointSeconds(
+            **{
+                name: found.at(scenario) if (found := measured(gpu, f"checkpoint_{name}")) else count * kernel_seconds
+                for name, count in CHECKPOINT_OPERATIONS.items()
+            }
+        ),
         hooks=HookSeconds(
             **{name: measured_or(gpu, f"hook_{name}", seconds).at(scenario) for name, seconds in HOOK_SECONDS.items()}
         ),

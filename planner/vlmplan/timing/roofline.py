@@ -1,7 +1,8 @@
 """What one micro batch takes on one GPU: a roofline over the operations that the tape recorded.
 
-Per phase (forward, recomputation, backward) the GPU is busy for the sum over its operations; the host needs time to ask
-for each; the longer of the two is what the phase takes, as work is queued ahead.
+In forward the GPU is busy for the sum over its operations; the host needs time to ask for each; the longer of the two
+is what forward takes, as work is queued ahead. Recomputation and backward take turns, layer by layer, so it is the
+longer of the two for both together.
 """
 
 from collections.abc import Iterable
@@ -45,8 +46,8 @@ class BusySeconds:
 
 
 def busy_seconds(work: Work, speed: Rates) -> BusySeconds:
-    """A product takes its operations or its bytes, whichever is longer, and its ramp; attention its operations; the
-    rest its bytes."""
+    """A product takes its operations or its bytes, whichever is longer, and its ramp; attention its operations; every
+    other kernel its bytes and its ramp."""
     matmuls, attention, memory = _busy_parts(work, speed)
     return BusySeconds(matmuls=matmuls, attention=attention, memory=memory)
 
@@ -54,12 +55,13 @@ def busy_seconds(work: Work, speed: Rates) -> BusySeconds:
 def _busy_parts(work: Work, speed: Rates) -> tuple[float, float, float]:
     """See ``BusySeconds``."""
     flops_per_second, bytes_per_second, ramp = speed.matmul_flops_per_second, speed.bytes_per_second, speed.ramp_seconds
-    matmuls = 0.0
+    matmuls, num_others = 0.0, work.num_kernels
     for (flops, hbm_bytes), count in work.matmuls.items():
+        num_others -= count
         computing, moving = flops / flops_per_second, hbm_bytes / bytes_per_second
         matmuls += count * ((computing if computing > moving else moving) + ramp)
     attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
-    moved = work.elementwise_bytes / bytes_per_second
+    moved = work.elementwise_bytes / bytes_per_second + num_others * speed.kernel_ramp_seconds
     if work.host_copies:
         assert speed.host_copy_bytes_per_second is not None
         moved += work.host_copy_bytes / speed.host_copy_bytes_per_second
@@ -75,17 +77,13 @@ class MicroBatchSeconds:
 
     @property
     def phases(self) -> PhaseSeconds:
-        """The longer of the two in each phase."""
-        forward, recompute, backward = (
-            max(busy.total, launches) for busy, launches in zip(self.busy, self.launches, strict=True)
-        )
-        return forward, recompute, backward
+        """What each phase takes."""
+        return phases_of(self.demands)
 
     @property
     def waiting(self) -> float:
         """Seconds in which the GPU has nothing to do but wait for the host."""
-        pairs = zip(self.busy, self.launches, strict=True)
-        return sum(max(0.0, launches - busy.total) for busy, launches in pairs)
+        return sum(self.phases) - sum(busy.total for busy in self.busy)
 
     @property
     def demands(self) -> PhaseDemands:
@@ -103,11 +101,19 @@ def added_demands(parts: Iterable[PhaseDemands]) -> PhaseDemands:
     return forward, recompute, backward, first, again, back
 
 
+def phases_of(demands: PhaseDemands) -> PhaseSeconds:
+    """What each phase takes: recomputation has the part that it has of what decides over it and backward together."""
+    forward, recompute, backward, first, again, back = demands
+    if recompute + backward >= again + back:
+        return max(forward, first), recompute, backward
+    return max(forward, first), again, back
+
+
 def phases_between(low: PhaseDemands, high: PhaseDemands, fraction: float) -> PhaseSeconds:
     """The phases of a micro batch between two others, ``fraction`` of the way: what keeps the GPU busy and what asking
     takes grow evenly, the longer of the two does not."""
-    forward, recompute, backward, first, again, back = [a + (b - a) * fraction for a, b in zip(low, high, strict=True)]
-    return max(forward, first), max(recompute, again), max(backward, back)
+    first, second, third, fourth, fifth, sixth = [a + (b - a) * fraction for a, b in zip(low, high, strict=True)]
+    return phases_of((first, second, third, fourth, fifth, sixth))
 
 
 def micro_batch_seconds(
@@ -131,8 +137,12 @@ def demands_at(speed: Rates, trace: Trace, recipe: Recipe) -> PhaseDemands:
 
 
 def _launch_seconds(speed: Rates, trace: Trace, recipe: Recipe) -> PhaseSeconds:
-    """What asking for each phase takes the host; under stage 3 hooks run at every module too."""
-    first, again, back = [work.num_kernels * speed.kernel_seconds for work in trace.works()]
+    """What asking for each phase takes the host, with what checkpoints add; under stage 3 hooks run at every module
+    too."""
+    works = trace.works()
+    num_again = works[1].num_kernels
+    first, again, back = [work.num_kernels * speed.kernel_seconds for work in works]
+    first, again = first + num_again * speed.checkpoints.forward, again + num_again * speed.checkpoints.backward
     if recipe.zero_stage == 3:
         calls = hooked_calls(trace, recipe.zero.stage3_param_persistence_threshold)
         in_forward, in_recompute, in_backward = (one.seconds(speed.hooks) for one in calls)

@@ -2,8 +2,9 @@
 output.
 
 The request is ``{"device": "cuda" or "cpu", "num_ranks": 1, "budget_seconds": 480, "operations": {"config": {...},
-"tokens": 32, "num_kernels": 900}}``; the answer has ``device_name``, ``num_ranks``, ``versions``, ``values`` and
-``not_measured``, or only ``error``, a sentence. Progress goes to standard error, a part a line.
+"tokens": 32, "num_kernels": 900, "num_recomputed": 300}}``; the answer has ``device_name``, ``num_ranks``,
+``versions``, ``values`` and ``not_measured``, or only ``error``, a sentence. Progress goes to standard error, a part a
+line.
 """
 
 import platform

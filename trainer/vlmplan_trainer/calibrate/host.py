@@ -2,9 +2,12 @@
 
 import io
 import time
+from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from vlmplan_trainer.calibrate.clock import Measured, inverted, measured, seconds_of
 from vlmplan_trainer.probe import configuration, model_class
@@ -18,21 +21,44 @@ IMAGE_SIZES = ((640, 480), (1280, 960))
 
 def operations(device: torch.device, asked: dict[str, Any], limit_seconds: float) -> Found:
     """The host's time for one counted operation: forward and backward of a model that is too small to keep a GPU busy,
-    by the number of operations that the planner counts in it. On a CPU it holds the small operations themselves."""
+    by the number of operations that the planner counts in it. On a CPU it holds the small operations themselves.
+
+    And what checkpoints add in forward and in backward for each operation that they run again, besides that operation.
+    """
     torch.manual_seed(0)
     config = configuration(asked["config"])
     model = model_class(config)(config).to(device)
     model.train()
     tokens = torch.zeros(1, asked["tokens"], dtype=torch.long, device=device)
-    found: list[float] = []
+    plain = _phase_seconds(model, tokens, limit_seconds / 2)
+    num_kernels, num_again = asked["num_kernels"], asked["num_recomputed"]
+    found = {"operation_seconds": measured([sum(both) / num_kernels for both in plain])}
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            module.gradient_checkpointing = True
+            module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    checkpointed = _phase_seconds(model, tokens, limit_seconds / 2)
+    operations_again = 0.0, found["operation_seconds"].value
+    for place, name in enumerate(("checkpoint_forward", "checkpoint_backward")):
+        without = median(both[place] for both in plain)
+        added = [(both[place] - without) / num_again - operations_again[place] for both in checkpointed]
+        found[name] = measured([max(0.0, seconds) for seconds in added])
+    return found
+
+
+def _phase_seconds(model: Any, tokens: Any, limit_seconds: float) -> list[tuple[float, float]]:
+    """Of forward and of backward, again and again, until the host has asked for all of it."""
+    found: list[tuple[float, float]] = []
     end = time.monotonic() + limit_seconds
     while len(found) < NUM_WARM + NUM_STEPS and (time.monotonic() < end or len(found) <= NUM_WARM):
-        _wait(device)
+        _wait(tokens.device)
         start = time.perf_counter()
-        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
-        found.append((time.perf_counter() - start) / asked["num_kernels"])
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        between = time.perf_counter()
+        loss.backward()
+        found.append((between - start, time.perf_counter() - between))
         model.zero_grad()
-    return {"operation_seconds": measured(found[NUM_WARM:])}
+    return found[NUM_WARM:]
 
 
 def _wait(device: torch.device) -> None:
