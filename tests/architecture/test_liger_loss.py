@@ -22,9 +22,9 @@ COUNTED = json.loads((Path(__file__).parent / "liger_storages.json").read_text()
 DTYPES = {dtype.torch_name: dtype for dtype in DType}
 
 
-def planned(num_tokens, hidden_size, vocab_size, *, hidden, weight, autocast, trains):
+def planned(num_tokens, hidden_size, vocab_size, *, hidden, weight, autocast, trains, caches):
     """(peak, kept) bytes of the forward alone."""
-    tape = Tape(autocast=DTYPES.get(autocast), follows_weights=False)
+    tape = Tape(autocast=DTYPES.get(autocast), follows_weights=False, caches_casts=caches)
     head = Linear(hidden_size, vocab_size)
     head.weight.dtype, head.weight.requires_grad = DTYPES[weight], trains
     with tape.section("before"):

@@ -10,6 +10,7 @@ tensors can be made anywhere, for a card of compute capability 8.0.
 import inspect
 import json
 from contextlib import ExitStack
+from itertools import product
 from multiprocessing import get_context
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,8 @@ TYPES = (
     ("float32", "bfloat16", "bfloat16"),
 )
 """Hidden states, weight, and the type of autocast."""
+CACHES = (False, True)
+"""Whether autocast keeps its copies of trained weights until it ends, as it does unless it is told not to."""
 
 
 class FakeStorages(LiveStorages):
@@ -58,7 +61,9 @@ def on_a_card() -> ModuleType:
     return module
 
 
-def counted(sizes: tuple[int, int, int], types: tuple[str, str, str | None], trains: bool) -> dict[str, object]:
+def counted(
+    sizes: tuple[int, int, int], types: tuple[str, str, str | None], trains: bool, caches: bool
+) -> dict[str, object]:
     liger = on_a_card()
     num_tokens, width, vocab_size = sizes
     hidden_type, weight_type = (getattr(torch, name) for name in types[:2])
@@ -69,11 +74,11 @@ def counted(sizes: tuple[int, int, int], types: tuple[str, str, str | None], tra
         stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *args: (8, 0)))
         stack.enter_context(patch.object(torch.Tensor, "item", lambda self: num_tokens))
         hidden = torch.empty(num_tokens, width, dtype=hidden_type, device="cpu")
-        weight = torch.empty(vocab_size, width, dtype=weight_type, device="cpu")
+        weight = torch.empty(vocab_size, width, dtype=weight_type, device="cpu", requires_grad=trains)
         target = torch.empty(num_tokens, dtype=torch.int64, device="cpu")
         if types[2] is not None:
             stack.enter_context(patch.object(torch, "is_autocast_enabled", lambda *args: True))
-            stack.enter_context(torch.autocast("cpu", getattr(torch, types[2]), cache_enabled=False))
+            stack.enter_context(torch.autocast("cpu", getattr(torch, types[2]), cache_enabled=caches))
         storages = stack.enter_context(FakeStorages())
         storages.count(hidden, weight, target)
         given = storages.num_bytes
@@ -83,12 +88,22 @@ def counted(sizes: tuple[int, int, int], types: tuple[str, str, str | None], tra
         found = {"peak_bytes": storages.peak_bytes - given, "kept_bytes": storages.num_bytes - given}
         assert kept[4] is not None
     named = dict(zip(("num_tokens", "hidden_size", "vocab_size"), sizes, strict=True))
-    return {**named, **dict(zip(("hidden", "weight", "autocast"), types, strict=True)), "trains": trains, **found}
+    return {
+        **named,
+        **dict(zip(("hidden", "weight", "autocast"), types, strict=True)),
+        "trains": trains,
+        "caches": caches,
+        **found,
+    }
 
 
 if __name__ == "__main__":
     on_a_card()
-    cases = [(sizes, types, trains) for sizes in SIZES for types in TYPES for trains in (False, True)]
+    cases = [
+        (sizes, types, trains, caches)
+        for sizes, types, trains, caches in product(SIZES, TYPES, (False, True), CACHES)
+        if types[2] is not None or not caches
+    ]
     with get_context("fork").Pool(1, maxtasksperchild=1) as pool:  # what one leaves behind is not counted in the next
         rows = pool.starmap(counted, cases, chunksize=1)
     print("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]")

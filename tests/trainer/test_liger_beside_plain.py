@@ -101,7 +101,7 @@ def counted(x, weight, autocast):
 
 
 def planned(num_tokens, width, dtype, autocast):
-    tape, head = Tape(autocast=autocast, follows_weights=False), Linear(width, VOCAB_SIZE)
+    tape, head = Tape(autocast=autocast, follows_weights=False, caches_casts=True), Linear(width, VOCAB_SIZE)
     head.weight.dtype, head.weight.requires_grad = dtype, True
     with tape.section("before"):
         states = tape.tensor((1, num_tokens, width), dtype, PACKED)
@@ -125,7 +125,9 @@ def test_the_bytes_are_those_of_the_plan(dtype, autocast, monkeypatch):
     cast = None if autocast is None else getattr(torch, autocast.torch_name)
     peak, kept = counted(x.requires_grad_(), weight.requires_grad_(), cast)
     planned_peak, planned_kept = planned(num_tokens, width, dtype, autocast)
-    assert kept == planned_kept
+    # What autocast itself keeps until it ends goes with the function here.
+    cached = weight.numel() * autocast.num_bytes if autocast else 0
+    assert kept == planned_kept - cached
     # Into float32 the CPU adds 16-bit products part by part, each as large as a part of the weight.
     part = 2 * -(-VOCAB_SIZE // trained.PIECES) * width * 4 if autocast else 0
     assert planned_peak <= peak <= planned_peak + part

@@ -66,6 +66,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         losses = torch.zeros(len(x), dtype=torch.float32, device=x.device)
         is_counted = labels != IGNORED
         buffer = x.new_empty((chunk, len(weight))) if writes_into_place else None
+        cached = None
         for start in range(0, len(x), chunk):
             rows = slice(start, min(start + chunk, len(x)))
             logits = _logits(x[rows], weight, bias, buffer, dtype)
@@ -75,7 +76,11 @@ class _FusedCrossEntropy(torch.autograd.Function):
             if not x.requires_grad:
                 continue
             if buffer is None:
-                grad_x[rows] = logits @ weight.to(dtype)
+                cast = weight.to(dtype) if cached is None else cached
+                grad_x[rows] = logits @ cast
+                if weight.requires_grad and torch.is_autocast_cache_enabled():
+                    cached = cast  # as autocast keeps it, on a card until it ends
+                del cast
             else:
                 torch.mm(logits, weight, out=grad_x[rows])
             if grad_weight is not None:

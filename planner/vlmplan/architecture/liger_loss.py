@@ -8,6 +8,9 @@ logits is at most about twice as large as the hidden states), b bytes an element
 - kept to backward: the gradient of the hidden states, and that of a trained head in the head's type;
 - backward: both are multiplied in place.
 
+Autocast keeps the copy of a trained weight that the product of the hidden states' gradient reads, until it ends; the one
+of the logits' product is of a view, which it never keeps (``cached_cast`` in ``autocast_mode.cpp``).
+
 Where hidden states, weight and computation have one type, logits are written into one buffer for all chunks and the
 gradient of the hidden states into its place; else each product is a new tensor beside casts of what is multiplied.
 """
@@ -51,11 +54,14 @@ def liger_loss(hidden: Tensor, head: Any, *, model: ReadHead | None = None) -> T
         kept = [tape.tensor(hidden.shape, hidden.dtype)]  # whether or not it is wanted
         kept += [tape.gradient(weight.shape, weight.dtype)] if trains else []
         of_tokens = [tape.tensor((num_tokens,), dtype) for dtype in (DType.FLOAT32, DType.BOOL)]  # losses, which count
-        _run_chunk(tape, hidden, weight, chunk, dtype, trains=trains)
+        num_chunks = -(-num_tokens // chunk)
+        cached: list[Tensor] | None = [] if tape.caches_casts and trains and weight.dtype is not dtype else None
+        for _ in range(1 if cached is None else min(2, num_chunks)):  # the second one finds what the first one kept
+            _run_chunk(tape, hidden, weight, chunk, dtype, trains=trains, cached=cached)
+        tape.locals += cached or []
         count_products(tape, weight, num_tokens, chunk, dtype, 1 + hidden.requires_grad + trains)
-        _count_weight_accesses(
-            tape, weight, -(-num_tokens // chunk), dtype, casts=1 + hidden.requires_grad, sums=trains
-        )
+        casts = 1 + (hidden.requires_grad and cached is None)
+        _count_weight_accesses(tape, weight, num_chunks, dtype, casts=casts, sums=trains)
         tape.move(ACCESSES_PER_LOGIT * num_tokens * vocab_size * dtype.num_bytes, -(-num_tokens // chunk))
         if node is not None:
             tape.save(node, *(kept if hidden.requires_grad else kept[1:]))
@@ -79,9 +85,19 @@ def _count_weight_accesses(
 
 
 def _run_chunk(
-    tape: ForwardTape, hidden: Tensor, weight: Parameter, num_rows: int, dtype: DType, *, trains: bool
+    tape: ForwardTape,
+    hidden: Tensor,
+    weight: Parameter,
+    num_rows: int,
+    dtype: DType,
+    *,
+    trains: bool,
+    cached: list[Tensor] | None,
 ) -> None:
-    """The tensors of one chunk at their most, in the order of the code: logits, then the two products of gradients."""
+    """The tensors of one chunk at their most, in the order of the code: logits, then the two products of gradients.
+
+    ``cached``: where autocast keeps its copy of the weight; None if it keeps none.
+    """
     vocab_size, width = weight.shape
     writes_into_place = hidden.dtype is weight.dtype is dtype
     rows = (num_rows, width)
@@ -90,7 +106,9 @@ def _run_chunk(
     logits = tape.tensor((num_rows, vocab_size), dtype)
     del casts, wide
     if hidden.requires_grad and not writes_into_place:
-        wide = ops.cast_weight(weight, dtype, tape)
+        wide = cached[0] if cached else ops.cast_weight(weight, dtype, tape)
+        if cached == [] and isinstance(wide, Tensor):
+            cached.append(wide.detached())
         product = tape.tensor(rows, dtype)
         del wide, product
     if not trains:

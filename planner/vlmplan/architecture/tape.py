@@ -118,7 +118,7 @@ class Tape(ForwardTape):
             keeps_linear_inputs=self.keeps_linear_inputs,
             follows_weights=self.follows_weights,
             is_evaluating=self.is_evaluating,
-            caches_casts=self.cached_casts is not None,
+            caches_casts=self.caches_casts,
         )
         tape.reuses_layers = False
         tape.offloads_inputs, tape.tiles_mlps = self.offloads_inputs, self.tiles_mlps

@@ -179,6 +179,7 @@ class ForwardTape(Recorder):
     ) -> None:
         super().__init__(follows_weights=follows_weights)
         self.autocast, self.is_evaluating = autocast, is_evaluating
+        self.caches_casts = caches_casts
         self.cached_casts: list[Tensor] | None = [] if caches_casts and is_evaluating else None
         self.accumulates_in_place = accumulates_in_place
         self.keeps_linear_inputs = keeps_linear_inputs
