@@ -8,8 +8,8 @@ logits is at most about twice as large as the hidden states), b bytes an element
 - kept to backward: the gradient of the hidden states, and that of a trained head in the head's type;
 - backward: both are multiplied in place.
 
-Autocast keeps the copy of a trained weight that the product of the hidden states' gradient reads, until it ends; the one
-of the logits' product is of a view, which it never keeps (``cached_cast`` in ``autocast_mode.cpp``).
+Autocast keeps the copy of a trained weight that the product of the hidden states' gradient reads, until it ends; the
+one of the logits' product is of a view, which it never keeps (``cached_cast`` in ``autocast_mode.cpp``).
 
 Where hidden states, weight and computation have one type, logits are written into one buffer for all chunks and the
 gradient of the hidden states into its place; else each product is a new tensor beside casts of what is multiplied.
