@@ -11,11 +11,20 @@ from vlmplan.communication.links import links_of
 from vlmplan.communication.measured import measured_links
 from vlmplan.estimation import Estimator, estimate, estimate_with_sizes
 from vlmplan.hardware import Cluster
-from vlmplan.memory.overhead import context_bytes, nccl_bytes, process_bytes, workspace_bytes
+from vlmplan.memory.overhead import (
+    STAGE_1_2_BYTES,
+    ProcessGroup,
+    context_bytes,
+    nccl_bytes,
+    process_bytes,
+    workspace_bytes,
+)
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AttentionImplementation, Offload, Precision
 from vlmplan.timing import Scenario, gpu_rates, update_seconds
+from vlmplan.timing import rates as rates_module
 from vlmplan.timing.host import image_seconds, offload_seconds
+from vlmplan.timing.rates import CHECKPOINT_OPERATIONS, RangedValue
 
 MODEL = of_few_layers("qwen2.5-0.5b")
 SCENARIOS = ((Scenario.SLOW, 0.9), (Scenario.EXPECTED, 1.0), (Scenario.FAST, 1.2))
@@ -115,7 +124,8 @@ def test_bytes_change_in_what_is_fixed_alone(zero_stage):
     before = estimate_with_sizes(workload(MODEL), recipe, on)
     after = estimate_with_sizes(workload(MODEL), recipe, with_calibration(on, 2, **values, **speeds))
     assert after.recipe == before.recipe
-    assert (after.device.context_bytes, after.device.nccl_bytes) == (700_000_000, 300_000_000)
+    of_stage = STAGE_1_2_BYTES if zero_stage == 2 else 0
+    assert (after.device.context_bytes, after.device.nccl_bytes) == (700_000_000, 300_000_000 + of_stage)
     workspaces = 2 * 9_000_000 - workspace_bytes(on.node.gpu)
     assert after.peak_allocated_bytes - before.peak_allocated_bytes == workspaces
     assert (after.host, after.disk, after.flops_per_step) == (before.host, before.disk, before.flops_per_step)
@@ -131,10 +141,11 @@ def test_speeds_alone_change_no_byte():
 
 
 def test_nccl_of_another_number_of_gpus_stays_assumed():
-    values = {"nccl_bytes": 300e6}
-    assert nccl_bytes(with_calibration(cluster(num_gpus=2), 2, **values)) == 300_000_000
-    assert nccl_bytes(with_calibration(cluster(num_gpus=8), 2, **values)) == nccl_bytes(cluster(num_gpus=8))
-    assert nccl_bytes(with_calibration(cluster(num_gpus=1), 1, **values)) == 0
+    values, group = {"nccl_bytes": 300e6}, ProcessGroup.ONE
+    assumed = nccl_bytes(cluster(num_gpus=8), group)
+    assert nccl_bytes(with_calibration(cluster(num_gpus=2), 2, **values), group) == 300_000_000
+    assert nccl_bytes(with_calibration(cluster(num_gpus=8), 2, **values), group) == assumed
+    assert nccl_bytes(with_calibration(cluster(num_gpus=1), 1, **values), ProcessGroup.NONE) == 0
 
 
 def test_a_gpu_of_unknown_speed_has_seconds_once_it_was_measured():
@@ -155,7 +166,10 @@ def test_a_card_has_no_bytes_of_a_cpu_process():
     assert (process_bytes(gpu), context_bytes(gpu)) == (0, 600_000_000)
 
 
-def test_a_card_measured_to_be_twice_as_fast_takes_half_as_long():
+def test_a_card_measured_to_be_twice_as_fast_takes_half_as_long(monkeypatch):
+    monkeypatch.setattr(
+        rates_module, "KERNEL_RAMP_SECONDS", RangedValue(0.0, 0.0, 0.0)
+    )  # which no calibration measures
     rates = {"matmul_bf16": 1e14, "attention_sdpa_bf16": 5e13, "memory_bandwidth": 8e11, "optimizer_bandwidth": 7e11}
     host = {"matmul_ramp": 0.0, "operation_seconds": 0.0}
     once, twice = (
@@ -172,12 +186,14 @@ def test_a_card_measured_to_be_twice_as_fast_takes_half_as_long():
 
 
 def test_each_operation_takes_the_host_what_was_measured():
-    """A card without end waits for the host alone: seconds are operations x seconds of each."""
+    """A card without end waits for the host alone: seconds are operations x seconds of each, and of what is run again
+    what checkpoints add."""
     endless = {"matmul_bf16": 1e17, "attention_sdpa_bf16": 1e17, "memory_bandwidth": 1e14, "matmul_ramp": 0.0}
     on = with_calibration(cluster(), **endless, operation_seconds=0.003)
     made = Estimator(workload(MODEL), Recipe())
     forward, recompute, backward = made.trace(Recipe(), on.node.gpu.compute_capability).works()
     step = made.estimate(Recipe(), on).step_time
-    assert step.forward == pytest.approx(0.003 * forward.num_kernels)
-    assert step.recompute == pytest.approx(0.003 * recompute.num_kernels)
+    added = CHECKPOINT_OPERATIONS
+    assert step.forward == pytest.approx(0.003 * (forward.num_kernels + added["forward"] * recompute.num_kernels))
+    assert step.recompute == pytest.approx(0.003 * (1 + added["backward"]) * recompute.num_kernels)
     assert step.backward == pytest.approx(0.003 * backward.num_kernels)

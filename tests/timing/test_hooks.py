@@ -103,6 +103,8 @@ def adapter_seconds(estimator, recipe, on, tokens):
     thin = estimator.table.numels
     num_adapters, passes = len(thin) // 2, 3 if recipe.activation_checkpointing else 2
     launches = num_adapters * passes * KERNELS_PER_PASS * (speed.kernel_seconds + speed.ramp_seconds)
+    if recipe.activation_checkpointing:
+        launches += num_adapters * KERNELS_PER_PASS * sum(speed.checkpoints)
     hooks = speed.hooks
     hooked = 0.0
     if recipe.zero_stage == 3:

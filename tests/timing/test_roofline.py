@@ -17,7 +17,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.timing import BusySeconds, MicroBatchSeconds, Rates, phases_between, step_flops
-from vlmplan.timing.rates import HOOK_SECONDS, HookSeconds
+from vlmplan.timing.rates import HOOK_SECONDS, CheckpointSeconds, HookSeconds
 from vlmplan.timing.roofline import busy_seconds
 from vlmplan.workload import Workload
 
@@ -120,17 +120,29 @@ def test_chunked_loss_moves_what_its_kernels_read_and_write():
     )
     per_logit = (2 + 4) + 4 + (4 + 4) + (4 + 4) + 4 + 4 * (4 + 4) + (4 + 2)
     whole_path = (2 + 4) + (4 + 4)  # the cast, and log_softmax
-    assert chunked - full == 64 * T * V * (per_logit - whole_path)
+    # Of each chunk's part of the weight's gradient 2 bytes are read, of the gradient 4, which are written again.
+    num_chunks = 64 * T // CHUNK
+    assert num_chunks * CHUNK == 64 * T
+    assert chunked - full == 64 * T * V * (per_logit - whole_path) + num_chunks * V * H * (2 + 4 + 4)
 
 
 # The roofline
 
+
+def _with_kernels(work: Work, num_others: int) -> Work:
+    return replace(work, num_kernels=sum(work.matmuls.values()) + num_others)
+
+
+PRODUCTS = st.dictionaries(st.tuples(st.integers(0, 10**15), st.integers(0, 10**12)), st.integers(1, 100), max_size=4)
 WORK = st.builds(
-    Work,
-    matmuls=st.dictionaries(st.tuples(st.integers(0, 10**15), st.integers(0, 10**12)), st.integers(1, 100), max_size=4),
-    attention_flops=st.integers(0, 10**15),
-    elementwise_bytes=st.integers(0, 10**13),
-    num_kernels=st.integers(0, 10**5),
+    _with_kernels,
+    st.builds(
+        Work,
+        matmuls=PRODUCTS,
+        attention_flops=st.integers(0, 10**15),
+        elementwise_bytes=st.integers(0, 10**13),
+    ),
+    st.integers(0, 10**5),
 )
 NO_HOOKS = HookSeconds(**dict.fromkeys(HOOK_SECONDS, 0.0))
 RATES = st.builds(
@@ -139,7 +151,9 @@ RATES = st.builds(
     attention_flops_per_second=st.floats(1e12, 1e15),
     bytes_per_second=st.floats(1e11, 1e13),
     ramp_seconds=st.floats(0, 1e-4),
+    kernel_ramp_seconds=st.floats(0, 1e-4),
     kernel_seconds=st.just(0.0),
+    checkpoints=st.just(CheckpointSeconds(0.0, 0.0)),
     hooks=st.just(NO_HOOKS),
 )
 ROUND = Rates(
@@ -147,7 +161,9 @@ ROUND = Rates(
     attention_flops_per_second=1e13,
     bytes_per_second=1e12,
     ramp_seconds=0.0,
+    kernel_ramp_seconds=0.0,
     kernel_seconds=0.0,
+    checkpoints=CheckpointSeconds(0.0, 0.0),
     hooks=NO_HOOKS,
 )
 
@@ -185,9 +201,15 @@ def test_large_product_is_bound_by_operations_and_a_thin_one_by_bytes():
 
 
 def test_every_product_has_its_ramp():
-    products = Work(matmuls={(7 * 10**14, 11): 1, (7, 11 * 10**11): 1})
-    speed = replace(ROUND, ramp_seconds=0.01)
+    products = Work(matmuls={(7 * 10**14, 11): 1, (7, 11 * 10**11): 1}, num_kernels=2)
+    speed = replace(ROUND, ramp_seconds=0.01, kernel_ramp_seconds=1.0)
     assert busy_seconds(phase(products, 3), speed).matmuls == pytest.approx(3 * (7 + 1.1 + 2 * 0.01))
+    assert busy_seconds(phase(products, 3), speed).memory == 0
+
+
+def test_every_other_kernel_has_its_own():
+    moved = Work(matmuls={(7 * 10**14, 11): 1}, elementwise_bytes=5 * 10**12, num_kernels=1 + 13)
+    assert busy_seconds(phase(moved), replace(ROUND, kernel_ramp_seconds=0.01)).memory == pytest.approx(5 + 13 * 0.01)
 
 
 def test_half_of_causal_attention_is_skipped():
@@ -213,10 +235,11 @@ SECONDS = st.builds(MicroBatchSeconds, busy=st.tuples(BUSY, BUSY, BUSY), launche
 
 
 @given(SECONDS)
-def test_each_phase_takes_its_launches_or_its_work_whichever_is_longer(seconds: MicroBatchSeconds):
-    assert seconds.phases == tuple(
-        max(busy.total, launches) for busy, launches in zip(seconds.busy, seconds.launches, strict=True)
-    )
+def test_forward_and_all_after_it_take_their_launches_or_their_work_whichever_is_longer(seconds: MicroBatchSeconds):
+    forward, recompute, backward = seconds.phases
+    worked = [busy.total for busy in seconds.busy]
+    assert forward == max(worked[0], seconds.launches[0])
+    assert recompute + backward == pytest.approx(max(sum(worked[1:]), sum(seconds.launches[1:])))
 
 
 @given(SECONDS)
@@ -225,12 +248,17 @@ def test_gpu_works_or_waits_for_the_host(seconds: MicroBatchSeconds):
     assert worked + seconds.waiting == pytest.approx(sum(seconds.phases))
 
 
+def forward_and_rest(phases):
+    """Recomputation and backward together, as communication is hidden behind both."""
+    forward, recompute, backward = phases
+    return forward, recompute + backward
+
+
 @given(SECONDS, SECONDS, st.floats(0, 1))
 def test_micro_batch_between_two_others_takes_no_longer_than_the_secant(low, high, fraction):
     between = phases_between(low.demands, high.demands, fraction)
-    for a, b, middle in zip(low.phases, high.phases, between, strict=True):
-        assert middle <= a + (b - a) * fraction + 1e-9
-        assert middle >= 0
+    for a, b, middle in zip(*map(forward_and_rest, (low.phases, high.phases, between)), strict=True):
+        assert 0 <= middle <= a + (b - a) * fraction + 1e-9
 
 
 @given(SECONDS, SECONDS)
