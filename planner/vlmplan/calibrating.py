@@ -114,7 +114,7 @@ def calibration_of(answer: JsonDict, gpu: Gpu, *, is_quick: bool, on: date) -> C
         if name in told.object("values")
     }
     file = {
-        "schema": "vlmplan.calibration/1",
+        "schema": "vlmplan.calibration/2",
         "gpu": {"id": gpu.id, "name": told.text("device_name")},
         "date": on.isoformat(),
         "num_ranks": told.count("num_ranks", least=1),

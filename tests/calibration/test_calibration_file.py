@@ -77,7 +77,7 @@ def test_a_gpu_without_a_file_has_no_calibration(config):
     [
         (
             {"schema": "vlmplan.calibration/9"},
-            'schema is "vlmplan.calibration/9"; one of vlmplan.calibration/1 is needed',
+            'schema is "vlmplan.calibration/9"; one of vlmplan.calibration/2 is needed',
         ),
         (
             {"gpu": {"id": "rtx-4090", "name": "x"}},

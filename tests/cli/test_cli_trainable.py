@@ -36,7 +36,7 @@ def test_what_does_not_fit_has_a_reason_and_only_asked_methods_are_looked_at():
     (model,) = found.document["models"]
     assert (model["best"], model["ways"]) == (None, {})
     assert model["reason"]
-    (model,) = call("models", "llama-3.1-8b", *GPU, "--method", "qlora", "--json").document["models"]
+    (model,) = call("models", "qwen2.5-3b", *GPU, "--method", "qlora", "--json").document["models"]
     assert set(model["ways"]) == {"qlora"}
 
 

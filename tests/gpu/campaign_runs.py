@@ -6,10 +6,10 @@ formulas (``is_held_back``), by its place in the list, before anything was measu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from vlmplan.estimation import Estimate
+from vlmplan.estimation import Estimate, estimate_with_sizes
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
@@ -48,10 +48,16 @@ class PlannedRun:
         return START_SECONDS + loading + NUM_STEPS * (self.estimate.step_seconds or 0.0)
 
 
-def planned_run(run: CampaignRun, gpu: str = CARD, *, calibration: bool | None = None) -> PlannedRun:
+def planned_run(
+    run: CampaignRun, gpu: str = CARD, *, calibration: bool | None = None, has_nvlink: bool | None = None
+) -> PlannedRun:
     """The estimate of a run on this hardware, as ``vlmplan estimate`` has it here; ``calibration`` False: as it has it
-    everywhere."""
+    everywhere; ``has_nvlink`` None: as the catalog has the card. Sizes of DeepSpeed's buckets depend on that."""
     estimate, _ = requested_estimate(parse({**run.options, "gpu": gpu, "calibration": calibration}), ())
+    node = estimate.cluster.node
+    if has_nvlink not in (None, node.gpu.has_nvlink):
+        cluster = replace(estimate.cluster, node=replace(node, gpu=replace(node.gpu, has_nvlink=has_nvlink)))
+        estimate = estimate_with_sizes(estimate.workload, estimate.recipe, cluster)
     return PlannedRun(run, estimate, plan_from_estimate(estimate))
 
 

@@ -2,26 +2,33 @@
 
 ``tests/tools/documents.py`` puts its headline into docs/accuracy.md. Planned is what this version says of the run now,
 so that a mended formula shows; rehearsed and measured are the records. Errors are planned / measured - 1, or planned /
-rehearsed - 1 where nothing was measured. Planned here is without any calibration; where one was there when a run was
-measured, its plan of then is the last column.
+rehearsed - 1 where nothing was measured. Planned here is without any calibration; the last column is with what
+``vlmplan calibrate`` measured on the same machine, where there is its file in ``config``. The one of the H200 is of
+before ``operation_seconds`` was divided by the operations that its model runs: it is multiplied here by 1008 / 752.
 """
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from campaign_records import RECORDS, Record, records_in
-from campaign_runs import CARD, RUNS, planned_run
+from campaign_runs import CARD, RUNS, CampaignRun, planned_run
 
 from vlmplan.units import GIB
 
 TABLE = Path(__file__).parent / "README.md"
+CONFIG = Path(__file__).parent / "config"
+"""``XDG_CONFIG_HOME`` with calibrations of the cards on which runs were measured."""
 HEADER = """# Runs on a GPU
 
 {num_runs} short runs of the bundled trainer (`campaign_runs.py`), one by one on a card of 80 GB or more, as
 `campaign.py` records them in `records.jsonl`; `wheels.py` gets the packages that a machine without a network needs.
 Every second run is held back: formulas are mended by the others alone. `python tests/gpu/report.py` rewrites this file.
+While one run is on the card, the model of the next one is made in host memory. Errors of seconds stand beside what is
+assumed of a card, and beside what `vlmplan calibrate` measured on the same machine (`config/`).
 """
 PHASES = ("forward", "backward", "step")
 TITLES = (
@@ -55,8 +62,17 @@ class Row:
     planned_device: int
     measured_device: int | None
     planned_seconds: float | None
+    range_seconds: tuple[float, float] | None
     measured_seconds: float | None
     calibrated_seconds: float | None
+
+    @property
+    def is_within_range(self) -> bool | None:
+        """Whether the seconds are between those at best and at worst."""
+        if self.measured_seconds is None or self.range_seconds is None:
+            return None
+        best, worst = self.range_seconds
+        return best <= self.measured_seconds <= worst
 
     @property
     def error(self) -> float | None:
@@ -95,7 +111,8 @@ def _row(name: str, record: Record) -> Row:
     measured, rehearsed = record.get("measured"), record.get("rehearsed")
     is_of_card = measured is not None and record["planned"]["gpu"] != "cpu"
     planned = record["planned"]
-    estimate = planned_run(run, planned["gpu"] if measured is not None else CARD, calibration=False).estimate
+    gpu, has_nvlink = (planned["gpu"], planned.get("has_nvlink")) if measured is not None else (CARD, None)
+    estimate = planned_run(run, gpu, calibration=False, has_nvlink=has_nvlink).estimate
     timed = measured["step_seconds"] if is_of_card else []
     peaks = _phase_peaks(measured, rehearsed)
     phases = {phase.name: phase.peak.total for phase in estimate.timeline.phases}
@@ -109,9 +126,31 @@ def _row(name: str, record: Record) -> Row:
         planned_device=estimate.device.device_bytes,
         measured_device=None if measured is None else measured["peak_device_bytes"],
         planned_seconds=estimate.step_seconds,
+        range_seconds=None if estimate.timed is None else (estimate.timed.fast_seconds, estimate.timed.slow_seconds),
         measured_seconds=median(timed) if timed else None,
-        calibrated_seconds=planned["step_seconds"] if planned.get("is_calibrated") else None,
+        calibrated_seconds=_calibrated_seconds(run, gpu, has_nvlink) if is_of_card else None,
     )
+
+
+def _calibrated_seconds(run: CampaignRun, gpu: str, has_nvlink: bool | None) -> float | None:
+    """A step as it is planned with the calibration of the card; None where it has none."""
+    with _configured():
+        estimate = planned_run(run, gpu, has_nvlink=has_nvlink).estimate
+    return None if estimate.cluster.node.gpu.calibration is None else estimate.step_seconds
+
+
+@contextmanager
+def _configured() -> Iterator[None]:
+    """While this lasts, calibrations are those of ``CONFIG``."""
+    name, before = "XDG_CONFIG_HOME", os.environ.get("XDG_CONFIG_HOME")
+    os.environ[name] = str(CONFIG)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _phase_peaks(measured: Record | None, rehearsed: Record | None) -> dict[str, int]:
@@ -127,7 +166,7 @@ def section(records: Mapping[str, Record]) -> str:
     measured = [row for row in found if row.measured is not None]
     parts = [] if measured else [NOTHING_MEASURED]
     if any(row.error is not None for row in found):
-        parts.append(_words(found, measured))
+        parts.append(_words(found, measured, records))
         parts.append(table(found))
     failed = [
         f"- `{name}`: {record['measured_error']}" for name, record in records.items() if "measured_error" in record
@@ -137,7 +176,7 @@ def section(records: Mapping[str, Record]) -> str:
     return "\n\n".join(parts)
 
 
-def _words(found: list[Row], measured: list[Row]) -> str:
+def _words(found: list[Row], measured: list[Row], records: Mapping[str, Record]) -> str:
     """The medians, those of held-back runs apart."""
     if not measured:
         errors = [abs(row.error) for row in found if row.error is not None]
@@ -148,7 +187,9 @@ def _words(found: list[Row], measured: list[Row]) -> str:
             f"that is planned worst is {median(worst):.2%} and {max(worst):.2%} off."
         )
     groups = {"all": measured, "held back": [row for row in measured if row.is_held_back]}
-    sentences = [f"{len(measured)} of {len(RUNS)} runs were measured."]
+    found = (record.get("measured", {}) for record in records.values())
+    devices = sorted({one["device"] for one in found if "device" in one})
+    sentences = [f"{len(measured)} of {len(RUNS)} runs were measured{' on ' if devices else ''}{', '.join(devices)}."]
     for name, group in groups.items():
         texts = [
             f"{what} {median(errors):.1%} off"
@@ -156,14 +197,15 @@ def _words(found: list[Row], measured: list[Row]) -> str:
                 "allocated bytes": [abs(row.error) for row in group if row.error is not None],
                 "device bytes": [abs(row.device_error) for row in group if row.device_error is not None],
                 "seconds of a step": [abs(row.seconds_error) for row in group if row.seconds_error is not None],
-                "the same with a calibration": [
-                    abs(row.calibrated_error) for row in group if row.calibrated_error is not None
-                ],
+                "with a calibration": [abs(row.calibrated_error) for row in group if row.calibrated_error is not None],
             }.items()
             if errors
         ]
         if texts:
-            sentences.append(f"Median of those {name}: {', '.join(texts)}.")
+            sentences.append(f"Median of {name}: {', '.join(texts)}.")
+    timed = [row.is_within_range for row in measured if row.is_within_range is not None]
+    if timed:
+        sentences.append(f"{sum(timed)} of {len(timed)} take no less than at best and no more than at worst.")
     return " ".join(sentences)
 
 

@@ -106,17 +106,17 @@ def test_the_report_is_honest_without_measurements_and_compares_with_them():
         "phases": {"step": {"peak_bytes": 1}, "backward": {"peak_bytes": 4 * estimate.timeline.phases[3].peak.total}},
         "step_seconds": [estimate.step_seconds, estimate.step_seconds / 2, estimate.step_seconds / 4],
     }
-    planned = {"gpu": "h100-sxm", "is_calibrated": True, "step_seconds": 0.75 * estimate.step_seconds}
+    planned = {"gpu": "h100-sxm"}
     records = {name: {"name": name, "planned": planned, "measured": measured}}
     (row,) = rows(records)
     assert row.phase_errors["backward"] == 1 / 4 - 1
     assert row.worst_phase == ("step", estimate.timeline.phases[4].peak.total - 1)
-    assert row.calibrated_error == 0.75 / 0.5 - 1
+    assert row.calibrated_error is None
     assert (row.error, row.device_error, row.seconds_error) == (1 / 2 - 1, 1 / 4 - 1, 2 - 1)
     said = section(records)
     assert "No run on a GPU" not in said
     assert "allocated bytes 50.0% off, device bytes 75.0% off, seconds of a step 100.0% off" in said
-    assert "the same with a calibration 50.0% off" in said
+    assert "with a calibration" not in said
     failed = {name: {"name": name, "planned": {"gpu": "h100-sxm"}, "measured_error": "out of memory"}}
     assert f"`{name}`: out of memory" in section(failed)
 
@@ -165,3 +165,12 @@ def test_a_wheel_keeps_the_libraries_of_one_version_of_cuda(tmp_path):
         kept = [names[0], names[1], names[4], names[5]]
         assert archive.namelist() == kept
         assert archive.read(names[5]).decode() == "".join(f"{name},sha256=x,1\n" for name in kept)
+
+
+def test_a_card_that_was_calibrated_has_the_seconds_of_its_calibration_too():
+    run = ALONE
+    plain = planned_run(run, "h200-sxm", calibration=False).estimate
+    measured = {"peak_allocated_bytes": 1, "peak_device_bytes": 1, "step_seconds": [1.0]}
+    (row,) = rows({run.name: {"name": run.name, "planned": {"gpu": "h200-sxm"}, "measured": measured}})
+    assert row.calibrated_seconds not in (None, plain.step_seconds)
+    assert row.planned_seconds == plain.step_seconds

@@ -140,7 +140,8 @@ def test_seconds_are_those_of_the_counted_operations_at_the_rates_of_a_plan(monk
     speed = gpu_rates(load_catalog().gpu("h100-sxm"), Recipe())
     assert speed is not None
     products = 2 * (1e12 / speed.matmul_flops_per_second + speed.ramp_seconds)
-    forward = products + 1e11 / speed.attention_flops_per_second + 1e9 / speed.bytes_per_second
+    others = (10 - 2) * speed.kernel_ramp_seconds
+    forward = products + 1e11 / speed.attention_flops_per_second + 1e9 / speed.bytes_per_second + others
     assert found["step_seconds_by_part"]["forward"] == pytest.approx(forward)
     assert found["step_seconds"] == pytest.approx(forward + STEP_SECONDS.expected)
     fast, slow = found["step_seconds_range"]

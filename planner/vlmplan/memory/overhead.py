@@ -34,9 +34,9 @@ takes on an RTX 3090 (github.com/NVIDIA/nccl/pull/2366)."""
 HOPPER_NCCL_COMMUNICATOR_BYTES = 562 * MIB
 """The same from compute capability 9.0 on. Measured: 558 to 562 MiB with stage 3 and FSDP2 on one H200 with torch 2.11
 (tests/gpu)."""
-STAGE_1_2_BYTES = 386 * MIB
-"""More than that where DeepSpeed runs stage 1 or 2. Measured: 1715 to 1801 MiB beyond the reserved bytes in 4 runs on
-one H200, where stage 3 has 1329. Why is not known."""
+HOPPER_STAGE_1_2_BYTES = 386 * MIB
+"""More than that where DeepSpeed runs stage 1 or 2, from compute capability 9.0 on. Measured: 1715 to 1801 MiB beyond
+the reserved bytes in 4 runs on one H200, where stage 3 has 1329. Why is not known, and nothing of older cards."""
 NCCL_CONNECTION_BYTES = 10 * MIB
 """Buffers of one NCCL channel to one peer. Cited: allocations of 10,485,760 bytes per connection in
 github.com/NVIDIA/nccl/issues/1685."""
@@ -101,11 +101,11 @@ def nccl_bytes(cluster: Cluster, group: ProcessGroup) -> int:
     gpu, is_alone = cluster.node.gpu, cluster.num_gpus == 1
     if gpu.is_cpu or (is_alone and group is ProcessGroup.NONE):
         return 0
-    of_engine = STAGE_1_2_BYTES if group is ProcessGroup.STAGE_1_2 else 0
+    is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= HOPPER
+    of_engine = HOPPER_STAGE_1_2_BYTES if is_hopper and group is ProcessGroup.STAGE_1_2 else 0
     found = gpu.calibration
     if found is not None and found.num_ranks == cluster.num_gpus and (of_nccl := found.value("nccl_bytes")) is not None:
         return round(of_nccl.value) + of_engine
-    is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= HOPPER
     itself = HOPPER_NCCL_COMMUNICATOR_BYTES if is_hopper else NCCL_COMMUNICATOR_BYTES
     channels = NCCL_NVLINK_CHANNELS if cluster.node.uses_nvlink else NCCL_PCIE_CHANNELS
     connections = 0 if is_alone else channels * NCCL_RING_CONNECTIONS

@@ -47,8 +47,16 @@ def test_what_is_measured_on_the_device_is_what_the_file_takes(monkeypatch):
     }
     read = calibration_of(answer, cpu_gpu(1), is_quick=True, on=date(2026, 11, 24))
     names = {name for name, _ in read.values}
-    assert names == {"matmul_fp32", "matmul_ramp", "attention_sdpa_fp32", "operation_seconds"}
-    assert all(value.value > 0 for _, value in read.values)
+    of_checkpoints = {"checkpoint_forward", "checkpoint_backward"}
+    assert names == {"matmul_fp32", "matmul_ramp", "attention_sdpa_fp32", "operation_seconds", *of_checkpoints}
+    assert all(value.value > 0 or name in of_checkpoints for name, value in read.values)
+
+
+@pytest.mark.one_in(2)
+def test_checkpoints_cost_more_than_the_operations_that_they_run_again():
+    found = host.operations(CPU, operations(), 4.0)
+    assert 0 < found["checkpoint_forward"].value < 5 * found["operation_seconds"].value
+    assert 0 < found["checkpoint_backward"].value < 10 * found["operation_seconds"].value
 
 
 def test_an_answer_with_an_error_is_one_sentence():

@@ -104,6 +104,9 @@ def host_adam(limit_seconds: float) -> Found:
     """DeepSpeed's CPU Adam with all threads of the host, where its kernel is there already."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+    from vlmplan_trainer.engines.optimizers import find_ninja
+
+    find_ninja()
     elements = 2**25
     weight = torch.nn.Parameter(torch.ones(elements))
     weight.grad = torch.ones_like(weight)

@@ -127,7 +127,8 @@ def run_parts(job: Job, say: Callable[[str], None], parts: tuple[Part, ...] = PA
             except TimeIsUp:
                 reason = f"it took more than the {allowed:.0f} s that it may take"
             except (RuntimeError, OSError, ImportError, ValueError) as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                causes = [error, *([error.__cause__] if error.__cause__ else [])]
+                reason = "; ".join(" ".join(f"{type(one).__name__}: {one}".split())[:200] for one in causes)
             finally:
                 _tidy(job.device)
         if reason is not None:

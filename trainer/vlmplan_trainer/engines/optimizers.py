@@ -112,7 +112,7 @@ def _adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_f
 
     if is_to_compile():
         say_phase(COMPILING)
-    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
+    find_ninja()
     try:
         return DeepSpeedCPUAdam(parameters, adamw_mode=True, fp32_optimizer_states=keeps_float32, **common)
     except RuntimeError as error:
@@ -121,6 +121,12 @@ def _adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_f
             f"offloading the optimizer needs DeepSpeed's cpu_adam, which cannot be built here ({cause}); "
             f"a C++ compiler and the package ninja are needed, or a plan with --offload-optimizer none"
         ) from None
+
+
+def find_ninja() -> None:
+    """What builds cpu_adam, and looks whether it is to be built again, lies beside an interpreter whose environment may
+    not be active."""
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
 
 
 def is_to_compile() -> bool:
