@@ -153,9 +153,9 @@ class SameBatches:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         import torch
 
+        pixels = {name: torch.randn(shape) for name, shape in self._made.shapes.items()}
         for _ in range(self._count):
-            tokens = {name: value.clone() for name, value in self._made.values.items()}
-            yield tokens | {name: torch.randn(shape) for name, shape in self._made.shapes.items()}
+            yield {name: value.clone() for name, value in (*self._made.values.items(), *pixels.items())}
 
 
 def campaign_meter(device: Any, num_steps: int) -> Any:
