@@ -55,7 +55,7 @@ def test_where_answers_of_a_step_do_not_fit_fewer_at_once_are_proposed():
 def test_vllm_that_is_too_large_for_a_gpu_is_shared():
     words = (
         "--model",
-        "mistral-7b",
+        "qwen2.5-7b",
         "--gpu",
         "rtx-4090:2",
         "--task",
