@@ -27,6 +27,15 @@ def test_videos_are_asked_for_as_the_images_that_they_are():
     assert "--for" in trainer
 
 
+def test_seconds_are_the_frames_that_the_processor_takes_of_them():
+    by_length = parse({**QWEN, "video_seconds": 8, "video_size": "640x360", "seq_len": 4096})
+    frames = parse({**VIDEO, "seq_len": 4096})
+    assert replace(by_length, video_notes=()) == replace(frames, video_notes=())
+    assert by_length.video_notes[0].startswith("1 video of 8 s, 16 frames of 640x360 in each sample is planned as 8 im")
+    thin = parse({**QWEN, "video_seconds": 8, "video_fps": 1, "video_size": "640x360"})
+    assert thin.workload.images_per_sample == 8 // 2
+
+
 def test_several_videos_and_odd_frames_are_counted():
     request = parse({**VIDEO, "video_frames": 17, "videos_per_sample": 3})
     assert request.workload.images_per_sample == 3 * (17 + 1) // 2
@@ -91,6 +100,16 @@ def test_a_given_model_takes_the_defaults_of_its_processor():
         ({**VIDEO, "data": "samples.json"}, ["--video-frames", "--data samples.json"]),
         ({"video_frames": 4, "config": "sft.yaml"}, ["--video-frames", "--config sft.yaml"]),
         ({"video_frames": 4}, ["--video-frames", "--model"]),
+        ({"video_seconds": 4}, ["--video-seconds", "--model"]),
+        ({**QWEN, "video_fps": 1}, ["--video-fps", "--video-frames", "--video-seconds"]),
+        ({**VIDEO, "video_seconds": 9}, ["--video-frames", "--video-seconds", "leave one off"]),
+        ({**VIDEO, "video_fps": 1}, ["--video-frames", "--video-fps", "leave one off"]),
+        ({**QWEN, "video_seconds": 0}, ["--video-seconds is 0", "above 0"]),
+        ({**QWEN, "video_seconds": 9, "video_fps": 500}, ["--video-fps is 500", "at most 240"]),
+        ({**QWEN, "video_seconds": 9, "data": "samples.json"}, ["--video-seconds", "--data samples.json"]),
+        ({"model": "glm-4.6v-flash", "video_seconds": 9, "video_fps": 1}, ["--video-fps is 1", "GLM-4.6V", "leave it"]),
+        ({"model": "internvl3-1b", "video_seconds": 9}, ["give --video-fps"]),
+        ({"model": "tinyllama-1.1b", "video_seconds": 9}, ["--video-seconds is 9", "tinyllama-1.1b", "qwen3_vl"]),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_options(options, named):

@@ -12,6 +12,7 @@ import pytest
 
 from model_table import packaged_config
 from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.images.video_sampling import sampled_frames
 from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, video_images
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.models import find_model
@@ -92,22 +93,38 @@ def test_what_no_rule_is_known_of_is_refused():
 
 
 @pytest.fixture
-def resized_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """(width, height) that a processor's ``resize`` asks torchvision for, which need not be there."""
-    base = pytest.importorskip("transformers.video_processing_utils").BaseVideoProcessor
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A processor of transformers with settings, without torchvision, which need not be there."""
+    pytest.importorskip("transformers.video_processing_utils")
     if importlib.util.find_spec("torchvision") is None:
         modules = {name: ModuleType(name) for name in TORCHVISION}
         modules["torchvision.transforms.v2"].__dict__["functional"] = modules["torchvision.transforms.v2.functional"]
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
+
+    def make(name: str, settings: dict[str, Any]) -> Any:
+        folder, kind = name.split("/")
+        module = importlib.import_module(f"transformers.models.{folder}.video_processing_{folder}")
+        processor = object.__new__(getattr(module, kind))
+        processor.__dict__ |= settings
+        return processor
+
+    before = set(sys.modules)
+    yield make
+    for name in set(sys.modules) - before:  # what was imported beside a stand-in
+        if "video_processing_" in name:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def resized_by(made: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """(width, height) that a processor's ``resize`` asks torchvision for."""
+    base = pytest.importorskip("transformers.video_processing_utils").BaseVideoProcessor
     monkeypatch.setattr(base, "resize", lambda self, image, size, resample: (size.width, size.height), raising=False)
 
     def resized(name: str, num_frames: int, size: tuple[int, int], settings: dict[str, Any]) -> tuple[int, int]:
-        folder, kind = name.split("/")
-        module = importlib.import_module(f"transformers.models.{folder}.video_processing_{folder}")
-        cls = getattr(module, kind)
-        processor = object.__new__(cls)
-        processor.__dict__ |= settings
+        processor = made(name, settings)
+        cls = type(processor)
         edges = settings.get("size", cls.size)
         edges = {
             "shortest_edge": settings.get("min_pixels", edges["shortest_edge"]),
@@ -123,11 +140,7 @@ def resized_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             cap_pixels_per_frame=settings.get("cap_pixels_per_frame"),
         )
 
-    before = set(sys.modules)
-    yield resized
-    for name in set(sys.modules) - before:  # what was imported beside a stand-in
-        if "video_processing_" in name:
-            del sys.modules[name]
+    return resized
 
 
 CHANGES = (
@@ -154,6 +167,35 @@ def test_frames_are_as_large_as_transformers_makes_them(alias: str, resized_by: 
         assert (found.width, found.height) == expected, (change, size, num_frames)
         num_compared += 1
     assert num_compared >= 100
+
+
+SOURCE_FPS = 24
+LENGTHS_SECONDS = (1, 2.5, 3, 7.5, 10, 29, 30, 31, 99.5, 299, 300, 301, 400, 2400, 3000)
+
+
+@pytest.mark.parametrize("alias", [*PROCESSORS, "internvl3-1b"])
+def test_frames_are_as_many_as_transformers_takes(alias: str, made: Any):
+    name = {**PROCESSORS, "internvl3-1b": "internvl/InternVLVideoProcessor"}[alias]
+    found = find_model(alias)
+    settings = dict(found.video_settings or {})
+    goes_by_length = "Glm46V" in name
+    for seconds, fps in itertools.product(LENGTHS_SECONDS, (None,) if goes_by_length else (0.5, 1.0, 2.0, 3.0)):
+        metadata = SimpleNamespace(total_num_frames=int(seconds * SOURCE_FPS), fps=SOURCE_FPS, duration=seconds)
+        if fps is not None and seconds * fps < 1:
+            continue  # InternVL's divides by the frames that there are
+        processor = made(name, {"num_frames": None, **settings})
+        expected = len(processor.sample_frames(metadata, fps=fps))
+        assert sampled_frames(found.config, settings, seconds=seconds, fps=fps) == expected, (seconds, fps)
+
+
+def test_a_rate_that_nothing_says_has_to_be_given():
+    found = find_model("internvl3-1b")
+    with pytest.raises(InputError, match="give --video-fps"):
+        sampled_frames(found.config, {}, seconds=10, fps=None)
+    assert sampled_frames(found.config, {"num_frames": 12}, seconds=10, fps=None) == 12
+    assert sampled_frames(found.config, {"num_frames": 12}, seconds=10, fps=2) == 20
+    with pytest.raises(UnknownNameError):
+        sampled_frames({"model_type": "llama"}, {}, seconds=10, fps=1)
 
 
 # -- their bytes -----------------------------------------------------------------------------------------------------

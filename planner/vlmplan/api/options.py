@@ -30,6 +30,8 @@ class SampleOptions(TypedDict, total=False):
     image_size: str | tuple[int, int] | None
     videos_per_sample: int | None
     video_frames: int | None
+    video_seconds: float | None
+    video_fps: float | None
     video_size: str | tuple[int, int] | None
     num_samples: int | None
     epochs: float | None

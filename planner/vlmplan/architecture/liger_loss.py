@@ -107,7 +107,7 @@ def _run_chunk(
     del casts, wide
     if hidden.requires_grad and not writes_into_place:
         wide = cached[0] if cached else ops.cast_weight(weight, dtype, tape)
-        if cached == [] and isinstance(wide, Tensor):
+        if cached is not None and not cached and isinstance(wide, Tensor):
             cached.append(wide.detached())
         product = tape.tensor(rows, dtype)
         del wide, product

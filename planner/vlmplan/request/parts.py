@@ -63,12 +63,19 @@ class WorkloadRequest:
                 raise InputError(f"{flag} is {value}; {allowed} is needed")
 
 
+MAX_VIDEO_SECONDS, MAX_VIDEO_FPS = 86_400, 240
+"""A day; more than cameras for the public take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRequest:
-    """Videos of a sample: ``frames`` that the model is given of each, whose source is of ``size`` (width, height)."""
+    """Videos of a sample: ``frames`` that the model is given of each, whose source is of ``size`` (width, height); in
+    place of frames the ``seconds`` of a video, of each of which the model's processor takes ``fps`` frames."""
 
     per_sample: int | None = None
     frames: int | None = None
+    seconds: float | None = None
+    fps: float | None = None
     size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -76,6 +83,10 @@ class VideoRequest:
             if value is not None and not 1 <= value <= MAX_COUNT:
                 allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
                 raise InputError(f"{flag} is {value}; {allowed} is needed")
+        limits = (("--video-seconds", self.seconds, MAX_VIDEO_SECONDS), ("--video-fps", self.fps, MAX_VIDEO_FPS))
+        for flag, rate, most in limits:
+            if rate is not None and not 0 < rate <= most:
+                raise InputError(f"{flag} is {rate:g}; above 0 and at most {most:,} is needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -360,6 +360,8 @@ OPTIONS: Mapping[str, _Option] = {
     "image_size": _Option(part="workload", field="image_size", reads=image_size, write=_size_text),
     "videos_per_sample": _Option(part="videos", field="per_sample"),
     "video_frames": _Option(part="videos", field="frames"),
+    "video_seconds": _Option(part="videos", field="seconds"),
+    "video_fps": _Option(part="videos", field="fps"),
     "video_size": _Option(part="videos", field="size", reads=_video_size, write=_size_text),
     "zero_stage": _Option(part="recipe", field="zero_stage", reads=_stage, write=str),
     **_part("recipe", *VALUE_OPTIONS),

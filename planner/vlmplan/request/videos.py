@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.images.video_sampling import sampled_frames
 from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, video_images
 from vlmplan.errors import InputError
 from vlmplan.request.parts import VideoRequest
@@ -28,11 +29,13 @@ def with_videos(own: Request, options: Options) -> Request:
     asked = own.videos
     if asked == VideoRequest():
         return own
-    num_frames, model = _checked_frames(own, options), own.model_files
+    model = _checked_model(own, options)
+    num_frames = _num_frames(asked, model)
     size, said_size = asked.size or DEFAULT_IMAGE_SIZE, own.workload.image_size
     found = _images(model, num_frames, size, said_size)
     num_videos = 1 if asked.per_sample is None else asked.per_sample
-    text = f"{counted(num_videos, 'video')} of {counted(num_frames, 'frame')} of {_text(size)}"
+    length = "" if asked.seconds is None else f"{asked.seconds:g} s, "
+    text = f"{counted(num_videos, 'video')} of {length}{counted(num_frames, 'frame')} of {_text(size)}"
     seq_len, length_notes = _seq_len(own.workload.seq_len, text, num_videos * _num_tokens(model, found), model)
     workload = replace(
         own.workload,
@@ -48,37 +51,60 @@ def with_videos(own: Request, options: Options) -> Request:
     return replace(own, workload=workload, videos=VideoRequest(), video_notes=notes)
 
 
-def _checked_frames(own: Request, options: Options) -> int:
-    """The frames of a video. Raises InputError where what is asked does not go together."""
-    asked, num_frames = own.videos, own.videos.frames
-    if num_frames is None:
-        given = "--videos-per-sample" if asked.size is None else "--video-size"
-        raise InputError(f"{given} is given without --video-frames; give the frames that the model sees of a video too")
+def _checked_model(own: Request, options: Options) -> ModelFiles:
+    """What looks at the videos. Raises InputError where what is asked does not go together."""
+    asked = own.videos
+    if asked.frames is None and asked.seconds is None:
+        others = {"--video-fps": asked.fps, "--video-size": asked.size, "--videos-per-sample": asked.per_sample}
+        given = next(name for name, value in others.items() if value is not None)
+        raise InputError(
+            f"{given} is given without --video-frames; give the frames that the model sees of a video too, or its "
+            f"--video-seconds"
+        )
+    if asked.frames is not None and (asked.seconds, asked.fps) != (None, None):
+        more = "--video-fps" if asked.seconds is None else "--video-seconds"
+        raise InputError(f"--video-frames does not go with {more}, which says how many frames there are; leave one off")
+    given = _given(asked)
     for name in ("data", "config"):
         if options.get(name) is not None:
             raise InputError(
-                f"--video-frames does not go with --{name} {options[name]}, which says itself what samples are like; "
+                f"{given} does not go with --{name} {options[name]}, which says itself what samples are like; "
                 f"leave one of them off"
             )
     if own.workload.images_per_sample:
         raise InputError(
-            "--video-frames does not go with --images-per-sample: samples are planned with videos or with images, "
-            "which models look at one after the other; leave one of them off"
+            f"{given} does not go with --images-per-sample: samples are planned with videos or with images, "
+            f"which models look at one after the other; leave one of them off"
         )
     if own.model is None:
-        raise InputError("--video-frames is given without --model, whose processor decides what they become")
-    return num_frames
+        raise InputError(f"{given} is given without --model, whose processor decides what they become")
+    model = own.model_files
+    if model.model_type not in VIDEO_MODEL_TYPES:
+        number = asked.seconds if asked.frames is None else asked.frames
+        raise InputError(
+            f"{given} is {number:g}, but videos are not planned of {model.id}, whose model type is "
+            f"{model.model_type}; those of {', '.join(VIDEO_MODEL_TYPES)} are"
+        )
+    return model
+
+
+def _given(asked: VideoRequest) -> str:
+    """The option by which frames are told of."""
+    return "--video-seconds" if asked.frames is None else "--video-frames"
+
+
+def _num_frames(asked: VideoRequest, model: ModelFiles) -> int:
+    """As many as are said, or as the model's processor takes of so many seconds."""
+    if asked.frames is not None:
+        return asked.frames
+    assert asked.seconds is not None
+    return sampled_frames(model.config, model.video_settings, seconds=asked.seconds, fps=asked.fps)
 
 
 def _images(
     model: ModelFiles, num_frames: int, size: tuple[int, int], said_size: tuple[int, int] | None
 ) -> VideoImages:
     """What a video is, in images of ``said_size`` where that is said."""
-    if model.model_type not in VIDEO_MODEL_TYPES:
-        raise InputError(
-            f"--video-frames is {num_frames}, but videos are not planned of {model.id}, whose model type is "
-            f"{model.model_type}; those of {', '.join(VIDEO_MODEL_TYPES)} are"
-        )
     found = video_images(model.config, model.video_settings, num_frames=num_frames, width=size[0], height=size[1])
     if said_size is not None:
         return replace(found, width=said_size[0], height=said_size[1])
@@ -105,7 +131,7 @@ def _seq_len(said: int | None, text: str, num_tokens: int, model: ModelFiles) ->
     if said is not None and num_tokens > said:
         raise InputError(
             f"--seq-len is {said}, but {text} take {num_tokens} tokens of {model.id}; give at least that many tokens, "
-            f"or fewer --video-frames, a smaller --video-size or fewer --videos-per-sample"
+            f"or fewer frames (--video-frames, --video-fps), a smaller --video-size or fewer --videos-per-sample"
         )
     if said is not None or num_tokens <= DEFAULT_SEQ_LEN:
         return said, ()

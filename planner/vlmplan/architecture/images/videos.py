@@ -53,7 +53,7 @@ class _Video:
 
     @property
     def merged_frames(self) -> int:
-        return count(self.settings, "temporal_patch_size", count(self.vision, "temporal_patch_size", 2))
+        return merged_frames(self.config, self.settings)
 
     def merged_patch(self, default_patch_size: int) -> int:
         """Pixels of a side of what becomes one token."""
@@ -69,6 +69,17 @@ class _Video:
     def images(self, *, width: int, height: int, frames_per_image: int) -> VideoImages:
         num_images = -(-self.num_frames // frames_per_image)
         return VideoImages(num_images=num_images, width=width, height=height, frames_per_image=frames_per_image)
+
+
+def merged_frames(config: Settings, settings: Settings) -> int:
+    """Frames that become one row of patches."""
+    vision = section(config, "vision_config")
+    return count(settings, "temporal_patch_size", count(vision, "temporal_patch_size", 2))
+
+
+def is_glm46v(config: Settings, settings: Settings) -> bool:
+    """Whether the processor is ``Glm46VVideoProcessor``, by the file that names it or by the model's type."""
+    return str(settings.get("video_processor_type", config.get("model_type"))).casefold().startswith("glm46v")
 
 
 def _qwen2_vl(video: _Video) -> VideoImages:
@@ -102,8 +113,8 @@ def _qwen3_vl(video: _Video) -> VideoImages:
 def _glm4v(video: _Video) -> VideoImages:
     """As Qwen3-VL."""
     settings = video.settings
-    is_46 = str(settings.get("video_processor_type", video.config.get("model_type"))).casefold().startswith("glm46v")
-    video.check(least=video.merged_frames, most=GLM46V_MOST_FRAMES if is_46 else GLM_MOST_FRAMES)
+    most = GLM46V_MOST_FRAMES if is_glm46v(video.config, settings) else GLM_MOST_FRAMES
+    video.check(least=video.merged_frames, most=most)
     min_pixels = edge(settings, "size", "shortest_edge", 112 * 112)
     max_pixels = edge(settings, "size", "longest_edge", 28 * 28 * 2 * 30_000)
     return _of_shared_pixels(video, video.merged_patch(14), min_pixels=min_pixels, max_pixels=max_pixels)
@@ -175,4 +186,4 @@ def video_images(
     return _RULES[model_type](video)
 
 
-__all__ = ["VIDEO_MODEL_TYPES", "VideoImages", "video_images"]
+__all__ = ["VIDEO_MODEL_TYPES", "VideoImages", "is_glm46v", "merged_frames", "video_images"]
