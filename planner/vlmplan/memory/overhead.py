@@ -20,9 +20,8 @@ NUM_CUBLAS_HANDLES = 2
 CUDA_CONTEXT_BYTES = 500 * MIB
 """CUDA context, loaded kernels and library handles of one process. Assumed: 0.3 to 0.6 GiB are seen."""
 HOPPER_CONTEXT_BYTES = 767 * MIB
-"""The same of compute capability 9.0 and 10.0. Measured: 767 to 769 MiB in 15 runs on an H200 with torch 2.11 for CUDA
-13.0 (tests/gpu), of which 527 are there before the first kernel. Assumed for other cards of 132 multiprocessors or
-more."""
+"""The same from compute capability 9.0 on, but for cards of workstations and games (12.0). Measured: 767 to 769 MiB in
+15 runs on an H200 with torch 2.11 for CUDA 13.0 (tests/gpu), of which 527 are there before the first kernel."""
 HOPPER, CONSUMER_BLACKWELL = (9, 0), (12, 0)
 CPU_PROCESS_BYTES = 411 * MIB
 """What a rank on a CPU takes of its share of the host's memory before it holds anything of the model: Python and
@@ -58,8 +57,7 @@ def workspace_sizes(gpu: Gpu) -> list[int]:
     """Bytes of each cuBLAS workspace, which count as allocated; a CPU has none."""
     if gpu.is_cpu:
         return []
-    is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= HOPPER
-    of_handle = HOPPER_CUBLAS_WORKSPACE_BYTES if is_hopper else CUBLAS_WORKSPACE_BYTES
+    of_handle = HOPPER_CUBLAS_WORKSPACE_BYTES if _is_hopper_or_newer(gpu) else CUBLAS_WORKSPACE_BYTES
     return [_measured_bytes(gpu, "cublas_workspace_bytes", of_handle)] * NUM_CUBLAS_HANDLES
 
 
@@ -72,7 +70,7 @@ def context_bytes(gpu: Gpu) -> int:
     """Bytes of the CUDA context; a CPU has none."""
     if gpu.is_cpu:
         return 0
-    is_large = gpu.compute_capability is not None and HOPPER <= gpu.compute_capability < CONSUMER_BLACKWELL
+    is_large = _is_hopper_or_newer(gpu) and gpu.compute_capability != CONSUMER_BLACKWELL
     return _measured_bytes(gpu, "context_bytes", HOPPER_CONTEXT_BYTES if is_large else CUDA_CONTEXT_BYTES)
 
 
@@ -101,7 +99,7 @@ def nccl_bytes(cluster: Cluster, group: ProcessGroup) -> int:
     gpu, is_alone = cluster.node.gpu, cluster.num_gpus == 1
     if gpu.is_cpu or (is_alone and group is ProcessGroup.NONE):
         return 0
-    is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= HOPPER
+    is_hopper = _is_hopper_or_newer(gpu)
     of_engine = HOPPER_STAGE_1_2_BYTES if is_hopper and group is ProcessGroup.STAGE_1_2 else 0
     found = gpu.calibration
     if found is not None and found.num_ranks == cluster.num_gpus and (of_nccl := found.value("nccl_bytes")) is not None:
@@ -110,6 +108,10 @@ def nccl_bytes(cluster: Cluster, group: ProcessGroup) -> int:
     channels = NCCL_NVLINK_CHANNELS if cluster.node.uses_nvlink else NCCL_PCIE_CHANNELS
     connections = 0 if is_alone else channels * NCCL_RING_CONNECTIONS
     return itself + of_engine + connections * NCCL_CONNECTION_BYTES
+
+
+def _is_hopper_or_newer(gpu: Gpu) -> bool:
+    return gpu.compute_capability is not None and gpu.compute_capability >= HOPPER
 
 
 def _measured_bytes(gpu: Gpu, name: str, assumed: int) -> int:

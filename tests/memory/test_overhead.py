@@ -1,0 +1,37 @@
+"""What a GPU holds beside the allocator's bytes, as it was measured on one and as others have published it."""
+
+import pytest
+
+from planned import cluster
+from vlmplan.memory.overhead import ProcessGroup, context_bytes, nccl_bytes, process_group
+from vlmplan.recipe import Recipe
+from vlmplan.units import MIB
+
+H200, RTX_3090 = cluster("h200-sxm"), cluster("rtx-3090")
+BESIDE_RESERVED_MIB = {None: 767, 1: 1715, 2: 1715, 3: 1329}
+"""Of runs on one H200 by ZeRO stage, None without DeepSpeed: device bytes less reserved ones (tests/gpu/records.jsonl).
+"""
+
+
+@pytest.mark.parametrize("stage", BESIDE_RESERVED_MIB)
+def test_one_gpu_holds_what_was_measured_beside_what_its_allocator_reserves(stage):
+    found = context_bytes(H200.node.gpu) + nccl_bytes(H200, process_group(Recipe(zero_stage=stage)))
+    assert found == BESIDE_RESERVED_MIB[stage] * MIB
+
+
+def test_fsdp2_holds_what_was_measured_too():
+    found = context_bytes(H200.node.gpu) + nccl_bytes(H200, process_group(Recipe(fsdp=True)))
+    assert found == pytest.approx(1325 * MIB, abs=4 * MIB)
+
+
+def test_a_communicator_of_one_gpu_takes_what_is_published():
+    assert nccl_bytes(RTX_3090, ProcessGroup.ONE) == nccl_bytes(RTX_3090, ProcessGroup.STAGE_1_2) == 484 * MIB
+    assert nccl_bytes(RTX_3090, ProcessGroup.NONE) == 0
+
+
+@pytest.mark.parametrize("gpu_id", ["rtx-3090", "a100-sxm4-80gb", "h200-sxm"])
+@pytest.mark.parametrize("group", ProcessGroup)
+def test_several_gpus_have_a_communicator_whatever_the_engine_and_connections_besides(gpu_id, group):
+    several = nccl_bytes(cluster(gpu_id, 4), group)
+    assert several > nccl_bytes(cluster(gpu_id), group)
+    assert several >= nccl_bytes(cluster(gpu_id, 4), ProcessGroup.ONE)
