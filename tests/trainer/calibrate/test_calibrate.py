@@ -14,7 +14,15 @@ from vlmplan.calibration import QUANTITIES, read_calibration
 from vlmplan.errors import InputError
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan_trainer.calibrate import compute, host
-from vlmplan_trainer.calibrate.clock import Measured, inverted, measured, seconds_of
+from vlmplan_trainer.calibrate.clock import (
+    CALL_SECONDS,
+    CLOCK_HERTZ,
+    MOST_CALLS,
+    Measured,
+    inverted,
+    measured,
+    seconds_of,
+)
 from vlmplan_trainer.calibrate.hooks import CASES, hooks_of
 from vlmplan_trainer.calibrate.links import rates
 from vlmplan_trainer.calibrate.parts import BREAKS_OFF_AT, PARTS, Job, Part, run_parts
@@ -68,6 +76,37 @@ def test_median_and_quartiles():
     assert measured([5.0, 1.0, 3.0, 2.0, 4.0]) == Measured(3.0, 2.0, 4.0, 5)
     assert measured([7.0]) == Measured(7.0, 7.0, 7.0, 1)
     assert inverted(Measured(2.0, 1.0, 4.0, 9), 8.0) == Measured(4.0, 2.0, 8.0, 9)
+
+
+class FakeGpu:
+    """A stream: what is asked of it, in order, and events that say how many calls lie between them."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def event(self, enable_timing: bool):
+        class Event:
+            def record(self) -> None:
+                gpu.asked.append("event")
+                self.num_calls = gpu.asked.count("call")
+
+            def elapsed_time(self, last: "Event") -> float:
+                return 5e-3 * (last.num_calls - self.num_calls)
+
+        gpu = self
+        return Event()
+
+
+def test_a_gpu_is_kept_busy_until_it_has_been_asked_for_all_calls_of_a_stretch(monkeypatch):
+    """Its kernels take 5 us each, whatever the host takes to ask for them."""
+    gpu = FakeGpu()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: gpu.asked.append(f"busy for {cycles / CLOCK_HERTZ:g} s"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: gpu.asked.append("wait"))
+    took = seconds_of(lambda: gpu.asked.append("call"), torch.device("cuda"), 0.0)
+    assert took.value == pytest.approx(5e-6)
+    busy = f"busy for {MOST_CALLS * CALL_SECONDS:g} s"
+    assert gpu.asked[-MOST_CALLS - 4 :] == [busy, "event", *["call"] * MOST_CALLS, "event", "wait"]
 
 
 def test_seconds_are_those_of_one_call():
