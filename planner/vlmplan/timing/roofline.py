@@ -27,7 +27,8 @@ Those of stretches of one micro batch add."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusySeconds:
-    """Seconds of one phase by kind of work. They add."""
+    """Seconds of one phase by kind of work. They add. ``memory``: kernels that move bytes, with what each takes to
+    start."""
 
     matmuls: float = 0.0
     attention: float = 0.0

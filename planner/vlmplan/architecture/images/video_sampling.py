@@ -10,7 +10,16 @@ from math import floor
 from typing import Any
 
 from vlmplan.architecture.images.settings import Settings, count, file_settings
-from vlmplan.architecture.images.videos import GLM46V_MOST_FRAMES, MOST_FRAMES, is_glm46v, merged_frames
+from vlmplan.architecture.images.videos import (
+    GLM46V_MOST_FRAMES,
+    GLM_TYPES,
+    INTERNVL_TYPE,
+    MOST_FRAMES,
+    QWEN2_VL_TYPES,
+    QWEN3_VL_TYPES,
+    is_glm46v,
+    merged_frames,
+)
 from vlmplan.errors import InputError, UnknownNameError
 
 FRAMES_PER_SECOND = 2.0
@@ -87,10 +96,10 @@ def _even(num_frames: int) -> int:
 
 
 _RULES: Mapping[str, Callable[[_Sampled], int]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _qwen2_vl),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
-    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), _glm4v),
-    "internvl": _internvl,
+    **dict.fromkeys(QWEN2_VL_TYPES, _qwen2_vl),
+    **dict.fromkeys(QWEN3_VL_TYPES, _qwen3_vl),
+    **dict.fromkeys(GLM_TYPES, _glm4v),
+    INTERNVL_TYPE: _internvl,
 }
 
 

@@ -16,6 +16,11 @@ from vlmplan.architecture.images.shape import Image
 from vlmplan.architecture.images.smart_resize import check_aspect_ratio, patch_and_merge_size, smart_resize
 from vlmplan.errors import InputError, UnknownNameError
 
+QWEN2_VL_TYPES = ("qwen2_vl", "qwen2_5_vl")
+QWEN3_VL_TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+GLM_TYPES = ("glm4v", "glm4v_moe", "glm46v")
+INTERNVL_TYPE = "internvl"
+"""``model_type`` values of config.json whose video processors do the same."""
 MOST_FRAMES = 768
 """``max_frames`` of Qwen's processors."""
 GLM_MOST_FRAMES, GLM46V_MOST_FRAMES = 600, 640
@@ -151,10 +156,10 @@ def _check_ratio(video: _Video, *, height: int, width: int) -> None:
 
 
 _RULES: Mapping[str, Callable[[_Video], VideoImages]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _qwen2_vl),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
-    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), _glm4v),
-    "internvl": _internvl,
+    **dict.fromkeys(QWEN2_VL_TYPES, _qwen2_vl),
+    **dict.fromkeys(QWEN3_VL_TYPES, _qwen3_vl),
+    **dict.fromkeys(GLM_TYPES, _glm4v),
+    INTERNVL_TYPE: _internvl,
 }
 VIDEO_MODEL_TYPES = tuple(_RULES)
 """The ``model_type`` values of config.json that ``video_images`` knows."""
@@ -186,4 +191,14 @@ def video_images(
     return _RULES[model_type](video)
 
 
-__all__ = ["VIDEO_MODEL_TYPES", "VideoImages", "is_glm46v", "merged_frames", "video_images"]
+__all__ = [
+    "GLM_TYPES",
+    "INTERNVL_TYPE",
+    "QWEN2_VL_TYPES",
+    "QWEN3_VL_TYPES",
+    "VIDEO_MODEL_TYPES",
+    "VideoImages",
+    "is_glm46v",
+    "merged_frames",
+    "video_images",
+]
