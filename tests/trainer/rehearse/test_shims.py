@@ -53,7 +53,7 @@ WITHOUT: dict[str, Any] = {
     "copying_nothing_but_data": COPIED | {"has views in it": False, "has the original's attributes": True},
     "moving_modules_in_place": "Couldn't swap Linear.weight",
     "taking_fake_tensors_for_real": False,
-    "raising_after_backward": signal.SIGABRT,
+    "raising_after_backward": {signal.SIGABRT, "returned NULL without setting an exception"},  # threads race for it
     "knowing_used_weights": "local_used_map_tmp.data_ptr() != local_used_map_.data_ptr()",
     "trusting_other_ranks": "disagreement",
     "looping_over_no_ranks": {"an operation a rank": True, **GATHERED},
@@ -72,7 +72,7 @@ WITHOUT: dict[str, Any] = {
     "counting_saved_bytes": "Can't pickle",
     "flash_attention_from_torch": "FlashAttention2 has been toggled on",
 }
-"""What is found instead, part of what is raised, or the signal that the process dies of."""
+"""What is found instead, part of what is raised, the signal that the process dies of, or a set of the two."""
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,13 @@ def test_shim_does_what_it_is_for(outcomes, name):
 @pytest.mark.parametrize("name", WITHOUT)
 def test_shim_is_still_needed(outcomes, name):
     outcome, expected = outcomes[f"no {name}"], WITHOUT[name]
+    ends = (
+        expected if isinstance(expected, set) else {expected} if isinstance(expected, str | signal.Signals) else set()
+    )
     if "raised" in outcome:
-        assert isinstance(expected, str), outcome
-        assert expected in outcome["raised"]
+        assert any(isinstance(end, str) and end in outcome["raised"] for end in ends), outcome
     elif "died" in outcome:
-        assert os.WTERMSIG(outcome["died"]) == expected
+        assert os.WTERMSIG(outcome["died"]) in ends
     else:
         assert outcome == {"found": expected}
         assert expected != ANSWERS[name]

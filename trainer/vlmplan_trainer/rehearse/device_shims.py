@@ -69,9 +69,10 @@ def making_numbers_on_the_host() -> Iterator[None]:
 
 @contextmanager
 def raising_after_backward() -> Iterator[None]:
-    """An exception in a hook of a tensor, where DeepSpeed reduces gradients and gathers weights, ends the process where
-    the tensor is on a device that is registered in Python ("terminate called without an active exception"; those of
-    autograd functions pass). It is raised when the engine has returned; hooks after it do nothing."""
+    """An exception in a hook of a tensor, where DeepSpeed reduces gradients and gathers weights, is lost where that
+    tensor is on a device that is registered in Python: the process ends ("terminate called without an active
+    exception"), or backward fails with a SystemError that names nothing; those of autograd functions pass. It is raised
+    when the engine has returned; hooks after it do nothing."""
     failed: list[BaseException] = []
     run = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]
 
