@@ -6,7 +6,6 @@ rank's shards. With ``offload_params`` the shards live on the host, with ``offlo
 optimizer does, gradients included. With ``hpz`` there is a secondary partition of every weight, N/hpz as large.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,28 +13,16 @@ from functools import cached_property
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Trace
-from vlmplan.engines.collectives import (
-    CollectiveKind,
-    Collectives,
-    StepPhase,
-    overfills,
-    padded,
-    padded_total,
-    reductions,
-)
-from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import Engine, ModelStates, weight
+from vlmplan.engines.collectives import overfills
+from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
-from vlmplan.engines.gather_collectives import weight_gathers
 from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gathering import GatheredWeights, num_wrappers
-from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes
+from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.profile import MicroBatchProfile
-from vlmplan.engines.shards import Shards
+from vlmplan.engines.zero3_formulas import Zero3Formulas
 from vlmplan.recipe import Recipe
-from vlmplan.units import DType
 from vlmplan.zero_settings import ZeroSettings
 
 NORM_ELEMENTS = 250_000_000
@@ -46,20 +33,13 @@ UNKNOWN_ORDER = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 
 """What DeepSpeed does with weights while it does not know which module comes next."""
 
 
-class Zero3(Engine):
+class Zero3(Zero3Formulas):
     """Stage 3."""
 
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
-        self.shards = Shards(table, recipe, num_ranks)
-        self.gradient_bytes = recipe.precision.dtype.num_bytes
-        """Of an element where gradients are reduced and accumulated, whatever type their weights have (``engine.py``
-        ``communication_data_type``, ``get_data_types``): adapters may be float32 beside bf16."""
-        self.reduced_bytes = DType.FLOAT32.num_bytes if self.shares_samples else self.gradient_bytes
-        """The same as it is sent, and in the bucket: float32 where ranks share samples
-        (``seq_parallel_communication_data_type``)."""
         self._waiting: list[int] = []
         self._num_waiting = 0
         self._num_in_bucket = 0
@@ -239,13 +219,6 @@ class Zero3(Engine):
         self._waiting.clear()
         self._num_waiting = self._num_in_bucket = 0
 
-    def _reduces_whole(self, numel: int) -> bool:
-        """Whether ``numel`` elements are reduced in the bucket, of which every rank takes its part, without
-        ``reduce_scatter``."""
-        zero = self.recipe.zero
-        is_whole = zero.contiguous_gradients and not self.recipe.scatters_gradients
-        return is_whole and numel <= zero.reduce_bucket_size
-
     def _offload_shard(self, numel: int) -> None:
         """The shard of a gradient comes back to the GPU for its norm, and is cast for the host (``partition_grads``,
         ``_offload_grad_partition_at_boundary``)."""
@@ -331,107 +304,6 @@ class Zero3(Engine):
     def _zero_of(self, trace: Trace) -> ZeroSettings:
         """Without the order of modules nothing is prefetched, and nothing kept for its next use."""
         return replace(self.recipe.zero, **UNKNOWN_ORDER) if loses_order(trace) else self.recipe.zero
-
-    # -- in closed form ------------------------------------------------------------------------------------------
-
-    def states(self) -> ModelStates:
-        """pΨ/N shards + small weights whole + gΦ/N gradients + mΦ/N + sΦ/N + g·bucket.
-
-        The step works in sub-groups: it flattens the gradients of one (g) and casts them (m), where the types differ.
-        """
-        recipe, num_ranks = self.recipe, self.num_ranks
-        p, g, m = self.weight_bytes, self.gradient_bytes, self.master_bytes
-        shards, persistent = self.shards.weight_totals
-        frozen_copies, trained_copies = self.shards.secondary_totals
-        copies = Components(weights=trained_copies)
-        weights = Components(weights=(0 if self.offloads_weights else shards) + frozen_copies)
-        bucket = recipe.zero.reduce_bucket_size * self.reduced_bytes if recipe.zero.contiguous_gradients else 0
-        largest_shard = -(-self.table.largest_trained // num_ranks)
-        hooked = largest_shard * p * (num_ranks + self.offloads_weights)
-        start = weights + Components(communication_buffers=bucket)
-        whole = Components(weights=persistent)
-        if self.offloads_optimizer:
-            return ModelStates(start, start + whole, start + Components(temporaries=hooked), start + whole, copies)
-        trained = self.table.sharded_elements(num_ranks)
-        groups = self.shards.sub_groups
-        group = max(groups)
-        master = Components(optimizer_states=trained * m)
-        making = weights + master + Components(temporaries=group * m)
-        start = start + master + Components(gradients=trained * g)
-        building = higher(making, start + Components(temporaries=hooked))
-        states = Components(optimizer_states=state_bytes(recipe, [(numel,) for numel in groups], recipe.master_dtype))
-        cast = group * (g + (m if m != g else 0))
-        update = group * m + update_bytes(recipe, [(group,)], recipe.master_dtype)
-        check = trained * overflow_check_bytes(recipe)
-        resident = start + whole + states
-        used = start + states + Components(temporaries=max(cast, update, largest_shard * NORM_BYTES, check))
-        step = higher(resident, used)
-        return ModelStates(start, resident, building, step, copies)
-
-    def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
-        """Weights are gathered and released, gradients copied into the bucket."""
-        del accumulates
-        zero, table, p = self.recipe.zero, self.table, self.weight_bytes
-        width, largest = max(2, p), table.largest_trained * p
-        kept = max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
-        live = kept + 2 * zero.stage3_prefetch_bucket_size
-        one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
-        gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
-        again = profile.recomputed_bytes + largest  # and the trained weight that is used meanwhile
-        more = profile.held_bytes + self.arriving_bound()
-        weights = (gathered + profile.recomputed_bytes if live else max(gathered, again)) + more
-        return profile.forward_peak + gathered + more, profile.dropped_peak + weights + self.reduction_bound()
-
-    def reduction_bound(self) -> int:
-        """What gradients take at most beside the bucket on their way through it: those that wait outside it and their
-        casts, the bucket's copy, and the shard that comes back for its norm where the host has it."""
-        zero, p, r, numel = self.recipe.zero, self.weight_bytes, self.reduced_bytes, self.table.largest_trained
-        g = self.gradient_bytes
-        shard = numel if self.offloads_optimizer else 0
-        waiting = numel if zero.contiguous_gradients else max(zero.reduce_bucket_size, numel)
-        outside = numel * p + (waiting * r if r != p else 0)
-        outside += max(zero.reduce_bucket_size, numel) * g if r != g else 0
-        return max(zero.reduce_bucket_size, numel) * r + outside + shard * (g + NORM_BYTES)
-
-    def arriving_bound(self) -> int:
-        """The most that this rank's shards take on their way from the host to an all-gather."""
-        if not self.offloads_weights or self.num_ranks == 1:
-            return 0
-        width = max(2, self.weight_bytes)
-        prefetched = self.recipe.zero.stage3_prefetch_bucket_size * width
-        return (prefetched + self.table.largest_module_bytes) // self.num_ranks
-
-    def loading_bound(self, states: ModelStates) -> int:
-        tied = self.table.tied_numel * self.recipe.precision.dtype.num_bytes
-        adapters = self.table.trained_bytes if self.recipe.trains_adapters else 0
-        module = self.table.largest_module_bytes
-        arriving = -(-module // self.num_ranks) if self.offloads_weights else 0
-        padding = len(self.table.entries) * self.num_ranks
-        most = max(module + arriving + padding, adapters)
-        return states.at_start.weights + states.copies.weights + tied + most
-
-    def collectives(self, trace: Trace) -> Iterable[Collectives]:
-        """All-gathers for every module's forward and backward, where its weights are not whole yet, and gradients
-        reduced and scattered bucket by bucket, every micro batch; small weights after the step, each alone."""
-        often, num_ranks = self.recipe.grad_accum, self.num_ranks
-        found: list[Collectives] = []
-        if num_ranks > 1:
-            found += weight_gathers(trace, self.recipe, num_ranks)
-            small = [(one, count) for one, count in self.table.kinds if self.shards.is_persistent(one)]
-            num_bytes = sum([count * padded(one.numel, num_ranks) * one.dtype.num_bytes for one, count in small])
-            num_small = sum([count for _, count in small])
-            found.append(Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, num_small, num_bytes))
-        reduced = reductions(self.table, trace, self.recipe.zero.reduce_bucket_size, in_parameter_order=False)
-        sizes, count = reduced.sizes, reduced.num_buckets
-        if self._reduces_whole(0):
-            sizes = Counter([self.table.numels[ordinal] for ordinal in reduced.larger])
-            whole, num_whole = reduced.num_elements - sum(sizes.elements()), count - len(reduced.larger)
-            num_bytes = often * whole * self.reduced_bytes
-            found.append(Collectives(CollectiveKind.ALL_REDUCE, StepPhase.BACKWARD, often * num_whole, num_bytes))
-            count = len(reduced.larger)
-        scattered = padded_total(sizes, num_ranks) * self.reduced_bytes
-        found.append(Collectives(CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD, often * count, often * scattered))
-        return [one for one in found if one.count]
 
 
 def _part(kind: str, entry: NamedParameter) -> tuple[str, str]:
