@@ -1,0 +1,135 @@
+"""ZeRO stages 1 and 2 in closed form: what they hold of a model, bounds of a micro batch beside that, what they send.
+
+For searching, where ``engines.zero12`` would walk a step for each of thousands of setups; tests hold one to the other.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.collectives import CollectiveKind, Collectives, Reductions, StepPhase, num_chunks, reductions
+from vlmplan.engines.components import Components, higher
+from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.events import NULL_SINK, Sink
+from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.partitions import (
+    Partition,
+    idle_elements,
+    idle_ordinals,
+    largest_slice,
+    owned_elements,
+    partition_of,
+    partition_size,
+)
+from vlmplan.engines.profile import MicroBatchProfile
+from vlmplan.recipe import Recipe
+from vlmplan.units import DType
+
+
+class Zero12Formulas(Engine):
+    """Stages 1 and 2 as ``Engine`` has them in closed form, and what a rank owns, which the walk needs too."""
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self.reduced_bytes = DType.FLOAT32.num_bytes if self.shares_samples else self.weight_bytes
+        """Of an element of a gradient as it is sent: float32 where ranks share samples (``allreduce_bucket``)."""
+
+    @cached_property
+    def partition(self) -> Partition:
+        return partition_of(self.table.num_trained, self.num_ranks, self.rank)
+
+    @cached_property
+    def owned_bytes(self) -> int:
+        """The buffer for this rank's gradients: of whole parameters that reach into its partition, once one of them
+        gets a gradient (``copy_grads_in_partition``)."""
+        owned = owned_elements(self.table, self.partition)
+        return owned * self.weight_bytes if owned > idle_elements(self.table, self.partition) else 0
+
+    @cached_property
+    def zero_ordinals(self) -> list[int]:
+        """Parameters of this rank to which no backward gives a gradient: theirs are zeros, whole ones too."""
+        return [] if self.offloads_optimizer else idle_ordinals(self.table, self.partition)
+
+    @cached_property
+    def zero_bytes(self) -> int:
+        return sum(self._sizes_of(self.zero_ordinals))
+
+    def _sizes_of(self, ordinals: Iterable[int]) -> list[int]:
+        return [self.table.gradient_sizes[ordinal] for ordinal in ordinals]
+
+    @property
+    def _bucket_elements(self) -> int:
+        return self.recipe.zero.reduce_bucket_size
+
+    def states(self) -> ModelStates:
+        """Weights whole, in one flat buffer: pΦ. Master weights mΦ/N and states sΦ/N of the rank's partition, on the
+        GPU or the host. At init the flat buffer is beside the weights: 2pΦ. In the step the partition's gradients are
+        flattened (p) and cast (m): 2Ψ + 20Φ/N for bf16 and AdamW = 2Ψ + (4 + 8 + 2 + 2 + 4)Φ/N."""
+        table, recipe, p, m = self.table, self.recipe, self.weight_bytes, self.master_bytes
+        size = self.partition.size
+        flat_buffer = size * self.num_ranks * p
+        weights = Components(weights=table.frozen_bytes + flat_buffer)
+        flattening = Components(weights=table.total_bytes + flat_buffer)
+        if self.offloads_optimizer:
+            resident = weights + Components(communication_buffers=table.largest_trained * p)
+            init = higher(flattening, weights + Components(temporaries=size * p))
+            return ModelStates(resident, resident, init, resident)
+        start = weights + Components(optimizer_states=size * m)
+        init = higher(flattening, start + Components(temporaries=size * max(p, m)))
+        resident = start + Components(optimizer_states=state_bytes(recipe, [(size,)], recipe.master_dtype))
+        norm = largest_slice(table, self.partition) * NORM_BYTES
+        cast = size * (p + (m if m != p else 0))
+        update = size * m + update_bytes(recipe, [(size,)], recipe.master_dtype)
+        step = higher(
+            resident + Components(gradients=self.owned_bytes + self.zero_bytes, temporaries=max(norm, cast)),
+            resident + Components(temporaries=update),
+        )
+        return ModelStates(start, resident, init, step)
+
+    def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
+        table, p, largest = self.table, self.weight_bytes, self.table.largest_trained * self.weight_bytes
+        owned = 0 if self.offloads_optimizer else self.owned_bytes + self.zero_bytes
+        buckets = (2 if self.recipe.zero.overlap_comm else 1) * self._bucket_elements * p
+        cast = self.reduced_bytes if self.reduced_bytes != p else 0
+        copied = max(self._bucket_elements, table.largest_trained) * (p + cast)
+        if self.recipe.zero_stage == 1:
+            accumulated = table.trained_bytes if accumulates else 0
+            kept = max(profile.kept_peak, profile.dropped_peak + accumulated, table.trained_bytes + copied)
+            if self.offloads_optimizer:
+                kept += NORM_BYTES * table.largest_trained  # the norm of a gradient before it goes to the host
+            waiting = accumulated + buckets if accumulated else 0
+            return profile.forward_peak + waiting, kept + buckets + owned + largest
+        earlier = owned if accumulates else 0
+        highest = profile.dropped_peak + copied
+        if self.offloads_optimizer:
+            highest = max(highest, profile.norm_peak)
+        return profile.forward_peak + earlier, highest + buckets + owned + earlier + largest
+
+    def collectives(self, trace: Trace) -> Sequence[Collectives]:
+        """Gradients bucket by bucket, under stage 2 after every micro batch; updated weights in one gather."""
+        often = self.recipe.grad_accum if self.recipe.zero_stage == 2 else 1
+        is_late = self.recipe.zero_stage == 1 and not self.recipe.zero.overlap_comm
+        reduced = reductions(self.table, trace, self._bucket_elements, in_parameter_order=is_late)
+        count = reduced.num_buckets + self._num_cuts(reduced)
+        num_bytes = reduced.num_elements * self.reduced_bytes
+        gradients = Collectives(CollectiveKind.ALL_REDUCE, StepPhase.BACKWARD, often * count, often * num_bytes)
+        if self.num_ranks == 1:
+            return (gradients,)
+        weights = partition_size(self.table.num_trained, self.num_ranks) * self.num_ranks * self.weight_bytes
+        return gradients, Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, 1, weights)
+
+    def _num_cuts(self, reduced: Reductions) -> int:
+        """A gradient that is larger than the bucket is cut where its owners change (``average_tensor``), and its pieces
+        are sent once they exceed the bucket (``allreduce_no_retain``)."""
+        size, num_cuts = self.partition.size, 0
+        for ordinal in reduced.larger:
+            end = self.table.ends[ordinal]
+            start = end - self.table.numels[ordinal]
+            first = min(end, (start // size + 1) * size) - start
+            num_whole, last = divmod(end - start - first, size)
+            pieces = [(first, 1), (size, num_whole), (last, 1)]
+            num_cuts += num_chunks(pieces, self._bucket_elements) - 1
+        return num_cuts
