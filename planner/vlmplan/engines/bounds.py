@@ -11,7 +11,7 @@ from itertools import repeat
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.gather_walk import NOTHING_GATHERED, RunBytes, gather_walk
-from vlmplan.engines.gathering import num_wrappers
+from vlmplan.engines.gather_wrappers import num_wrappers
 from vlmplan.engines.profile import MicroBatchProfile, Rise, section_rises
 from vlmplan.engines.zero3 import Zero3
 

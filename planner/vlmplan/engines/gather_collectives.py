@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
 from vlmplan.engines.gather_walk import gather_walk
-from vlmplan.engines.gathering import num_wrappers
+from vlmplan.engines.gather_wrappers import num_wrappers
 from vlmplan.recipe import Recipe
 
 

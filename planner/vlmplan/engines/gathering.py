@@ -8,35 +8,16 @@ again soon. Limits are in elements, as DeepSpeed counts them.
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Any
 
-from vlmplan.architecture.reference import is_of_copy
-from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
+from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_counts import GatherCounts
-from vlmplan.engines.gather_records import (
-    NOT_ASKED,
-    Gather,
-    GatheredModule,
-    GatheredStorage,
-    GatheredWeight,
-    Key,
-    Passed,
-    passed_by,
-)
-from vlmplan.recipe import Recipe
+from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key, Passed
+from vlmplan.engines.gather_steps import GatherSteps
+from vlmplan.engines.gather_wrappers import WRAPPERS
 from vlmplan.zero_settings import ZeroSettings
-
-_WRAPPERS, _ADAPTER_WRAPPERS = 3, 2
-"""Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
-without; peft's two around the model. Each prefetches before it runs, forward and backward. Where the model reads its
-head (``ReadHead``), no ``LossModule`` is around it, it has a weight itself, and one of the three is inside of it."""
-
-
-def num_wrappers(recipe: Recipe) -> int:
-    """Modules without weights of their own around the first that has some."""
-    return _WRAPPERS + (_ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
 
 
 class GatheredWeights:
@@ -54,7 +35,7 @@ class GatheredWeights:
         trace: Trace,
         zero: ZeroSettings,
         num_ranks: int,
-        num_wrappers: int = _WRAPPERS,
+        num_wrappers: int = WRAPPERS,
         offloads: bool = False,
         sink: Sink = NULL_SINK,
         omitted: Mapping[int, Passed] | None = None,
@@ -69,21 +50,11 @@ class GatheredWeights:
         self._peak = 0
         self.gathers: list[tuple[int, int]] = []
         self.sent = (GatherCounts(), GatherCounts())
-        self._weights: dict[Key, GatheredWeight] = {}
-        self._modules: dict[Key, GatheredModule] = {}
-        self._templates: dict[int, tuple[list[Any], int]] = {}
-        used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
-        forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
-        backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
-        self._steps = steps = forward + backward
-        beside = [is_of_copy(run) for run in trace.schedule for _ in used[run.key][0]]
-        self._of_copy = {step for step, is_copys in enumerate(beside) if is_copys}
-        if steps and steps[0].reads_head:
-            self._num_wrappers -= _WRAPPERS
-        self._first_of_backward = len(forward)
-        self._order = [(weight, step) for step, module in enumerate(steps) for weight in module.weights]
-        self._traversed = self._passed_by_step(omitted or {}) if zero.stage3_max_reuse_distance else NOT_ASKED
-        """Elements up to each step, as a module that is no leaf counts and as a leaf does."""
+        steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {})
+        self._steps, self._modules, self._weights = steps.modules, steps.module_by_key, steps.weight_by_key
+        self._order, self._traversed, self._first_of_backward = steps.order, steps.traversed, steps.first_of_backward
+        if self._steps and self._steps[0].reads_head:
+            self._num_wrappers -= WRAPPERS
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
         self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
         self._decisions: dict[tuple[int, Key], bool] | None = None
@@ -109,45 +80,6 @@ class GatheredWeights:
             weight.uses.append(step)
         self._num_available = 0
         self._step = 0
-
-    def _passed_by_step(self, omitted: Mapping[int, Passed]) -> tuple[list[int], list[int]]:
-        numels = [passed_by(module.numel, is_leaf=module.is_leaf) for module in self._steps]
-        for step in self._of_copy:
-            numels[step] = 0, 0
-        for step, more in omitted.items():
-            if step:
-                numels[step - 1] = numels[step - 1][0] + more[0], numels[step - 1][1] + more[1]
-        outside, inside = ([numel[is_leaf] for numel in numels] for is_leaf in (False, True))
-        return list(accumulate(outside, initial=0)), list(accumulate(inside, initial=0))
-
-    def _module(self, module: Any, layer: int | None) -> GatheredModule:
-        key = (id(module), layer)
-        known = self._modules.get(key)
-        if known is None:
-            template = self._templates.get(id(module))
-            if template is None:
-                template = self._templates[id(module)] = self._template(module)
-            gathered, numel = template
-            weights, is_leaf = [self._weight(one, layer) for one in gathered], getattr(module, "is_leaf", False)
-            reads_head = getattr(module, "reads_head", False)
-            known = self._modules[key] = GatheredModule(key, weights, numel, is_leaf, reads_head)
-        return known
-
-    def _template(self, module: Any) -> tuple[list[Any], int]:
-        """The weights of a module that are gathered and released, the same in every layer, and the elements of all."""
-        parameters = module.parameters_by_name.values()
-        limit = self._zero.stage3_param_persistence_threshold
-        gathered = [parameter for parameter in parameters if parameter.numel > limit]
-        return gathered, sum([parameter.numel for parameter in parameters])
-
-    def _weight(self, parameter: Any, layer: int | None) -> GatheredWeight:
-        key = (id(parameter), layer)
-        known = self._weights.get(key)
-        if known is None:
-            numel, num_bytes, n = parameter.numel, parameter.numel * parameter.dtype.num_bytes, self._num_ranks
-            aligned = -(-num_bytes // n) * n
-            known = self._weights[key] = GatheredWeight(key, numel, num_bytes, aligned, parameter.requires_grad)
-        return known
 
     @property
     def weights(self) -> Collection[Key]:
@@ -403,8 +335,3 @@ def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:
     elif type(event) is Drop:
         gathered.drop(event, run)
     return gathered.live_bytes
-
-
-def _fetched(events: list[Event]) -> list[Any]:
-    """The modules whose use begins, in order."""
-    return [event.module for event in events if isinstance(event, Fetch)]

@@ -18,7 +18,8 @@ from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gather_walk import gather_walk
-from vlmplan.engines.gathering import GatheredWeights, num_wrappers
+from vlmplan.engines.gather_wrappers import num_wrappers
+from vlmplan.engines.gathering import GatheredWeights
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3_formulas import Zero3Formulas

@@ -1,0 +1,80 @@
+"""The steps of a micro batch under ZeRO-3: which module is used after which, and the weights that each gathers."""
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+from vlmplan.architecture.reference import is_of_copy
+from vlmplan.architecture.trace import Event, Fetch, Trace
+from vlmplan.engines.gather_records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
+from vlmplan.zero_settings import ZeroSettings
+
+
+class GatherSteps:
+    """Every use of a module in forward and backward is a step.
+
+    ``modules`` are those of the steps, of which backward has those from ``first_of_backward`` on; ``order`` are the
+    uses of weights, each with its step; ``traversed`` are the elements up to each step, as a module that is no leaf
+    counts and as a leaf does, where the reuse distance asks for them. Weights up to the persistence threshold are in
+    no module here.
+    """
+
+    def __init__(self, trace: Trace, zero: ZeroSettings, *, num_ranks: int, omitted: Mapping[int, Passed]) -> None:
+        """``omitted``: elements that the modules have which the schedule leaves out before a step."""
+        self._persistence_threshold, self._num_ranks = zero.stage3_param_persistence_threshold, num_ranks
+        self.weight_by_key: dict[Key, GatheredWeight] = {}
+        self.module_by_key: dict[Key, GatheredModule] = {}
+        self._templates: dict[int, tuple[list[Any], int]] = {}
+        used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
+        forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
+        backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
+        self.modules = forward + backward
+        self.first_of_backward = len(forward)
+        beside = [is_of_copy(run) for run in trace.schedule for _ in used[run.key][0]]
+        self._of_copy = {step for step, is_copys in enumerate(beside) if is_copys}
+        self.order = [(weight, step) for step, module in enumerate(self.modules) for weight in module.weights]
+        self.traversed = self._passed_by_step(omitted) if zero.stage3_max_reuse_distance else NOT_ASKED
+
+    def _passed_by_step(self, omitted: Mapping[int, Passed]) -> tuple[list[int], list[int]]:
+        numels = [passed_by(module.numel, is_leaf=module.is_leaf) for module in self.modules]
+        for step in self._of_copy:
+            numels[step] = 0, 0
+        for step, more in omitted.items():
+            if step:
+                numels[step - 1] = numels[step - 1][0] + more[0], numels[step - 1][1] + more[1]
+        outside, inside = ([numel[is_leaf] for numel in numels] for is_leaf in (False, True))
+        return list(accumulate(outside, initial=0)), list(accumulate(inside, initial=0))
+
+    def _module(self, module: Any, layer: int | None) -> GatheredModule:
+        key = (id(module), layer)
+        known = self.module_by_key.get(key)
+        if known is None:
+            template = self._templates.get(id(module))
+            if template is None:
+                template = self._templates[id(module)] = self._template(module)
+            gathered, numel = template
+            weights, is_leaf = [self._weight(one, layer) for one in gathered], getattr(module, "is_leaf", False)
+            reads_head = getattr(module, "reads_head", False)
+            known = self.module_by_key[key] = GatheredModule(key, weights, numel, is_leaf, reads_head)
+        return known
+
+    def _template(self, module: Any) -> tuple[list[Any], int]:
+        """The weights of a module that are gathered and released, the same in every layer, and the elements of all."""
+        parameters = module.parameters_by_name.values()
+        limit = self._persistence_threshold
+        gathered = [parameter for parameter in parameters if parameter.numel > limit]
+        return gathered, sum([parameter.numel for parameter in parameters])
+
+    def _weight(self, parameter: Any, layer: int | None) -> GatheredWeight:
+        key = (id(parameter), layer)
+        known = self.weight_by_key.get(key)
+        if known is None:
+            numel, num_bytes, n = parameter.numel, parameter.numel * parameter.dtype.num_bytes, self._num_ranks
+            aligned = -(-num_bytes // n) * n
+            known = self.weight_by_key[key] = GatheredWeight(key, numel, num_bytes, aligned, parameter.requires_grad)
+        return known
+
+
+def _fetched(events: list[Event]) -> list[Any]:
+    """The modules whose use begins, in order."""
+    return [event.module for event in events if isinstance(event, Fetch)]
