@@ -14,7 +14,7 @@ from cli_calls import DOES_NOT_FIT, DONE, call, request_of_words
 from vlmplan.cli.advise import advise
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.launch import launch
-from vlmplan.cli.options import words_of
+from vlmplan.cli.option_words import words_of
 from vlmplan.cli.recommend import recommend
 from vlmplan.cli.rehearse import rehearse
 from vlmplan.cli.to_fit import given_options

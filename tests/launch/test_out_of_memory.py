@@ -11,7 +11,7 @@ from cli_calls import isolate, request_of_words
 from vlmplan.catalog import load_catalog
 from vlmplan.changes.kinds import Change, Space, all_changes
 from vlmplan.cli.launch import launch
-from vlmplan.cli.options import words_of
+from vlmplan.cli.option_words import words_of
 from vlmplan.launch.facts import FLASH_ATTENTION
 from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smallest_remedy
 from vlmplan.plan import Plan, plan_from_estimate

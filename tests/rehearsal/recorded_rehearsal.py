@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vlmplan.cli.options import EVALUATION, ONE_CLUSTER, RECIPE, WORKLOAD
+from vlmplan.cli.options import ONE_CLUSTER, WORKLOAD
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse import OUTPUT, rehearse
 from vlmplan.cli.rehearse_script import SCRIPT
 from vlmplan.cli.task_options import TASK

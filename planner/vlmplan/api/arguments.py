@@ -14,7 +14,7 @@ import click
 
 from vlmplan.api.kinds import checked
 from vlmplan.api.options import File, Model
-from vlmplan.cli.options import argument_name, options_of
+from vlmplan.cli.option_words import argument_name, options_of
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.json_reader import json_text, parse_json_object
 from vlmplan.models import given_model

@@ -38,7 +38,7 @@ from vlmplan.api.parts import (
 from vlmplan.api.recommend_result import AdviseResult, RecommendResult
 from vlmplan.cli import advise, check, compare, diagnose, estimate, recommend
 from vlmplan.cli.fix import fixed_of
-from vlmplan.cli.options import document_text
+from vlmplan.cli.output import document_text
 from vlmplan.cli.to_fit import command_text
 from vlmplan.errors import InputError
 from vlmplan.render.captured import printed

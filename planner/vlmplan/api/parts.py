@@ -9,11 +9,12 @@ import click
 from vlmplan.answers import notebook
 from vlmplan.api.arguments import in_words_of_python, options_of
 from vlmplan.cli import check, diagnose, estimate, recommend
+from vlmplan.cli.day import today
 from vlmplan.cli.fix import Fixed, described_fix, print_fixed
 from vlmplan.cli.of_data import OfData, print_of_data
-from vlmplan.cli.options import document_text, today
 from vlmplan.cli.other_trainer import document as made_for_json
 from vlmplan.cli.other_trainer import for_trainer, next_steps, trainer_texts
+from vlmplan.cli.output import document_text
 from vlmplan.errors import InputError
 from vlmplan.plan import plan_from_estimate, plan_text
 from vlmplan.render.captured import printed

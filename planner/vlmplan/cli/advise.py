@@ -8,24 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.day import today
 from vlmplan.cli.of_data import OfData, described_data, of_search, print_of_data
-from vlmplan.cli.options import (
-    CATALOG,
-    CONFIG,
-    DATA,
-    EVALUATION,
-    FORCE,
-    JSON,
-    RECIPE,
-    REPORT,
-    WORKLOAD,
-    options,
-    print_document,
-    refuse_files,
-    today,
-    words_of,
-    write_report,
-)
+from vlmplan.cli.option_kinds import options
+from vlmplan.cli.option_words import words_of
+from vlmplan.cli.options import CATALOG, CONFIG, DATA, FORCE, JSON, REPORT, WORKLOAD
+from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES
 from vlmplan.cli.task_options import TASK
 

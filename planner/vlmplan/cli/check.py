@@ -10,22 +10,10 @@ import click
 
 from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, Answer, answered, described, hint_lines, print_answer
 from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, run_fix
-from vlmplan.cli.options import (
-    CATALOG,
-    DATA,
-    EVALUATION,
-    FILE,
-    JSON,
-    ONE_CLUSTER,
-    RECIPE,
-    REPORT,
-    SAVING,
-    WORKLOAD,
-    options,
-    print_document,
-    refuse_files,
-    write_report,
-)
+from vlmplan.cli.option_kinds import FILE, options
+from vlmplan.cli.options import CATALOG, DATA, JSON, ONE_CLUSTER, REPORT, SAVING, WORKLOAD
+from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.errors import InputError
 
 if TYPE_CHECKING:

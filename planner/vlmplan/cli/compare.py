@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmplan.cli.options import print_document, write_report
+from vlmplan.cli.output import print_document, write_report
 from vlmplan.memory.device import Verdict
 from vlmplan.request import Request
 from vlmplan.search.comparison import Variant, comparison

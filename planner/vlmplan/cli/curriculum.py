@@ -21,7 +21,8 @@ import click
 
 from vlmplan.answers.launch import print_notes, print_run, stages_document, step_line
 from vlmplan.cli.launch_options import CURRICULUM_FILE, parser
-from vlmplan.cli.options import ClickValues, print_document, words_of
+from vlmplan.cli.option_words import ClickValues, words_of
+from vlmplan.cli.output import print_document
 from vlmplan.cli.start import start
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.files import text_of, write_atomically

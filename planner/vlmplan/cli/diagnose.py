@@ -6,19 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import (
-    CATALOG,
-    CONFIG,
-    EVALUATION,
-    FILE,
-    JSON,
-    ONE_CLUSTER,
-    RECIPE,
-    WORKLOAD,
-    options,
-    print_document,
-    today,
-)
+from vlmplan.cli.day import today
+from vlmplan.cli.option_kinds import FILE, options
+from vlmplan.cli.options import CATALOG, CONFIG, JSON, ONE_CLUSTER, WORKLOAD
+from vlmplan.cli.output import print_document
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 
 if TYPE_CHECKING:
     from vlmplan.diagnosis import Diagnosis, Log

@@ -7,26 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.day import today
 from vlmplan.cli.of_data import OfData, described_data, of_estimate, print_of_data
-from vlmplan.cli.options import (
-    CATALOG,
-    CONFIG,
-    DATA,
-    EVALUATION,
-    FOR,
-    FORCE,
-    JSON,
-    ONE_CLUSTER,
-    RECIPE,
-    REPORT,
-    SAVING,
-    WORKLOAD,
-    options,
-    print_document,
-    refuse_files,
-    today,
-    write_report,
-)
+from vlmplan.cli.option_kinds import options
+from vlmplan.cli.options import CATALOG, CONFIG, DATA, FOR, FORCE, JSON, ONE_CLUSTER, REPORT, SAVING, WORKLOAD
+from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
 
 if TYPE_CHECKING:

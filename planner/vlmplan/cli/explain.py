@@ -5,7 +5,10 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, EVALUATION, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
+from vlmplan.cli.option_kinds import options
+from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, WORKLOAD
+from vlmplan.cli.output import print_document
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse import MODEL, PLAN
 from vlmplan.cli.task_options import TASK
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import FILE, Decorator, print_document, today
+from vlmplan.cli.day import today
+from vlmplan.cli.option_kinds import FILE, Decorator
+from vlmplan.cli.output import print_document
 
 if TYPE_CHECKING:
     from vlmplan.cli.estimate import Answer

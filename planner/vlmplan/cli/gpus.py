@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import AMOUNT, FILE, PRICING, ClickValues, print_document, today
+from vlmplan.cli.day import today
+from vlmplan.cli.option_kinds import AMOUNT, FILE
+from vlmplan.cli.option_words import ClickValues
+from vlmplan.cli.options import PRICING
+from vlmplan.cli.output import print_document
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.units import GIB
 

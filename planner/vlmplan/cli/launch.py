@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.day import today
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
-from vlmplan.cli.options import ClickValues, print_document, refuse_files, today, words_of, write_report
+from vlmplan.cli.option_words import ClickValues, words_of
+from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
 from vlmplan.run_record import RECORD_FILE

@@ -4,31 +4,14 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.options import (
-    CATALOG,
-    EVALUATION,
-    FILE,
-    FORCE,
-    IMAGE_FOLDER,
-    JSON,
-    ONE_CLUSTER,
-    RECIPE,
-    REPORT,
-    SAMPLES,
-    WORKLOAD,
-    options,
-)
+from vlmplan.cli.option_kinds import FILE, count, options
+from vlmplan.cli.options import CATALOG, FORCE, IMAGE_FOLDER, JSON, ONE_CLUSTER, REPORT, SAMPLES, WORKLOAD
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
 from vlmplan.training import MONITOR_PACKAGES, SCHEDULES
 
 CURRICULUM_FILE = "curriculum.json"
 """In the output folder of a curriculum: what it is."""
-
-
-def _count(flag: str, text: str) -> Any:
-    return click.option(flag, type=int, metavar="N", help=text)
-
-
 PLAN = (
     click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="A plan.json; or give options of estimate."),
     click.option("--curriculum", type=FILE, metavar="FILE", help="A YAML file of stages, one after another."),
@@ -38,7 +21,7 @@ DATA = (
     click.option("--train-data", type=FILE, metavar="FILE", help="Samples to train on: JSONL, or a JSON list."),
     click.option("--eval-data", type=FILE, metavar="FILE", help="Samples to look at after every epoch."),
     IMAGE_FOLDER,
-    _count("--dummy-data", "N made-up samples instead of data."),
+    count("--dummy-data", "N made-up samples instead of data."),
     click.option("--skip-bad-samples", is_flag=True, help="Leave out samples that cannot be used."),
     click.option("--group-by-length", is_flag=True, help="Samples of about equal length in a micro batch."),
     click.option("--rewards", type=FILE, metavar="FILE", help="GRPO: a Python file of yours with reward functions."),
@@ -58,13 +41,13 @@ RUN = (
     click.option("--weight-decay", type=float, metavar="X", help="[default: 0]"),
     click.option("--warmup-fraction", type=float, metavar="X", help="Part of all steps.  [default: 0.03]"),
     click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: cosine]"),
-    _count("--save-every", "Steps between checkpoints."),
+    count("--save-every", "Steps between checkpoints."),
     click.option("--save-minutes", type=float, metavar="X", help="0: never.  [default: 30 without --save-every]"),
-    _count("--keep-last", "Checkpoints that are kept.  [default: 2]"),
-    _count("--max-steps", "Stop after so many steps."),
-    _count("--seed", "Of order and random weights.  [default: 0]"),
+    count("--keep-last", "Checkpoints that are kept.  [default: 2]"),
+    count("--max-steps", "Stop after so many steps."),
+    count("--seed", "Of order and random weights.  [default: 0]"),
     click.option("--merge-adapters", is_flag=True, help="Also write the model with its adapters merged in."),
-    _count("--measured-steps", "First steps whose memory is followed on CPU ranks.  [default: 3]"),
+    count("--measured-steps", "First steps whose memory is followed on CPU ranks.  [default: 3]"),
     click.option(
         "--monitor",
         type=click.Choice(tuple(MONITOR_PACKAGES)),

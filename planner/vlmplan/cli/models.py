@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, HOST_RAM, JSON, ClickValues, options, print_document
+from vlmplan.cli.option_kinds import options
+from vlmplan.cli.option_words import ClickValues
+from vlmplan.cli.options import CATALOG, HOST_RAM, JSON
+from vlmplan.cli.output import print_document
 from vlmplan.cli.trainable import METHODS, run_trainable
 
 if TYPE_CHECKING:

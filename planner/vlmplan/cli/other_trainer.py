@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmplan.cli.options import words_of
+from vlmplan.cli.option_words import words_of
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate

@@ -11,7 +11,7 @@ from typing import Any
 from vlmplan.answers.out_of_memory import fullest, host_sentence, remedy_sentence, shortage_sentence
 from vlmplan.catalog import load_catalog
 from vlmplan.cli.launch_options import parser
-from vlmplan.cli.options import ClickValues, words_of
+from vlmplan.cli.option_words import ClickValues, words_of
 from vlmplan.errors import VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smallest_remedy

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import click
 
-from vlmplan.cli.options import FILE, print_document, today
+from vlmplan.cli.day import today
+from vlmplan.cli.option_kinds import FILE
+from vlmplan.cli.output import print_document
 from vlmplan.cli.refresh import refresh_prices
 
 

@@ -9,32 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.day import today
 from vlmplan.cli.estimate import freezing_of
 from vlmplan.cli.of_data import OfData, described_data, of_search, print_of_data
+from vlmplan.cli.option_kinds import FILE, Decorator, options
 from vlmplan.cli.options import (
     CALIBRATION,
     CATALOG,
     CONFIG,
     DATA,
-    EVALUATION,
-    FILE,
     FOR,
     HOST_RAM,
     JSON,
     NETWORK,
     PRICES,
     PRICING,
-    RECIPE,
     REPORT,
     WORKLOAD,
-    Decorator,
-    options,
-    print_document,
-    refuse_files,
-    today,
-    write_report,
 )
 from vlmplan.cli.other_trainer import ForTrainer, for_trainer, next_steps
+from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.cli.task_options import TASK
 from vlmplan.errors import InputError

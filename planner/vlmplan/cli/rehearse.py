@@ -8,23 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import (
-    CATALOG,
-    CONFIG,
-    EVALUATION,
-    FILE,
-    JSON,
-    ONE_CLUSTER,
-    RECIPE,
-    REPORT,
-    WORKLOAD,
-    ClickValues,
-    options,
-    print_document,
-    refuse_files,
-    today,
-    write_report,
-)
+from vlmplan.cli.day import today
+from vlmplan.cli.option_kinds import FILE, options
+from vlmplan.cli.option_words import ClickValues
+from vlmplan.cli.options import CATALOG, CONFIG, JSON, ONE_CLUSTER, REPORT, WORKLOAD
+from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words, script_text
 from vlmplan.cli.task_options import TASK
 from vlmplan.errors import InputError, VlmplanError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import Decorator
+from vlmplan.cli.option_kinds import Decorator
 from vlmplan.errors import InputError
 
 if TYPE_CHECKING:

@@ -2,12 +2,7 @@
 
 import click
 
-from vlmplan.cli.options import Decorator
-
-
-def _count(flag: str, help_text: str) -> Decorator:
-    return click.option(flag, type=int, metavar="N", help=help_text)
-
+from vlmplan.cli.option_kinds import Decorator, count
 
 TASK: tuple[Decorator, ...] = (
     click.option(
@@ -22,7 +17,7 @@ TASK: tuple[Decorator, ...] = (
         help="Where log-probabilities of the model before training come from.  [default: adapter-off or copy in DPO, "
         "none in GRPO]",
     ),
-    _count(
+    count(
         "--max-completion-tokens",
         "Of the tokens of --seq-len, those of an answer, which are scored.  [default: 512 in GRPO, all in DPO]",
     ),
@@ -31,8 +26,8 @@ TASK: tuple[Decorator, ...] = (
         default=None,
         help="DPO: reentrant, as TRL's own script forces with adapters under ZeRO-3.  [default: off]",
     ),
-    _count("--num-generations", "GRPO: answers to each prompt.  [default: 8]"),
-    _count("--steps-per-generation", "GRPO: micro batches that are generated at once.  [default: --grad-accum]"),
+    count("--num-generations", "GRPO: answers to each prompt.  [default: 8]"),
+    count("--steps-per-generation", "GRPO: micro batches that are generated at once.  [default: --grad-accum]"),
     click.option(
         "--generation",
         type=click.Choice(("transformers", "vllm", "server")),
@@ -44,7 +39,7 @@ TASK: tuple[Decorator, ...] = (
         metavar="X",
         help="Part of each GPU's memory that vLLM takes.  [default: what it needs]",
     ),
-    _count("--vllm-sleep-level", "0: vLLM keeps its memory in training, 1 or 2: it gives it back.  [default: 0]"),
-    _count("--vllm-tensor-parallel", "GPUs that share vLLM's weights.  [default: 1]"),
-    _count("--reward-model-parameters", "GRPO: parameters of reward models; 0: functions alone.  [default: 0]"),
+    count("--vllm-sleep-level", "0: vLLM keeps its memory in training, 1 or 2: it gives it back.  [default: 0]"),
+    count("--vllm-tensor-parallel", "GPUs that share vLLM's weights.  [default: 1]"),
+    count("--reward-model-parameters", "GRPO: parameters of reward models; 0: functions alone.  [default: 0]"),
 )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vlmplan.cli.options import today, words_of
+from vlmplan.cli.day import today
+from vlmplan.cli.option_words import words_of
 from vlmplan.memory.device import Verdict
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from vlmplan.cli.options import FILE
+from vlmplan.cli.option_kinds import FILE
 
 FIRST_QUESTION = b'{"ask": "form"}'
 """That of every page, so that what it needs is imported before a page asks."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from vlmplan.cli import estimate, recommend
-from vlmplan.cli.options import document_text, options_of
+from vlmplan.cli.option_words import options_of
 from vlmplan.cli.other_trainer import for_trainer, trainer_texts
+from vlmplan.cli.output import document_text
 from vlmplan.cli.to_fit import command_text
 from vlmplan.cli.web_data import summary
 from vlmplan.cli.web_files import asked_by_plan, configured, file_name
@@ -141,7 +142,7 @@ def _hints(found: estimate.Answer) -> JsonDict:
     """Sentences on what would help, in the words of the command line."""
     from vlmplan.answers.estimate import freezing_hints
     from vlmplan.answers.to_fit import way_out_parts
-    from vlmplan.cli.options import today
+    from vlmplan.cli.day import today
 
     ways = () if found.way_out is None else way_out_parts(found.way_out, today())
     return {

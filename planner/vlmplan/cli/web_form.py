@@ -9,18 +9,10 @@ from typing import Any
 import click
 
 from vlmplan.cli.estimate import estimate
-from vlmplan.cli.options import (
-    EVALUATION,
-    FOR,
-    ONE_CLUSTER,
-    RECIPE,
-    SAVING,
-    WORKLOAD,
-    Decorator,
-    argument_name,
-    options,
-    options_of,
-)
+from vlmplan.cli.option_kinds import Decorator, options
+from vlmplan.cli.option_words import argument_name, options_of
+from vlmplan.cli.options import FOR, ONE_CLUSTER, SAVING, WORKLOAD
+from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.recommend import recommend
 from vlmplan.cli.task_options import TASK
 from vlmplan.json_reader import JsonDict

@@ -1,0 +1,68 @@
+"""Kinds of options, and how a command gets them. Values are checked where they are used; here they are only parsed."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from vlmplan.units import MAX_AMOUNT
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Any], Any]
+
+
+class FilePath(click.Path):
+    """A path that is not empty, as ``--out "$FOLDER"`` is where the variable is not set: that would mean ``.``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("a path cannot be empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Amount(click.FloatRange):
+    """A number of 0 or more that is neither infinite nor none at all, as ``nan`` is."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, max=MAX_AMOUNT)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
+
+
+FILE = FilePath(path_type=Path)
+AMOUNT = Amount()
+
+
+def switch(name: str, on: str, off: str, help_text: str) -> Decorator:
+    """Of two flags; None where neither is given."""
+    return click.option(f"--{on}/--{off}", name, default=None, help=help_text)
+
+
+def choice(flag: str, choices: Sequence[str], help_text: str) -> Decorator:
+    """One of ``choices``; None where it is not given."""
+    return click.option(flag, type=click.Choice(choices), help=help_text)
+
+
+def count(flag: str, help_text: str) -> Decorator:
+    """A whole number; None where it is not given."""
+    return click.option(flag, type=int, metavar="N", help=help_text)
+
+
+def options(*groups: Sequence[Decorator] | Decorator) -> Callable[[Command], Command]:
+    """A decorator that adds options in the order given."""
+    flat: list[Decorator] = []
+    for group in groups:
+        flat += [group] if callable(group) else group
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(flat):
+            command = option(command)
+        return command
+
+    return decorate

@@ -1,0 +1,53 @@
+"""What a command writes: its document as JSON, and files where the user wants them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+
+def print_document(document: Mapping[str, Any]) -> None:
+    """Print what --json gives."""
+    click.echo(document_text(document))
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """A document as JSON, in which what is infinite is null."""
+    import json
+
+    try:
+        return json.dumps(document, indent=2, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), indent=2)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in cast(Sequence[Any], value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_report(path: Path | None, text: Callable[[], str], *, force: bool) -> list[str]:
+    """Write the report where the user wants one; what to say of that."""
+    if path is None:
+        return []
+    from vlmplan.files import write_atomically
+
+    write_atomically(path, text(), force=force)
+    return [f"written: {path}"]
+
+
+def refuse_files(files: Mapping[str, Path | None], *, force: bool) -> None:
+    """Raise InputError where a file, by the option that names it, would be overwritten or written twice."""
+    from vlmplan.errors import InputError
+    from vlmplan.files import refuse_existing
+
+    paths = [path for path in files.values() if path is not None]
+    refuse_existing(paths, force=force)
+    if len({path.absolute() for path in paths}) < len(paths):
+        *first, last = files
+        raise InputError(f"{', '.join(first)} and {last} need a file each; two of them name the same one")
