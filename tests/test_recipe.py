@@ -4,8 +4,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from vlmplan.recipe import ENGINE_FIELDS, GROUPS, MODEL_FIELDS, Recipe
+from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AdapterDtype, Method, Offload
+from vlmplan.recipe_settings import ENGINE_FIELDS, GROUPS, MODEL_FIELDS
 from vlmplan.units import DType
 from vlmplan.zero_settings import ZeroSettings
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from vlmplan.evaluation import evaluation_from_json
 from vlmplan.json_reader import JsonObject
-from vlmplan.recipe import PLAIN, Recipe, option_name
+from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import enum_value
+from vlmplan.recipe_settings import option_name
 from vlmplan.training_task import task_from_json
 from vlmplan.zero_settings import ZeroSettings
 

@@ -109,6 +109,6 @@ def _beside_plan(found: "Diagnosis", request: "Request", catalog_files: tuple[Pa
 
 
 def _flag(name: str) -> str:
-    from vlmplan.recipe import option_name
+    from vlmplan.recipe_settings import option_name
 
     return option_name(name)

@@ -7,8 +7,9 @@ from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.deepspeed_config.file import DEFAULT_STAGE, DsConfig
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import InputError
-from vlmplan.recipe import PLAIN, Recipe, option_name
+from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Precision
+from vlmplan.recipe_settings import option_name
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
 """``GRADIENT_CLIPPING_DEFAULT`` of DeepSpeed 0.19.8; older releases did not clip."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import find_model
-from vlmplan.recipe import PLAIN, option_name
+from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Batching
+from vlmplan.recipe_settings import option_name
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
 from vlmplan.request.videos import with_videos

@@ -15,7 +15,7 @@ from vlmplan.evaluation import Kept
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import Pricing
 from vlmplan.models import find_model
-from vlmplan.recipe import PLAIN, option_name
+from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
@@ -31,6 +31,7 @@ from vlmplan.recipe_choices import (
     WeightDtype,
     enum_value,
 )
+from vlmplan.recipe_settings import option_name
 from vlmplan.request.parts import (
     EvaluationRequest,
     HardwareRequest,

@@ -16,8 +16,9 @@ from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_grou
 from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster
 from vlmplan.models import context_length, takes_images
-from vlmplan.recipe import PLAIN, Recipe, option_name
+from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
+from vlmplan.recipe_settings import option_name
 from vlmplan.request.parts import HardwareRequest, WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond

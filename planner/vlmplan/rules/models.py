@@ -2,7 +2,6 @@
 
 from vlmplan.evaluation import Kept
 from vlmplan.lora_targets import pattern_of
-from vlmplan.recipe import option_name
 from vlmplan.recipe_choices import (
     ALL_LINEAR,
     REGEX,
@@ -13,6 +12,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe_settings import option_name
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
 from vlmplan.thinkers import NUMBERED, PATCH_CONVOLUTION
 from vlmplan.units import DType
