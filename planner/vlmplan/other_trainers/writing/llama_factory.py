@@ -13,24 +13,26 @@ from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY, OLDER
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_BY_PEFT, TRAINED_LAYERS_CHECKPOINTED
 from vlmplan.other_trainers.writing.hugging_face import (
-    COMMON_LIMITS,
-    LIGER_AS_A_WHOLE,
     MASTER_ADDR,
     MASTER_PORT,
-    NO_ACTIVATIONS_ON_HOST,
-    NO_EXCLUSIONS,
     NODE_RANK,
     adapter_names,
     adapter_settings,
     allocator_environment,
     attention_setting,
-    is_casting_full,
-    leaves_adapters_wide,
     model_name,
     needs_processes,
-    no_stacked_experts,
     trained_embeddings,
     training_arguments,
+)
+from vlmplan.other_trainers.writing.hugging_face_limits import (
+    COMMON_LIMITS,
+    LIGER_AS_A_WHOLE,
+    NO_ACTIVATIONS_ON_HOST,
+    NO_EXCLUSIONS,
+    is_casting_full,
+    leaves_adapters_wide,
+    no_stacked_experts,
     unless_a_pattern,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always

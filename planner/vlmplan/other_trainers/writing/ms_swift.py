@@ -14,12 +14,7 @@ from vlmplan.other_trainers.ms_swift import MS_SWIFT
 from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_TEXT_INPUTS
 from vlmplan.other_trainers.writing.hugging_face import (
-    BATCHES_OF_A_STEP,
-    COMMON_LIMITS,
-    LIGER_AS_A_WHOLE,
     MASTER_PORT,
-    NO_ACTIVATIONS_ON_HOST,
-    NO_EXCLUSIONS,
     adapter_names,
     adapter_settings,
     allocator_environment,
@@ -28,11 +23,18 @@ from vlmplan.other_trainers.writing.hugging_face import (
     loaded_type,
     model_name,
     needs_processes,
+    trained_embeddings,
+    training_arguments,
+)
+from vlmplan.other_trainers.writing.hugging_face_limits import (
+    BATCHES_OF_A_STEP,
+    COMMON_LIMITS,
+    LIGER_AS_A_WHOLE,
+    NO_ACTIVATIONS_ON_HOST,
+    NO_EXCLUSIONS,
     no_stacked_experts,
     one_type,
     peft_adapters,
-    trained_embeddings,
-    training_arguments,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder

@@ -13,6 +13,12 @@ from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.batching import SCRIPT_BATCHING
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
 from vlmplan.other_trainers.writing.hugging_face import (
+    allocator_environment,
+    needs_processes,
+    torchrun,
+    training_arguments,
+)
+from vlmplan.other_trainers.writing.hugging_face_limits import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
     LIGER_AS_A_WHOLE,
@@ -20,12 +26,8 @@ from vlmplan.other_trainers.writing.hugging_face import (
     NO_LORAPLUS,
     TIED_CHECKPOINTING,
     all_parts_trained,
-    allocator_environment,
-    needs_processes,
     one_type,
     peft_adapters,
-    torchrun,
-    training_arguments,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup

@@ -13,26 +13,28 @@ from vlmplan.other_trainers.trl import TRL
 from vlmplan.other_trainers.writing.batching import TRL_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
 from vlmplan.other_trainers.writing.hugging_face import (
-    BATCHES_OF_A_STEP,
-    COMMON_LIMITS,
     MASTER_ADDR,
     MASTER_PORT,
-    NO_EXCLUSIONS,
-    NO_LORAPLUS,
     NODE_RANK,
-    TIED_CHECKPOINTING,
     adapter_names,
     adapter_settings,
-    all_parts_trained,
     allocator_environment,
     attention_setting,
-    is_casting_full,
     loaded_type,
     model_name,
     needs_processes,
     torchrun,
     trained_embeddings,
     training_arguments,
+)
+from vlmplan.other_trainers.writing.hugging_face_limits import (
+    BATCHES_OF_A_STEP,
+    COMMON_LIMITS,
+    NO_EXCLUSIONS,
+    NO_LORAPLUS,
+    TIED_CHECKPOINTING,
+    all_parts_trained,
+    is_casting_full,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
