@@ -1,29 +1,21 @@
-"""The model as a method and a type make it, and estimates by it for many clusters, batch sizes and engines."""
+"""Estimates of one model for many clusters, batch sizes and engines: memory of every kind, and seconds."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from vlmplan.architecture.attention_backend import SMALL_HEAD_DIM, AttentionBackend
-from vlmplan.architecture.model import Batch, Part
-from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.prepare import prepared_model, set_checkpointing
-from vlmplan.architecture.reference import with_reference
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
-from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.communication import step_collectives
 from vlmplan.engines.choice import engine_of
-from vlmplan.engines.collectives import arrivals
 from vlmplan.engines.newton_schulz import update_flops
-from vlmplan.engines.parameters import ParameterTable
-from vlmplan.errors import InputError
 from vlmplan.estimation.evaluating import EvaluationRuns
-from vlmplan.estimation.micro_batch import batch_of, tape_for
+from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.record import Estimate
 from vlmplan.estimation.references import ReferenceRuns, beside_bytes, host_copy_bytes
 from vlmplan.estimation.rollouts import RolloutRuns
+from vlmplan.estimation.traced_model import TracedModel
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
@@ -45,97 +37,29 @@ from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_res
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
-from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LinearAttention, Method
+from vlmplan.recipe_choices import Method
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import RolloutWork, TimedStep, step_flops, timed_step
-from vlmplan.training_task import Reference
 from vlmplan.workload import Workload
 
 
-class Estimator:
-    """What clusters, batch sizes, engines and checkpointing do not change: the model as a method and a type make it.
-
-    ``recipe`` decides method, adapters, frozen parts, precision and whether DeepSpeed holds the weights; recipes given
-    to the other methods may differ from it in everything else.
-    """
+class Estimator(TracedModel):
+    """A traced model, and what its recipes take on clusters."""
 
     def __init__(self, workload: Workload, recipe: Recipe, *, widest_head: int | None = None) -> None:
-        """``widest_head``: of the model's attention heads, if another estimator of it has found out."""
-        self.workload = workload
-        self.image = sample_image(workload)
-        self.model = prepared_model(model_tree(workload.model), recipe)
-        self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
-        if recipe.fsdp and not self.table.stacks_by_label:
-            raise InputError(
-                f"{workload.model.id} has no layers that vlmplan knows by name, which --fsdp shards one by one; "
-                f"give --zero-stage 3"
-            )
+        """As of ``TracedModel``."""
+        super().__init__(workload, recipe, widest_head=widest_head)
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
-        self._traces: dict[Any, Trace] = {}
         self._evaluations = self._new_evaluations()
-        self._references = ReferenceRuns(self.model, self._batch, self._trace_key)
         self._rollouts = RolloutRuns(self.model, self.table, workload.seq_len, self._batch, self._trace_key)
         self._operations: dict[Any, tuple[Trace, Operations]] = {}
-        self._backends: dict[Any, AttentionBackend] = {}
         self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
-        self.widest_head = widest_head
-        stacks = self.model.stacks()
-        self._others_can_checkpoint = any(one.can_checkpoint for part, one in stacks if part is not Part.LANGUAGE)
 
     def _new_evaluations(self) -> EvaluationRuns:
         return EvaluationRuns(self.model, self.workload.seq_len, self._batch, self._trace_key)
-
-    def trace(self, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
-        """One micro batch of the recipe on a GPU of this compute capability."""
-        return self._traced(recipe, self.backend(recipe, capability))
-
-    def _traced(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
-        key = self._trace_key(recipe, backend)
-        if key not in self._traces:
-            tape = tape_for(Tape, recipe)
-            trace = self._run(tape, recipe, backend)
-            self.widest_head = tape.widest_head
-            self._traces[key] = trace
-        return self._traces[key]
-
-    def _arrivals(self, recipe: Recipe) -> Sequence[tuple[Parameter, int | None]]:
-        """The weights that a backward of a workload's samples gives gradients: the same whatever the micro batch."""
-        trace = next(iter(self._traces.values()), None) or self.trace(recipe, None)
-        return arrivals(trace)
-
-    def _trace_key(self, recipe: Recipe, backend: AttentionBackend) -> Any:
-        """What the micro batch of a recipe depends on, beside what an estimator is made for."""
-        checkpoints = (recipe.activation_checkpointing, self.checkpoints_others(recipe), recipe.offload_activations)
-        is_sharded = recipe.zero_stage == 3
-        keeps = recipe.keeps_linear_inputs
-        batch = (recipe.micro_batch, recipe.batching, recipe.task, recipe.reference)
-        computed = (recipe.loss, recipe.autocast, recipe.pixel_dtypes, recipe.needs_input_gradients)
-        return (*batch, checkpoints, recipe.tiled_mlp, backend, *computed, keeps, is_sharded)
-
-    def checkpoints_others(self, recipe: Recipe) -> bool:
-        """Whether layers beside the language model's run again in backward: some models' vision encoders never do."""
-        return recipe.vision_activation_checkpointing and self._others_can_checkpoint
-
-    def _batch(self, recipe: Recipe) -> Batch:
-        return batch_of(recipe, self.workload, self.image)
-
-    def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
-        set_checkpointing(self.model.stacks(), recipe)
-        trace = self.model.run(tape, self._batch(recipe), backend, loss=recipe.loss)
-        reference = self._references.trace(recipe, backend)
-        is_itself = recipe.reference is Reference.ADAPTER_OFF
-        if reference is None:
-            return trace
-        is_reentrant = recipe.task is not None and recipe.task.reentrant_checkpoints
-        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant)
-
-    def run(self, tape: Tape, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
-        """One micro batch of the recipe on a tape of one's own, for what ``trace`` does not say."""
-        return self._run(tape, recipe, self.backend(recipe, capability))
 
     def _replay(self, recipe: Recipe, cluster: Cluster) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
@@ -217,32 +141,6 @@ class Estimator:
         micro_batches = [logged[length] for length in lengths]
         replay = self._replayed(recipe, cluster, *micro_batches[0], micro_batches)
         return device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
-
-    def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
-        """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""
-        key = (recipe.attention, capability, recipe.sequence_parallel, recipe.linear_attention)
-        if key not in self._backends:
-            self._backends[key] = self._new_backend(recipe, capability)
-        return self._backends[key]
-
-    def _new_backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
-        backend = AttentionBackend(
-            implementation=recipe.attention.value,
-            compute_capability=capability or (8, 0),
-            sequence_parallel=recipe.sequence_parallel,
-            uses_fla=recipe.linear_attention is LinearAttention.FLA,
-        )
-        common = replace(backend, compute_capability=(8, 0))
-        if recipe.attention is not AttentionImplementation.SDPA:
-            return common
-        if backend.compute_capability < (8, 0):
-            return replace(backend, compute_capability=(7, 0))
-        if not backend.has_small_shared_memory:
-            return common
-        if self.widest_head is None:
-            self._traced(recipe, common)
-        assert self.widest_head is not None
-        return common if self.widest_head <= SMALL_HEAD_DIM else replace(backend, compute_capability=(8, 6))
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The memory timeline of the fullest GPU, with library workspaces and the micro batches that wait."""
