@@ -1,4 +1,4 @@
-"""Setups that are tried: batch sizes, what fits, what is refused, each held to exact estimates of everything."""
+"""Setups that are tried: what fits, what is refused, each held to exact estimates of everything."""
 
 import itertools
 from functools import cache
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned import decided, of_few_layers
+from planned import of_few_layers
 from search_cases import all_estimates, card, cluster, space
 from vlmplan.estimation import Estimate
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
@@ -46,66 +46,6 @@ FULL = Method.FULL
 
 def offloads(recipe: Recipe) -> tuple[str, str]:
     return recipe.offload_optimizer.value, recipe.offload_params.value
-
-
-# Batch sizes
-
-
-@given(global_batch=st.integers(1, 5000), num_gpus=st.integers(1, 512))
-def test_micro_batch_times_gpus_times_accumulation_holds_the_global_batch(global_batch: int, num_gpus: int):
-    sizes = space(global_batch=global_batch).batch_sizes(num_gpus)
-    products = {micro_batch * grad_accum * num_gpus for micro_batch, grad_accum in sizes}
-    assert len(products) == 1
-    (product,) = products
-    assert global_batch <= product < global_batch + num_gpus
-    assert product == global_batch or global_batch % num_gpus
-
-
-@given(global_batch=st.integers(1, 5000), num_gpus=st.integers(1, 512))
-def test_micro_batches_go_from_one_sample_to_everything_at_once(global_batch: int, num_gpus: int):
-    sizes = space(global_batch=global_batch).batch_sizes(num_gpus)
-    assert sizes[0][0] == sizes[-1][1] == 1
-    assert sizes == sorted(sizes)
-
-
-@given(st.integers(1, 3000))
-def test_every_micro_batch_that_divides_is_tried(global_batch: int):
-    sizes = [size for size in range(1, global_batch + 1) if global_batch % size == 0]
-    assert space(global_batch=global_batch).batch_sizes(1) == [(size, global_batch // size) for size in sizes]
-
-
-def test_huge_global_batch_is_divided_at_once():
-    assert len(space(global_batch=10**9).batch_sizes(1)) == (9 + 1) * (9 + 1)  # 10^9 = 2^9 x 5^9
-
-
-@given(
-    global_batch=st.integers(1, 5000),
-    num_gpus=st.integers(1, 512),
-    fixed=st.fixed_dictionaries({}, optional={"micro_batch": st.integers(1, 64), "grad_accum": st.integers(1, 64)}),
-)
-def test_no_number_of_gpus_asks_for_a_larger_micro_batch_than_one_gpu(global_batch: int, num_gpus: int, fixed: dict):
-    one = space(global_batch=global_batch, fixed=fixed)
-    assert one.batch_sizes(num_gpus)[-1][0] <= one.batch_sizes(1)[-1][0]
-
-
-@given(global_batch=st.integers(1, 500), num_gpus=st.integers(1, 64), micro_batch=st.integers(1, 64))
-def test_fixed_micro_batch_is_held_and_accumulated_as_often_as_needed(global_batch, num_gpus, micro_batch):
-    fixed = {"micro_batch": micro_batch}
-    ((size, steps),) = space(global_batch=global_batch, fixed=fixed).batch_sizes(num_gpus)
-    assert size == micro_batch
-    assert (steps - 1) * micro_batch * num_gpus < global_batch <= steps * micro_batch * num_gpus
-
-
-@given(global_batch=st.integers(1, 500), num_gpus=st.integers(1, 64), grad_accum=st.integers(1, 64))
-def test_fixed_accumulation_is_held_with_the_least_micro_batch_that_does(global_batch, num_gpus, grad_accum):
-    ((size, steps),) = space(global_batch=global_batch, fixed={"grad_accum": grad_accum}).batch_sizes(num_gpus)
-    assert steps == grad_accum
-    assert (size - 1) * grad_accum * num_gpus < global_batch <= size * grad_accum * num_gpus
-
-
-def test_both_fixed_are_both_held():
-    fixed = {"micro_batch": 3, "grad_accum": 5}
-    assert space(fixed=fixed).batch_sizes(7) == [(3, 5)]
 
 
 # Scores against exact estimates
@@ -428,28 +368,3 @@ def test_more_memory_never_takes_a_setup_away(one: int, other: int):
     less, more = (cluster(card(memory_bytes=size * GIB // 4)) for size in sorted((one, other)))
     methods = [{setup.recipe.method for setup in SMALL.fitting(on)} for on in (less, more)]
     assert methods[0] <= methods[1]
-
-
-# Several machines
-
-
-def test_weights_are_tried_with_copies_within_a_machine_where_they_would_come_from_others():
-    def tried(num_gpus: int, num_nodes: int) -> set[tuple[int | None, int]]:
-        recipes = SMALL.recipes(cluster(card(), num_gpus, num_nodes), Method.FULL)
-        return {(recipe.zero_stage, recipe.hpz) for recipe in recipes if offloads(recipe) == ("none", "none")}
-
-    without = {(stage, 1) for stage in (None, 0, 1, 2, 3)}
-    assert tried(8, 1) == tried(1, 4) == without
-    assert tried(4, 2) == without | {(3, 4)}
-
-
-def test_copies_are_never_tried_with_weights_on_the_host():
-    recipes = list(SMALL.recipes(cluster(card(), 4, 2), Method.FULL))
-    assert any(recipe.offload_params is not Offload.NONE for recipe in recipes)
-    assert all(recipe.hpz == 1 for recipe in recipes if recipe.offload_params is not Offload.NONE)
-
-
-def test_copies_that_the_user_wants_are_the_only_ones_tried():
-    own = SetupSpace(SMALL.workload, decided(hpz=2), SMALL.global_batch)
-    recipes = list(own.recipes(cluster(card(), 4, 2), Method.FULL))
-    assert {(recipe.zero_stage, recipe.hpz) for recipe in recipes} == {(3, 2)}

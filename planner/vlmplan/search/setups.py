@@ -1,4 +1,4 @@
-"""The setups of one workload: which recipes are tried on a cluster, and the micro batches of each that fit.
+"""The setups of one workload: the micro batches of every recipe that fit on a cluster, and what takes least memory.
 
 A setup is scored with bounds and secants between two micro batches, so that thousands take a fraction of a second;
 ``SetupSpace.estimate`` computes one exactly.
@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.estimation import Estimate, fewer_at_once, is_too_large_by_answers, sized_estimate, with_answers_of
@@ -18,28 +18,19 @@ from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
-from vlmplan.search.choices import Engine, RecipeChoices
+from vlmplan.search.choices import Engine
 from vlmplan.search.identity_cache import IdentityCache
-from vlmplan.search.memoized_estimates import (
-    BatchSize,
-    Bounds,
-    MemoizedEstimates,
-    SharedTraces,
-    checkpoints,
-)
+from vlmplan.search.memoized_estimates import BatchSize, Bounds, SharedTraces
+from vlmplan.search.recipe_space import RecipeSpace
 from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
-from vlmplan.sizes import zero_settings
-from vlmplan.units import divisors
 from vlmplan.workload import Workload
-from vlmplan.zero_settings import ZeroSettings
 
 if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
 
 
-class SetupSpace:
-    """All setups of a workload; what is ``fixed`` of the recipe is the user's, the rest is tried, within the limits of
-    the trainer that they are ``made_for``, None the bundled one."""
+class SetupSpace(RecipeSpace):
+    """All setups of a workload: its recipes, each with the batch sizes that fit."""
 
     def __init__(
         self,
@@ -50,52 +41,11 @@ class SetupSpace:
         shared: SharedTraces | None = None,
         made_for: "Tool | None" = None,
     ) -> None:
-        self._made_for = made_for
-        self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
-        self._batch_sizes: dict[int, Sequence[BatchSize]] = {}
-        self.choices = RecipeChoices(
-            workload, fixed, has_other_layers=workload.images_per_sample > 0, made_for=made_for
-        )
-        largest, ranks = self.batch_sizes(1)[-1][0], fixed.sequence_parallel or 1
-        self.models = MemoizedEstimates(workload, self.choices.switches, largest, shared, sequence_parallel=ranks)
+        """As of ``RecipeSpace``."""
+        super().__init__(workload, fixed, global_batch, shared=shared, made_for=made_for)
         self.num_considered = 0
-        self._sizes: dict[Any, ZeroSettings] = {}
-        self._sized_recipes: dict[tuple[int, int, bool], Recipe] = {}
-        self._with_sizes = IdentityCache[Recipe, Recipe](_with_sizes)
         self._with_fewer = IdentityCache[Recipe, Recipe](with_answers_of)
-        self._heaviest_of = IdentityCache[Engine, list[Recipe]](_heaviest)
         self._others: dict[Method, SetupSpace] = {}
-
-    # -- recipes -------------------------------------------------------------------------------------------------
-
-    def recipes(self, cluster: Cluster, method: Method) -> Iterator[Recipe]:
-        """Every recipe of one method without a batch, an engine's with sizes for speed, then with low-memory sizes."""
-        for engine in self.choices.engines(cluster, method):
-            profiles = (False, True) if self._has_profiles(engine[0]) else (False,)
-            ways = [self._sized(recipe, cluster, low_memory=low_memory) for low_memory in profiles for recipe in engine]
-            yield from {id(recipe): recipe for recipe in ways}.values()
-
-    def _has_profiles(self, recipe: Recipe) -> bool:
-        """Whether its sizes can be chosen."""
-        return recipe.uses_deepspeed and self.fixed.zero is None
-
-    def _sized(self, recipe: Recipe, cluster: Cluster, *, low_memory: bool) -> Recipe:
-        if not self._has_profiles(recipe):
-            return recipe
-        key = (id(recipe), id(cluster), low_memory)
-        sized = self._sized_recipes.get(key)
-        if sized is None:
-            sized = self._sized_recipes[key] = self._new_sized(recipe, cluster, low_memory=low_memory)
-        return sized
-
-    def _new_sized(self, recipe: Recipe, cluster: Cluster, *, low_memory: bool) -> Recipe:
-        """One object for all clusters for which the sizes are the same."""
-        estimator, _ = self.models.estimator(recipe)
-        key = (id(estimator), recipe.zero_stage, low_memory, id(cluster))
-        if key not in self._sizes:
-            table = estimator.table
-            self._sizes[key] = zero_settings(estimator.sizes, table, recipe, cluster, low_memory=low_memory)
-        return self._with_sizes.get(recipe, self._sizes[key])
 
     # -- fitting -------------------------------------------------------------------------------------------------
 
@@ -125,15 +75,6 @@ class SetupSpace:
         a speed is not known it is 0, and the simplest recipe comes first.
         """
         return sorted(self._ways_of_method(cluster, method), key=itemgetter(0))
-
-    def of_any_host(self, recipe: Recipe, cluster: Cluster) -> list[Recipe]:
-        """The recipe with all that decides how much host memory it takes: sizes, and whether gradients accumulate."""
-        sizes = {
-            grad_accum > 1: (micro_batch, grad_accum) for micro_batch, grad_accum in self.batch_sizes(cluster.num_gpus)
-        }
-        profiles = (False, True) if self._has_profiles(recipe) else (False,)
-        sized = {id(one): one for one in (self._sized(recipe, cluster, low_memory=low) for low in profiles)}
-        return [self.models.with_batch(one, size) for one in sized.values() for size in sizes.values()]
 
     def has_ways(self, cluster: Cluster, method: Method) -> bool:
         return any(True for _ in self._ways_of_method(cluster, method))
@@ -271,9 +212,6 @@ class SetupSpace:
             for recipe in self._heaviest(engine)
         ]
 
-    def _heaviest(self, engine: Engine) -> list[Recipe]:
-        return self._heaviest_of.get(engine)
-
     def _ends(self, cluster: Cluster, method: Method) -> Iterator[tuple[Engine, BatchSize]]:
         sizes = self.batch_sizes(cluster.num_gpus)
         yield from product(self.choices.engines(cluster, method), dict.fromkeys((sizes[0], sizes[-1])))
@@ -339,25 +277,6 @@ class SetupSpace:
             return None
         return self._setup(setup.recipe, cluster, sizes[place - 1], fits=setup.fits)
 
-    def batch_sizes(self, num_gpus: int) -> Sequence[BatchSize]:
-        """(micro batch, accumulation), smallest micro batch first, that hold the global batch.
-
-        Exactly where it divides by the GPUs; else with the least samples above it.
-        """
-        if num_gpus not in self._batch_sizes:
-            self._batch_sizes[num_gpus] = self._new_batch_sizes(num_gpus)
-        return self._batch_sizes[num_gpus]
-
-    def _new_batch_sizes(self, num_gpus: int) -> list[BatchSize]:
-        num_gpus = max(1, num_gpus // (self.fixed.sequence_parallel or 1))  # what samples go to
-        micro_batch, grad_accum = self.fixed.micro_batch, self.fixed.grad_accum
-        if micro_batch is not None:
-            return [(micro_batch, grad_accum or -(-self.global_batch // (micro_batch * num_gpus)))]
-        per_gpu = -(-self.global_batch // num_gpus)
-        if grad_accum is not None:
-            return [(-(-per_gpu // grad_accum), grad_accum)]
-        return [(size, per_gpu // size) for size in divisors(per_gpu)]
-
     # -- seconds -------------------------------------------------------------------------------------------------
 
     def run_seconds(self, setup: BoundedSetup, cluster: Cluster) -> float | None:
@@ -405,17 +324,3 @@ class SetupSpace:
             if self._others[method].fitting_lightest(cluster, method) is not None:
                 return f"--method {method.value}"
         return None
-
-
-def _heaviest(engine: Engine) -> list[Recipe]:
-    """Those that checkpoint all that may be, with each loss."""
-    language, others = checkpoints(engine[-1])
-    return [
-        recipe
-        for recipe in engine
-        if recipe.activation_checkpointing is language and recipe.vision_activation_checkpointing is others
-    ]
-
-
-def _with_sizes(recipe: Recipe, sizes: ZeroSettings) -> Recipe:
-    return recipe.with_changes(zero=sizes)

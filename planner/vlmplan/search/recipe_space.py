@@ -1,0 +1,120 @@
+"""The recipes that are tried of one workload: on every engine with its sizes, and with every size of a micro batch."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.hardware import Cluster
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
+from vlmplan.search.choices import Engine, RecipeChoices
+from vlmplan.search.identity_cache import IdentityCache
+from vlmplan.search.memoized_estimates import BatchSize, MemoizedEstimates, SharedTraces, checkpoints
+from vlmplan.sizes import zero_settings
+from vlmplan.units import divisors
+from vlmplan.workload import Workload
+from vlmplan.zero_settings import ZeroSettings
+
+if TYPE_CHECKING:
+    from vlmplan.other_trainers.writing import Tool
+
+
+class RecipeSpace:
+    """All recipes of a workload; what is ``fixed`` of them is the user's, the rest is tried, within the limits of the
+    trainer that they are ``made_for``, None the bundled one."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        fixed: DecidedRecipe,
+        global_batch: int,
+        *,
+        shared: SharedTraces | None = None,
+        made_for: "Tool | None" = None,
+    ) -> None:
+        self._made_for = made_for
+        self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
+        self._batch_sizes: dict[int, Sequence[BatchSize]] = {}
+        self.choices = RecipeChoices(
+            workload, fixed, has_other_layers=workload.images_per_sample > 0, made_for=made_for
+        )
+        largest, ranks = self.batch_sizes(1)[-1][0], fixed.sequence_parallel or 1
+        self.models = MemoizedEstimates(workload, self.choices.switches, largest, shared, sequence_parallel=ranks)
+        self._sizes: dict[Any, ZeroSettings] = {}
+        self._sized_recipes: dict[tuple[int, int, bool], Recipe] = {}
+        self._with_sizes = IdentityCache[Recipe, Recipe](_with_sizes)
+        self._heaviest_of = IdentityCache[Engine, list[Recipe]](_heaviest)
+
+    def recipes(self, cluster: Cluster, method: Method) -> Iterator[Recipe]:
+        """Every recipe of one method without a batch, an engine's with sizes for speed, then with low-memory sizes."""
+        for engine in self.choices.engines(cluster, method):
+            profiles = (False, True) if self._has_profiles(engine[0]) else (False,)
+            ways = [self._sized(recipe, cluster, low_memory=low_memory) for low_memory in profiles for recipe in engine]
+            yield from {id(recipe): recipe for recipe in ways}.values()
+
+    def _has_profiles(self, recipe: Recipe) -> bool:
+        """Whether its sizes can be chosen."""
+        return recipe.uses_deepspeed and self.fixed.zero is None
+
+    def _sized(self, recipe: Recipe, cluster: Cluster, *, low_memory: bool) -> Recipe:
+        if not self._has_profiles(recipe):
+            return recipe
+        key = (id(recipe), id(cluster), low_memory)
+        sized = self._sized_recipes.get(key)
+        if sized is None:
+            sized = self._sized_recipes[key] = self._new_sized(recipe, cluster, low_memory=low_memory)
+        return sized
+
+    def _new_sized(self, recipe: Recipe, cluster: Cluster, *, low_memory: bool) -> Recipe:
+        """One object for all clusters for which the sizes are the same."""
+        estimator, _ = self.models.estimator(recipe)
+        key = (id(estimator), recipe.zero_stage, low_memory, id(cluster))
+        if key not in self._sizes:
+            table = estimator.table
+            self._sizes[key] = zero_settings(estimator.sizes, table, recipe, cluster, low_memory=low_memory)
+        return self._with_sizes.get(recipe, self._sizes[key])
+
+    def of_any_host(self, recipe: Recipe, cluster: Cluster) -> list[Recipe]:
+        """The recipe with all that decides how much host memory it takes: sizes, and whether gradients accumulate."""
+        sizes = {
+            grad_accum > 1: (micro_batch, grad_accum) for micro_batch, grad_accum in self.batch_sizes(cluster.num_gpus)
+        }
+        profiles = (False, True) if self._has_profiles(recipe) else (False,)
+        sized = {id(one): one for one in (self._sized(recipe, cluster, low_memory=low) for low in profiles)}
+        return [self.models.with_batch(one, size) for one in sized.values() for size in sizes.values()]
+
+    def _heaviest(self, engine: Engine) -> list[Recipe]:
+        return self._heaviest_of.get(engine)
+
+    def batch_sizes(self, num_gpus: int) -> Sequence[BatchSize]:
+        """(micro batch, accumulation), smallest micro batch first, that hold the global batch.
+
+        Exactly where it divides by the GPUs; else with the least samples above it.
+        """
+        if num_gpus not in self._batch_sizes:
+            self._batch_sizes[num_gpus] = self._new_batch_sizes(num_gpus)
+        return self._batch_sizes[num_gpus]
+
+    def _new_batch_sizes(self, num_gpus: int) -> list[BatchSize]:
+        num_gpus = max(1, num_gpus // (self.fixed.sequence_parallel or 1))  # what samples go to
+        micro_batch, grad_accum = self.fixed.micro_batch, self.fixed.grad_accum
+        if micro_batch is not None:
+            return [(micro_batch, grad_accum or -(-self.global_batch // (micro_batch * num_gpus)))]
+        per_gpu = -(-self.global_batch // num_gpus)
+        if grad_accum is not None:
+            return [(-(-per_gpu // grad_accum), grad_accum)]
+        return [(size, per_gpu // size) for size in divisors(per_gpu)]
+
+
+def _heaviest(engine: Engine) -> list[Recipe]:
+    """Those that checkpoint all that may be, with each loss."""
+    language, others = checkpoints(engine[-1])
+    return [
+        recipe
+        for recipe in engine
+        if recipe.activation_checkpointing is language and recipe.vision_activation_checkpointing is others
+    ]
+
+
+def _with_sizes(recipe: Recipe, sizes: ZeroSettings) -> Recipe:
+    return recipe.with_changes(zero=sizes)
