@@ -5,27 +5,29 @@ from collections.abc import Sequence
 from vlmplan.catalog.price_lists import Spread
 from vlmplan.notes import listed
 from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
+from vlmplan.search.exploration import Exploration
 from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.prices import price_note, spread_beside
-from vlmplan.search.ranking import Search
+from vlmplan.search.ranking import Ranking
 
 
 def recommend(query: SearchQuery, *, shared: SharedTraces | None = None) -> Recommendation:
     """The best plans among the candidates; ``shared`` is of other searches of the same workload."""
     query.fixed.recipe()  # refuses what is wrong on every cluster
-    search = Search(query, shared)
+    explored = Exploration(query, shared)
     for candidate in query.candidates:
-        search.consider(candidate)
-    plans = search.best_plans()
-    pareto, scored = search.front()
+        explored.consider(candidate)
+    ranking = Ranking(query, explored)
+    plans = ranking.best_plans()
+    pareto, scored = ranking.front()
     of_winner = (*_notes(plans[0], query), *_host_notes(plans)) if plans else ()
     return Recommendation(
         workload=query.workload,
         objective=query.objective,
         plans=tuple(plans),
-        rejected=tuple(search.rejections()),
+        rejected=tuple(ranking.rejections()),
         num_clusters=len(query.candidates),
-        num_considered=search.space.num_considered,
+        num_considered=explored.space.num_considered,
         as_of=query.today,
         notes=(*query.notes, *of_winner),
         pareto=pareto,
