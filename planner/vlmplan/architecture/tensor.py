@@ -9,10 +9,9 @@ from math import prod
 from sys import getrefcount
 from typing import Any, ClassVar
 
+from vlmplan.architecture.checkpoint_recorder import CheckpointRecorder
 from vlmplan.architecture.first_layer import FirstLayer, UnequalLayersError
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.recomputation import Recomputation
-from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.storage import LayerInput, Storage
 from vlmplan.architecture.trace import Hold, Kind
 from vlmplan.units import DType
@@ -133,7 +132,7 @@ PACKED = GraphNode((), (), (), lambda node, grads: (), None)
 """The node of all operations inside a checkpoint until backward runs them again: it says that a gradient is needed."""
 
 
-class ForwardTape(Recorder):
+class ForwardTape(CheckpointRecorder):
     """Makes the tensors of a forward and the graph that its backward runs through, and records them.
 
     ``autocast`` is the element type of ``torch.autocast``, or None where the model's own types decide.
@@ -185,7 +184,6 @@ class ForwardTape(Recorder):
         self.keeps_linear_inputs = keeps_linear_inputs
         self.fuses_dropout = fuses_dropout
         self.makes_loss_inside = makes_loss_inside
-        self.modules: list[Any] = []
         # What the model's output object holds, besides the logits (image_hidden_states).
         self.outputs: list[Tensor] = []
         # What the outermost ``forward`` holds in local variables.
@@ -196,16 +194,6 @@ class ForwardTape(Recorder):
         self.widest_head = 0
         # Keys and values of the tokens so far, where text is generated (``attention.KeyCache``).
         self.key_cache: Any = None
-        self.num_nodes = 0
-        # Activation checkpointing: while packing, nodes are made but keep nothing; replaying ends at the last tensor
-        # that is saved.
-        self._packs = False
-        self._num_saved = 0
-        self._early_bytes = 0
-        self._stop_after: int | None = None
-        # The modules, from outside in, around the last operation of a packed function that would have saved something.
-        self.last_users: tuple[Any, ...] = ()
-        self._block_start, self._is_in_block, self.ends_in_block = 0, False, False
         # The nodes whose outputs are inputs of reused layers, with the section of the layer.
         self._sources: dict[GraphNode, str] = {}
 
@@ -319,20 +307,13 @@ class ForwardTape(Recorder):
         if not self._packs:
             node.saved = (*node.saved, *[output.detached() for output in outputs])
 
-    def makes_gradient_of(self, num_bytes: int) -> None:
-        """An operation that saves nothing will make a gradient. Behind the last tensor that a checkpointed layer saves,
-        it does so before the layer runs again, which the first saved tensor that is asked for sets off."""
-        self._early_bytes += num_bytes
-
-    def _count_saved(self, count: int) -> None:
-        self._num_saved += count
-        if count:
-            self._early_bytes = 0
-            if self._packs and self.follows_weights:
-                self.last_users = tuple(self.modules)
-                self.ends_in_block = self._is_in_block and not self.modules
-        if self._stop_after is not None and count and self._num_saved >= self._stop_after:
-            self._is_phantom = True
+    def rootless_node(self, saved: tuple[Tensor, ...], backward: Backward, meta: Any) -> GraphNode:
+        """The node of a checkpoint whose inputs need no gradient but whose weights do."""
+        count = len(saved)
+        node = GraphNode((None,) * count, (False,) * count, saved, backward, meta)
+        self.num_nodes += 1
+        node.sequence, node.section = self.num_nodes, self._key
+        return node
 
     # -- layers ------------------------------------------------------------------------------------------------------
 
@@ -384,49 +365,3 @@ class ForwardTape(Recorder):
             return x.node is y.node
         enclosing = self.modules[-1:]
         return ([x.node.module] == enclosing) is ([y.node.module] == enclosing)
-
-    # -- checkpointing -------------------------------------------------------------------------------------------
-
-    def pack(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Any, int, int]:
-        """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the bytes of
-        gradients that backward makes before it asks for the first of them."""
-        self._packs, self._num_saved, self._early_bytes = True, 0, 0
-        self.last_users, self.ends_in_block = (), False
-        try:
-            return function(*inputs), self._num_saved, self._early_bytes
-        finally:
-            self._packs = False
-
-    def rootless_node(self, saved: tuple[Tensor, ...], backward: Backward, meta: Any) -> GraphNode:
-        """The node of a checkpoint whose inputs need no gradient but whose weights do."""
-        count = len(saved)
-        node = GraphNode((None,) * count, (False,) * count, saved, backward, meta)
-        self.num_nodes += 1
-        node.sequence, node.section = self.num_nodes, self._key
-        return node
-
-    def replay(self, function: Callable[..., Any], inputs: Sequence[Tensor], num_saved: int) -> Any:
-        """Run ``function`` again with its graph, up to the last tensor that its backward needs."""
-        work, self._work = self._work, self._sections[self._key].recompute_work
-        self._num_saved, self._stop_after, self._recomputed = 0, num_saved, []
-        try:
-            return function(*inputs)
-        finally:
-            self._stop_after, self._is_phantom, self._work = None, False, work
-
-    @property
-    def is_packing(self) -> bool:
-        """Whether a checkpointed layer is running for the first time, with a graph that keeps nothing."""
-        return self._packs
-
-    def take_recomputation(self, users: Sequence[Any], *, ends_in_block: bool) -> Recomputation:
-        """Of the last replay, which the backward of ``users`` asked for."""
-        modules, self._recomputed = self._recomputed or (), None
-        return Recomputation(users, modules, self._block_start if ends_in_block else None)
-
-    def enter_block(self) -> None:
-        """A module without weights of its own begins, whose last operation that saves anything is in none inside."""
-        self._block_start, self._is_in_block = self.num_nodes, True
-
-    def leave_block(self) -> None:
-        self._is_in_block = False

@@ -1,0 +1,80 @@
+"""Activation checkpointing as a tape records it: a layer runs and keeps nothing, and again before its backward.
+
+The first run counts the tensors that the graph would save; the second ends at the last of them, as torch's early stop
+does (``torch/utils/checkpoint.py``).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vlmplan.architecture.recomputation import Recomputation
+from vlmplan.architecture.recorder import Recorder
+
+
+class CheckpointRecorder(Recorder):
+    """Knows of a graph how many nodes it has, ``num_nodes``, and the ``modules`` around the operation that runs, from
+    outside in; which tensors an operation saves it is told by the tape that makes the nodes."""
+
+    def __init__(self, *, follows_weights: bool) -> None:
+        super().__init__(follows_weights=follows_weights)
+        self.modules: list[Any] = []
+        self.num_nodes: int = 0
+        # While packing, nodes are made but keep nothing; replaying ends at the last tensor that is saved.
+        self._packs = False
+        self._num_saved = 0
+        self._early_bytes = 0
+        self._stop_after: int | None = None
+        # The modules, from outside in, around the last operation of a packed function that would have saved something.
+        self.last_users: tuple[Any, ...] = ()
+        self._block_start, self._is_in_block, self.ends_in_block = 0, False, False
+
+    def pack(self, function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, int, int]:
+        """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the bytes of
+        gradients that backward makes before it asks for the first of them."""
+        self._packs, self._num_saved, self._early_bytes = True, 0, 0
+        self.last_users, self.ends_in_block = (), False
+        try:
+            return function(*inputs), self._num_saved, self._early_bytes
+        finally:
+            self._packs = False
+
+    def replay(self, function: Callable[..., Any], inputs: Sequence[Any], num_saved: int) -> Any:
+        """Run ``function`` again with its graph, up to the last tensor that its backward needs."""
+        work, self._work = self._work, self._sections[self._key].recompute_work
+        self._num_saved, self._stop_after, self._recomputed = 0, num_saved, []
+        try:
+            return function(*inputs)
+        finally:
+            self._stop_after, self._is_phantom, self._work = None, False, work
+
+    @property
+    def is_packing(self) -> bool:
+        """Whether a checkpointed layer is running for the first time, with a graph that keeps nothing."""
+        return self._packs
+
+    def take_recomputation(self, users: Sequence[Any], *, ends_in_block: bool) -> Recomputation:
+        """Of the last replay, which the backward of ``users`` asked for."""
+        modules, self._recomputed = self._recomputed or (), None
+        return Recomputation(users, modules, self._block_start if ends_in_block else None)
+
+    def enter_block(self) -> None:
+        """A module without weights of its own begins, whose last operation that saves anything is in none inside."""
+        self._block_start, self._is_in_block = self.num_nodes, True
+
+    def leave_block(self) -> None:
+        self._is_in_block = False
+
+    def makes_gradient_of(self, num_bytes: int) -> None:
+        """An operation that saves nothing will make a gradient. Behind the last tensor that a checkpointed layer saves,
+        it does so before the layer runs again, which the first saved tensor that is asked for sets off."""
+        self._early_bytes += num_bytes
+
+    def _count_saved(self, count: int) -> None:
+        self._num_saved += count
+        if count:
+            self._early_bytes = 0
+            if self._packs and self.follows_weights:
+                self.last_users = tuple(self.modules)
+                self.ends_in_block = self._is_in_block and not self.modules
+        if self._stop_after is not None and count and self._num_saved >= self._stop_after:
+            self._is_phantom = True
