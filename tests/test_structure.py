@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"vlmplan": ROOT / "planner", "vlmplan_trainer": ROOT / "trainer"}
 COMMAND = "vlmplan"
+MAX_LINES = 400
+"""Of a module: a longer one is two things, each of which wants a name."""
 Graph = Mapping[str, set[str]]
 
 
@@ -129,6 +131,11 @@ def test_a_circle_is_found_however_it_is_closed(text: str):
     graph["package.a"] = imported(ast.parse(text), modules)
     assert graph["package.a"] == {"package.b"}
     assert circles(graph) == [["package.a", "package.b", "package.c"]]
+
+
+def test_no_module_is_longer_than_can_be_read_in_one_sitting():
+    lengths = {name: len(path.read_text().splitlines()) for name, path in files().items()}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
 def is_of_a_face(statement: ast.stmt) -> bool:
