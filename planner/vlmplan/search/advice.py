@@ -14,7 +14,7 @@ from vlmplan.changes.kinds import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
 from vlmplan.request import Options, OptionValue, Request, RequestedSetup
-from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery
+from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.explanation import SAME_FRACTION
 from vlmplan.search.searches import Searches
@@ -101,9 +101,9 @@ def advice(request: Request, catalog: Catalog, model: ModelFiles, today: date) -
     """Advice on the best plan of ``request``; within the limits if one is. Raises InputError as a search does."""
     adviser = _Adviser(request, catalog, model, today)
     query = adviser.query(request)
-    found = adviser.recommendation(query)
+    found = recommend(query)
     if not found.plans:
-        found = replace(adviser.recommendation(replace(query, limits=Limits())), notes=found.notes)
+        found = replace(recommend(replace(query, limits=Limits())), notes=found.notes)
     base = found.plans[0] if found.plans else None
     way_out = None
     if base is not None:
@@ -185,12 +185,12 @@ def _reason(found: Recommendation) -> str:
 
 
 class _Adviser:
-    """Searches for the same model with changed requests; what they trace alike they share."""
+    """Searches for the same model with changed requests."""
 
     def __init__(self, request: Request, catalog: Catalog, model: ModelFiles, today: date) -> None:
         self._request = request
         self.searches = Searches(catalog, model, today)
-        self.query, self.recommendation = self.searches.query, self.searches.recommendation
+        self.query = self.searches.query
 
     def outcomes(self, base: RankedPlan) -> list[Outcome]:
         """What each change makes of the base plan."""
@@ -251,7 +251,7 @@ class _Adviser:
         }
         change = replace(change, options=options)
         try:
-            found = self.recommendation(self.query(request.with_options(options)))
+            found = recommend(self.query(request.with_options(options)))
         except (InputError, DoesNotFitError) as error:
             return Outcome(change=change, plan=None, reason=str(error))
         if found.plans:
@@ -270,7 +270,7 @@ class _Adviser:
         except DoesNotFitError:
             return []
         limits = Limits(max_usd=self._request.search.max_usd, max_hours=self._request.search.max_hours)
-        plans = sorted(self.recommendation(query).plans, key=lambda plan: not within(plan, limits))
+        plans = sorted(recommend(query).plans, key=lambda plan: not within(plan, limits))
         outcomes: dict[str, Outcome] = {}
         for plan in plans:
             node = plan.estimate.cluster.node

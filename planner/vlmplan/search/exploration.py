@@ -13,10 +13,10 @@ from vlmplan.search.choices import Engine
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.entries import ScoredSetup, UnexploredMethod, shown_bytes
 from vlmplan.search.hosts import Hosts
-from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.scoring import Scorer
 from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
 from vlmplan.search.setups import SetupSpace
+from vlmplan.search.shared_traces import SharedTraces
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 
 NOTICEABLE_FRACTION = 0.005
@@ -32,7 +32,7 @@ class Exploration:
     ``over_limits`` are, by candidate, the setups and methods that are over them.
     """
 
-    def __init__(self, query: SearchQuery, shared: SharedTraces | None) -> None:
+    def __init__(self, query: SearchQuery, shared: SharedTraces) -> None:
         """``shared``: traces of other searches of the same workload."""
         self._objective, self._limits, self._assumed = query.objective, query.limits, query.assumed
         global_batch = query.workload.global_batch or DEFAULT_GLOBAL_BATCH

@@ -5,7 +5,6 @@ seconds of one micro batch are exact.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +24,8 @@ from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.identity_cache import IdentityCache
-from vlmplan.search.micro_batches import Capability, MicroBatches, Peaks, Speeds, States, TracedBatches
+from vlmplan.search.micro_batches import Capability, MicroBatches, Peaks, States, TracedBatches
+from vlmplan.search.shared_traces import SharedTraces
 from vlmplan.timing import BesidesComputing, PhaseSeconds, besides_computing, micro_batch_seconds
 from vlmplan.workload import Workload
 
@@ -122,17 +122,6 @@ class _TimelineKey(NamedTuple):
     is_on_cpu: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SharedTraces:
-    """Estimators and traces, shared by searches that differ in hardware, method, engine or checkpointing.
-
-    They may differ in nothing else: neither in the workload, nor in what is fixed of adapters, loss and batch sizes.
-    """
-
-    estimators: dict[Any, tuple[Estimator, States]] = field(default_factory=dict[Any, tuple[Estimator, States]])
-    traced: dict[Any, TracedBatches] = field(default_factory=dict[Any, TracedBatches])
-
-
 class MemoizedEstimates:
     """What a workload takes under each recipe, on each cluster.
 
@@ -145,15 +134,14 @@ class MemoizedEstimates:
         workload: Workload,
         switches: Sequence[Switches],
         largest: int,
-        shared: SharedTraces | None = None,
+        shared: SharedTraces,
         *,
         sequence_parallel: int = 1,
     ) -> None:
         """``sequence_parallel`` is that of all recipes that are asked about."""
         self.workload, self._sequence_parallel = workload, sequence_parallel
         self._switches, self._largest = switches, largest
-        shared = shared or SharedTraces()
-        self._estimators, self._traced = shared.estimators, shared.traced
+        self._estimators, self._traced, self.speeds = shared.estimators, shared.traced, shared.speeds
         self._estimator_of = IdentityCache[Recipe, tuple[Estimator, States]](self._new_estimator)
         self._kernels = IdentityCache[Recipe, Capability](self._new_kernels)
         self._micro_batches = IdentityCache[Recipe, MicroBatches](self._new_micro_batches)
@@ -169,7 +157,6 @@ class MemoizedEstimates:
         self._batched = IdentityCache[Recipe, Recipe](self._new_with_batch)
         self._disk_of = IdentityCache[Recipe, DiskSpace](self._new_disk)
         self._alike = IdentityCache[Recipe, Recipe](self._first_alike)
-        self.speeds = Speeds()
         self._timelines: dict[_TimelineKey, Timeline] = {}
         self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
         self._sent: dict[Any, tuple[Collectives, ...]] = {}

@@ -9,7 +9,8 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.search.choices import Engine, RecipeChoices
 from vlmplan.search.identity_cache import IdentityCache
-from vlmplan.search.memoized_estimates import BatchSize, MemoizedEstimates, SharedTraces, checkpoints
+from vlmplan.search.memoized_estimates import BatchSize, MemoizedEstimates, checkpoints
+from vlmplan.search.shared_traces import SharedTraces
 from vlmplan.sizes import zero_settings
 from vlmplan.units import divisors
 from vlmplan.workload import Workload
@@ -39,7 +40,9 @@ class RecipeSpace:
             workload, fixed, has_other_layers=workload.images_per_sample > 0, made_for=made_for
         )
         largest, ranks = self.batch_sizes(1)[-1][0], fixed.sequence_parallel or 1
-        self.models = MemoizedEstimates(workload, self.choices.switches, largest, shared, sequence_parallel=ranks)
+        self.models = MemoizedEstimates(
+            workload, self.choices.switches, largest, shared or SharedTraces(), sequence_parallel=ranks
+        )
         self._sizes: dict[Any, ZeroSettings] = {}
         self._sized_recipes: dict[tuple[int, int, bool], Recipe] = {}
         self._with_sizes = IdentityCache[Recipe, Recipe](_with_sizes)

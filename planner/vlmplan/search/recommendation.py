@@ -6,14 +6,19 @@ from vlmplan.catalog.price_lists import Spread
 from vlmplan.notes import listed
 from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.exploration import Exploration
-from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.prices import price_note, spread_beside
 from vlmplan.search.ranking import Ranking
+from vlmplan.search.shared_traces import RECENT, SharedTraces
 
 
-def recommend(query: SearchQuery, *, shared: SharedTraces | None = None) -> Recommendation:
-    """The best plans among the candidates; ``shared`` is of other searches of the same workload."""
+def recommend(query: SearchQuery) -> Recommendation:
+    """The best plans among the candidates."""
     query.fixed.recipe()  # refuses what is wrong on every cluster
+    with RECENT.of(query) as shared:
+        return _searched(query, shared)
+
+
+def _searched(query: SearchQuery, shared: SharedTraces) -> Recommendation:
     explored = Exploration(query, shared)
     for candidate in query.candidates:
         explored.consider(candidate)

@@ -1,21 +1,15 @@
-"""Searches of one model with changed requests; what they trace alike they share."""
+"""Searches of one model with changed requests."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import date
-from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.request import Request
-from vlmplan.search import RankedPlan, Recommendation, SearchQuery, recommend
+from vlmplan.search import RankedPlan, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
-from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.options import search_query
 from vlmplan.workload import ModelFiles
-
-SHARED_FIELDS = ("method", "activation_checkpointing", "vision_activation_checkpointing")
-"""Fields of the recipe that searches with the same traces may differ in."""
 
 
 class Searches:
@@ -23,25 +17,16 @@ class Searches:
 
     def __init__(self, catalog: Catalog, model: ModelFiles, today: date) -> None:
         self._catalog, self._model, self._today = catalog, model, today
-        self._shared: list[tuple[Any, SharedTraces]] = []
         self._best: dict[Request, RankedPlan | None] = {}
 
     def query(self, request: Request, wants: Callable[[Candidate], bool] = lambda _: True) -> SearchQuery:
         return search_query(request, self._catalog, self._model, self._today, wants=wants)
 
-    def recommendation(self, query: SearchQuery) -> Recommendation:
-        key = query.workload, query.made_for, replace(query.fixed, **dict.fromkeys(SHARED_FIELDS))
-        shared = next((shared for known, shared in self._shared if known == key), None)
-        if shared is None:
-            shared = SharedTraces()
-            self._shared.append((key, shared))
-        return recommend(query, shared=shared)
-
     def best(self, request: Request) -> RankedPlan | None:
         """The first plan; None where nothing fits, or the options contradict each other."""
         if request not in self._best:
             try:
-                plans = self.recommendation(self.query(request)).plans
+                plans = recommend(self.query(request)).plans
             except (InputError, DoesNotFitError):
                 plans = ()
             self._best[request] = plans[0] if plans else None

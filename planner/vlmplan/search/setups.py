@@ -20,9 +20,10 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.search.choices import Engine
 from vlmplan.search.identity_cache import IdentityCache
-from vlmplan.search.memoized_estimates import BatchSize, Bounds, SharedTraces
+from vlmplan.search.memoized_estimates import BatchSize, Bounds
 from vlmplan.search.recipe_space import RecipeSpace
 from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
+from vlmplan.search.shared_traces import SharedTraces
 from vlmplan.workload import Workload
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train
 from vlmplan.other_trainers.writing import tool_of_trainer
 from vlmplan.request import Options, Request, RequestedSetup
-from vlmplan.search import Limits, SearchQuery
+from vlmplan.search import Limits, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.search.searches import Searches
@@ -113,7 +113,7 @@ def _other_machine(request: Request, clusters: tuple[Cluster, ...], searches: Se
 
     anywhere = request.with_options(ANY_GPU)
     try:
-        plans = searches.recommendation(replace(searches.query(anywhere, wants), limits=Limits())).plans
+        plans = recommend(replace(searches.query(anywhere, wants), limits=Limits())).plans
     except DoesNotFitError:
         return None
     if not plans:

@@ -1,0 +1,62 @@
+"""Estimators and traces that searches share, and those of the last searches of this process: a page that is asked
+again, or advice that tries one change after the other, traces each workload once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any
+
+from vlmplan.estimation import Estimator
+from vlmplan.search.answer import SearchQuery
+from vlmplan.search.micro_batches import Speeds, States, TracedBatches
+
+SHARED_FIELDS = ("method", "activation_checkpointing", "vision_activation_checkpointing")
+"""Fields of the recipe that searches with the same traces may differ in."""
+MOST_KEPT = 4
+"""Workloads whose traces a process keeps, 30 to 50 MiB each. A choice: advice repeats no more of its traces with four
+than with all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTraces:
+    """Estimators and traces, shared by searches that differ in hardware, method, engine or checkpointing.
+
+    They may differ in nothing else: neither in the workload, nor in what is fixed of adapters, loss and batch sizes.
+    """
+
+    estimators: dict[Any, tuple[Estimator, States]] = field(default_factory=dict[Any, tuple[Estimator, States]])
+    traced: dict[Any, TracedBatches] = field(default_factory=dict[Any, TracedBatches])
+    speeds: Speeds = field(default_factory=Speeds)
+
+
+class RecentTraces:
+    """The traces of the workloads that were searched for last, each by what searches with the same traces have in
+    common."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: list[tuple[Any, SharedTraces]] = []
+        self._lock = Lock()
+
+    @contextmanager
+    def of(self, query: SearchQuery) -> Iterator[SharedTraces]:
+        """Those of the query, which nothing else has meanwhile: a model is changed while it is traced. What a search
+        leaves that ends with an error is not kept."""
+        key = query.workload, query.made_for, replace(query.fixed, **dict.fromkeys(SHARED_FIELDS))
+        traces = self._taken(key) or SharedTraces()
+        yield traces
+        with self._lock:
+            self._kept = [(key, traces), *self._kept][: self._most]
+
+    def _taken(self, key: Any) -> SharedTraces | None:
+        with self._lock:
+            for place, (known, traces) in enumerate(self._kept):
+                if known == key:
+                    del self._kept[place]
+                    return traces
+        return None
+
+
+RECENT = RecentTraces(MOST_KEPT)
+"""Those of this process."""
