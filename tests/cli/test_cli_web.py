@@ -7,28 +7,55 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
 
 from cli_calls import call
+from vlmplan.search.shared_traces import MOST_KEPT
 
 
-def test_the_page_is_served_until_it_is_told_to_end():
-    code = "from vlmplan.cli import main; main()"
-    command = [sys.executable, "-c", code, "web", "--no-browser"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    ) as web:
+@contextmanager
+def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of its own, and the address that it printed."""
+    command = [sys.executable, "-c", "from vlmplan.cli import main; main()", "web", "--no-browser"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as web:
         assert web.stdout is not None
         line = web.stdout.readline()
         found = re.fullmatch(r"The page is at (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)\n", line)
         assert found is not None, line
-        question = json.dumps({"ask": "first look", "options": {"model": "gpt2", "gpu": "t4"}}).encode()
-        headers = {"Content-Type": "application/json"}
-        with urllib.request.urlopen(
-            urllib.request.Request(f"{found[1]}answer", question, headers), timeout=30
-        ) as answer:
-            assert json.load(answer)["document"]["model"]["id"] == "gpt2"
+        try:
+            yield web, found[1]
+        finally:
+            web.send_signal(signal.SIGINT)
+
+
+def answer(address: str, **question: Any) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}answer", json.dumps(question).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as found:
+        return json.load(found)
+
+
+def test_the_page_is_served_until_it_is_told_to_end():
+    with served() as (web, address):
+        found = answer(address, ask="first look", options={"model": "gpt2", "gpu": "t4"})
+        assert found["document"]["model"]["id"] == "gpt2"
         web.send_signal(signal.SIGINT)
         assert web.wait(timeout=10) == 0
+
+
+def test_a_server_holds_no_more_after_many_searches_than_after_those_whose_traces_it_keeps():
+    held: list[int] = []
+    with served() as (web, address):
+        for seq_len in range(128, 128 + MOST_KEPT + 6):
+            options = {"model": "smollm2-135m", "gpu": ["t4", "rtx-4090"], "seq_len": str(seq_len)}
+            assert answer(address, ask="recommend", options=options)["document"]["plans"]
+            held.append(psutil.Process(web.pid).memory_info().rss)
+    assert held[-1] - held[MOST_KEPT] < 15 * 2**20  # each search takes 8 MiB while it is made
 
 
 def test_a_port_that_is_none_is_refused():

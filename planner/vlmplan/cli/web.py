@@ -1,5 +1,6 @@
 """``vlmplan web``: the page, served on this machine alone."""
 
+import gc
 import os
 import threading
 import webbrowser
@@ -40,6 +41,7 @@ def web(port: int, no_browser: bool, export: Path | None, pyodide: Path, force: 
 
     os.environ["HF_HUB_OFFLINE"] = "1"  # of this process: a name that is typed into a page fetches nothing
     server = open_server(answer, port=port)
+    gc.enable()  # unlike other commands, which end before there is anything to collect
     click.echo(f"The page is at {server.address} (Ctrl-C ends it)")
     threading.Thread(target=server.answer, args=(FIRST_QUESTION,), daemon=True).start()  # imports, while the page loads
     if not no_browser:
