@@ -11,7 +11,7 @@ from planned import cluster, workload
 from vlmplan.architecture.liger_loss import liger_loss
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import PACKED
+from vlmplan.architecture.tensor import packed_node
 from vlmplan.architecture.trace import Span
 from vlmplan.estimation import estimate
 from vlmplan.recipe import Recipe
@@ -28,7 +28,7 @@ def planned(num_tokens, hidden_size, vocab_size, *, hidden, weight, autocast, tr
     head = Linear(hidden_size, vocab_size)
     head.weight.dtype, head.weight.requires_grad = DTYPES[weight], trains
     with tape.section("before"):
-        states = tape.tensor((1, num_tokens, hidden_size), DTYPES[hidden], PACKED)
+        states = tape.tensor((1, num_tokens, hidden_size), DTYPES[hidden], packed_node())
     with tape.section("head"):
         loss = liger_loss(states, head)
     (span,) = [event for event in tape.trace().sections["head"].forward if isinstance(event, Span)]

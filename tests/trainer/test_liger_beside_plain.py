@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from vlmplan.architecture.liger_loss import liger_loss
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import PACKED
+from vlmplan.architecture.tensor import packed_node
 from vlmplan.architecture.trace import Span
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
@@ -104,7 +104,7 @@ def planned(num_tokens, width, dtype, autocast):
     tape, head = Tape(autocast=autocast, follows_weights=False, caches_casts=True), Linear(width, VOCAB_SIZE)
     head.weight.dtype, head.weight.requires_grad = dtype, True
     with tape.section("before"):
-        states = tape.tensor((1, num_tokens, width), dtype, PACKED)
+        states = tape.tensor((1, num_tokens, width), dtype, packed_node())
     with tape.section("head"):
         loss = liger_loss(states, head)
     (span,) = [event for event in tape.trace().sections["head"].forward if isinstance(event, Span)]

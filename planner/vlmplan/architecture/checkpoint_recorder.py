@@ -4,7 +4,8 @@ The first run counts the tensors that the graph would save; the second ends at t
 does (``torch/utils/checkpoint.py``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from vlmplan.architecture.recomputation import Recomputation
@@ -22,19 +23,19 @@ class CheckpointRecorder(Recorder):
         # While packing, nodes are made but keep nothing; replaying ends at the last tensor that is saved.
         self._packs = False
         self._num_saved = 0
-        self._early_bytes = 0
+        self._last_saved = 0
         self._stop_after: int | None = None
         # The modules, from outside in, around the last operation of a packed function that would have saved something.
         self.last_users: tuple[Any, ...] = ()
         self._block_start, self._is_in_block, self.ends_in_block = 0, False, False
 
     def pack(self, function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, int, int]:
-        """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the bytes of
-        gradients that backward makes before it asks for the first of them."""
-        self._packs, self._num_saved, self._early_bytes = True, 0, 0
+        """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the sequence
+        number of the node that would have saved the last."""
+        self._packs, self._num_saved, self._last_saved = True, 0, 0
         self.last_users, self.ends_in_block = (), False
         try:
-            return function(*inputs), self._num_saved, self._early_bytes
+            return function(*inputs), self._num_saved, self._last_saved
         finally:
             self._packs = False
 
@@ -46,6 +47,15 @@ class CheckpointRecorder(Recorder):
             return function(*inputs)
         finally:
             self._stop_after, self._is_phantom, self._work = None, False, work
+
+    @contextmanager
+    def looking_ahead(self) -> Iterator[None]:
+        """What runs inside is counted nowhere."""
+        outside, self._is_phantom = self._is_phantom, True
+        try:
+            yield
+        finally:
+            self._is_phantom = outside
 
     @property
     def is_packing(self) -> bool:
@@ -64,15 +74,10 @@ class CheckpointRecorder(Recorder):
     def leave_block(self) -> None:
         self._is_in_block = False
 
-    def makes_gradient_of(self, num_bytes: int) -> None:
-        """An operation that saves nothing will make a gradient. Behind the last tensor that a checkpointed layer saves,
-        it does so before the layer runs again, which the first saved tensor that is asked for sets off."""
-        self._early_bytes += num_bytes
-
     def _count_saved(self, count: int) -> None:
         self._num_saved += count
         if count:
-            self._early_bytes = 0
+            self._last_saved = self.num_nodes
             if self._packs and self.follows_weights:
                 self.last_users = tuple(self.modules)
                 self.ends_in_block = self._is_in_block and not self.modules

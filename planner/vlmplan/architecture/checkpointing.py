@@ -9,6 +9,7 @@ runs it again; the trainer's ``models/offloading.py`` copies on the stream that 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vlmplan.architecture.early_gradients import early_gradient_bytes
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.units import DType
 
@@ -24,12 +25,13 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
     Every tensor with a gradient that the function uses must be among the inputs.
     """
     tape = inputs[0].tape
-    result, num_saved, early_bytes = tape.pack(function, inputs)
+    result, num_saved, last_saved = tape.pack(function, inputs)
     outputs = as_tuple(result)
     if all(out.node is None for out in outputs):
         return result
     saved = tuple([_on_host(x) if tape.offloads_inputs else x.detached() for x in inputs])
-    meta = (tape, function, num_saved, early_bytes, tape.last_users, tape.ends_in_block)
+    ends = tuple([(out.node, out.output_index) for out in outputs])
+    meta = (tape, function, num_saved, (ends, last_saved), tape.last_users, tape.ends_in_block)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
     node = tape.node(inputs, _run_again, saved, meta)
     if node is None:
@@ -41,17 +43,17 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
 
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    tape, function, num_saved, early_bytes, users, ends_in_block = node.meta
+    tape, function, num_saved, (ends, last_saved), users, ends_in_block = node.meta
     if tape.offloads_inputs:
         node.saved = tuple([_from_host(x, tape) for x in node.saved])
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
-    early_gradients = tape.tensor((early_bytes,), DType.BOOL)  # bytes
+    early = [tape.tensor((size,), DType.BOOL) for size in early_gradient_bytes(tape, ends, last_saved, grads)]
     # Their backward has begun, down to the operation that asks for the first saved tensor and so for all of this.
     for user in users:
         tape.fetch(user)
     result = tape.replay(function, inputs, num_saved)
-    del early_gradients
+    del early
     outputs = as_tuple(result)
     root, index = outputs[0].node, outputs[0].output_index
     _hold_gradients(outputs, grads)

@@ -203,7 +203,7 @@ class Tape(ForwardTape):
         grad, results[position] = results[position], None
         if grad is not None:
             held = buffers.get(use)
-            buffers[use] = grad if held is None else self._sum(held)
+            buffers[use] = grad if held is None else self.sum_of_gradients(held)
             del held
         del grad
         pending[use] -= 1
@@ -263,9 +263,9 @@ class Tape(ForwardTape):
         while len(node.grads) <= index:
             node.grads.append(None)
         held = node.grads[index]
-        node.grads[index] = grad if held is None else self._sum(held)
+        node.grads[index] = grad if held is None else self.sum_of_gradients(held)
 
-    def _sum(self, held: Tensor) -> Tensor:
+    def sum_of_gradients(self, held: Tensor) -> Tensor:
         """The sum of two gradients of one tensor, of which one is ``held``."""
         self.move(3 * held.num_bytes)
         if self.accumulates_in_place and not isinstance(held, GradientView):

@@ -128,8 +128,14 @@ def _keep_gradient(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tens
     return ()
 
 
-PACKED = GraphNode((), (), (), lambda node, grads: (), None)
-"""The node of all operations inside a checkpoint until backward runs them again: it says that a gradient is needed."""
+def packed_node() -> GraphNode:
+    """The node of an operation inside a checkpoint that saves something, until backward runs it again: it says that a
+    gradient is needed."""
+    return GraphNode((), (), (), _end_packed, None)
+
+
+def _end_packed(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    return ()
 
 
 class ForwardTape(CheckpointRecorder):
@@ -271,8 +277,8 @@ class ForwardTape(CheckpointRecorder):
         if self._packs or self._stop_after is not None:
             self._count_saved(len(saved) - saved.count(None))
         self.num_nodes += 1
-        if self._packs:
-            return PACKED
+        if self._packs and saved:
+            return packed_node()
         holds_weight = view_of is not None and self.follows_weights and not self._is_phantom
         node = GraphNode(tuple(edges), tuple(needs), saved, backward, meta)
         node.sequence = self.num_nodes

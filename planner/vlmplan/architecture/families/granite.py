@@ -29,7 +29,6 @@ class GraniteLayer(DecoderLayer):
         residual = x
         x = self.post_attention_layernorm(x)
         x = self.mlp(x)
-        x.tape.makes_gradient_of(x.num_bytes)
         return ops.add(residual, ops.scale(x))
 
 

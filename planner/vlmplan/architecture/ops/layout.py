@@ -138,8 +138,6 @@ def resample(x: Tensor, *shape: int, saves_input: bool = False) -> Tensor:
     tape = x.tape
     node = tape.node((x,), _resample_backward, (x.detached(),) if saves_input and x.requires_grad else (), x.shape)
     out = tape.tensor(shape, x.dtype, node)
-    if node is not None and not saves_input:
-        tape.makes_gradient_of(x.num_bytes)
     tape.move(x.num_bytes + out.num_bytes)
     return out
 
