@@ -138,10 +138,14 @@ class Lora(Module):
         if "lora_magnitude_vector" in self.modules_by_name:
             turned = self._turned(x, result)
             return turned if is_4bit and autocasts else ops.to(turned, dtype)
-        update = ops.scale(self.lora_B(self.lora_A(ops.dropout(x, self.dropout))))
-        if is_4bit and not autocasts:
-            update = ops.to(update, dtype)
-        return ops.add(result, update) if is_4bit else ops.to(ops.add(result, update), dtype)
+        if not is_4bit:
+            result = ops.add(result, self._update(x))
+            return ops.to(result, dtype)
+        update = self._update(x) if autocasts else ops.to(self._update(x), dtype)
+        return ops.add(result, update)
+
+    def _update(self, x: Tensor) -> Tensor:
+        return ops.scale(self.lora_B(self.lora_A(ops.dropout(x, self.dropout))))
 
     def _turned(self, x: Tensor, result: Tensor) -> Tensor:
         """``DoraLinearVariant.forward``: where x is dropped out, the base layer's result is made of that again."""
