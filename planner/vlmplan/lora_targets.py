@@ -18,6 +18,10 @@ from vlmplan.recipe_choices import (
 
 EXPERTS = "experts"
 """What the module that holds stacked experts is called in every model of transformers 5 that has one."""
+READ_WEIGHT = "correction_coefs"
+"""A Linear of Gemma 3n that a model in training does not call: it reads the weight (``Gemma3nTextAltUp.correct``)."""
+UNPACKED_LINEARS = (READ_WEIGHT, "prediction_coefs")
+"""Linears of Gemma 3n whose weights are clamped while the model trains, which no weight of 4 bits can be (seen)."""
 
 
 def listed_targets(targets: str) -> list[str]:

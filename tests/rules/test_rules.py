@@ -43,6 +43,7 @@ GPTQ = ModelFacts(id="a-gptq", model_types=frozenset({"llama"}), quant_method="g
 PACKED = ModelFacts(id="a-bnb-4bit", model_types=frozenset({"llama"}), quant_method="bitsandbytes")
 PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
+GEMMA_3N = ModelFacts(id="gemma-3n", model_types=frozenset({"gemma3n_text"}))
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
@@ -363,6 +364,19 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(lora_exclude="feed_forward.router, lm_head"), model=LLAMA_4),
             case(LORA.with_changes(lora_targets="attention"), model=LLAMA_4),
             case(PLAIN, model=LLAMA_4),
+            case(LORA, model=LLAMA),
+        ],
+    ),
+    "a_layer_that_is_not_called_has_no_adapter": (
+        [
+            case(LORA, model=GEMMA_3N),
+            case(LORA.with_changes(lora_exclude="lm_head"), model=GEMMA_3N),
+            case(LORA.with_changes(method=Method.QLORA), model=GEMMA_3N),
+        ],
+        [
+            case(LORA.with_changes(lora_exclude="altup.correction_coefs"), model=GEMMA_3N),
+            case(LORA.with_changes(lora_targets="attention"), model=GEMMA_3N),
+            case(PLAIN, model=GEMMA_3N),
             case(LORA, model=LLAMA),
         ],
     ),

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
+from vlmplan.lora_targets import UNPACKED_LINEARS
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
@@ -267,7 +268,7 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=recipe.use_double_quant,
             bnb_4bit_compute_dtype=torch_dtype(recipe.precision.dtype),
-            llm_int8_skip_modules=[_head_name(kind, config)],
+            llm_int8_skip_modules=[_head_name(kind, config), *UNPACKED_LINEARS],
         )
         more["device_map"] = {"": str(device)}
     else:

@@ -49,16 +49,11 @@ class Gemma4Attention(Module):
         super().__init__()
         self.shape, self.kind = shape, kind
         width, bias = shape.hidden_size, shape.has_bias
-        key_width = kind.num_kv_heads * kind.head_dim
         self.q_proj = Linear(width, shape.num_heads * kind.head_dim, bias=bias)
         self.q_norm = Gemma4Norm(kind.head_dim)
         self.has_values = not (shape.keys_are_values and kind.layer_type == FULL)
         if kind.sharing is not Sharing.REUSE:
-            self.k_norm = Gemma4Norm(kind.head_dim)
-            self.v_norm = Gemma4Norm(None)
-            self.k_proj = Linear(width, key_width, bias=bias)
-            if self.has_values:
-                self.v_proj = Linear(width, key_width, bias=bias)
+            self._own_keys_and_values(width, kind.num_kv_heads * kind.head_dim, bias=bias)
         self.o_proj = Linear(shape.num_heads * kind.head_dim, width, bias=bias)
 
     def forward(self, x: Tensor, context: Gemma4Context, shared: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -71,9 +66,18 @@ class Gemma4Attention(Module):
         q = ops.rotate(q, cos, sin)
         k, v = shared if kind.sharing is Sharing.REUSE else self._keys_and_values(x, cos, sin)
         mask = context.masks[kind.layer_type]
-        is_cached = kind.sharing is not Sharing.REUSE
-        out = self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, is_cached=is_cached))
+        is_own = kind.sharing is not Sharing.REUSE
+        scores = shape.scores
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=scores, is_cached=is_own)
+        out = self.o_proj(out)
         return (out, k, v) if kind.sharing is Sharing.STORE else (out,)
+
+    def _own_keys_and_values(self, width: int, key_width: int, *, bias: bool) -> None:
+        self.k_norm = Gemma4Norm(self.kind.head_dim)
+        self.v_norm = Gemma4Norm(None)
+        self.k_proj = Linear(width, key_width, bias=bias)
+        if self.has_values:
+            self.v_proj = Linear(width, key_width, bias=bias)
 
     def _keys_and_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         batch, num_tokens, _ = x.shape
@@ -93,8 +97,7 @@ class Gemma4Layer(Module):
         super().__init__()
         self.kind, width = kind, shape.hidden_size
         self.self_attn = Gemma4Attention(shape, kind)
-        doubles = shape.doubles_shared_mlps and kind.sharing is Sharing.REUSE
-        self.mlp = GatedMlp(width, shape.intermediate_size * (2 if doubles else 1), activation=shape.activation)
+        self.mlp = GatedMlp(width, kind.intermediate_size, activation=shape.activation)
         self.input_layernorm = Gemma4Norm(width)
         self.post_attention_layernorm = Gemma4Norm(width)
         self.pre_feedforward_layernorm = Gemma4Norm(width)
@@ -118,7 +121,7 @@ class Gemma4Layer(Module):
         x = self.input_layernorm(x)
         x, *stored = self.self_attn(x, context, shared)
         if stored:
-            _store(context, self.kind.layer_type, stored)
+            store(context, self.kind.layer_type, stored)
         x = self.post_attention_layernorm(x)
         x = ops.add(residual, x)
         residual = x
@@ -151,7 +154,7 @@ class Gemma4Layer(Module):
         return ops.add(first, second), [first, second, probabilities, scores, indices]
 
 
-def _store(context: Gemma4Context, layer_type: str, stored: list[Tensor]) -> None:
+def store(context: Gemma4Context, layer_type: str, stored: list[Tensor]) -> None:
     """Keys and values in ``shared_kv_states``, which every layer's frame holds.
 
     A checkpointed layer puts them there once more when it runs again. With their graph: what that has saved is held
@@ -185,13 +188,16 @@ class Gemma4Decoder(Module):
         super().__init__()
         self.shape = shape
         self.embed_tokens = ScaledEmbedding(shape.vocab_size, shape.hidden_size)
-        self.layers = stack_of_kinds(shape.kinds, lambda kind: Gemma4Layer(shape, mixture(config), kind))
+        self.layers = stack_of_kinds(shape.kinds, lambda kind: self._layer(config, kind))
         self.norm = Gemma4Norm(shape.hidden_size)
         if shape.per_layer_width:
             whole_width = shape.num_layers * shape.per_layer_width
             self.embed_tokens_per_layer: Embedding = ScaledEmbedding(shape.per_layer_vocab_size, whole_width)
             self.per_layer_model_projection = Linear(shape.hidden_size, whole_width)
             self.per_layer_projection_norm = Gemma4Norm(shape.per_layer_width)
+
+    def _layer(self, config: Config, kind: LayerKind) -> Module:
+        return Gemma4Layer(self.shape, mixture(config), kind)
 
     def embed(self, ids: Tensor) -> Tensor:
         with ids.tape.section("embedding"):
@@ -212,9 +218,7 @@ class Gemma4Decoder(Module):
         tape = x.tape
         parts = self._project(x, per_layer) if per_layer else None
         with tape.section("positions"):
-            if masks is None:
-                masks = causal_masks(x, backend, (None, self.shape.window))
-            by_type = {FULL: masks.get(None), SLIDING: masks.get(self.shape.window)}
+            by_type = self._masks(x, backend, masks)
             context = Gemma4Context(backend, self._positions(x), by_type)
         if parts is None and not self.shape.num_shared:
             hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context)[0])
@@ -222,6 +226,12 @@ class Gemma4Decoder(Module):
             hidden = self._run_layers(x, parts, context)
         with tape.section("norm"):
             return self.norm(hidden)
+
+    def _masks(self, x: Tensor, backend: AttentionBackend, masks: Masks | None) -> dict[str, Tensor | None]:
+        """The masks of layers by their type, made here where the caller has not."""
+        if masks is None:
+            masks = causal_masks(x, backend, (None, self.shape.window))
+        return {FULL: masks.get(None), SLIDING: masks.get(self.shape.window)}
 
     def _project(self, x: Tensor, per_layer: list[Tensor]) -> Tensor:
         """``project_per_layer_inputs``: (batch, tokens, layers, width) of the embedding and of x itself."""
@@ -241,9 +251,8 @@ class Gemma4Decoder(Module):
         every_kind = range(len(layers.kinds))
 
         def part_of(index: int) -> tuple[Tensor, ...]:
-            return () if parts is None else (ops.part(parts, *x_shape[:-1], self.shape.per_layer_width),)
+            return () if parts is None else (ops.part(parts, *parts.shape[:-2], self.shape.per_layer_width),)
 
-        x_shape = x.shape
         run = partial(_run_layer, context=context, has_part=parts is not None)
         later = range(first_stored, len(kinds))
         x = layers.run_each(x, run, sharing=every_kind, skipped=later, own_inputs=part_of)

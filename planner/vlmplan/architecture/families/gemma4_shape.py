@@ -3,9 +3,11 @@
 Source: transformers 5.23 ``models/gemma4/configuration_gemma4.py``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.errors import InputError
 from vlmplan.json_reader import not_allowed
@@ -33,6 +35,9 @@ class LayerKind(NamedTuple):
     sharing: Sharing
     head_dim: int
     num_kv_heads: int
+    intermediate_size: int
+    is_sparse: bool = False
+    """Whether its MLP keeps the largest activations alone (``activation_sparsity_pattern`` of Gemma 3n)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,6 @@ class Gemma4Shape:
     """The dimensions of a Gemma 4 decoder."""
 
     hidden_size: int
-    intermediate_size: int
     num_layers: int
     num_heads: int
     vocab_size: int
@@ -49,10 +53,10 @@ class Gemma4Shape:
     kinds: tuple[LayerKind, ...]
     has_bias: bool
     keys_are_values: bool
-    doubles_shared_mlps: bool
     per_layer_width: int
     """Width of the part of the second embedding that each layer gets; 0 where there is none."""
     per_layer_vocab_size: int
+    scores: Scores
 
     @property
     def num_shared(self) -> int:
@@ -70,7 +74,6 @@ def gemma4_shape(config: Config) -> Gemma4Shape:
         raise InputError("config.json: use_bidirectional_attention is all; only causal Gemma models can be planned")
     return Gemma4Shape(
         hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
         num_layers=config.integer("num_hidden_layers"),
         num_heads=config.integer("num_attention_heads"),
         vocab_size=config.integer("vocab_size"),
@@ -79,9 +82,9 @@ def gemma4_shape(config: Config) -> Gemma4Shape:
         kinds=layer_kinds(config),
         has_bias=config.boolean("attention_bias"),
         keys_are_values=config.boolean("attention_k_eq_v"),
-        doubles_shared_mlps=config.boolean("use_double_wide_mlp"),
         per_layer_width=config.optional_integer("hidden_size_per_layer_input") or 0,
         per_layer_vocab_size=config.integer("vocab_size_per_layer_input"),
+        scores=Scores(dropout=config.number("attention_dropout")),
     )
 
 
@@ -96,8 +99,19 @@ def layer_kinds(config: Config) -> tuple[LayerKind, ...]:
     types[-1] = FULL
     if not set(types) <= {FULL, SLIDING}:
         raise not_allowed(CONFIG, "layer_types", sorted(set(types)), f"names out of {FULL} and {SLIDING}")
+    sharing = sharing_modes(config, types)
+    wide = 2 if config.boolean("use_double_wide_mlp") else 1
+    kinds: list[LayerKind] = []
+    for at, (name, mode) in enumerate(zip(types, sharing, strict=True)):
+        intermediate_size = config.integer("intermediate_size") * (wide if mode is Sharing.REUSE else 1)
+        kinds.append(LayerKind(name, mode, *_heads(config, at, name), intermediate_size))
+    return tuple(kinds)
+
+
+def sharing_modes(config: Config, types: Sequence[str]) -> list[Sharing]:
+    """``kv_sharing_modes`` of layers of these ``types``. Raises InputError where one has no other to share with."""
     num_shared = config.optional_integer("num_kv_shared_layers") or 0
-    first_shared = num_layers - num_shared
+    first_shared = len(types) - num_shared
     owners = types[: max(first_shared, 0)]
     if num_shared and set(owners) != set(types):
         raise InputError(
@@ -105,13 +119,10 @@ def layer_kinds(config: Config) -> tuple[LayerKind, ...]:
             f"whose keys and values they could share"
         )
     last = {name: max(at for at, other in enumerate(owners) if other == name) for name in set(owners)}
-    kinds: list[LayerKind] = []
-    for at, name in enumerate(types):
-        sharing = Sharing.REUSE if at >= first_shared else Sharing.NONE
-        if num_shared and last[name] == at:
-            sharing = Sharing.STORE
-        kinds.append(LayerKind(name, sharing, *_heads(config, at, name)))
-    return tuple(kinds)
+    modes = [Sharing.REUSE if at >= first_shared else Sharing.NONE for at in range(len(types))]
+    for at in last.values() if num_shared else ():
+        modes[at] = Sharing.STORE
+    return modes
 
 
 def _heads(config: Config, index: int, layer_type: str) -> tuple[int, int]:

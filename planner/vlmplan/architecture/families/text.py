@@ -19,6 +19,7 @@ TEXT_FAMILIES = {
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "glm": "glm",
     "glm4": "glm4",
