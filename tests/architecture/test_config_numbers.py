@@ -46,7 +46,9 @@ def shallow(config: Mapping[str, Any]) -> dict[str, Any]:
         return values
     for section in (values, *(value for value in values.values() if isinstance(value, dict))):
         section |= {name: 2 for name in DEPTHS if isinstance(section.get(name), int) and section[name] > 2}
-        for name in ("layer_types", "no_rope_layers"):
+        if section.get("num_kv_shared_layers"):
+            section["num_kv_shared_layers"] = 0  # too few are left to share with
+        for name in ("layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern"):
             if isinstance(section.get(name), list):
                 section[name] = section[name][-2:]  # of which one is of the rarer kind
     return values

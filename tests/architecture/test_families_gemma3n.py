@@ -89,6 +89,11 @@ def test_sizes_and_sparsities_are_listed_for_every_layer():
         build_model({**OWN, "activation_sparsity_pattern": [0.95] * 11})
 
 
+def test_the_active_version_is_one_that_there_is():
+    with pytest.raises(InputError, match="altup_active_idx is 4; the place of one of 4 versions"):
+        build_model({**OWN, "altup_active_idx": 4})
+
+
 def test_a_layer_that_reuses_keys_has_a_layer_of_its_type_before_it():
     with pytest.raises(InputError, match="num_kv_shared_layers is 11"):
         build_model({**SHARED, "num_kv_shared_layers": 11})

@@ -728,6 +728,7 @@ def test_transformers_refuses_the_attention_that_the_rule_refuses():
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as MULTIMODAL
     from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
+    from transformers.models.timm_wrapper.modeling_timm_wrapper import TimmWrapperModel
 
     from vlmplan.architecture.families import FAMILIES
 
@@ -741,8 +742,9 @@ def test_transformers_refuses_the_attention_that_the_rule_refuses():
                 # transformers puts another one in the place of an implementation that such a list does not have.
                 own = getattr(model, "_compatible_flash_implementations", None) or ["flash_attention_2"]
                 takes_it = model._supports_flash_attn and "flash_attention_2" in own
-                if config.model_type == "lfm2_vl":  # whose class says so, but its tower is made with the same
-                    takes_it = takes_it and Siglip2VisionModel._supports_flash_attn
+                # Classes that say so, but whose towers are made with the same.
+                tower = {"gemma3n": TimmWrapperModel, "lfm2_vl": Siglip2VisionModel}.get(config.model_type, model)
+                takes_it = takes_it and tower._supports_flash_attn
                 assert takes_it is has_flash, config.model_type
     assert seen >= {"blip-2", "gemma2", "llama", "paligemma", "qwen2_vl"}
 

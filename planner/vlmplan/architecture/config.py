@@ -15,7 +15,12 @@ MAX_INTEGER = 10**8
 """What no width, count or size in a configuration comes near; more is a mistake, and too much to compute with."""
 MAX_LAYERS = 1000
 """The same for the depth of a stack."""
-LAYER_KEYS = frozenset(("num_hidden_layers", "num_global_layers", "depth", "layers", "resampler_depth"))
+LAYER_KEYS = frozenset(
+    (
+        *("num_hidden_layers", "num_global_layers", "depth", "layers", "resampler_depth", "conf_num_hidden_layers"),
+        "altup_num_inputs",  # each of which has projections of its own
+    )
+)
 
 
 @cache

@@ -20,8 +20,11 @@ from vlmplan.units import DType
 MODEL_RULES = RuleBook()
 
 TYPES_WITHOUT_SDPA = frozenset({"gemma2", "gpt_oss"})
-TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "gpt_oss", "lfm2_vl", "llama4", "llama4_text", "mllama"})
-"""gpt_oss: transformers puts kernels that it downloads in the place of every other flash implementation."""
+TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
+    {"blip-2", "gemma3n", "gpt_oss", "lfm2_vl", "llama4", "llama4_text", "mllama"}
+)
+"""gpt_oss: transformers puts kernels that it downloads in the place of every other flash implementation. gemma3n and
+lfm2_vl: the class of the tower refuses it."""
 TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """On whose ``out_proj`` peft puts no adapters: the kernels of such mixers read its weight themselves."""
 TYPES_WITH_A_ROUTER_OF_TWO_RESULTS = frozenset({"llama4", "llama4_text"})

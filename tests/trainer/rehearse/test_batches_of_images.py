@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ REMOTE = {"qwen"}
 ALIASES = {
     "blip-2": "blip2-opt-2.7b",
     "gemma3": "gemma-3-4b",
+    "gemma3n": "gemma-3n-e2b",
     "gemma4": "gemma-4-31b",
     "glm46v": "glm-4.6v-flash",
     "glm4v": "glm-4.1v-9b",
@@ -60,6 +62,11 @@ def cut(alias):
             if key in part:
                 part[key] = NUM_LAYERS
         part.pop("layer_types", None)
+        for key in ("intermediate_size", "activation_sparsity_pattern"):
+            if isinstance(part.get(key), list):
+                part[key] = part[key][:NUM_LAYERS]
+        if "num_kv_shared_layers" in part:
+            part["num_kv_shared_layers"] = 0
         if "cross_attention_layers" in part:
             part["cross_attention_layers"] = [1]
         for key in ("fullatt_block_indexes", "deepstack_visual_indexes", "intermediate_layers_indices"):
@@ -96,7 +103,9 @@ def asked():
 
 
 IN_EVERY_RUN = ("mllama", "qwen2_5_vl")
-IN_SWEEPS = tuple(family for family in ALIASES if family not in IN_EVERY_RUN)
+NEED_TIMM = set() if find_spec("timm") else {"gemma3n"}
+"""Whose towers are timm's, where that is not installed."""
+IN_SWEEPS = tuple(family for family in ALIASES if family not in IN_EVERY_RUN and family not in NEED_TIMM)
 FAMILIES = [*IN_EVERY_RUN, *(pytest.param(family, marks=pytest.mark.sweep) for family in IN_SWEEPS)]
 
 

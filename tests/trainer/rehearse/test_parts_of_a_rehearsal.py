@@ -105,6 +105,7 @@ def test_ampere_runs_flash_attention_where_it_can(found):
         "masked": "fused",  # memory-efficient
         "grouped, masked": "math",
         "grouped float32": "math",
+        "one head, not told": "math",
     }
 
 

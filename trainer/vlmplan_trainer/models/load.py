@@ -355,9 +355,8 @@ def _sentences(source: Source) -> Iterator[None]:
     except RefusedModelError as error:
         raise InputError(f"{source.name} cannot be trained: {error}") from None
     except ImportError as error:
-        raise MissingPackageError(
-            f"{source.name} needs a package that is not installed: {_first_line(error)}"
-        ) from None
+        said = " ".join(str(error).split()).partition(" Please note")[0]
+        raise MissingPackageError(f"{source.name} needs a package that is not installed: {said}") from None
     except (OSError, SafetensorError) as error:
         raise UnavailableError(f"{source.name} cannot be loaded: {_first_line(error)}") from None
     except ValueError as error:

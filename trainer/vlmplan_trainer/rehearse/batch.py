@@ -206,14 +206,14 @@ def _put_indicators(config: Any, samples: Samples, image: ImageSpec, ids: torch.
 
 
 def _squares(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
-    """One picture each, resized (LLaVA, Pixtral, Mistral 3, PaliGemma, Gemma 3)."""
+    """One picture each, resized (LLaVA, Pixtral, Mistral 3, PaliGemma, Gemma 3 and 3n)."""
     values = {}
     if config.vision_config.model_type == "pixtral":
         values["image_sizes"] = torch.tensor([[image.resized_height, image.resized_width]] * samples.num_images)
     elif config.model_type == "paligemma":
         values["token_type_ids"] = torch.zeros_like(ids)
         values["token_type_ids"][:, ids.shape[1] // 2 :] = 1
-    elif config.model_type == "gemma3":
+    elif config.model_type in ("gemma3", "gemma3n"):
         values["token_type_ids"] = (ids == token).long()
     return values, {"pixel_values": (samples.num_images, 3, image.resized_height, image.resized_width)}
 
@@ -312,7 +312,7 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     **dict.fromkeys(GRID_TYPES, _grids),
     **dict.fromkeys(THINKER_TYPES, _grids_of_thinkers),
     **dict.fromkeys(TILE_TYPES, _tiles),
-    **dict.fromkeys(("gemma3", "llava", "mistral3", "paligemma"), _squares),
+    **dict.fromkeys(("gemma3", "gemma3n", "llava", "mistral3", "paligemma"), _squares),
     **dict.fromkeys(("llava_next", "llava_onevision"), _anyres),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     **dict.fromkeys(("blip-2", "instructblip"), _queries),

@@ -43,7 +43,8 @@ def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> No
         enable_gqa: bool = False,
     ) -> Tensor:
         is_grouped = key.shape[1] != query.shape[1]
-        is_flash = runs_flash(capability, query, value, attn_mask)
+        # Fewer heads of keys are for a kernel that is told so (``check_batch_size_and_num_heads_dense``).
+        is_flash = runs_flash(capability, query, value, attn_mask) and (enable_gqa or not is_grouped)
         if not is_flash and is_grouped:
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

@@ -142,7 +142,7 @@ def _convolution(call: Call) -> Tensor:
     x, weight, bias = (*call.operands, None)[:3]
     assert isinstance(x, Tensor)
     assert weight is not None
-    return tensors.convolution(x, weight, bias, call.shape)
+    return ops.convolution(x, weight, bias, call.shape)
 
 
 def _chosen(call: Call) -> Tensor:

@@ -6,7 +6,7 @@ from math import prod
 from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.units import DType
 
 
@@ -76,38 +76,6 @@ def _into_backward(node: GraphNode, grads: Grads) -> Grads:
     if y_shape is not None:
         is_like = y_shape == x_shape and not replaces
         results.append(None if not node.needs[1] else g if is_like else tape.tensor(y_shape, g.dtype))
-    return results
-
-
-def convolution(x: Tensor, weight: Operand, bias: Operand | None, shape: tuple[int, ...]) -> Tensor:
-    """Any convolution: saves x and its weight; ``2 * result * weight / out_channels`` operations, and the same for each
-    gradient. Autocast casts all three first."""
-    tape = x.tape
-    if tape.autocast is not None:
-        x, weight = ops.to(x, tape.autocast), ops.cast_weight(weight, tape.autocast, tape)
-        bias = None if bias is None else ops.cast_weight(bias, tape.autocast, tape)
-    flops = 2 * prod(shape) * weight.numel // weight.shape[0]
-    saved = (x.detached() if weight.requires_grad else None, weight if x.requires_grad else None)
-    meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, flops)
-    node = tape.node((x, weight, bias), _convolution_backward, saved, meta)
-    out = tape.tensor(shape, x.dtype, node)
-    tape.matmul(flops, x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes)
-    return out
-
-
-def _convolution_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
-    x_shape, dtype, weight_shape, bias_shape, flops = node.meta
-    tape = g.tape
-    hbm_bytes = (prod(x_shape) + g.numel + prod(weight_shape)) * dtype.num_bytes
-    results: list[Tensor | None] = [None, None, None]
-    for index, shape in enumerate((x_shape, weight_shape)):
-        if node.needs[index]:
-            results[index] = (tape.gradient if index else tape.tensor)(shape, dtype)
-            tape.matmul(flops, hbm_bytes)
-    if node.needs[2]:
-        results[2] = ops.reduced(g, bias_shape, dtype)
     return results
 
 

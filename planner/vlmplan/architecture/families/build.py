@@ -12,6 +12,7 @@ from vlmplan.errors import InputError, UnknownNameError
 VISION_FAMILIES = {
     "blip-2": "blip_2",
     "gemma3": "gemma3",
+    "gemma3n": "gemma3n_vl",
     "gemma4": "gemma4_vl",
     "glm46v": "glm46v",
     "glm4v": "glm4v",

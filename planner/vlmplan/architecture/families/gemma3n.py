@@ -253,6 +253,9 @@ class Projections(Module):
 
 def gemma3n_shape(config: Config) -> Gemma4Shape:
     """The shape of a Gemma 3n decoder from its text config."""
+    num_versions, active = config.integer("altup_num_inputs"), config.get("altup_active_idx")
+    if not isinstance(active, int) or not -num_versions <= active < num_versions:
+        raise not_allowed(CONFIG, "altup_active_idx", active, f"the place of one of {num_versions} versions")
     return Gemma4Shape(
         hidden_size=config.integer("hidden_size"),
         num_layers=config.integer("num_hidden_layers"),

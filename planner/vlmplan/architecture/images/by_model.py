@@ -11,6 +11,7 @@ from vlmplan.errors import InputError, UnknownNameError
 _SHAPES: dict[str, tuple[str, str]] = {
     "blip-2": ("fixed", "query_shape"),
     "gemma3": ("fixed", "gemma3_shape"),
+    "gemma3n": ("fixed", "gemma3n_shape"),
     "gemma4": ("gemma4", "gemma4_shape"),
     "glm46v": ("smart_resize", "glm4v_shape"),
     "glm4v": ("smart_resize", "glm4v_shape"),

@@ -8,8 +8,10 @@ Follows transformers 5.23: ``BlipImageProcessor`` with ``Blip2Processor`` and ``
 
 from vlmplan.architecture.images.settings import Settings, count, flag, section, side, sides
 from vlmplan.architecture.images.shape import Image, ImageShape
-from vlmplan.errors import UnknownNameError
+from vlmplan.errors import InputError, UnknownNameError
 
+GEMMA3N_PIXELS, GEMMA3N_FEATURES, GEMMA3N_FEATURE_PIXELS = 768, 16, 16
+"""The side of an image of Gemma 3n, rows and columns of what its tower returns, and pixels of a feature before that."""
 _HAS_CLASS_TOKEN = {"clip_vision_model": True, "siglip_vision_model": False}
 
 
@@ -42,6 +44,29 @@ def gemma3_shape(image: Image) -> ImageShape:
         width=width,
         height=height,
         patch_size=side(vision, "patch_size", 14),
+    )
+
+
+def gemma3n_shape(image: Image) -> ImageShape:
+    r"""Gemma 3n: features of every image averaged to 16 x 16, with as many text tokens around them as Gemma 3's.
+
+    ``SiglipImageProcessor`` with ``Gemma3nProcessor``. Raises InputError for sides of which timm's MobileNetV5 does not
+    make 16 x 16 features by averaging.
+    """
+    num_tokens = count(image.config, "vision_soft_tokens_per_image", GEMMA3N_FEATURES**2)
+    height, width = sides(image.preprocessor, "size", GEMMA3N_PIXELS)
+    step = GEMMA3N_FEATURES * GEMMA3N_FEATURE_PIXELS
+    if num_tokens != GEMMA3N_FEATURES**2 or height % step or width % step:
+        raise InputError(
+            f"images of {width} x {height} pixels with {num_tokens} tokens each cannot be planned for gemma3n; its "
+            f"tower makes {GEMMA3N_FEATURES**2} tokens of sides that are multiples of {step}"
+        )
+    return _one_picture(
+        num_placeholder_tokens=num_tokens,
+        num_text_tokens=4,
+        width=width,
+        height=height,
+        patch_size=GEMMA3N_FEATURE_PIXELS,
     )
 
 

@@ -6,6 +6,7 @@ they are the memory model. ``g`` is the incoming gradient.
 """
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, copy, promoted, reduced, to
+from vlmplan.architecture.ops.convolutions import convolution
 from vlmplan.architecture.ops.elementwise import (
     ACTIVATIONS,
     ActivationTable,
@@ -51,6 +52,7 @@ __all__ = [
     "cast_weight",
     "clamp",
     "concatenate",
+    "convolution",
     "copy",
     "dropout",
     "embedding",
