@@ -18,6 +18,8 @@ from vlmplan.recipe_choices import (
 
 EXPERTS = "experts"
 """What the module that holds stacked experts is called in every model of transformers 5 that has one."""
+CLAMPING_TYPES = frozenset({"gemma3n", "gemma3n_text"})
+"""Model types that read and clamp weights of Linears while they train."""
 READ_WEIGHT = "correction_coefs"
 """A Linear of Gemma 3n that a model in training does not call: it reads the weight (``Gemma3nTextAltUp.correct``)."""
 UNPACKED_LINEARS = (READ_WEIGHT, "prediction_coefs")

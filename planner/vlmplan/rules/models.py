@@ -1,7 +1,7 @@
 """Attention, loss, adapters and batch: what cannot be combined with a model or a method."""
 
 from vlmplan.evaluation import Kept
-from vlmplan.lora_targets import READ_WEIGHT, pattern_of
+from vlmplan.lora_targets import CLAMPING_TYPES, READ_WEIGHT, pattern_of
 from vlmplan.recipe_choices import (
     ALL_LINEAR,
     REGEX,
@@ -30,7 +30,6 @@ TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba
 TYPES_WITH_A_ROUTER_OF_TWO_RESULTS = frozenset({"llama4", "llama4_text"})
 ROUTER = "router"
 """Their name for it."""
-TYPES_THAT_READ_A_WEIGHT = frozenset({"gemma3n", "gemma3n_text"})
 HEAD = "lm_head"
 """The output head's name in every family."""
 ADAPTER_OPTIONS = (
@@ -152,7 +151,7 @@ def default_lora_exclude(model: ModelFacts) -> str | None:
     """What adapters on all Linears leave out where the user names neither: layers that peft cannot adapt."""
     if model.model_types & TYPES_WITH_A_ROUTER_OF_TWO_RESULTS:
         return ROUTER
-    if model.model_types & TYPES_THAT_READ_A_WEIGHT:
+    if model.model_types & CLAMPING_TYPES:
         return READ_WEIGHT
     numbered = _numbered(model)
     return ",".join((*numbered, PATCH_CONVOLUTION)) if numbered else None
@@ -183,7 +182,7 @@ def a_router_of_two_results_stays_as_it_is(context: RuleContext) -> str | None:
 @MODEL_RULES.warning("transformers modeling_gemma3n.py Gemma3nTextAltUp.correct: in training it reads the weight")
 def a_layer_that_is_not_called_has_no_adapter(context: RuleContext) -> str | None:
     model, recipe = context.model, context.recipe
-    if model is None or not recipe.trains_adapters or not model.model_types & TYPES_THAT_READ_A_WEIGHT:
+    if model is None or not recipe.trains_adapters or not model.model_types & CLAMPING_TYPES:
         return None
     excluded = [name.strip().rpartition(".")[2] for name in (recipe.lora_exclude or "").split(",")]
     if recipe.lora_targets != ALL_LINEAR or READ_WEIGHT in excluded or (recipe.lora_exclude or "").startswith(REGEX):

@@ -8,6 +8,7 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.deepspeed_config import DsConfig, deepspeed_config
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
+from vlmplan.lora_targets import CLAMPING_TYPES
 from vlmplan.other_trainers.assembled import largest_image, sees
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing import llama_factory, ms_swift, plain_trainer, trl
@@ -15,6 +16,7 @@ from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.thinkers import thinker_class
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
 
@@ -27,6 +29,12 @@ WHOLE_MODELS: Final = (
     "--for transformers writes a program that loads its thinker"
 )
 """trl/scripts/sft.py: AutoModelForImageTextToText or AutoModelForCausalLM, or the class of ``architectures``."""
+PACKS_ALL: Final = (
+    "it packs all Linears in 4 bits, and Gemma 3n clamps the weights of some while it trains, which no packed weight "
+    "can be; give --method lora, or train with vlmplan launch, which leaves those in 16 bits"
+)
+"""transformers 5.23 modeling_gemma3n.py ``Gemma3nTextAltUp.predict``: ``weight.data.clamp_`` of an integer (seen: it
+fails at the first step); no option of these trainers is ``llm_int8_skip_modules``."""
 
 
 def tool_of_trainer(title: str) -> Tool | None:
@@ -49,6 +57,8 @@ def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
         return TOOLS[tool].without_fsdp
     if tool is Tool.TRL and thinker_class(model.model_type) is not None:
         return f"{TOOLS[tool].title}: {WHOLE_MODELS}"
+    if recipe.method is Method.QLORA and model.model_type in CLAMPING_TYPES:
+        return f"{TOOLS[tool].title}: {PACKS_ALL}"
     sentence = first_objection(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model)))
     return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"
 
