@@ -17,7 +17,7 @@ Ends = Sequence[tuple[GraphNode | None, int]]
 
 
 def early_gradient_bytes(tape: Any, ends: Ends, last_saved: int, grads: Sequence[Tensor | None]) -> list[int]:
-    """Bytes of each of them, but for the gradients of the layer's own outputs, ``grads``.
+    """Bytes of each of them, beyond the gradients of the layer's own outputs, ``grads``.
 
     ``last_saved``: the sequence number of the last node that saves something; ``ends`` know those after it.
     """
@@ -46,10 +46,26 @@ def early_gradient_bytes(tape: Any, ends: Ends, last_saved: int, grads: Sequence
                     receive(*edge, result)
                 else:
                     of_weights.append(result)
-    left = [grad for held in received.values() for grad in held if grad is not None]
-    own = {id(grad.storage) for grad in grads if grad is not None}
+    left = [*of_weights, *[grad for held in received.values() for grad in held if grad is not None]]
+    return _beyond(_by_storage(left), _by_storage([grad for grad in grads if grad is not None]))
+
+
+def _by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Bytes of storages, of which none may have been counted."""
     sizes: dict[int, int] = {}
-    for grad in (*left, *of_weights):
-        if id(grad.storage) not in own:
-            sizes[id(grad.storage)] = max(grad.num_bytes, sizes.get(id(grad.storage), 0))
-    return list(sizes.values())
+    for tensor in tensors:
+        sizes[id(tensor.storage)] = max(tensor.num_bytes, sizes.get(id(tensor.storage), 0))
+    return sizes
+
+
+def _beyond(left: dict[int, int], own: dict[int, int]) -> list[int]:
+    """Sizes of what is left beyond what there was, which the tape holds until the layer has run again: some of it may
+    be gone by then."""
+    gone = sum([size for storage, size in own.items() if storage not in left])
+    found: list[int] = []
+    for size in [size for storage, size in left.items() if storage not in own]:
+        taken = min(size, gone)
+        gone -= taken
+        if size > taken:
+            found.append(size - taken)
+    return found

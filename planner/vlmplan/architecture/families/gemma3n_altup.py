@@ -79,14 +79,9 @@ def version(x: Tensor) -> Tensor:
 
 
 def add_to_others(x: Tensor, y: Tensor) -> Tensor:
-    """``x[1:] += y``, y the same for each and cast by a norm: Python adds to a view of x, then writes the view into x.
-
-    Backward has made y's gradient in float32 when it comes to the first tensor that the norm has saved.
-    """
+    """``x[1:] += y``, y the same for each and cast by a norm: Python adds to a view of x, then writes that into x."""
     others = (x.shape[0] - 1, *x.shape[1:])
     added = _copy_slices(x.view(*others), y)
-    if y.requires_grad:
-        x.tape.makes_gradient_of(y.numel * DType.FLOAT32.num_bytes)
     whole = Tensor(x.storage, x.shape, x.dtype, added.node)
     return chunks.put_slice(whole, _restored(added, x.shape))
 
