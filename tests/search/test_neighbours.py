@@ -14,8 +14,10 @@ from vlmplan.search import recommend
 from vlmplan.search.clusters import taken_host_bytes
 from vlmplan.search.setups import SetupSpace
 
-FEW = (0, 1, 2, 5, 1068, 1158)
-"""The last two ask for the least memory: with the native allocator, and where sizes for speed fit too."""
+FEW = (0, 1, 2, 5, 1158)
+"""The last asks for the least memory, where sizes for speed fit too."""
+SWEPT_FIRST = 1068
+"""It asks for the least memory with the native allocator."""
 NUM_SEARCHES = 320
 """About 20 minutes of one core; the sweep tries one in STRIDE."""
 STRIDE = int(os.environ.get("VLMPLAN_SEARCH_STRIDE", "6"))
@@ -54,6 +56,6 @@ def test_no_neighbour_of_a_plan_fits_and_is_noticeably_better(seed: int):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("seed", [seed for seed in range(0, NUM_SEARCHES, STRIDE) if seed not in FEW])
+@pytest.mark.parametrize("seed", [SWEPT_FIRST, *[seed for seed in range(0, NUM_SEARCHES, STRIDE) if seed not in FEW]])
 def test_no_neighbour_of_any_plan_fits_and_is_noticeably_better(seed: int):
     check(seed)

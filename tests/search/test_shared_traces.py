@@ -61,7 +61,7 @@ def drawn_queries(seed: int, number: int) -> list[SearchQuery]:
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_search_after_others_finds_what_it_finds_alone(monkeypatch: pytest.MonkeyPatch, seed: int):
-    queries = drawn_queries(seed, number=4)
+    queries = drawn_queries(seed, number=3)
     keep(monkeypatch, MOST_KEPT)
     after_others = [recommend(one) for one in queries]
     keep(monkeypatch, 0)
