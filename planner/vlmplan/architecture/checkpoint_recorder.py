@@ -4,7 +4,7 @@ The first run counts the tensors that the graph would save; the second ends at t
 does (``torch/utils/checkpoint.py``).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,7 +49,7 @@ class CheckpointRecorder(Recorder):
             self._stop_after, self._is_phantom, self._work = None, False, work
 
     @contextmanager
-    def looking_ahead(self) -> Iterator[None]:
+    def looking_ahead(self) -> Generator[None]:
         """What runs inside is counted nowhere."""
         outside, self._is_phantom = self._is_phantom, True
         try:

@@ -1,7 +1,7 @@
 """Estimators and traces that searches share, and those of the last searches of this process: a page that is asked
 again, or advice that tries one change after the other, traces each workload once."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -40,7 +40,7 @@ class RecentTraces:
         self._lock = Lock()
 
     @contextmanager
-    def of(self, query: SearchQuery) -> Iterator[SharedTraces]:
+    def of(self, query: SearchQuery) -> Generator[SharedTraces]:
         """Those of the query, which nothing else has meanwhile: a model is changed while it is traced. What a search
         leaves that ends with an error is not kept."""
         key = query.workload, query.made_for, replace(query.fixed, **dict.fromkeys(SHARED_FIELDS))
