@@ -33,10 +33,10 @@ def early_gradient_bytes(tape: Any, ends: Ends, last_saved: int, grads: Sequence
         before = held[index]
         held[index] = grad if before is None else tape.sum_of_gradients(before)
 
-    for (node, index), grad in zip(ends, grads, strict=False):  # those behind the last that arrived are not there
-        if node is not None and grad is not None:
-            receive(node, index, grad)
     with tape.looking_ahead():
+        for (node, index), grad in zip(ends, grads, strict=False):  # those behind the last that arrived are not there
+            if node is not None and grad is not None:
+                receive(node, index, grad)
         while waiting:
             node = heapq.heappop(waiting)[1]
             for edge, result in zip(node.inputs, node.backward(node, received.pop(node)), strict=False):
@@ -59,8 +59,8 @@ def _by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
 
 
 def _beyond(left: dict[int, int], own: dict[int, int]) -> list[int]:
-    """Sizes of what is left beyond what there was, which the tape holds until the layer has run again: some of it may
-    be gone by then."""
+    """Sizes of what is ``left`` beside the outputs' ``own`` gradients. The tape holds all of those until the layer has
+    run again; torch has freed the ones that were used up, so their bytes are taken off."""
     gone = sum([size for storage, size in own.items() if storage not in left])
     found: list[int] = []
     for size in [size for storage, size in left.items() if storage not in own]:

@@ -52,13 +52,10 @@ def launch(
     Looks first whether it can run here and names everything that is in the way (exit code 1). Then its exit code is
     that of the run, 128 + N if it was ended by signal N.
     """
-    if given["data"] is not None and given["data"].is_file() and given["train_data"] is given["dummy_data"] is None:
-        given["train_data"] = given["data"]  # what is planned from is trained on
     if as_json and not dry_run:
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
     refuse_files({"--html": html}, force=force)
-    names = {item.name for item in dataclasses.fields(TrainerOptions)}
-    trainer_options = {name: given.pop(name) for name in names}
+    trainer_options = _trainer_options(given)
     if _goes_on_with_curriculum(trainer_options, plan_file, demo=demo) or curriculum is not None:
         from vlmplan.cli.curriculum import CurriculumOptions, run_curriculum
 
@@ -80,15 +77,17 @@ def launch(
     request = launch_request(trainer_options, hostfile=hostfile, catalog_files=catalog_files)
     prepared, way_out = _prepared(ctx, given, plan_file, request, demo=demo, dry_run=dry_run)
     text = _command_text(prepared, tuple(given) if given["model"] is not None else ())
-    if as_json:
-        from vlmplan.answers import launch, to_fit
-
-        print_document(launch.document(prepared) | to_fit.document(way_out, text, today()))
-        code = _exit_code(prepared)
-    else:
-        code = _run(prepared, way_out, text, dry_run=dry_run)
+    code = _printed(prepared, way_out, text) if as_json else _run(prepared, way_out, text, dry_run=dry_run)
     write_report(html, lambda: _report(prepared, None if dry_run else code), force=force)
     return code
+
+
+def _trainer_options(given: ClickValues) -> ClickValues:
+    """What of the options is for the trainer, taken out of them; data that is planned from is trained on."""
+    if given["data"] is not None and given["data"].is_file() and given["train_data"] is given["dummy_data"] is None:
+        given["train_data"] = given["data"]
+    names = {item.name for item in dataclasses.fields(TrainerOptions)}
+    return {name: given.pop(name) for name in names}
 
 
 def _report(prepared: "PreparedRun", exit_code: int | None) -> str:
@@ -98,6 +97,14 @@ def _report(prepared: "PreparedRun", exit_code: int | None) -> str:
 
     found = estimate_of(prepared.plan, prepared.catalog_files)
     return launch_report(prepared, found, exit_code=None if prepared.findings.problems else exit_code)
+
+
+def _printed(prepared: "PreparedRun", way_out: "WayOut | None", text: "Callable[[Request], str]") -> int:
+    """What would be run, as JSON; the exit code."""
+    from vlmplan.answers import launch, to_fit
+
+    print_document(launch.document(prepared) | to_fit.document(way_out, text, today()))
+    return _exit_code(prepared)
 
 
 def _exit_code(prepared: "PreparedRun") -> int:

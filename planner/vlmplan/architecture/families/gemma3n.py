@@ -229,14 +229,9 @@ class Gemma3nDecoder(Gemma4Decoder):
         with tape.section("norm"):
             return self.norm(hidden)
 
-    def _project(self, x: Tensor, per_layer: list[Tensor]) -> Tensor:
-        """``project_per_layer_inputs``, whose product is scaled in place."""
-        with x.tape.section("per_layer_projection"):
-            own = per_layer.pop()
-            shape = (*x.shape[:-1], self.shape.num_layers, self.shape.per_layer_width)
-            out = ops.scale_in_place(self.per_layer_model_projection(x)).view(*shape)
-            out = self.per_layer_projection_norm(out)
-            return ops.scale(ops.add(out, own.view(*shape)))
+    def _projected(self, x: Tensor) -> Tensor:
+        """Scaled in place."""
+        return ops.scale_in_place(self.per_layer_model_projection(x))
 
 
 class Projections(Module):

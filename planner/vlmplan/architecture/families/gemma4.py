@@ -238,9 +238,12 @@ class Gemma4Decoder(Module):
         with x.tape.section("per_layer_projection"):
             own = per_layer.pop()
             shape = (*x.shape[:-1], self.shape.num_layers, self.shape.per_layer_width)
-            out = ops.scale(self.per_layer_model_projection(x)).view(*shape)
+            out = self._projected(x).view(*shape)
             out = self.per_layer_projection_norm(out)
             return ops.scale(ops.add(out, own.view(*shape)))
+
+    def _projected(self, x: Tensor) -> Tensor:
+        return ops.scale(self.per_layer_model_projection(x))
 
     def _run_layers(self, x: Tensor, parts: Tensor | None, context: Gemma4Context) -> Tensor:
         """x through layers that get parts of one embedding, and of which the last share keys and values."""
