@@ -7,6 +7,7 @@ import pytest
 from recorded_rehearsal import CONFIG, given, recorded
 
 from cli_calls import DONE, Call, call, folder_of, refusal, says
+from image_models import IMAGE_MODELS
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
@@ -60,6 +61,16 @@ def test_a_context_of_more_tokens_than_values_are_followed_for_is_rehearsed():
     """The chunked loss tries the model with four values, and reads them: rehearsals follow 2**18 values and no more."""
     found = document("--model", "tiny", "--gpu", "rtx-4090", "--seq-len", str(2**17), "--loss", "chunked")
     assert found["components_at_peak"]["activations"] > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_images_that_segment_anything_sees_take_what_is_planned(method: str):
+    """DeepSeek-VL's second tower has a bias of its own in every layer's attention."""
+    folder_of("seeing", dict(IMAGE_MODELS["deepseek_vl_hybrid"]))
+    found = document("--model", "seeing", "--gpu", "a100-sxm4-80gb", "--method", method, "--images-per-sample", "1")
+    for phase in found["phases"]:
+        assert phase["peak_bytes"] == pytest.approx(phase["estimated_peak_bytes"], rel=0.001), phase["name"]
 
 
 def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.MonkeyPatch):

@@ -7,11 +7,16 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend, Kernel, Scores
-from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.ops import Grads, chunks
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
+
+BIAS_ALIGNMENT = 8
+"""The memory-efficient kernel takes rows of a bias in a multiple of this (``aligned_tensor`` in ``attention.cpp``)."""
+BIAS_GRADIENT_ALIGNMENT = 16
+"""... and makes those of its gradient in a multiple of this (``attention_backward.cu``)."""
 
 
 def repeat_kv(x: Tensor, num_heads: int, *, copies: bool = True) -> Tensor:
@@ -59,12 +64,14 @@ def fused_attention(
         tape.move(mask.num_bytes + bias.num_bytes)
     if bias is not None and kernel is Kernel.EFFICIENT and backend.has_workspaces:
         bias = _aligned(bias)
+    bias_shape = None if bias is None else bias.shape
     value_shape = (*q.shape[:-1], v.shape[-1])
     flops = 2 * num_pairs * num_heads * (head_dim + v.shape[-1])  # scores, and their product with the values
     num_calls, first = (1, num_tokens) if calls is None else (calls.count, calls.first)
     num_padded = num_padded_rows if backend.has_workspaces else None
-    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, num_padded, num_calls, first)
-    node = tape.node((q, k, v), _fused_backward, (q.detached(), k.detached(), v.detached(), bias), meta)
+    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, num_padded, num_calls, first, bias_shape)
+    saved = (q.detached(), k.detached(), v.detached(), None if bias is None else bias.detached())
+    node = tape.node((q, k, v, bias), _fused_backward, saved, meta)
     out = tape.tensor(value_shape, q.dtype, node)
     log_sum_exp = tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32)
     tape.save(node, out, log_sum_exp)
@@ -74,32 +81,40 @@ def fused_attention(
 
 
 def _aligned(bias: Tensor) -> Tensor:
-    """A bias as the memory-efficient kernel takes it: rows of a multiple of 8, else a padded copy for this one call.
+    """A bias as the memory-efficient kernel takes it: rows of a multiple of 8, else cut out of a padded copy for this
+    one call.
 
     Source: ``preprocess_mask`` and ``pad_bias`` in ``aten/src/ATen/native/transformers/attention.cpp``.
     """
     *rows, num_keys = bias.shape
-    if num_keys % 8 == 0:
+    if num_keys % BIAS_ALIGNMENT == 0:
         return bias
-    padded = bias.tape.tensor((*rows, num_keys + 8 - num_keys % 8), bias.dtype)
-    bias.tape.move(bias.num_bytes + padded.num_bytes)
-    return padded
+    padded = chunks.pad(bias, *rows, _rounded_up(num_keys, BIAS_ALIGNMENT))
+    return ops.slice_last(padded, num_keys)
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
-    """dq, dk, dv. On CUDA also, while it runs, dq accumulated in fp32, a dot product per row, and for grouped heads dk
-    and dv of every query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike). Where a
-    row has several samples the first two have ``PADDED_ROWS`` more for each."""
+    """dq, dk, dv, and of a learned bias its own.
+
+    On CUDA also, while it runs, dq accumulated in fp32, a dot product per row, and for grouped heads dk and dv of every
+    query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike). Where a row has several
+    samples the first two have ``PADDED_ROWS`` more for each.
+    """
     (g,) = grads
     assert g is not None
-    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, num_padded, num_calls, first = node.meta
+    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, num_padded, num_calls, first, bias_shape = node.meta
     tape = g.tape
     batch, num_heads, num_tokens, head_dim = q_shape
     if first < num_tokens:
         # The first call's backward runs last: what the others saved is gone, and the workspaces are its own.
         _free_all_but(node, first, num_tokens)
         num_tokens = first
-    result = [tape.tensor(shape, dtype) for shape in (q_shape, k_shape, v_shape)]
+    result: list[Tensor | None] = [tape.tensor(shape, dtype) for shape in (q_shape, k_shape, v_shape)]
+    result.append(_bias_gradient(tape, bias_shape, q_shape, dtype) if node.needs[3] else None)
     workspaces: list[Tensor] = []
     if num_padded is not None:
         num_rows = num_tokens + num_padded
@@ -114,7 +129,15 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     backward_flops = flops // (head_dim + value_dim) * (3 * head_dim + 2 * value_dim)
     tape.attend(backward_flops, 4 * g.num_bytes, is_causal=is_causal, num_kernels=num_calls)
     del workspaces
-    return list(result)
+    return result
+
+
+def _bias_gradient(tape: ForwardTape, shape: tuple[int, ...], q_shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """Of each sample, head and row, in rows of a multiple of 16 (``_efficient_attention_backward``); summed over those
+    that share a bias."""
+    whole = (*q_shape[:-1], shape[-1])
+    gradient = tape.tensor((*whole[:-1], _rounded_up(shape[-1], BIAS_GRADIENT_ALIGNMENT)), dtype)
+    return gradient.view(*whole) if shape == whole else ops.reduced(gradient, shape, dtype)
 
 
 def _free_all_but(node: GraphNode, num_kept: int, num_tokens: int) -> None:

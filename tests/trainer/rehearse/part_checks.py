@@ -112,6 +112,16 @@ def inside_flash_backward(mode: Rehearsal) -> list[int]:
     return sorted(new_bytes(mode, lambda: torch.autograd.grad(result, (query, key, value), grad)))
 
 
+def inside_backward_with_a_learned_bias(mode: Rehearsal) -> list[int]:
+    """What is allocated by the backward of attention whose mask needs a gradient: for each head and row of 196 keys."""
+    heads, tokens, width = 3, 196, 64
+    parts = [gpu(2, heads, tokens, width, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"]
+    bias = gpu(2, heads, tokens, tokens, dtype=torch.bfloat16, requires_grad=True)
+    result = scaled_dot_product_attention(*parts, attn_mask=bias)
+    grad = gpu(*result.shape, dtype=torch.bfloat16)
+    return sorted(new_bytes(mode, lambda: torch.autograd.grad(result, (*parts, bias), grad)))
+
+
 class Given(torch.autograd.Function):
     """Some number of its input. The gradient of that is a new tensor, which ``keep`` is told of."""
 
@@ -238,6 +248,7 @@ CHECKS = {
             types_by_default,
             casts_of_a_weight,
             inside_flash_backward,
+            inside_backward_with_a_learned_bias,
             summed_gradients,
             live_while_makers_are_asked,
             values,

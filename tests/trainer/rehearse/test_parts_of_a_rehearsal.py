@@ -19,6 +19,7 @@ CHECKS = [
     "types_by_default",
     "casts_of_a_weight",
     "inside_flash_backward",
+    "inside_backward_with_a_learned_bias",
     "summed_gradients",
     "live_while_makers_are_asked",
     "values",
@@ -121,6 +122,15 @@ def test_backward_of_flash_attention_takes_what_the_kernel_allocates(found):
     gradient, narrow = 2 * batch * heads * tokens * width, 2 * batch * groups * tokens * width
     of_kernel = [4 * batch * heads * rows, 4 * batch * heads * rows * columns, gradient, gradient]
     assert found["inside_flash_backward"] == sorted([gradient, narrow, narrow, *of_kernel])
+
+
+def test_the_gradient_of_a_learned_bias_is_made_in_rows_of_16_and_cut_twice(found):
+    batch, heads, tokens, width = 2, 3, 196, 64
+    rows = batch * heads * tokens
+    of_kernel = [4 * batch * heads * 256, 4 * batch * heads * 256 * width]  # tokens rounded up to tiles
+    gradients = [2 * rows * width] * 3
+    of_bias = [2 * rows * 208, 2 * rows * 200, 2 * rows * 196]  # the kernel's, of the padded bias, of the bias
+    assert found["inside_backward_with_a_learned_bias"] == sorted([*gradients, *of_kernel, *of_bias])
 
 
 def test_second_gradient_is_added_to_the_first_unless_somebody_else_holds_it(found):

@@ -11,9 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from vlmplan.errors import InputError
+from vlmplan_trainer.capture.attention import attention_captured
 from vlmplan_trainer.capture.functions import functions_captured
 from vlmplan_trainer.capture.operations import MODEL_DTYPE, Capture, Instruction
-from vlmplan_trainer.capture.watching import attention_captured, watch
+from vlmplan_trainer.capture.watching import watch
 from vlmplan_trainer.probe import model_class, name_of, text_names
 from vlmplan_trainer.rehearse import shims
 from vlmplan_trainer.rehearse.ledger import Ledger

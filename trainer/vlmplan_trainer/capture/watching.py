@@ -1,21 +1,17 @@
-"""Where a captured forward is: in which module, in which layer, in attention, in the language model."""
+"""Where a captured forward is: in which module, in which layer, in the language model."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from vlmplan_trainer.capture.functions import is_foldable
 from vlmplan_trainer.capture.operations import Capture
-from vlmplan_trainer.rehearse.values import value_of
 
 CALLED_WHOLE = (nn.Linear, Conv1D)
 """What adapters and quantisation replace: one instruction each."""
-IMPLEMENTATIONS = ("flash_attention_2", "sdpa")
 
 
 def watch(model: nn.Module, capture: Capture, language: Sequence[str]) -> None:
@@ -73,55 +69,3 @@ def _watch_call(module: nn.Module, name: str, capture: Capture) -> None:
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, with_kwargs=True)
-
-
-@contextmanager
-def attention_captured(capture: Capture) -> Iterator[None]:
-    """Within, attention that models leave to transformers' table of implementations is one instruction."""
-    before = {name: ALL_ATTENTION_FUNCTIONS[name] for name in IMPLEMENTATIONS}
-    try:
-        for name in IMPLEMENTATIONS:
-            ALL_ATTENTION_FUNCTIONS[name] = _attention(capture)
-        yield
-    finally:
-        for name, function in before.items():
-            ALL_ATTENTION_FUNCTIONS[name] = function
-
-
-def _attention(capture: Capture) -> Any:
-    def attention(
-        module: nn.Module, query: Any, key: Any, value: Any, attention_mask: Any = None, **more: Any
-    ) -> tuple[Any, None]:
-        """q, k and v are (batch, heads, tokens, width of a head); the result has tokens before heads."""
-        capture.depth += 1
-        result = torch.empty((query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), dtype=query.dtype)
-        capture.depth -= 1
-        if not capture.is_on or capture.depth:
-            return result, None
-        parts = [query, key, value]
-        if capture.is_in_language or any(capture.is_of_tokens(part) for part in parts):
-            of_tokens = [part for part in parts if capture.is_of_tokens(part)]
-            capture.enter([part for part in parts if not capture.is_of_tokens(part)], by="attend", into=of_tokens)
-            capture.give_tokens(result)
-            return result, None
-        mask = None if attention_mask is None else capture.operand(attention_mask)
-        is_causal = more.get("is_causal")
-        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        capture.add(
-            "attend",
-            [*(capture.operand(part) for part in parts), mask],
-            [capture.output(result)],
-            is_causal=causal and attention_mask is None and query.shape[2] > 1,
-            lengths=_lengths(more.get("cu_seq_lens_q")),
-            keeps_heads_together=query.is_contiguous() and query.shape[1] > 1,
-            dropout=float(more.get("dropout", 0.0)),
-        )
-        return result, None
-
-    return attention
-
-
-def _lengths(ends: Any) -> list[int] | None:
-    """Tokens of each sequence that is packed with others into one; None where none is."""
-    value = None if ends is None else value_of(ends)
-    return None if value is None else value.diff().tolist()

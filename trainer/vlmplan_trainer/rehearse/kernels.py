@@ -22,6 +22,8 @@ SMALL_FLASH_HEAD_LIMIT = 224
 """Widest head that trains where shared memory is small (8.6, 8.9, 12.x)."""
 MASK_ALIGNMENT = 8
 """The memory-efficient kernel pads rows of a mask to a multiple of this (``preprocess_mask``)."""
+GRADIENT_ALIGNMENT = 16
+"""... and makes rows of a mask's gradient as wide as a multiple of this (``attention_backward.cu``)."""
 
 ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward")
 """Operations that torch takes apart (``CompositeImplicitAutograd``) where a device has no kernel of its own."""
@@ -115,12 +117,25 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    needs: tuple[bool, bool, bool, bool],
+    *args: Any,
+    **kwargs: Any,
 ) -> Result:
-    """dq, dk, dv. While it runs: dq added up in float32, a sum per row, and for grouped heads dk and dv of every head
-    of the queries."""
+    """dq, dk, dv, and of a bias that needs one its own.
+
+    While it runs: dq added up in float32, a sum per row, and for grouped heads dk and dv of every head of the queries.
+    """
     batch, heads, tokens, head_dim = query.shape
-    grads = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None)
+    grad_bias = None
+    if needs[3] and bias is not None:
+        width = -(-bias.shape[-1] // GRADIENT_ALIGNMENT) * GRADIENT_ALIGNMENT
+        grad_bias = bias.new_empty((*bias.shape[:-1], width))[..., : bias.shape[-1]]
+    grads = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), grad_bias)
     rows = -(-tokens // FLASH_TILE) * FLASH_TILE
     width = -(-head_dim // FLASH_HEAD) * FLASH_HEAD
     passing = [4 * batch * heads * rows, 4 * batch * heads * rows * width]

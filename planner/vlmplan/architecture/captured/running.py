@@ -1,6 +1,7 @@
 """A captured program, run on symbolic tensors with the weights of a model's tree, adapted and packed as they are."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
@@ -251,14 +252,16 @@ class ProgramRun:
         if lengths is not None:
             runs = tuple([(int(length), int(number)) for length, number in lengths])
             return self._packed(q, k, v, PackedLengths(runs, self.program.samples)).view(*shape)
-        is_flash = self.backend.implementation == "flash_attention_2"
+        backend, is_flash = self.backend, self.backend.implementation == "flash_attention_2"
+        if is_flash and one.values.get("is_of_torch"):
+            backend, is_flash = replace(backend, implementation="sdpa"), False
         masks = mask if isinstance(mask, Tensor) and not is_flash else None
         scores = Scores(dropout=float(one.values.get("dropout", 0.0)))
         out = attend(
-            self.backend, q, k, v, is_causal=bool(one.values["is_causal"]), mask=masks, scores=scores, is_cached=False
+            backend, q, k, v, is_causal=bool(one.values["is_causal"]), mask=masks, scores=scores, is_cached=False
         )
         if one.values.get("keeps_heads_together"):
-            out = heads_together(self.backend, q, k, out, has_mask=masks is not None)
+            out = heads_together(backend, q, k, out, has_mask=masks is not None)
         return out.view(*shape)
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor, lengths: PackedLengths) -> Tensor:
