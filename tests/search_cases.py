@@ -10,7 +10,7 @@ from planned import decided, shipped_gpus, workload
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing
 from vlmplan.recipe_choices import Method
-from vlmplan.search import Limits, Objective, Recommendation, SearchQuery, recommend
+from vlmplan.search import Compared, Limits, Objective, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.setups import SetupSpace
 from vlmplan.workload import ModelFiles
@@ -60,7 +60,7 @@ def search(
     objective: Objective = Objective.COST,
     fixed: dict[str, Any] | None = None,
     limits: Any = None,
-    compares_all: bool = False,
+    compares: Compared = Compared.NEEDED,
     **sample: Any,
 ) -> Recommendation:
     return recommend(
@@ -71,7 +71,7 @@ def search(
             objective=objective,
             limits=limits or Limits(),
             today=TODAY,
-            compares_all=compares_all,
+            compares=compares,
         )
     )
 

@@ -464,8 +464,8 @@ def test_why_the_winner_is_first_is_one_sentence_of_two_machines():
 def test_pareto_shows_plot_and_table():
     shown, plain = call("recommend", "--model", MODEL, "--pareto"), call("recommend", "--model", MODEL)
     assert (shown.code, shown.err) == (DONE, "")
-    assert "cost against time of" in shown.out
-    assert "cost against time of" not in plain.out
+    assert "cost against time on" in shown.out
+    assert "cost against time on" not in plain.out
     assert "faster for more money: " in plain.out
 
 

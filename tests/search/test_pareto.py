@@ -11,7 +11,7 @@ from laws import law
 from search_cases import card, cluster, offer, owned, rented, search, space
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe_choices import Method
-from vlmplan.search import Limits, Objective, Recommendation
+from vlmplan.search import Compared, Limits, Objective, Recommendation
 from vlmplan.search.pareto import front, front_of, settled
 from vlmplan.units import GIB
 
@@ -171,17 +171,37 @@ def test_front_is_that_of_everything_scored_and_no_plan_beats_it(objective: Obje
     assert not [one for one in found.pareto if any(beats(plan, (one.hours, one.usd)) for plan in plans)]
 
 
+@pytest.mark.parametrize("compares", [Compared.MACHINES, Compared.METHODS])
 @pytest.mark.parametrize("objective", Objective)
-def test_plans_and_front_are_those_of_a_search_that_looks_at_everything(objective: Objective):
+def test_plans_and_front_are_those_of_a_search_that_looks_at_everything(objective: Objective, compares: Compared):
     found = found_for(objective)
-    everything = search(machines(), objective=objective, compares_all=True, **SAMPLE)
+    everything = search(machines(), objective=objective, compares=compares, **SAMPLE)
     assert found.pareto == everything.pareto
     assert [(plan.estimate.recipe, plan.usd) for plan in found.plans] == [
         (plan.estimate.recipe, plan.usd) for plan in everything.plans
     ]
     assert len(everything.scored) >= len(found.scored)
     # By memory all of this small model's setups are close: NCCL takes more than they differ by.
-    assert objective is Objective.VRAM or len(everything.scored) > len(found.scored)
+    is_more = compares is Compared.METHODS and objective is not Objective.VRAM
+    assert not is_more or len(everything.scored) > len(found.scored)
+
+
+def least_usd(found: Recommendation) -> dict[tuple[str, int, int], float]:
+    """By machine, of all that was scored there."""
+    least: dict[tuple[str, int, int], float] = {}
+    for one in found.scored:
+        machine = (one.cluster.node.gpu.id, one.cluster.num_gpus, one.cluster.num_nodes)
+        least[machine] = min(one.usd, least.get(machine, one.usd))
+    return least
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_a_plot_of_machines_has_the_cheapest_setup_of_each(objective: Objective):
+    by_machine, by_method = (
+        search(machines(), objective=objective, compares=compares, **SAMPLE)
+        for compares in (Compared.MACHINES, Compared.METHODS)
+    )
+    assert least_usd(by_machine) == least_usd(by_method)
 
 
 def test_front_has_more_than_the_plans_and_both_winners():

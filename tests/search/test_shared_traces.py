@@ -12,7 +12,7 @@ from vlmplan.architecture.model import Model
 from vlmplan.architecture.trace import Trace
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import Method
-from vlmplan.search import Objective, Recommendation, SearchQuery, recommend, recommendation
+from vlmplan.search import Compared, Objective, Recommendation, SearchQuery, recommend, recommendation
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.shared_traces import MOST_KEPT, RecentTraces, SharedTraces
 from vlmplan.units import GIB
@@ -54,7 +54,7 @@ def drawn_queries(seed: int, number: int) -> list[SearchQuery]:
     found = []
     for _ in range(number):
         one = query(fixed=draw.choice(fixed), candidates=owned(*draw.sample(machines, 2)))
-        found.append(replace(one, objective=draw.choice(list(Objective)), compares_all=draw.random() < 0.5))
+        found.append(replace(one, objective=draw.choice(list(Objective)), compares=draw.choice(list(Compared))))
     return found
 
 

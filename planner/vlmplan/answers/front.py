@@ -105,7 +105,8 @@ def print_pareto(found: Recommendation) -> None:
         say("cost against time: no price or no speed is known of anything that fits")
         return
     marks = MARKS if can_show(MARKS) else PLAIN_MARKS
-    say(f"cost against time of {counted(len(found.scored), 'setup')} that fit; both axes are logarithmic")
+    machines = {(one.cluster.node.gpu.id, one.cluster.num_gpus, one.cluster.num_nodes) for one in found.scored}
+    say(f"cost against time on {counted(len(machines), 'machine')}; both axes are logarithmic")
     width = picture_width()
     for line in scatter_lines(found.scored, found.pareto, (winner.hours, winner.usd), width=width, marks=marks):
         click.echo(line)

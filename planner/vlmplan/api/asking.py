@@ -80,7 +80,7 @@ def recommended(
         answer = recommend.answered(
             request,
             catalogs,
-            compares_all=shows_pareto,
+            compares=recommend.compared(has_picture=shows_pareto),
             shows_pareto=shows_pareto,
             rehearse=_rehearsed if rehearses else None,
         )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vlmplan.plan import Plan
     from vlmplan.rehearsal import Comparison
     from vlmplan.request import Request
-    from vlmplan.search import RankedPlan, Recommendation
+    from vlmplan.search import Compared, RankedPlan, Recommendation
     from vlmplan.search.way_out import WayOut
 
 EXIT_NOTHING_FITS = 3
@@ -112,10 +112,10 @@ def recommend(
     refuse_files(pictures, force=force)
     if refreshes:
         refresh_prices(today())
-    plots = html is not None or svg is not None or (shows_pareto and not as_json)
+    compares = compared(has_picture=html is not None or svg is not None, has_plot=shows_pareto and not as_json)
     request = parse(given)
     rehearse = _with_bar if rehearses else None
-    answer = answered(request, catalog_files, compares_all=plots, shows_pareto=shows_pareto, rehearse=rehearse)
+    answer = answered(request, catalog_files, compares=compares, shows_pareto=shows_pareto, rehearse=rehearse)
     found, made = answer.found, None
     if found.plans:
         made = for_trainer(request, found.plans[0].estimate, catalog_files, out, force=force)
@@ -130,19 +130,28 @@ def recommend(
     return 0 if found.plans else EXIT_NOTHING_FITS
 
 
+def compared(*, has_picture: bool, has_plot: bool = False) -> "Compared":
+    """What is looked at: a picture tells methods apart, the plot of a terminal has at least a dot for each machine."""
+    from vlmplan.search import Compared
+
+    if has_picture:
+        return Compared.METHODS
+    return Compared.MACHINES if has_plot else Compared.NEEDED
+
+
 def answered(
     request: "Request",
     catalog_files: tuple[Path, ...],
     *,
-    compares_all: bool,
+    compares: "Compared",
     shows_pareto: bool,
     rehearse: "Callable[[Plan, Estimate], Comparison] | None",
 ) -> "Answer":
     """The search of a request with everything that is shown beside it; ``rehearse`` confirms the first plan,
-    ``compares_all`` is of ``SearchQuery``."""
+    ``compares`` is of ``SearchQuery``."""
     from vlmplan.cli.to_fit import searched_way_out_of
 
-    found = requested_recommendation(request, catalog_files, today(), compares_all=compares_all)
+    found = requested_recommendation(request, catalog_files, today(), compares)
     rehearsal = None
     if rehearse is not None:
         from vlmplan.search.confirmation import confirmed
@@ -283,13 +292,13 @@ def _write_picture(found: "Recommendation", path: Path | None, *, force: bool) -
 
 
 def requested_recommendation(
-    request: "Request", catalog_files: tuple[Path, ...], on: date, *, compares_all: bool = False
+    request: "Request", catalog_files: tuple[Path, ...], on: date, compares: "Compared | None" = None
 ) -> "Recommendation":
-    """The answer to a search; ``compares_all`` as in ``SearchQuery``."""
+    """The answer to a search; ``compares`` as in ``SearchQuery``, as there where it is left out."""
     from vlmplan.catalog import load_catalog
     from vlmplan.requested import searched_model
     from vlmplan.search.long_samples import recommend_or_stretch
     from vlmplan.search.options import search_query
 
     query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
-    return recommend_or_stretch(replace(query, compares_all=compares_all))
+    return recommend_or_stretch(query if compares is None else replace(query, compares=compares))

@@ -119,7 +119,8 @@ def _recommended(options: Mapping[str, Any]) -> JsonDict:
 
     request, given = _request(recommend.recommend, options)
     text_of = command_text(recommend.recommend, (), order=tuple(given))
-    found = recommend.answered(request, (), compares_all=True, shows_pareto=True, rehearse=None)
+    compares = recommend.compared(has_picture=True)
+    found = recommend.answered(request, (), compares=compares, shows_pareto=True, rehearse=None)
     return {
         "document": recommend.described(found, text_of),
         "command": text_of(request),

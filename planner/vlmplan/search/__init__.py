@@ -3,6 +3,7 @@
 from vlmplan.request import Objective
 from vlmplan.search.answer import (
     SECONDS_PER_HOUR,
+    Compared,
     Limits,
     RankedPlan,
     Recommendation,
@@ -15,6 +16,7 @@ from vlmplan.search.recommendation import recommend
 __all__ = [
     "MAX_PLANS",
     "SECONDS_PER_HOUR",
+    "Compared",
     "Limits",
     "Objective",
     "RankedPlan",

@@ -16,7 +16,7 @@ from vlmplan.recipe_choices import Method
 from vlmplan.request import Objective
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
-from vlmplan.units import MAX_AMOUNT
+from vlmplan.units import MAX_AMOUNT, Choice
 from vlmplan.workload import Workload
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ class Limits:
                 raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
 
 
+class Compared(Choice):
+    """What a search looks at, for a plot of it."""
+
+    NEEDED = "needed"  # what may be a plan or on the front
+    MACHINES = "machines"  # every machine with the method that costs least there, too
+    METHODS = "methods"  # every machine with every method
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchQuery:
     """What a search is asked.
@@ -47,7 +55,7 @@ class SearchQuery:
     ``fixed`` is what the user decided of the recipe, ``assumed`` what prices need and no list says.
     ``made_for`` is the trainer within whose limits is searched, None the bundled one.
     ``known_offers``: of every GPU, to hold prices against.
-    ``compares_all``: look at every machine and method, for a plot of them all; plans and front are the same without.
+    ``compares``: what is looked at beside what may be a plan or on the front, which are the same whatever it is.
     """
 
     workload: Workload
@@ -58,7 +66,7 @@ class SearchQuery:
     assumed: CostAssumptions = field(default_factory=CostAssumptions)
     today: date
     notes: tuple[str, ...] = ()
-    compares_all: bool = False
+    compares: Compared = Compared.NEEDED
     made_for: "Tool | None" = None
     known_offers: tuple[Offer, ...] | None = None
 

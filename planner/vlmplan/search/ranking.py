@@ -8,11 +8,12 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
+from math import inf
 from typing import Any
 
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe_choices import Method
-from vlmplan.search.answer import Objective, RankedPlan, Rejection, SearchQuery
+from vlmplan.search.answer import Compared, Objective, RankedPlan, Rejection, SearchQuery
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.entries import ScoredSetup, UnexploredMethod, over_limits_text, pareto_point, rank_key
 from vlmplan.search.exploration import Exploration
@@ -28,7 +29,7 @@ class Ranking:
 
     def __init__(self, query: SearchQuery, explored: Exploration) -> None:
         self._objective, self._assumed = query.objective, query.assumed
-        self._compares_all, self._candidates = query.compares_all, query.candidates
+        self._compares, self._candidates = query.compares, query.candidates
         self._explored, self._space = explored, explored.space
         self._unplaced: set[int] = set()  # candidates with tensors that the allocator cannot place
 
@@ -123,7 +124,9 @@ class Ranking:
         """The front of cost against time of all that fits, its members computed exactly, and all points. A setup that
         fits by no bound is on it only if it was computed already.
         """
-        while self._compares_all and self._explored.open:
+        if self._compares is Compared.MACHINES:
+            self._explore_machines()
+        while self._compares is Compared.METHODS and self._explored.open:
             self._explored.next_of(self._explored.open[0])
         while True:
             self._explore_front()
@@ -136,6 +139,25 @@ class Ranking:
 
     def _fitting(self) -> list[ScoredSetup]:
         return [entry for entry in self._explored.within if entry.setup.fits and not entry.has_failed]
+
+    def _explore_machines(self) -> None:
+        """Look at every machine until the setup that costs least there is known."""
+        least_usd: dict[int, float] = {}
+        for one in self._fitting():
+            if one.usd is not None:
+                least_usd[id(one.candidate)] = min(one.usd, least_usd.get(id(one.candidate), inf))
+
+        def may_cost_less(entry: UnexploredMethod) -> bool:
+            return entry.usd is not None and entry.usd < least_usd.get(id(entry.candidate), inf)
+
+        for entry in sorted(self._explored.open, key=lambda entry: entry.key(Objective.COST)):
+            found: list[ScoredSetup | UnexploredMethod] = [entry]
+            while found:
+                one = found.pop()
+                if isinstance(one, UnexploredMethod):
+                    found += self._explored.next_of(one) if may_cost_less(one) else ()
+                elif one.setup.fits and one.usd is not None:
+                    least_usd[id(one.candidate)] = min(one.usd, least_usd.get(id(one.candidate), inf))
 
     def _explore_front(self) -> None:
         """Look at what may be on the front, the cheapest first, until what is known beats all that is left.
