@@ -449,7 +449,7 @@ def test_resume_without_a_checkpoint_says_so(models, tmp_path):
 def test_a_plan_for_two_ranks_refuses_to_run_on_one(models, tmp_path):
     refused = train_here(plan_of(models, "llama", "full", "2"), tmp_path, *WORDS)
     assert refused.code == 1
-    assert "the plan is for 2 GPUs, but 1 ranks were started" in refused.err
+    assert "the plan is for 2 GPUs, but 1 rank was started" in refused.err
 
 
 def test_the_report_is_json_with_planned_and_measured_figures(outcomes):

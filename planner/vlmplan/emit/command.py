@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
+from vlmplan.units import counted
 
 TRAINER = "vlmplan_trainer"
 RUNNER = "deepspeed.launcher.runner"
@@ -47,7 +48,7 @@ def _places(plan: Plan, hostfile: str, visible_devices: str | None) -> list[str]
     devices = [device.strip() for device in visible_devices.split(",") if device.strip()]
     if len(devices) < hardware.num_gpus:
         raise InputError(
-            f"CUDA_VISIBLE_DEVICES is {visible_devices}, but the plan is for {hardware.num_gpus} GPUs; "
+            f"CUDA_VISIBLE_DEVICES is {visible_devices}, but the plan is for {counted(hardware.num_gpus, 'GPU')}; "
             f"name that many, or plan for fewer"
         )
     return ["--include", "localhost:" + ",".join(devices[: hardware.num_gpus])]

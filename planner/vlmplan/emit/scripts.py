@@ -6,6 +6,7 @@ from vlmplan.emit.command import launch_command
 from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
 from vlmplan.recipe import engine_name
+from vlmplan.units import counted
 
 HERE = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"'
 
@@ -53,6 +54,7 @@ def _choice_of_cards(plan: Plan) -> list[str]:
             '  nodes+=(--master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-29500}")',
             "fi",
         ]
+    needed = counted(hardware.gpus_per_node, "GPU")
     lines = [f"cards=(--num_nodes 1 --num_gpus {hardware.gpus_per_node})"]
     port = ['if [[ -n "${MASTER_PORT:-}" ]]; then cards+=(--master_port "$MASTER_PORT"); fi']
     if hardware.vendor == "cpu":
@@ -62,7 +64,7 @@ def _choice_of_cards(plan: Plan) -> list[str]:
         'if [[ -n "${CUDA_VISIBLE_DEVICES:-}" ]]; then',
         '  IFS=, read -r -a visible <<<"$CUDA_VISIBLE_DEVICES"',
         f"  if ((${{#visible[@]}} < {hardware.gpus_per_node})); then",
-        f'    echo "CUDA_VISIBLE_DEVICES is $CUDA_VISIBLE_DEVICES; the plan is for {hardware.gpus_per_node} GPUs" >&2',
+        f'    echo "CUDA_VISIBLE_DEVICES is $CUDA_VISIBLE_DEVICES; the plan is for {needed}" >&2',
         "    exit 1",
         "  fi",
         f'  cards=(--include "localhost:$(IFS=,; echo "${{visible[*]:0:{hardware.gpus_per_node}}}")")',

@@ -8,6 +8,7 @@ import torch
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
 from vlmplan.recipe_choices import InputGradients, Offload, Precision
+from vlmplan.units import counted
 from vlmplan_trainer.engines.base import Engine, LossModule
 from vlmplan_trainer.engines.ddp import DdpEngine
 from vlmplan_trainer.engines.fsdp2 import FsdpEngine
@@ -22,8 +23,10 @@ def start_process_group(plan: Plan, *, is_needed: bool = False) -> None:
     """
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if num_ranks != plan.hardware.num_gpus:
+        wanted, found = counted(plan.hardware.num_gpus, "GPU"), counted(num_ranks, "rank")
+        verb = "was" if num_ranks == 1 else "were"
         raise InputError(
-            f"the plan is for {plan.hardware.num_gpus} GPUs, but {num_ranks} ranks were started (WORLD_SIZE); "
+            f"the plan is for {wanted}, but {found} {verb} started (WORLD_SIZE); "
             f"start it with launch.sh or vlmplan launch"
         )
     is_on_cpu = plan.hardware.vendor == "cpu"
