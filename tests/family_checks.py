@@ -11,6 +11,7 @@ from tape_probe import predicted_step
 from torch_probe import Measured, measured_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Model
+from vlmplan.units import DType
 
 
 def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -112,6 +113,29 @@ def assert_checkpointed_step_matches(
     assert_step_matches(
         config, batch, inputs, checkpoints=True, tolerance=tolerance, backward_tolerance=backward_tolerance
     )
+
+
+def assert_autocast_step_matches(
+    config: Mapping[str, Any],
+    batch: Batch,
+    inputs: Mapping[str, torch.Tensor],
+    *,
+    attention: str = "sdpa",
+    tolerance: float = 0.002,
+) -> None:
+    """The same of a model in float32 under autocast to bfloat16, whose casts of weights are not kept."""
+
+    def build() -> Any:
+        return real_model(config, attention=attention, dtype=torch.float32)
+
+    measured = measured_step(build, dict(inputs), autocast=torch.bfloat16)
+    tree = build_model(config)
+    for entry in tree.parameters():
+        entry.parameter.dtype = DType.FLOAT32
+    predicted = predicted_step(tree, batch, autocast=DType.BFLOAT16, implementation=attention)
+    for name in ("forward_live", "forward_peak", "backward_peak"):
+        expected, found = getattr(measured, name), getattr(predicted, name)
+        assert abs(found - expected) <= tolerance * expected, (name, found, expected, found / expected - 1)
 
 
 def text_inputs(batch: Batch, vocab_size: int = 100) -> dict[str, torch.Tensor]:

@@ -4,11 +4,13 @@ import pytest
 
 pytest.importorskip("transformers")
 
-import torch
 
-from family_checks import assert_parameters_and_linears_match, assert_step_matches, real_model, text_inputs
-from tape_probe import predicted_step
-from torch_probe import measured_step
+from family_checks import (
+    assert_autocast_step_matches,
+    assert_parameters_and_linears_match,
+    assert_step_matches,
+    text_inputs,
+)
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
@@ -16,7 +18,6 @@ from vlmplan.errors import InputError
 from vlmplan.lora_targets import READ_WEIGHT
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
-from vlmplan.units import DType
 
 BATCH = Batch(micro_batch=2, num_tokens=150)
 OWN = {
@@ -70,16 +71,7 @@ def test_what_is_frozen_keeps_nothing(checkpoints):
 
 
 def test_autocast_multiplies_in_16_bits_and_keeps_the_rest_in_float32():
-    def build():
-        return real_model(SHARED, dtype=torch.float32)
-
-    measured = measured_step(build, text_inputs(BATCH), autocast=torch.bfloat16)
-    tree = build_model(SHARED)
-    for entry in tree.parameters():
-        entry.parameter.dtype = DType.FLOAT32
-    predicted = predicted_step(tree, BATCH, autocast=DType.BFLOAT16)
-    for name in ("forward_live", "forward_peak", "backward_peak"):
-        assert getattr(predicted, name) == pytest.approx(getattr(measured, name), rel=0.002), name
+    assert_autocast_step_matches(SHARED, BATCH, text_inputs(BATCH))
 
 
 def test_sizes_and_sparsities_are_listed_for_every_layer():

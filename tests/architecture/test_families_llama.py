@@ -5,7 +5,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from family_checks import assert_parameters_and_linears_match, assert_step_matches, text_inputs
+from family_checks import (
+    assert_autocast_step_matches,
+    assert_parameters_and_linears_match,
+    assert_step_matches,
+    text_inputs,
+)
 from vlmplan.architecture.model import Batch
 
 
@@ -39,3 +44,7 @@ def test_layers_with_a_sliding_window_shorter_than_the_sequence_build_masks(atte
 def test_eager_attention_keeps_scores_of_every_head():
     config = small("tinyllama-1.1b")
     assert_step_matches(config, BATCH, text_inputs(BATCH), attention="eager", tolerance=0.005)
+
+
+def test_autocast_multiplies_eager_attentions_weights_in_16_bits_beside_those_of_the_softmax():
+    assert_autocast_step_matches(small("tinyllama-1.1b"), BATCH, text_inputs(BATCH), attention="eager")

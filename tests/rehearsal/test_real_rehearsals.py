@@ -63,14 +63,28 @@ def test_a_context_of_more_tokens_than_values_are_followed_for_is_rehearsed():
     assert found["components_at_peak"]["activations"] > 0
 
 
+def assert_planned_as_rehearsed(*words: str) -> None:
+    for phase in document(*words, "--gpu", "a100-sxm4-80gb")["phases"]:
+        assert phase["peak_bytes"] == pytest.approx(phase["estimated_peak_bytes"], rel=0.001), phase["name"]
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_images_that_segment_anything_sees_take_what_is_planned(method: str):
+def test_images_that_segment_anything_sees_take_what_is_planned():
     """DeepSeek-VL's second tower has a bias of its own in every layer's attention."""
     folder_of("seeing", dict(IMAGE_MODELS["deepseek_vl_hybrid"]))
-    found = document("--model", "seeing", "--gpu", "a100-sxm4-80gb", "--method", method, "--images-per-sample", "1")
-    for phase in found["phases"]:
-        assert phase["peak_bytes"] == pytest.approx(phase["estimated_peak_bytes"], rel=0.001), phase["name"]
+    assert_planned_as_rehearsed("--model", "seeing", "--method", "lora", "--images-per-sample", "1")
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "n_positions": 1024, "vocab_size": 512}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("config", [CONFIG, GPT2], ids=["rotary", "GPT-2"])
+def test_eager_attention_under_autocast_takes_what_is_planned(config):
+    """Weights of the softmax stay in float32, and what is multiplied is a cast of them."""
+    folder_of("eager", config)
+    words = ("--zero-stage", "none", "--attention", "eager", "--seq-len", "1024", "--no-activation-checkpointing")
+    assert_planned_as_rehearsed("--model", "eager", "--method", "full", *words)
 
 
 def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.MonkeyPatch):

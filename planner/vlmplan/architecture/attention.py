@@ -83,8 +83,8 @@ def attend(
         copies = kernel is Kernel.EAGER or k.shape[1] > 1
         k, v = repeat_kv(k, num_heads, copies=copies), repeat_kv(v, num_heads, copies=copies)
     if kernel is Kernel.EAGER:
-        has_mask = mask is not None or is_causal
-        return eager_attention(q, k, v, mask=has_mask, rules=scores, is_written_out=is_grouped)
+        is_masked = mask is not None or is_causal
+        return eager_attention(q, k, v, mask=mask, is_masked=is_masked, rules=scores, is_written_out=is_grouped)
     if kernel is Kernel.FLASH and value_dim < head_dim:
         v = chunks.pad(v, *k.shape)  # flash_attention_forward pads values, and cuts the result
     if tape.autocast is not None:

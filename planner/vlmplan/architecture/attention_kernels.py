@@ -147,29 +147,45 @@ def _free_all_but(node: GraphNode, num_kept: int, num_tokens: int) -> None:
         saved.storage.shrink(saved.storage.num_bytes * num_kept // num_tokens)
 
 
-def eager_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: bool, rules: Scores, is_written_out: bool) -> Tensor:
-    """transformers' eager attention: scores scaled and masked in the model's type, softmax in float32, cast back.
+def eager_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_masked: bool, rules: Scores, is_written_out: bool
+) -> Tensor:
+    """transformers' eager attention: scores scaled and masked, softmax in float32, cast to the queries' type.
 
     ``at::matmul`` folds batch and heads into one dimension and copies what a transposition left out of order for that:
     everything where there is more than one sample, but keys and values that were written out for grouped heads.
+    autocast casts what both products take, the weights among it, and lets the softmax run in float32. ``mask`` is added
+    in its own type; ``is_masked``: one is, whether it is there or not.
     """
     batch, num_heads, num_tokens, head_dim = q.shape
-    num_keys = k.shape[2]
+    num_keys, tape = k.shape[2], q.tape
     scores = (batch, num_heads, num_tokens, num_keys)
     copies = batch > 1 and not is_written_out
-    weights = ops.scale(ops.matmul(_folded(q, copies=batch > 1), _folded(k, copies=copies), scores, head_dim))
+    weights = ops.matmul(_folded(_cast(q), copies=batch > 1), _folded(_cast(k), copies=copies), scores, head_dim)
+    weights = ops.scale(weights)
     if rules.caps:
         weights = ops.scale(weights)
         weights = ops.tanh(weights)
         weights = ops.scale(weights)
-    if mask:
+    if mask is not None and mask.dtype.is_floating:
+        weights = ops.add(weights, mask)
+    elif is_masked:
         weights = ops.shift(weights)
-    weights = ops.to(ops.softmax(weights, DType.FLOAT32 if rules.upcasts else None), q.dtype)
+    if rules.upcasts:
+        weights = ops.to(ops.softmax(weights, DType.FLOAT32), q.dtype)
+    else:
+        weights = ops.softmax(weights, None if tape.autocast is None else DType.FLOAT32)
+        weights = ops.to(weights, q.dtype)
     weights = ops.dropout(weights, rules.dropout)
     value_shape = (batch, num_heads, num_tokens, v.shape[-1])
-    out = ops.matmul(weights, _folded(v, copies=copies), value_shape, num_keys)
+    out = ops.matmul(_cast(weights), _folded(_cast(v), copies=copies), value_shape, num_keys)
     del weights
     return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
+
+
+def _cast(x: Tensor) -> Tensor:
+    """As autocast has it for a product."""
+    return x if x.tape.autocast is None else ops.to(x, x.tape.autocast)
 
 
 def _folded(x: Tensor, *, copies: bool) -> Tensor:
