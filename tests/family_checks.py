@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from tape_probe import predicted_step
 from torch_probe import Measured, measured_step
@@ -21,8 +22,8 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     real_config = AutoConfig.for_model(model_type, **values)
     real_config.use_cache = False
     real_config.get_text_config().use_cache = False  # the decoder of a composite model asks its own configuration
-    has_vision = hasattr(real_config, "vision_config")
-    auto_class = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+    has_class_of_images = type(real_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    auto_class = AutoModelForImageTextToText if has_class_of_images else AutoModelForCausalLM
     chosen: Any = attention
     if getattr(real_config, "audio_config", None) is not None:  # an audio tower has no other attention
         chosen = dict.fromkeys(("", *real_config.sub_configs), attention) | {"audio_config": "eager"}

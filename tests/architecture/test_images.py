@@ -62,6 +62,7 @@ TABLE_TOKENS = {
     "ovis2-2b": INTERNVL,
     "paligemma-3b": ((224 // 14) ** 2,) * 2,
     "paligemma2-3b": ((224 // 14) ** 2,) * 2,
+    "phi-4-multimodal": (16 * 17 + 1 + 16 * 17, 16 * 17 + 1 + 48 * 49),
     "pixtral-12b": ((448 // 16) ** 2, (1024 // 16) ** 2),
     "qwen-vl-chat": (256, 256),
     "qwen2-vl-2b": QWEN2,

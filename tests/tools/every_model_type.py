@@ -35,10 +35,10 @@ from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.layers import with_kept_layers
 from vlmplan.rules import default_attention, default_lora_exclude, model_facts
 from vlmplan.workload import ModelFiles, Workload
-from vlmplan_trainer.probe import RefusedModelError, configuration, layout, model_class
+from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES, RefusedModelError, configuration, layout, model_class
 
 TEXT = frozenset(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-IMAGES = frozenset(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+IMAGES = frozenset((*modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *CAUSAL_TYPES_WITH_IMAGES))
 RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=1, activation_checkpointing=False)
 NUM_TOKENS = 256
 

@@ -26,6 +26,8 @@ ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "ac
 """What configurations call the function inside the MLPs."""
 PROJECTOR_WORDS = ("qformer", "perceiver", "projector", "resampler", "connector", "adapter")
 """Parts of the names of modules that stand between an encoder and the language model."""
+CAUSAL_TYPES_WITH_IMAGES = ("phi4_multimodal",)
+"""Whose class for text alone takes images too: transformers has none for both (``modeling_auto.py``)."""
 PARALLEL_KEYS = ("use_parallel_residual", "parallel_attn", "use_parallel_block")
 """What configurations call attention and MLP that both read the layer's input."""
 
@@ -131,6 +133,13 @@ def model_class(config: Any) -> Any:
     raise RefusedModelError(
         "unsupported", f"transformers {__version__} has no language model of model_type {config.model_type!r}"
     )
+
+
+def sees_images(config: Any) -> bool:
+    """Whether ``model_class`` takes images."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING or config.model_type in CAUSAL_TYPES_WITH_IMAGES
 
 
 def kind_of(module: Any) -> str:

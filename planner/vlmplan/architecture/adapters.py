@@ -57,7 +57,7 @@ class Linear4bit(Module):
     def __init__(self, base: Linear, compute_dtype: DType, *, double_quantises: bool) -> None:
         super().__init__()
         self.in_features, self.out_features = base.in_features, base.out_features
-        self.compute_dtype = compute_dtype
+        self.compute_dtype, self.copies_gradient = compute_dtype, base.copies_gradient
         self.weight = base.weight
         self.weight.stored_bytes = nf4_bytes(base.weight.numel, double_quantises=double_quantises)
         self.weight.requires_grad = False
@@ -75,7 +75,7 @@ class Linear4bit(Module):
         tape.move(self.weight.num_bytes + dequantised.num_bytes)
         tape.matmul(2 * x.numel * self.out_features, x.num_bytes + dequantised.num_bytes + out.num_bytes)
         del dequantised
-        return ops.to(out, dtype)
+        return ops.to(ops.part(out, *out.shape) if self.copies_gradient else out, dtype)
 
 
 def _matmul_4bit_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
@@ -105,6 +105,7 @@ class Lora(Module):
         self.base_layer, self.dropout = base, settings.dropout
         self.lora_A = Linear(in_features, settings.rank)
         self.lora_B = Linear(settings.rank, out_features)
+        self.lora_B.copies_gradient = getattr(base, "copies_gradient", False)
         if settings.use_dora:
             self.lora_magnitude_vector = DoraLayer(base, self.weight, out_features)
         self._looked_at = UsedWeights({"weight": self.lora_A.weight}, is_container=True)

@@ -222,6 +222,9 @@ def _is_trainable(module: Module) -> bool:
 class Linear(Module):
     """``nn.Linear``: weight (out, in)."""
 
+    copies_gradient = False
+    """Whether gradients of its results lie in another order than rows: they are copied into rows for its products."""
+
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -229,7 +232,8 @@ class Linear(Module):
         self.bias: Parameter | None = Parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
+        out = ops.linear(x, self.weight, self.bias)
+        return ops.part(out, *out.shape) if self.copies_gradient else out
 
 
 class DerivedLinear(Linear):

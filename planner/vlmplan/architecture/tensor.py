@@ -4,7 +4,8 @@ They know shapes and element types, and hold no numbers. A tensor refers to its 
 but its operands, and the tape makes tensors: the two are one module.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from math import prod
 from sys import getrefcount
 from typing import Any, ClassVar
@@ -148,7 +149,8 @@ class ForwardTape(CheckpointRecorder):
     its output is held through backward, as ``outputs = model(**batch)`` does. The trainer takes only the logits.
     ``keeps_linear_inputs``: ``F.linear`` is DeepSpeed's, which keeps input and weight whatever needs a gradient.
     ``is_evaluating``: ``model.eval()`` under ``torch.no_grad()``: there is no graph, and nothing is dropped.
-    ``caches_casts``: casts that autocast has cached stay to the end; only of evaluation, where no graph holds them.
+    ``caches_casts``: casts that autocast has cached stay to the end: in evaluation all, as no graph holds them, else
+    those made in ``caching_casts``.
     """
 
     storage_class: ClassVar[type[Storage]] = Storage
@@ -186,6 +188,8 @@ class ForwardTape(CheckpointRecorder):
         self.autocast, self.is_evaluating = autocast, is_evaluating
         self.caches_casts = caches_casts
         self.cached_casts: list[Tensor] | None = [] if caches_casts and is_evaluating else None
+        # Casts that ``caching_casts`` shares, by what they are of.
+        self.shared_casts: dict[int, Tensor] | None = None
         self.accumulates_in_place = accumulates_in_place
         self.keeps_linear_inputs = keeps_linear_inputs
         self.fuses_dropout = fuses_dropout
@@ -238,6 +242,18 @@ class ForwardTape(CheckpointRecorder):
         if not self.makes_loss_inside:
             self.locals.clear()
             self.outputs.clear()
+
+    @contextmanager
+    def caching_casts(self) -> Generator[None]:
+        """Where weights are used more than once, or by what goes before forward ends: autocast's cache has one cast of
+        each until then. Elsewhere the graph holds the one cast that there is, or the engine counts it."""
+        if not self.caches_casts:
+            yield
+            return
+        shared = self.shared_casts = {}
+        yield
+        self.shared_casts = None
+        self.locals += [cast.detached() for cast in shared.values()]
 
     def drop_outputs(self) -> None:
         """The step forgets what the model returned, and with it the graph."""

@@ -10,6 +10,8 @@ from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX, AttentionImp
 from vlmplan.thinkers import thinker_class
 from vlmplan.workload import ModelFiles, Workload
 
+CAUSAL_TYPES_WITH_IMAGES = frozenset({"phi4_multimodal"})
+"""Whose class for text alone takes images too: transformers has none for both (``modeling_auto.py``)."""
 PROGRAM = '''
 import json
 import sys
@@ -114,7 +116,8 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
 
 
 def _model_class(model: ModelFiles) -> str:
-    auto = "AutoModelForImageTextToText" if sees(model) else "AutoModelForCausalLM"
+    has_own_class = sees(model) and model.model_type not in CAUSAL_TYPES_WITH_IMAGES
+    auto = "AutoModelForImageTextToText" if has_own_class else "AutoModelForCausalLM"
     return thinker_class(model.model_type) or auto
 
 

@@ -19,6 +19,8 @@ from vlmplan.workload import ModelFiles
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 """What configurations call the longest sequence, the usual first."""
+IDLE_AUDIO_TYPES = frozenset({"phi4_multimodal"})
+"""With an audio tower that is counted and frozen or trained with the vision tower, and that no sample runs."""
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
@@ -47,6 +49,8 @@ def files_of_texts(
     notes = list(notes)
     if config is not whole:
         notes.append(thinker_note(name, whole))
+    if config["model_type"] in IDLE_AUDIO_TYPES:
+        notes.append(f"Samples with sound are not planned: the audio tower of {name} is idle.")
     if preprocessor is None and config["model_type"] in IMAGE_MODEL_TYPES:
         notes.append(
             f"There is no preprocessor_config.json of {name}, so image sizes are the defaults of its processor."

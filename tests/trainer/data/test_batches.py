@@ -269,3 +269,19 @@ def test_images_of_other_families_are_padded_to_one_number_of_tiles(family: str)
     assert float(batch["pixel_values"].sum()) == pytest.approx(
         sum(float(row["pixel_values"].sum()) for row in found if "pixel_values" in row), rel=1e-4
     )
+
+
+def test_tiles_that_phi_4_does_not_have_see_each_other_and_are_zeros():
+    """A mask that lets none of them see any would make attention divide by nothing."""
+    ids = torch.ones(1, 8, dtype=torch.long)
+    rows = [
+        {
+            "input_ids": ids,
+            "image_pixel_values": torch.ones(1, n, 3, 4, 4),
+            "image_attention_mask": torch.zeros(1, n, 2, 2),
+        }
+        for n in (2, 3)
+    ]
+    batch = collated(rows, pad_id=0, pads_to=8, seq_len=8)
+    assert batch["image_pixel_values"][0].sum((1, 2, 3)).tolist() == [48, 48, 0]
+    assert batch["image_attention_mask"][0].sum((1, 2)).tolist() == [0, 0, 4]

@@ -15,6 +15,7 @@ import torch
 from forked import main
 from worlds import rehearsing
 
+from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.loss import model_inputs
 from vlmplan_trainer.probe import configuration, model_class
 from vlmplan_trainer.rehearse.batch import ImageSpec, Samples
@@ -34,7 +35,7 @@ def forward(file: Path) -> dict[str, Any]:
         made = iter(MicroBatches(mode, config, asked, 1, part=0, num_parts=1))
         batch = next(made)
         sent = {
-            name: tensor.to(torch.bfloat16 if name == "pixel_values" else tensor.dtype).to(NAME)
+            name: tensor.to(torch.bfloat16 if name in PIXELS else tensor.dtype).to(NAME)
             for name, tensor in batch.items()
         }
         logits = model(**model_inputs(sent), use_cache=False).logits

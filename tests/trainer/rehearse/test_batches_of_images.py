@@ -39,6 +39,7 @@ ALIASES = {
     "mllama": "llama-3.2-11b-vision",
     "ovis2": "ovis2-1b",
     "paligemma": "paligemma-3b",
+    "phi4_multimodal": "phi-4-multimodal",
     "pixtral": "pixtral-12b",
     "qwen2_5_omni_thinker": "qwen2.5-omni-7b",
     "qwen2_5_vl": "qwen2.5-vl-3b",

@@ -17,12 +17,16 @@ from torch import Tensor
 from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
 from vlmplan.sampler import Shares, epoch_order
+from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
 PADS_TO = 8
 """Tensor cores want multiples of 8 tokens."""
+PADDED_WITH = {"image_attention_mask": 1}
+"""What tiles that are not there are made of, where not of zeros: Phi-4-multimodal's processor lets all of their patches
+see each other, and its model leaves them out afterwards."""
 BATCHES_AHEAD = 2
 """Micro batches that each thread prepares ahead."""
 
@@ -141,7 +145,7 @@ class Batches:
         rows = [
             self._encoder.encode_or_nothing(self._samples[index]) for place in places for index in self._rows[place]
         ]
-        if self._shows_images and not any("pixel_values" in row for row in rows):
+        if self._shows_images and not any(row.keys() & {*PIXELS} for row in rows):
             shortest = min(range(len(rows)), key=lambda index: rows[index]["input_ids"].shape[1])
             rows[shortest] = with_blank_image(rows[shortest], self._encoder)
         whole = self._laid_out(rows, [len(self._rows[place]) for place in places])
@@ -201,14 +205,14 @@ def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int
             values = [row.get(name, torch.zeros_like(row["input_ids"])) for row in rows]
             result[name] = torch.cat([padded(value, (num_tokens,), fills.get(name, 0)) for value in values])
         else:
-            result[name] = joined([row[name] for row in rows if name in row])
+            result[name] = joined([row[name] for row in rows if name in row], PADDED_WITH.get(name, 0))
     return result
 
 
-def joined(values: Sequence[Tensor]) -> Tensor:
-    """Tensors one after the other in dimension 0, other dimensions padded with zeros to the largest."""
+def joined(values: Sequence[Tensor], fill: int = 0) -> Tensor:
+    """Tensors one after the other in dimension 0, other dimensions padded with ``fill`` to the largest."""
     largest = tuple(max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True))
-    return torch.cat([padded(value, largest, 0) for value in values])
+    return torch.cat([padded(value, largest, fill) for value in values])
 
 
 def padded(value: Tensor, sizes: Sequence[int], fill: int) -> Tensor:

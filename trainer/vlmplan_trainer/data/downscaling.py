@@ -11,6 +11,8 @@ from vlmplan.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+PIXELS = ("pixel_values", "image_pixel_values")
+"""What models call the pixels of their images."""
 KEPT_SIZES = 4096
 CANVAS_COLOUR = "white"
 
@@ -34,7 +36,7 @@ class ImageMeter:
         try:
             if self._counts is None:
                 made = self._made(size)
-                return made["input_ids"].shape[1], made["pixel_values"].numel()
+                return made["input_ids"].shape[1], next(made[name] for name in PIXELS if name in made).numel()
             counted = self._counts(image_sizes=[(height, width)])
             return counted["num_image_tokens"][0], counted["num_image_patches"][0]
         except (ValueError, ZeroDivisionError):

@@ -23,6 +23,7 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
+from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES
 
 IGNORED_LABEL = -100
 SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
@@ -226,11 +227,13 @@ class Encoder:
 def accepted_names(model_type: str) -> set[str]:
     """The inputs that the forward of transformers' vision-language class of ``model_type`` names."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    is_causal = model_type in CAUSAL_TYPES_WITH_IMAGES
+    mapping = MODEL_FOR_CAUSAL_LM_MAPPING if is_causal else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in mapping:
         raise InputError(f"model_type is {model_type!r}; transformers trains no model of that type on images and text")
-    model_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[CONFIG_MAPPING[model_type]]
+    model_class: Any = mapping[CONFIG_MAPPING[model_type]]
     return set(inspect.signature(model_class.forward).parameters) - {"self", "kwargs"}
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded
 
 FILLS = {"labels": IGNORED_LABEL}
@@ -53,7 +54,7 @@ def for_the_model(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, An
     inner = getattr(base, "model", base)
     if hasattr(inner, "get_rope_index"):
         return {**batch, "position_ids": _in_three_dimensions(inner, batch, positions)}
-    if "pixel_values" in batch or base.config.get_text_config()._attn_implementation != "flash_attention_2":
+    if batch.keys() & {*PIXELS} or base.config.get_text_config()._attn_implementation != "flash_attention_2":
         return dict(batch)
     # Without them every layer finds them out by itself, and waits for the GPU each time.
     starts = (positions[0] == 0).nonzero()[:, 0]

@@ -27,6 +27,7 @@ ATTENTION_LINEARS: Mapping[str, tuple[str, ...]] = {
     "gpt2": ("attn.c_attn", "attn.c_proj"),
     "opt": ("q_proj", "k_proj", "v_proj", "out_proj"),
     "phi3": ("qkv_proj", "o_proj"),
+    "phi4_multimodal": ("qkv_proj", "o_proj"),
 }
 """What the attention of a language model is made of where it is not the usual four, by its model_type."""
 

@@ -29,7 +29,7 @@ from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.models.tiling import tile_mlps
-from vlmplan_trainer.probe import RefusedModelError, configuration, model_class, name_of
+from vlmplan_trainer.probe import RefusedModelError, configuration, model_class, name_of, sees_images
 
 TRAINED_COPY = ".modules_to_save."
 """What is in the names of peft's trained copies."""
@@ -78,7 +78,7 @@ def load_processing(plan: Plan, *, random_weights: bool = False) -> Processing:
     source = model_source(plan)
     with _sentences(source):
         config = _configuration(plan, source, random_weights=random_weights)
-        is_vision = is_vision_model(config)
+        is_vision = sees_images(config)
         return Processing(
             processor=load_processor(source.name, is_vision=is_vision, revision=source.revision),
             is_vision=is_vision,
@@ -240,12 +240,6 @@ def _dequantized(model: ModelFiles) -> dict[str, Any]:
     if model.is_mxfp4:
         return {"quantization_config": Mxfp4Config(dequantize=True)}
     return {"quantization_config": FineGrainedFP8Config(dequantize=True)} if model.is_fp8 else {}
-
-
-def is_vision_model(config: Any) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
-    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
 def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any:

@@ -38,6 +38,10 @@ INNER_PROJECTORS: Mapping[str, tuple[str, ...]] = {
 """Projectors that lie inside the encoder under names that do not say so, by model_type."""
 
 
+OUTER_PROJECTORS: Mapping[str, str] = {"phi4_multimodal": "model.embed_tokens_extend"}
+"""Modules around the encoders, where the language model is no module of its own but holds them, by model_type."""
+
+
 class Parts:
     """The parts of a transformers model that has no adapters yet, by prefixes of names."""
 
@@ -57,6 +61,8 @@ class Parts:
 def _prefixes(model: Any) -> dict[str, Part]:
     towers, texts = vision_names(model, model.config), text_names(model, model.config)
     prefixes = dict.fromkeys(towers, Part.VISION)
+    if model.config.model_type in OUTER_PROJECTORS:
+        prefixes[OUTER_PROJECTORS[model.config.model_type]] = Part.PROJECTOR
     inner = INNER_PROJECTORS.get(model.config.model_type, ())
     for tower in towers:
         for child, _ in model.get_submodule(tower).named_children():

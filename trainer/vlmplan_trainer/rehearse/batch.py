@@ -137,10 +137,11 @@ def _laid_out(values: dict[str, torch.Tensor], samples: Samples) -> dict[str, to
 
 
 def _image_token(config: Any) -> int:
-    for key in ("image_token_id", "image_token_index"):
-        value = getattr(config, key, None)
-        if value is not None:
-            return int(value)
+    for section in (config, getattr(config, "vision_config", None)):
+        for key in ("image_token_id", "image_token_index"):
+            value = getattr(section, key, None)
+            if value is not None:
+                return int(value)
     raise InputError(f"the configuration of {config.model_type} has no image_token_id")
 
 
@@ -295,6 +296,32 @@ def _mllama(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, 
     return values, {"pixel_values": (*pictures, image.num_vision_sequences, 3, side, side)}
 
 
+def _phi4_multimodal(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """The whole of each image and its tiles behind it, with a mask of patches that do not only cover white: floats."""
+    vision = config.vision_config
+    rows, columns = image.num_tile_rows, image.num_tile_columns
+    height, width = image.num_patch_rows, image.num_patch_columns
+    # The first of each two patches of the last row and column says whether their feature is used.
+    used_rows = _used(rows, height, image.num_unpadded_rows)
+    used_columns = _used(columns, width, image.num_unpadded_columns)
+    mask = (used_rows[:, None] & used_columns).float()
+    tiles = mask.reshape(rows, height, columns, width).transpose(1, 2).reshape(-1, height, width)
+    masks = torch.cat([torch.ones(1, height, width), tiles])
+    values = {
+        "image_sizes": torch.tensor([[image.resized_height, image.resized_width]] * samples.num_images),
+        "image_attention_mask": masks.repeat(samples.num_images, 1, 1, 1),
+    }
+    sides = (image.resized_height // rows, image.resized_width // columns)
+    return values, {"image_pixel_values": (samples.num_images, image.num_vision_sequences, vision.num_channels, *sides)}
+
+
+def _used(num_tiles: int, num_patches: int, num_features: int) -> torch.Tensor:
+    """Which patches of a row of tiles are before the end of the last feature, one for two patches of a tile."""
+    places = torch.arange(num_patches) // 2
+    per_tile = (num_patches + 1) // 2
+    return (places + per_tile * torch.arange(num_tiles)[:, None] < num_features).flatten()
+
+
 def _queries(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
     """One picture each for a Q-Former, InstructBLIP's with the text (BLIP-2, InstructBLIP)."""
     values = {}
@@ -321,4 +348,5 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     "lfm2_vl": _lfm2_vl,
     "llama4": _llama4,
     "mllama": _mllama,
+    "phi4_multimodal": _phi4_multimodal,
 }

@@ -19,8 +19,9 @@ from vlmplan.training_task import TrainingTask
 from vlmplan_trainer.data.gather import SampleCounts
 from vlmplan_trainer.engines.make import device_of
 from vlmplan_trainer.loop import Position
-from vlmplan_trainer.models.load import LoadedModel, Processing, Source, is_vision_model, load_model
+from vlmplan_trainer.models.load import LoadedModel, Processing, Source, load_model
 from vlmplan_trainer.options import Options
+from vlmplan_trainer.probe import sees_images
 from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.batch import Samples
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
@@ -155,7 +156,7 @@ def _base(model: Any) -> Any:
 def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: Fake) -> TaskData:
     """As many equal rows as all steps take, each as long as the plan says."""
     plan, samples = request.plan, request.samples
-    has_tower = is_vision_model(loaded.config)
+    has_tower = sees_images(loaded.config)
     answer_tokens, sees = task.answer_tokens(samples.num_tokens), samples.num_images > 0
     prompt_tokens = samples.num_tokens - answer_tokens
     tokenizer, batches = (

@@ -30,6 +30,7 @@ VISION_FAMILIES = {
     "mllama": "mllama",
     "ovis2": "ovis2",
     "paligemma": "paligemma",
+    "phi4_multimodal": "phi4_multimodal",
     "qwen": "qwen",
     "qwen2_5_omni_thinker": "qwen2_5_omni",
     "qwen2_5_vl": "qwen2_5_vl",

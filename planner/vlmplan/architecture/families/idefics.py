@@ -24,10 +24,10 @@ from vlmplan.units import DType
 class VisionContext:
     """What every layer of the tower is called with besides the hidden states."""
 
-    __slots__ = ("backend", "mask")
+    __slots__ = ("backend", "is_causal", "mask")
 
-    def __init__(self, backend: AttentionBackend, mask: Tensor | None) -> None:
-        self.backend, self.mask = backend, mask
+    def __init__(self, backend: AttentionBackend, mask: Tensor | None, *, is_causal: bool = False) -> None:
+        self.backend, self.mask, self.is_causal = backend, mask, is_causal
 
 
 class VisionAttention(Module):
@@ -45,7 +45,7 @@ class VisionAttention(Module):
         batch, num_patches, width = x.shape
         heads = (batch, self.num_heads, num_patches, width // self.num_heads)
         q, k, v = self.q_proj(x).view(*heads), self.k_proj(x).view(*heads), self.v_proj(x).view(*heads)
-        return self.out_proj(attend(context.backend, q, k, v, is_causal=False, mask=context.mask))
+        return self.out_proj(attend(context.backend, q, k, v, is_causal=context.is_causal, mask=context.mask))
 
 
 class VisionLayer(Module):

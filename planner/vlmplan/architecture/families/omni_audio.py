@@ -10,17 +10,17 @@ from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, S
 from vlmplan.architecture.parameter import Parameter
 
 KERNEL = 3
-"""Side of every convolution."""
+"""Side of the convolutions, where nothing else is said."""
 NUM_HALVINGS = 3
 """Convolutions with a stride of 2 that Qwen3-Omni's spectrograms pass."""
 
 
 class Convolution(Module):
-    """``nn.Conv1d`` (``num_axes`` 1) or ``nn.Conv2d`` (2): weights that do nothing here."""
+    """``nn.Conv1d`` (``num_axes`` 1) or ``nn.Conv2d`` (2): weights that do nothing here. ``in_channels`` of a group."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, num_axes: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, num_axes: int, kernel: int = KERNEL) -> None:
         super().__init__()
-        self.weight = Parameter(out_channels, in_channels, *(KERNEL,) * num_axes)
+        self.weight = Parameter(out_channels, in_channels, *(kernel,) * num_axes)
         self.bias = Parameter(out_channels)
 
 

@@ -5,6 +5,7 @@ modules in another order.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -12,26 +13,26 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Attention, Mlp, VisionEmbeddings
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import LayerNorm, Linear, Module
+from vlmplan.architecture.modules import DerivedLinear, LayerNorm, Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 
 
 class SiglipLayer(Module):
-    """``SiglipEncoderLayer``: pre-norm attention and MLP."""
+    """``SiglipEncoderLayer``: pre-norm attention and MLP. ``context`` is what the attention takes: here the backend."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         width = config.integer("hidden_size")
         self.layer_norm1 = LayerNorm(width)
-        self.self_attn = Attention(width, config.integer("num_attention_heads"))
+        self.self_attn: Any = Attention(width, config.integer("num_attention_heads"))
         self.layer_norm2 = LayerNorm(width)
         self.mlp = Mlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
 
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+    def forward(self, x: Tensor, context: Any) -> Tensor:
         residual = x
         x = self.layer_norm1(x)
-        x = self.self_attn(x, backend)
+        x = self.self_attn(x, context)
         x = ops.add(residual, x)
         residual = x
         x = self.layer_norm2(x)
@@ -47,7 +48,7 @@ class SingleQueryAttention(Module):
         self.num_heads = num_heads
         self.in_proj_weight = Parameter(3 * width, width)
         self.in_proj_bias = Parameter(3 * width)
-        self.out_proj = Linear(width, width, bias=True)
+        self.out_proj = DerivedLinear(width, width, bias=True)  # NonDynamicallyQuantizableLinear
 
     def forward(self, x: Tensor, query: Tensor) -> Tensor:
         """``F.multi_head_attention_forward`` with ``need_weights``: slices of one weight project q, and k with v."""

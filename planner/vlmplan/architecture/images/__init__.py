@@ -12,6 +12,7 @@ arithmetic on the dictionaries of config.json and preprocessor_config.json: no p
     dynamic_tiles.py  tiles by aspect ratio plus a thumbnail: internvl, ovis2
     idefics.py        idefics2 (quarters), idefics3 and smolvlm (tiles plus a thumbnail)
     anyres.py         tiles of the best pinpoint, unpadded, with newlines: llava_next, llava_onevision
+    phi4_multimodal.py  tiles over the image, filled up with white, and the whole of it: phi4_multimodal
     mllama.py         tiles padded to a fixed number, seen through cross-attention
 
 Functions named ``...shape`` take an ``Image`` and return an ``ImageShape``.

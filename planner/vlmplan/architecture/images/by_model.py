@@ -29,6 +29,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "mllama": ("mllama", "mllama_shape"),
     "ovis2": ("dynamic_tiles", "ovis2_shape"),
     "paligemma": ("fixed", "paligemma_shape"),
+    "phi4_multimodal": ("phi4_multimodal", "phi4_multimodal_shape"),
     "qwen": ("fixed", "qwen_shape"),
     "qwen2_5_omni_thinker": ("smart_resize", "qwen2_vl_shape"),
     "qwen2_5_vl": ("smart_resize", "qwen2_vl_shape"),

@@ -85,6 +85,35 @@ def _masked_scatter_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor |
     return (grad_target, grad_source)
 
 
+def index_put(target: Tensor, positions: Tensor, source: Tensor) -> Tensor:
+    """``target.index_put(positions, source)``: saves the positions; another way for features into token embeddings.
+
+    ``positions`` (features, dimensions) are ``torch.nonzero``'s. Backward puts zeros into a copy of g, and picks what
+    was there of it.
+    """
+    tape = target.tape
+    node = tape.node((target, source), _index_put_backward, (positions.detached(),), source.shape)
+    out = tape.tensor(target.shape, target.dtype, node)
+    tape.move(2 * target.num_bytes + 2 * source.num_bytes)
+    return out
+
+
+def _index_put_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    tape = g.tape
+    grad_target = grad_source = None
+    if node.needs[0]:
+        zeros = tape.tensor(node.meta, g.dtype)
+        grad_target = tape.tensor(g.shape, g.dtype)
+        tape.move(2 * g.num_bytes + 2 * zeros.num_bytes, num_kernels=2)
+        del zeros
+    if node.needs[1]:
+        grad_source = tape.tensor(node.meta, g.dtype)
+        tape.move(2 * grad_source.num_bytes)
+    return (grad_target, grad_source)
+
+
 def slice_last(x: Tensor, width: int) -> Tensor:
     """``x[..., a:b]`` with ``b - a == width``: a view; its gradient is written into a tensor of x's whole size."""
     tape = x.tape

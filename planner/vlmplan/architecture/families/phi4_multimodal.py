@@ -1,0 +1,92 @@
+"""Phi-4-multimodal: Phi-3 with a vision tower in front, and an audio tower that only weighs.
+
+Source: transformers 5.23 ``models/phi4_multimodal/modeling_phi4_multimodal.py``. The towers lie inside the decoder.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import DecoderShape, decoder_shape
+from vlmplan.architecture.families.phi3 import Phi3Decoder, Phi3ForCausalLM, Phi3Rules, phi3_rules
+from vlmplan.architecture.families.phi4_audio import AudioEmbedding
+from vlmplan.architecture.families.phi4_vision import ImageEmbedding
+from vlmplan.architecture.images.shape import ImageShape
+from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+
+class FeatureEmbedding(Module):
+    """``Phi4MultimodalFeatureEmbedding``."""
+
+    def __init__(self, config: Config, width: int) -> None:
+        super().__init__()
+        self.image_embed = ImageEmbedding(config, width)
+        self.audio_embed = AudioEmbedding(config.section("audio_config"), width)
+
+    def forward(
+        self, ids: Tensor, embeddings: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend
+    ) -> Tensor:
+        with ids.tape.section("image_masks"):
+            masks = [ids.tape.tensor(ids.shape, DType.BOOL) for _ in range(2)]
+        if pixels is not None:
+            embeddings = self.image_embed(ids, embeddings, pixels, batch, backend)
+        del masks
+        return embeddings
+
+
+class Phi4Decoder(Phi3Decoder):
+    """``Phi4MultimodalModel``."""
+
+    def __init__(self, config: Config, shape: DecoderShape, rules: Phi3Rules) -> None:
+        super().__init__(shape, rules)
+        self.embed_tokens_extend = FeatureEmbedding(config, shape.hidden_size)
+
+
+class Phi4Multimodal(Phi3ForCausalLM):
+    """``Phi4MultimodalForCausalLM``."""
+
+    PARTS = {
+        "model.embed_tokens_extend": Part.PROJECTOR,
+        "model.embed_tokens_extend.image_embed.img_processor": Part.VISION,
+        "model.embed_tokens_extend.audio_embed.encoder": Part.VISION,
+    }
+
+    def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
+        assert batch.image is not None
+        return (batch.num_images, batch.image.num_vision_sequences, *self._tile(batch.image))
+
+    def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
+        """``image_sizes``, and ``image_attention_mask``, which is of ones and zeros in the type of pixels."""
+        image = batch.image
+        assert image is not None
+        mask = (batch.num_images, image.num_vision_sequences, image.num_patch_rows, image.num_patch_columns)
+        dtypes = batch.pixel_dtypes or (self.head.weight.dtype,)
+        return [((batch.num_images, 2), DType.INT64), *((mask, dtype) for dtype in dtypes)]
+
+    def _tile(self, image: ImageShape) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        height, width = image.resized_height // image.num_tile_rows, image.resized_width // image.num_tile_columns
+        return (self.model.embed_tokens_extend.image_embed.img_processor.embeddings.num_channels, height, width)
+
+    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
+        embeddings = self.model.embed_tokens_extend(ids, self.model.embed(ids), pixels, batch, backend)
+        return self.model(embeddings, backend)
+
+
+def decoder(config: Config) -> Phi4Decoder:
+    """``Phi4MultimodalModel``: a window, where there is one, is that of all layers."""
+    shape = decoder_shape(config)
+    window = config.optional_integer("sliding_window")
+    shape = replace(shape, windows=(window,) * shape.num_layers)
+    return Phi4Decoder(config, shape, phi3_rules(config, shape.head_dim))
+
+
+def build(config: Config) -> Phi4Multimodal:
+    """``Phi4MultimodalForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return Phi4Multimodal(model, head, ties_weights=config.boolean("tie_word_embeddings"))
