@@ -150,12 +150,12 @@ class GatedDeltaNet(Module):
     def _decay(self, a: Tensor) -> Tensor:
         """``-A_log.float().exp() * softplus(a.float() + dt_bias)``: log of the decay by token and head."""
         tape = a.tape
-        rate = ops.scale(ops.unary(_as_float(self.A_log, tape), saves_output=True))
+        rate = ops.scale(ops.unary(as_float(self.A_log, tape), saves_output=True))
         steps = ops.unary(ops.add(ops.to(a, DType.FLOAT32), self.dt_bias), saves_input=True)
         return ops.mul(steps, rate)
 
 
-def _as_float(weight: Parameter, tape: ForwardTape) -> Tensor:
+def as_float(weight: Parameter, tape: ForwardTape) -> Tensor:
     """``weight.float()``."""
     cast = ops.cast_weight(weight, DType.FLOAT32, tape)
     return cast if isinstance(cast, Tensor) else ops.expand_weight(cast, cast.shape, tape)

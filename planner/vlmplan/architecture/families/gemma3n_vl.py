@@ -74,7 +74,7 @@ class Gemma3nModel(Module):
                 mask = tape.tensor(ids.shape, DType.BOOL)
                 own_ids = tape.tensor(ids.shape, DType.INT64)
                 hard = embedder(own_ids)
-                embeddings = _where(mask, hard, embeddings)
+                embeddings = ops.where(mask, hard, embeddings)
                 held += [mask, own_ids, hard]
                 del mask, own_ids, hard
         if pixels is not None:
@@ -92,25 +92,6 @@ class Gemma3nModel(Module):
                 held.append(is_image)
                 del is_image, features
         return language_model(embeddings, [per_layer], backend)
-
-
-def _where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """``torch.where(mask, x, y)`` with a value of the mask a row: saves it; both gradients are new tensors."""
-    tape = x.tape
-    node = tape.node((x, y), _where_backward, (mask.detached(),), (x.dtype, y.dtype))
-    out = tape.tensor(x.shape, ops.promoted(x.dtype, y.dtype), node)
-    tape.move(x.num_bytes + y.num_bytes + out.num_bytes)
-    return out
-
-
-def _where_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    made: list[Tensor | None] = []
-    for needed in node.needs:
-        made.append(g.tape.tensor(g.shape, g.dtype) if needed else None)
-        g.tape.move(2 * g.num_bytes if needed else 0)
-    return [each and ops.to(each, dtype) for each, dtype in zip(made, node.meta, strict=True)]
 
 
 def _scaled_in_place(x: Tensor) -> Tensor:

@@ -132,8 +132,9 @@ class SharedExpertsBlock(Module):
 
 
 def shared_experts_block(config: Config, shape: DecoderShape) -> SharedExpertsBlock:
-    """The mixture of experts of a text configuration (deepseek_v2, deepseek_v3, glm4_moe, mistral4)."""
-    num_experts, inner = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
+    """The mixture of experts of a text configuration (deepseek_v2, deepseek_v3, glm4_moe, kimi_linear, mistral4)."""
+    num_experts = config.integer("num_local_experts" if config.model_type == "kimi_linear" else "n_routed_experts")
+    inner = config.integer("moe_intermediate_size")
     experts = Experts(num_experts, shape.hidden_size, inner, activation=shape.activation)
     inner *= config.integer("n_shared_experts")
     # Others have no key mlp_bias, or a class that does not read it here.

@@ -92,7 +92,7 @@ class LatentAttention(Module):
         batch, num_tokens, _ = x.shape
         shape = self.shape
         heads = (batch, shape.num_heads, num_tokens)
-        q = self._queries(x)
+        q = self.queries(x)
         q_pass, q_rotated = ops.split(q, (*heads, shape.plain_width), (*heads, shape.rotary_width))
         compressed = self.kv_a_proj_with_mqa(x)
         one = (batch, 1, num_tokens)
@@ -104,13 +104,13 @@ class LatentAttention(Module):
         queries = ops.concatenate((q_pass, q_rotated), (*heads, shape.head_dim))
         if shape.scales_queries:
             queries = ops.mul(queries, x.tape.tensor((1, 1, num_tokens, 1), queries.dtype))
-        k, v = self._expanded(latent, k_rotated)
+        k, v = self.expanded(latent, k_rotated)
         mask = context.masks.get(None)
         out = attend(context.backend, queries, k, v, is_causal=True, mask=mask, is_cached=False)
         out = heads_together(context.backend, queries, k, out, has_mask=mask is not None, value_dim=shape.value_width)
         return self.o_proj(out)
 
-    def _queries(self, x: Tensor) -> Tensor:
+    def queries(self, x: Tensor) -> Tensor:
         """Of shape (batch, tokens, heads * head_dim)."""
         if self.shape.q_rank is None:
             return self.q_proj(x)
@@ -125,7 +125,7 @@ class LatentAttention(Module):
             return rotated_in_pairs(q, cos, sin), rotated_in_pairs(k, cos, sin)
         return ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
 
-    def _expanded(self, latent: Tensor, k_rotated: Tensor) -> tuple[Tensor, Tensor]:
+    def expanded(self, latent: Tensor, k_rotated: Tensor) -> tuple[Tensor, Tensor]:
         """``expand_kv``: keys and values of all heads; both parts of the keys are written into a new tensor."""
         shape, tape = self.shape, latent.tape
         batch, _, num_tokens, _ = latent.shape

@@ -30,6 +30,7 @@ TEXT_FAMILIES = {
     "granite": "granite",
     "hunyuan_v1_dense": "hunyuan",
     "internlm3": "internlm3",
+    "kimi_linear": "kimi_linear",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2_moe",
     "llama": "llama",

@@ -27,6 +27,7 @@ from vlmplan.architecture.ops.elementwise import (
     subtract,
     tanh,
     unary,
+    where,
 )
 from vlmplan.architecture.ops.layout import (
     concatenate,
@@ -93,4 +94,5 @@ __all__ = [
     "to",
     "total",
     "unary",
+    "where",
 ]

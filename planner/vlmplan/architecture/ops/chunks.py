@@ -48,6 +48,61 @@ def _difference_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | Non
     return (grad_x, grad_y)
 
 
+def outer(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x * y``, both broadcast to ``shape``: saves each if the other needs a gradient; both gradients are summed."""
+    tape = x.tape
+    saved = (x.detached() if y.requires_grad else None, y.detached() if x.requires_grad else None)
+    node = tape.node((x, y), _outer_backward, saved, (x.shape, y.shape, shape))
+    out = tape.tensor(shape, promoted(x.dtype, y.dtype), node)
+    tape.move(x.num_bytes + y.num_bytes + out.num_bytes)
+    return out
+
+
+def _outer_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """Both gradients are there before the first is summed (``validate_outputs`` in ``engine.cpp``)."""
+    (g,) = grads
+    assert g is not None
+    *shapes, shape = node.meta
+    tape = g.tape
+    wide = [tape.tensor(shape, g.dtype) if needed else None for needed in node.needs]
+    tape.move(3 * g.num_bytes, num_kernels=2)
+    if tape.frees_saved:
+        node.saved = ()
+    result: list[Tensor | None] = []
+    for index, own in enumerate(shapes):
+        grad = wide[index]
+        wide[index] = None
+        result.append(None if grad is None else reduced(grad, own, g.dtype))
+        del grad
+    return result
+
+
+def divide(x: Tensor, y: Tensor) -> Tensor:
+    """``x / y`` with y (..., 1): saves both. The gradient of y is ``-g * ((x / y) / y)``, of x's size before it is
+    summed; what it is made of goes when it is whole (``div_tensor_other_backward``)."""
+    tape = x.tape
+    saved = (x.detached(), y.detached()) if x.requires_grad or y.requires_grad else ()
+    node = tape.node((x, y), _divide_backward, saved, y.shape)
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def _divide_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    tape = g.tape
+    parts = [tape.tensor(g.shape, g.dtype) for _ in range(3)]
+    grad_y = tape.tensor(g.shape, g.dtype)
+    tape.move(8 * g.num_bytes, num_kernels=4)
+    parts.clear()
+    grad_x = tape.tensor(g.shape, g.dtype)
+    tape.move(2 * g.num_bytes)
+    if tape.frees_saved:
+        node.saved = ()
+    return (grad_x if node.needs[0] else None, reduced(grad_y, node.meta, g.dtype) if node.needs[1] else None)
+
+
 def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     """``x.masked_fill(mask, number)``: saves the mask; its gradient is another masked copy."""
     tape = x.tape

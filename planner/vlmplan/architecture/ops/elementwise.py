@@ -85,6 +85,25 @@ def _mul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (grad_x, grad_y)
 
 
+def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """``torch.where(mask, x, y)``: saves the mask, which may be broadcast; both gradients are new tensors."""
+    tape = x.tape
+    node = tape.node((x, y), _where_backward, (mask.detached(),), (x.dtype, y.dtype))
+    out = tape.tensor(x.shape, promoted(x.dtype, y.dtype), node)
+    tape.move(x.num_bytes + y.num_bytes + out.num_bytes)
+    return out
+
+
+def _where_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    made: list[Tensor | None] = []
+    for needed in node.needs:
+        made.append(g.tape.tensor(g.shape, g.dtype) if needed else None)
+        g.tape.move(2 * g.num_bytes if needed else 0)
+    return [each and to(each, dtype) for each, dtype in zip(made, node.meta, strict=True)]
+
+
 def scale(x: Tensor) -> Tensor:
     """``x * number``, ``-x``, ``x + number``: saves nothing; its gradient is a new tensor for a product."""
     tape = x.tape

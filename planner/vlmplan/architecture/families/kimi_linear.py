@@ -1,0 +1,129 @@
+"""Kimi Linear: three layers of Kimi delta attention to one of latent attention without positions, and experts.
+
+Source: transformers 5.23 ``models/kimi_linear/modeling_kimi_linear.py`` and ``configuration_kimi_linear.py``. The
+mixture of experts is DeepSeek-V3's.
+"""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.deepseek_v3 import DENSE, SPARSE
+from vlmplan.architecture.families.group_router import shared_experts_block
+from vlmplan.architecture.families.kimi_delta import KimiDeltaAttention, kimi_delta_shape
+from vlmplan.architecture.families.latent_attention import LatentAttention, latent_shape
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, RotaryContext, stack_of_kinds
+from vlmplan.architecture.families.qwen3_5 import FULL, LINEAR
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.json_reader import not_allowed
+
+INTERVAL = 4
+"""Every how many layers one behind the first has full attention where the file does not say (``__post_init__``)."""
+LISTS = {"full_attn_layers": FULL, "kda_layers": LINEAR}
+"""Of ``linear_attn_config``: the layers of each kind, counted from 1."""
+
+
+class PlainLatentAttention(LatentAttention):
+    """``KimiLinearAttention``: queries and keys as they are projected."""
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape, one = self.shape, (batch, 1, num_tokens)
+        q = self.queries(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        compressed = self.kv_a_proj_with_mqa(x)
+        latent, shared = ops.split(compressed, (*one, shape.kv_rank), (*one, shape.rotary_width))
+        latent = self.kv_a_layernorm(latent)
+        if x.tape.key_cache is not None:
+            latent, shared = x.tape.key_cache.kept(latent), x.tape.key_cache.kept(shared)
+        k, v = self.expanded(latent, shared)
+        mask = context.masks.get(None)
+        return self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, is_cached=False))
+
+
+class KimiLayer(DecoderLayer):
+    """``KimiLinearDecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, mixer: Module, block: Module | None) -> None:
+        super().__init__(shape)
+        self.self_attn = mixer
+        if block is not None:
+            self.mlp = block
+
+
+class KimiDecoder(Decoder):
+    """``KimiLinearModel``."""
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """None."""
+        nothing = x.tape.tensor((0,), x.dtype)
+        return nothing, nothing
+
+
+def layer_types(config: Config) -> Sequence[str]:
+    """Which token mixer each layer has: ``layer_types``, else the lists of published files, else every fourth."""
+    num_layers, names = config.integer("num_hidden_layers"), config.layer_types()
+    own = config.mapping("linear_attn_config")
+    if names is None and all(key in own for key in LISTS):
+        types: dict[int, str] = {}
+        for key, name in LISTS.items():
+            types |= dict.fromkeys(own.integers(key), name)
+        if sorted(types) != list(range(1, num_layers + 1)):
+            allowed = f"each layer from 1 to {num_layers} in one of {' and '.join(LISTS)}"
+            raise not_allowed(CONFIG, "linear_attn_config", sorted(types), allowed)
+        return [types[index + 1] for index in range(num_layers)]
+    if names is None:
+        return [FULL if index and index % INTERVAL == 0 else LINEAR for index in range(num_layers)]
+    if not set(names) <= {LINEAR, FULL}:
+        raise not_allowed(CONFIG, "layer_types", sorted(set(names)), f"names out of {LINEAR} and {FULL}")
+    return names
+
+
+def sparse_layers(config: Config) -> list[bool]:
+    """Of each layer whether it has experts: by ``mlp_layer_types``, else all behind ``first_k_dense_replace``."""
+    names = config.names_by_layer("mlp_layer_types")
+    if names is None:
+        num_dense = config.count("first_k_dense_replace") if "first_k_dense_replace" in config else 1
+        return [index >= num_dense for index in range(config.integer("num_hidden_layers"))]
+    if not set(names) <= {DENSE, SPARSE}:
+        raise not_allowed(CONFIG, "mlp_layer_types", sorted(set(names)), f"names out of {DENSE} and {SPARSE}")
+    return [name == SPARSE for name in names]
+
+
+def decoder(config: Config) -> KimiDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    latent, delta = latent_shape(config), kimi_delta_shape(config)
+    shape = DecoderShape(
+        hidden_size=latent.hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=latent.num_heads,
+        num_kv_heads=latent.num_heads,
+        head_dim=latent.head_dim,
+        vocab_size=config.integer("vocab_size"),
+        activation=config.text("hidden_act"),
+    )
+
+    def layer(kind: tuple[str, bool]) -> KimiLayer:
+        name, is_sparse = kind
+        mixer = KimiDeltaAttention(delta) if name == LINEAR else PlainLatentAttention(latent)
+        return KimiLayer(shape, mixer, shared_experts_block(config, shape) if is_sparse else None)
+
+    kinds = list(zip(layer_types(config), sparse_layers(config), strict=True))
+    return KimiDecoder(shape, stack_of_kinds(kinds, layer))
+
+
+class KimiLinear(CausalLM):
+    """``KimiLinearForCausalLM``, whose head is always its own (``_tied_weights_keys`` is empty). peft knows no names of
+    experts in it: names mean Linears alone."""
+
+
+def build(config: Config) -> KimiLinear:
+    """``KimiLinearForCausalLM``."""
+    model = decoder(config)
+    causal = KimiLinear(model, Linear(model.shape.hidden_size, model.shape.vocab_size), ties_weights=False)
+    if LINEAR not in layer_types(config):
+        causal.attention_linears = latent_shape(config).linears
+    return causal
