@@ -35,10 +35,25 @@ TEXT = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 64,
 }
+KIMI = {
+    "model_type": "kimi_linear",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "pad_token_id": 0,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "layer_types": ["linear_attention"] * 2,
+    "mlp_layer_types": ["dense"] * 2,
+    "linear_num_heads": 4,
+    "linear_head_dim": 48,
+}
 CONFIGS = (
     TEXT,
     {**TEXT, "linear_num_key_heads": 4},
     {**TEXT, "linear_key_head_dim": 64, "linear_value_head_dim": 32, "linear_num_value_heads": 8},
+    KIMI,
 )
 BATCHES = (Batch(micro_batch=2, num_tokens=150), Batch(micro_batch=1, num_tokens=512))
 
@@ -91,7 +106,8 @@ def install() -> None:
     cache = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(cache)
     cache.fla_cache_autotune = wrapping
-    import fla.ops.gated_delta_rule  # noqa: F401
+    import fla.ops.gated_delta_rule
+    import fla.ops.kda  # noqa: F401
 
 
 def measured(config: dict[str, Any], batch: Batch, *, checkpoints: bool) -> dict[str, int]:

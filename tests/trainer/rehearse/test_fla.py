@@ -20,7 +20,9 @@ COUNTED = json.loads((Path(__file__).parents[2] / "architecture" / "fla_kernels.
 FLA = Recipe(linear_attention=LinearAttention.FLA)
 
 
-@pytest.mark.parametrize("row", [COUNTED[0], COUNTED[-2]], ids=["shared heads", "wide keys"])
+@pytest.mark.parametrize(
+    "row", [COUNTED[0], COUNTED[10], COUNTED[12], COUNTED[14]], ids=["shared heads", "wide keys", "Kimi", "long Kimi"]
+)
 def test_a_step_holds_what_it_does_with_flas_own_code(row):
     with delta_kernels():
         batch = Batch(micro_batch=row["micro_batch"], num_tokens=row["num_tokens"])

@@ -12,22 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library
 
+from vlmplan_trainer.rehearse.fla_kimi import chunk_kda
+from vlmplan_trainer.rehearse.fla_products import CHUNK, count, states, unit
 from vlmplan_trainer.rehearse.replaced import replaced
 
-CHUNK = 64
-"""``chunk_size``, which transformers does not set."""
 MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 """transformers' models with gated delta nets."""
 RULE, CONVOLUTION = "torch_chunk_gated_delta_rule", "causal_conv1d_fn"
 """What they call, which is one of the packages' functions where those are installed."""
-OPERATION = "kernel_products"
-"""An operation that does nothing: it tells how many FLOPs a kernel takes (``flops``)."""
-
-_operations = Library("vlmplan_rehearsal", "DEF")
-_operations.define(f"{OPERATION}(Tensor x, int flops) -> ()")
-_operations.impl(OPERATION, lambda x, flops: None, "CompositeExplicitAutograd")
+KIMI, KIMI_RULE = "kimi_linear", "chunk_kimi_delta_attention"
+"""transformers' model with Kimi delta attention, and what it calls."""
 
 
 def chunk_gated_delta_rule(
@@ -57,13 +52,13 @@ class _DeltaRule(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
         given = [x.contiguous() for x in inputs]
         q, k, v, g, beta = given
-        q, q_rstd = _unit(q)
-        k, k_rstd = _unit(k)
+        q, q_rstd = unit(q)
+        k, k_rstd = unit(k)
         g = torch.empty_like(g, dtype=torch.float32)
         solved = k.new_empty((*v.shape[:3], CHUNK))
         w, u = k.new_empty((*v.shape[:3], k.shape[-1])), torch.empty_like(v)
-        h, v_new = _states(k, v)
-        _count(k, v, passes=1)
+        h, v_new = states(k, v)
+        count(k, v, passes=1)
         o = torch.empty_like(v_new)
         ctx.save_for_backward(q, q_rstd, k, k_rstd, v, g, beta, solved)
         del w, u, h
@@ -82,7 +77,7 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, do: Ten
     """``chunk_gated_delta_rule_bwd``."""
     wide = (*v.shape[:3], k.shape[-1])
     w, u = k.new_empty(wide), torch.empty_like(v)
-    h, v_new = _states(k, v)
+    h, v_new = states(k, v)
     dv = torch.empty_like(do)
     dh = torch.empty_like(h)
     dv = torch.empty_like(dv)
@@ -95,20 +90,9 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, do: Ten
     dk.add_(dk2)
     dg.add_(dg2)
     dg = torch.empty_like(dg)
-    _count(k, v, passes=3)
+    count(k, v, passes=3)
     del u, v_new, dh, dw
     return dq, dk, dv, db, dg
-
-
-def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``l2norm_fwd``."""
-    return torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
-
-
-def _states(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """``chunk_gated_delta_rule_fwd_h``: the state before each chunk, and the new values."""
-    batch, num_tokens, num_heads, width = v.shape
-    return k.new_empty(batch, -(-num_tokens // CHUNK), num_heads, k.shape[-1], width), torch.empty_like(v)
 
 
 def _of_heads(gradient: Tensor, x: Tensor) -> Tensor:
@@ -117,15 +101,6 @@ def _of_heads(gradient: Tensor, x: Tensor) -> Tensor:
     if gradient.shape[2] == num_heads:
         return gradient
     return gradient.view(batch, num_tokens, num_heads, -1, width).sum(3)
-
-
-def _count(k: Tensor, v: Tensor, *, passes: int) -> None:
-    """The products of ``passes`` forwards: within a chunk of keys with keys, of queries with keys and of the solved
-    matrix with keys, of that and of scores with values; three of a key with a state. Backward makes the states again
-    and two gradients of each product."""
-    keys, values = k.shape[-1], v.shape[-1]
-    per_pair = CHUNK * (3 * keys + 2 * values) + 3 * keys * values
-    torch.ops.vlmplan_rehearsal.kernel_products(k, 2 * passes * v[..., 0].numel() * per_pair)
 
 
 class _Convolution(torch.autograd.Function):
@@ -150,9 +125,10 @@ class _Convolution(torch.autograd.Function):
 def delta_kernels() -> Iterator[None]:
     """Models with gated delta nets call these functions."""
     with ExitStack() as stack:
-        for name in MODELS:
+        for name in (*MODELS, KIMI):
             module = import_module(f"transformers.models.{name}.modeling_{name}")
-            stack.enter_context(replaced(module, RULE, chunk_gated_delta_rule))
+            rule = (KIMI_RULE, chunk_kda) if name == KIMI else (RULE, chunk_gated_delta_rule)
+            stack.enter_context(replaced(module, *rule))
             stack.enter_context(replaced(module, CONVOLUTION, causal_conv1d_fn))
         yield
 

@@ -3,7 +3,8 @@
 Source: transformers 5.23 ``models/kimi_linear/modeling_kimi_linear.py`` (``chunk_kimi_delta_attention``,
 ``KimiLinearDeltaAttention``, ``KimiLinearForgetGate``, ``KimiLinearRMSNormGated``). It is what runs without
 flash-linear-attention and causal-conv1d: pairs of the tokens of each chunk are written out for every element of a key,
-in float32, and the inverse of each chunk's matrix is made row by row, in place.
+in float32, and the inverse of each chunk's matrix is made row by row, in place. With them the convolution and the rule
+are one operation each (``ops.delta_kernels``, ``ops.kimi_kernels``).
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import CHUNK, CausalConvolution, as_float
 from vlmplan.architecture.families.llama import RotaryContext
 from vlmplan.architecture.modules import Linear, Module
-from vlmplan.architecture.ops import chunks
+from vlmplan.architecture.ops import chunks, delta_kernels
+from vlmplan.architecture.ops.kimi_kernels import fla_kimi_rule
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -112,19 +114,23 @@ class KimiDeltaAttention(Module):
         heads = (batch, num_tokens, shape.num_heads, shape.head_dim)
         wide = (batch, num_tokens, 3 * shape.width)
         mixed = ops.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], wide)
-        mixed = self._convolved(mixed.view(batch, 3 * shape.width, num_tokens))
+        mixed = self._convolved(mixed.view(batch, 3 * shape.width, num_tokens), uses_fla=context.backend.uses_fla)
         q, k, v = ops.split(mixed, heads, heads, heads)
         decay = self.forget_gate(x).view(*heads)
         beta = ops.sigmoid(self.b_proj(x))
-        out = chunked_kimi_rule(q, k, v, decay, beta)
+        out = (fla_kimi_rule if context.backend.uses_fla else chunked_kimi_rule)(q, k, v, decay, beta)
         gate = self.g_b_proj(self.g_a_proj(x))
         rows = (batch * num_tokens * shape.num_heads, shape.head_dim)
         out = self.o_norm(out.view(*rows), gate.view(*rows))
         return self.o_proj(out.view(batch, num_tokens, shape.width))
 
-    def _convolved(self, x: Tensor) -> Tensor:
-        """``causal_conv1d_fn``, and all of its tokens cut out of its result by their number from the end."""
-        result = ops.to(self.activation(self.conv1d(x)), x.dtype)
+    def _convolved(self, x: Tensor, *, uses_fla: bool) -> Tensor:
+        """``causal_conv1d_fn``, and all of its tokens cut out of its result by their number from the end: the gradient
+        of that lies token after token, and is copied for the kernel, channel after channel."""
+        if uses_fla:
+            result = delta_kernels.causal_convolution(x, self.conv1d.weight, copies_gradient=True)
+        else:
+            result = ops.to(self.activation(self.conv1d(x)), x.dtype)
         return ops.part(result, *result.shape)
 
 

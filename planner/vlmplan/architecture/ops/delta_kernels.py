@@ -25,13 +25,15 @@ CHUNK = 64
 """``chunk_size``, which transformers does not set."""
 
 
-def causal_convolution(x: Tensor, weight: Parameter) -> Tensor:
+def causal_convolution(x: Tensor, weight: Parameter, *, copies_gradient: bool = False) -> Tensor:
     """``causal_conv1d_fn(x, weight, activation="silu")``: saves x and the weight; the activation is made again.
 
-    Shapes: x and the result (batch, channels, tokens), weight (channels, 1, taps).
+    Shapes: x and the result (batch, channels, tokens), weight (channels, 1, taps). ``copies_gradient``: that of the
+    result has its channels not next to each other.
     """
     tape = x.tape
-    node = tape.node((x, weight), _convolution_backward, (x.detached(), weight), (x.shape, x.dtype), weight)
+    meta = (x.shape, x.dtype, copies_gradient)
+    node = tape.node((x, weight), _convolution_backward, (x.detached(), weight), meta, weight)
     out = tape.tensor(x.shape, x.dtype, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out
@@ -43,13 +45,16 @@ def _convolution_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | No
     assert g is not None
     x, weight = node.saved
     assert isinstance(weight, Parameter)
-    shape, dtype = node.meta
+    shape, dtype, copies_gradient = node.meta
+    rows = g.tape.tensor(g.shape, g.dtype) if copies_gradient else g
+    if copies_gradient:
+        grads.clear()
     grad_x = g.tape.tensor(shape, dtype)
     g.tape.move(3 * g.num_bytes)
     wide = g.tape.tensor(weight.shape, DType.FLOAT32)
     del x
     grad_weight = g.tape.gradient(weight.shape, weight.dtype) if node.needs[1] else None
-    del wide
+    del wide, rows
     return (grad_x if node.needs[0] else None, grad_weight)
 
 
