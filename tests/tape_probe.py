@@ -34,13 +34,14 @@ def predicted_step(
     autocast: DType | None = None,
     keeps_gradients: bool = False,
     uses_fla: bool = False,
+    caches_casts: bool = False,
 ) -> Predicted:
     """As on CPU under a dispatch mode: no kernel workspaces, gradients summed into new tensors, wide dropout masks."""
     tree = model if isinstance(model, Model) else build_model(model)
     for _, stack in tree.stacks():
         stack.checkpoints = checkpoints
     ways = {"accumulates_in_place": False, "fuses_dropout": False, "makes_loss_inside": True}
-    tape = Tape(autocast=autocast, follows_weights=False, **ways)
+    tape = Tape(autocast=autocast, caches_casts=caches_casts, follows_weights=False, **ways)
     backend = AttentionBackend(implementation=implementation, has_workspaces=False, uses_fla=uses_fla)
     trace = tree.run(tape, batch, backend, loss=loss)
     result = Predicted(trace=trace)

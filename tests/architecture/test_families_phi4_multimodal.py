@@ -14,6 +14,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 ALIAS = "phi-4-multimodal"
 IMAGE_TOKEN = 990
@@ -51,6 +52,8 @@ CONFIG = {
 OTHER_AUDIO = {**AUDIO, "time_reduction": 6, "bias_symmetric": True, "depthwise_multiplier": 2, "kernel_size": 5}
 UNTIED = {**CONFIG, "tie_word_embeddings": False, "sliding_window": 64, "audio_config": OTHER_AUDIO}
 ODD = {"image_size": 434, "crop_size": 434}
+WIDE = {**CONFIG, "hidden_size": 1024, "num_hidden_layers": 1, "vision_config": {**VISION, "num_hidden_layers": 2}}
+"""Its projection is as large as all else."""
 TOWER = ("model.embed_tokens_extend.image_embed.img_processor",)
 EXTENSION = ("model.embed_tokens_extend",)
 SIZES = {"one tile": (448, 448), "side by side": (900, 300), "above": (400, 700), "square": (600, 800)}
@@ -82,10 +85,10 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_parameters_and_linears_match(config)
 
 
-def step(config, size, *, num_images=1, **options):
+def laid_out(config, size, num_images):
+    """A micro batch of two samples: the plan's, and transformers' inputs."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from family_checks import assert_step_matches
     from vlmplan_trainer.probe import configuration
     from vlmplan_trainer.rehearse.batch import ImageSpec, Samples, micro_batch
 
@@ -99,7 +102,35 @@ def step(config, size, *, num_images=1, **options):
     values = {name: value.bfloat16() if value.is_floating_point() else value for name, value in made.values.items()}
     assert int((values["input_ids"] == IMAGE_TOKEN).sum()) == batch.num_images * image.num_placeholder_tokens
     assert torch.is_floating_point(values["image_attention_mask"])
-    assert_step_matches(config, batch, values, made.shapes, tolerance=0.002, **options)
+    return batch, values, made.shapes
+
+
+def step(config, size, *, num_images=1, **options):
+    batch, values, shapes = laid_out(config, size, num_images)
+    from family_checks import assert_step_matches
+
+    assert_step_matches(config, batch, values, shapes, tolerance=0.002, **options)
+
+
+def test_all_images_share_the_casts_of_the_projection_that_autocast_caches():
+    batch, values, shapes = laid_out(WIDE, (448, 448), num_images=2)
+    import torch
+
+    from family_checks import real_model
+    from torch_probe import measured_step
+
+    measured = measured_step(
+        lambda: real_model(WIDE, dtype=torch.float32), values, floats=shapes, autocast=torch.bfloat16
+    )
+    model = build_model(WIDE)
+    for entry in model.parameters():
+        entry.parameter.dtype = DType.FLOAT32
+    cached, anew = (
+        predicted_step(model, batch, autocast=DType.BFLOAT16, caches_casts=caches) for caches in (True, False)
+    )
+    assert cached.forward_live == pytest.approx(measured.forward_live, rel=0.002)
+    assert cached.forward_peak == pytest.approx(measured.forward_peak, rel=0.002)
+    assert anew.forward_live > 1.01 * measured.forward_live
 
 
 @pytest.mark.one_in(3)

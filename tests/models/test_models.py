@@ -450,3 +450,14 @@ def test_finding_a_packaged_model_takes_milliseconds():
     for _ in range(10):
         find_model(QWEN2_VL)
     assert time.process_time() - start < 10 * 0.02
+
+
+def test_that_sound_is_not_planned_is_said_of_a_model_that_hears():
+    found = find_model("phi-4-multimodal")
+    assert "Samples with sound are not planned: the audio tower of phi-4-multimodal is idle." in found.notes
+
+
+def test_the_published_layout_of_phi_4_is_refused_and_the_converted_revision_is_not():
+    with pytest.raises(InputError, match="code that vlmplan does not run"):
+        find_model("microsoft/Phi-4-multimodal-instruct")
+    assert find_model("microsoft/Phi-4-multimodal-instruct@refs/pr/70").model_type == "phi4_multimodal"

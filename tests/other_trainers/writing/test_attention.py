@@ -36,6 +36,14 @@ def test_the_program_of_the_plain_trainer_asks_for_weights_that_can_be_trained()
         compile(text, "train.py", "exec")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("phi-4-multimodal", "AutoModelForCausalLM"), ("llava-1.5-7b", "AutoModelForImageTextToText")]
+)
+def test_the_program_of_the_plain_trainer_loads_the_class_that_takes_images(name, kind):
+    model = ModelFiles(id=name, config=packaged_config(name), hub_id=f"org/{name}")
+    assert f"from transformers import {kind} as ModelClass" in script_text([], EAGER, Workload(model=model))
+
+
 @pytest.mark.sweep
 def test_transformers_refuses_sdpa_for_all_parts_and_chooses_it_for_the_decoder_by_itself():
     torch = pytest.importorskip("torch")
