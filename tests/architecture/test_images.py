@@ -33,7 +33,9 @@ GEMMA3 = ((896 // 14 // 4) ** 2,) * 2
 TABLE_TOKENS = {
     "blip2-opt-2.7b": (32, 32),
     **dict.fromkeys(("gemma-3n-e2b", "gemma-3n-e4b"), (256, 256)),
-    **dict.fromkeys(("gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e2b", "gemma-4-e4b"), (16 * 16, 16 * 16)),
+    **dict.fromkeys(
+        ("gemma-4-12b", "gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e2b", "gemma-4-e4b"), (16 * 16, 16 * 16)
+    ),
     "gemma-3-4b": GEMMA3,
     "gemma-3-12b": GEMMA3,
     "gemma-3-27b": GEMMA3,

@@ -17,6 +17,7 @@ TYPES = {
         "gemma3",
         "gemma3n",
         "gemma4",
+        "gemma4_unified",
         "glm4v",
         "glm4v_moe",
         "idefics2",

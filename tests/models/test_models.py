@@ -422,10 +422,11 @@ def test_every_described_model_has_a_context_length():
     assert all(length is not None and length >= 1024 for length in lengths)
 
 
-def test_models_with_a_vision_tower_take_images():
+def test_models_with_a_vision_tower_or_a_projector_take_images():
     for alias, row in ROWS.items():
         if packaged_files(alias).model_type in FAMILIES:
-            assert takes_images(find_model(alias)) is (int(row["params_vision"]) > 0)
+            num_seeing = int(row["params_vision"]) + int(row["params_projector"] or 0)
+            assert takes_images(find_model(alias)) is (num_seeing > 0)
 
 
 def test_checkpoints_of_remote_code_are_told_by_auto_map():

@@ -23,6 +23,7 @@ ALIASES = {
     "gemma3": "gemma-3-4b",
     "gemma3n": "gemma-3n-e2b",
     "gemma4": "gemma-4-31b",
+    "gemma4_unified": "gemma-4-12b",
     "glm46v": "glm-4.6v-flash",
     "glm4v": "glm-4.1v-9b",
     "glm4v_moe": "glm-4.5v",

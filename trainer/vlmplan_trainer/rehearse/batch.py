@@ -229,7 +229,9 @@ def _padded_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.
         "image_position_ids": places.repeat(samples.num_images, 1, 1),
         "mm_token_type_ids": (ids == token).long(),
     }
-    return values, {"pixel_values": (samples.num_images, len(places), 3 * config.vision_config.patch_size**2)}
+    vision = config.vision_config
+    side = getattr(vision, "model_patch_size", vision.patch_size)
+    return values, {"pixel_values": (samples.num_images, len(places), 3 * side**2)}
 
 
 def _lfm2_vl(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
@@ -343,7 +345,7 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     **dict.fromkeys(("llava_next", "llava_onevision"), _anyres),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     **dict.fromkeys(("blip-2", "instructblip"), _queries),
-    "gemma4": _padded_patches,
+    **dict.fromkeys(("gemma4", "gemma4_unified"), _padded_patches),
     "idefics2": _idefics2,
     "lfm2_vl": _lfm2_vl,
     "llama4": _llama4,

@@ -14,6 +14,7 @@ VISION_FAMILIES = {
     "gemma3": "gemma3",
     "gemma3n": "gemma3n_vl",
     "gemma4": "gemma4_vl",
+    "gemma4_unified": "gemma4_unified",
     "glm46v": "glm46v",
     "glm4v": "glm4v",
     "glm4v_moe": "glm4v_moe",

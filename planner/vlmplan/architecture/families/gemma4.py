@@ -141,7 +141,8 @@ class Gemma4Layer(Module):
             x = self.post_per_layer_input_norm(x)
             x = ops.add(residual, x)
         del held
-        return (ops.scale_in_place(x), *stored)  # layer_scalar
+        layer_scalar = Tensor(x.tape.tensor((0,), x.dtype).storage, (1,), x.dtype)  # a buffer of the model
+        return (ops.scale_in_place(x, layer_scalar), *stored)
 
     def _with_experts(self, x: Tensor, residual: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The sum of the MLP's result x and the experts', and what the layer's local variables hold until it ends."""

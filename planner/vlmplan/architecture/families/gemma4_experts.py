@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.gemma4_shape import UNIFIED
 from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
 from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.modules import Linear, Module
@@ -68,7 +69,7 @@ class Mixture(NamedTuple):
 
 def mixture(config: Config) -> Mixture | None:
     """The mixture of experts of a text configuration; None where it has none (``enable_moe_block``)."""
-    if not config.boolean("enable_moe_block"):
+    if config.model_type == UNIFIED or not config.boolean("enable_moe_block"):
         return None
     num_experts, width = config.integer("num_experts"), config.integer("hidden_size")
     router = Router(num_experts, width, config.integer("top_k_experts"))

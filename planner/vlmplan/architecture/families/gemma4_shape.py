@@ -16,6 +16,9 @@ from vlmplan.units import Choice
 FULL, SLIDING = "full_attention", "sliding_attention"
 GLOBAL_HEAD_DIM = 512
 """``Gemma4TextConfig.__post_init__``: the default of ``global_head_dim``, which is no field of the class."""
+UNIFIED = "gemma4_unified_text"
+"""The model_type of decoders whose layers have neither parts of a second embedding nor experts, whatever a file says:
+``Gemma4UnifiedTextConfig`` has no such fields."""
 PATTERN = 6
 """The same: without ``layer_types`` every sixth layer sees everything."""
 
@@ -72,6 +75,9 @@ def gemma4_shape(config: Config) -> Gemma4Shape:
     """The shape of a Gemma 4 decoder from its text config. Raises InputError for an encoder."""
     if config.get("use_bidirectional_attention") == "all":
         raise InputError("config.json: use_bidirectional_attention is all; only causal Gemma models can be planned")
+    per_layer_width = config.optional_integer("hidden_size_per_layer_input") or 0
+    if config.model_type == UNIFIED:
+        per_layer_width = 0
     return Gemma4Shape(
         hidden_size=config.integer("hidden_size"),
         num_layers=config.integer("num_hidden_layers"),
@@ -82,8 +88,8 @@ def gemma4_shape(config: Config) -> Gemma4Shape:
         kinds=layer_kinds(config),
         has_bias=config.boolean("attention_bias"),
         keys_are_values=config.boolean("attention_k_eq_v"),
-        per_layer_width=config.optional_integer("hidden_size_per_layer_input") or 0,
-        per_layer_vocab_size=config.integer("vocab_size_per_layer_input"),
+        per_layer_width=per_layer_width,
+        per_layer_vocab_size=config.integer("vocab_size_per_layer_input") if per_layer_width else 0,
         scores=Scores(dropout=config.number("attention_dropout")),
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.gemma import Masks
 from vlmplan.architecture.families.gemma4 import Gemma4Decoder, decoder
 from vlmplan.architecture.families.gemma4_audio import Gemma4Audio
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm
@@ -40,19 +41,28 @@ class Gemma4Model(Module):
 
     def __init__(self, config: Config, language_model: Gemma4Decoder) -> None:
         super().__init__()
-        vision = config.section("vision_config") if config.get("vision_config") else None
+        self.language_model: Gemma4Decoder
+        self._read: list[ReadWeight] = []
+        vision, audio = (config.section(key) if config.get(key) else None for key in ("vision_config", "audio_config"))
+        self.add_modules(language_model, vision, audio)
+        sees_blocks = config.section("text_config").get("use_bidirectional_attention") == "vision"
+        self.block_windows = self.windows_of_blocks() if sees_blocks else ()
+
+    def add_modules(self, language_model: Gemma4Decoder, vision: Config | None, audio: Config | None) -> None:
+        """Set the modules in the order of transformers; no module for a section that the configuration leaves out."""
         text_width = language_model.shape.hidden_size
         self.vision_tower: Any = None if vision is None else Gemma4Vision(vision)
         self.language_model = language_model
-        self._read: list[ReadWeight] = []
-        audio = config.section("audio_config") if config.get("audio_config") else None
         if audio is not None:
             self.audio_tower = Gemma4Audio(audio)
         if vision is not None:
-            self.embed_vision = Embedder(vision.integer("hidden_size"), text_width)
+            self.embed_vision: Any = Embedder(vision.integer("hidden_size"), text_width)
         if audio is not None:
             self.embed_audio = Embedder(self.audio_tower.output_width, text_width)
-        self.sees_blocks = config.section("text_config").get("use_bidirectional_attention") == "vision"
+
+    def windows_of_blocks(self) -> tuple[int | None, ...]:
+        """Windows (None: layers without one) of the layers in which the tokens of an image see each other."""
+        return (self.language_model.shape.window,)
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         tape, language_model = ids.tape, self.language_model
@@ -68,9 +78,7 @@ class Gemma4Model(Module):
         if per_layer is not None:
             held += [tape.tensor(embeddings.shape, embeddings.dtype), per_layer]
         if pixels is not None:
-            held.append(self.vision_tower(pixels, batch, backend))
-            with tape.section("projector"):
-                held.append(self.embed_vision(held[-1]))
+            held += self.image_features(pixels, batch, backend)
             with tape.section("scatter"):
                 features = ops.copy(held[-1])
                 held.append(features)
@@ -79,16 +87,25 @@ class Gemma4Model(Module):
                 embeddings = ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
                 del features
         with tape.section("masks"):
-            masks = causal_masks(embeddings, backend, (None, language_model.shape.window))
-            if self.sees_blocks and backend.implementation == "sdpa":
-                batch_size, num_tokens = ids.shape
-                mask = tape.tensor((batch_size, 1, num_tokens, num_tokens), DType.BOOL)
-                masks = {**masks, language_model.shape.window: mask}
-                del mask
+            masks = self._masks(embeddings, backend)
         hidden = language_model(embeddings, [] if per_layer is None else [per_layer], backend, masks)
         if read is not None:
             tape.release(read)
         return hidden
+
+    def image_features(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> list[Tensor]:
+        """``get_image_features``: what its result holds, of which the features of all images are the last."""
+        encoded = self.vision_tower(pixels, batch, backend)
+        with pixels.tape.section("projector"):
+            return [encoded, self.embed_vision(encoded)]
+
+    def _masks(self, x: Tensor, backend: AttentionBackend) -> Masks:
+        """As of ``causal_masks``; sdpa skips none in which blocks of tokens see each other."""
+        blocks = self.block_windows if backend.implementation == "sdpa" else ()
+        windows = [window for window in (None, self.language_model.shape.window) if window not in blocks]
+        batch_size, num_tokens, _ = x.shape
+        shape = (batch_size, 1, num_tokens, num_tokens)
+        return causal_masks(x, backend, windows) | {window: x.tape.tensor(shape, DType.BOOL) for window in blocks}
 
     def _read_weight(self) -> "ReadWeight":
         """One object for all runs, so that their traces say the same; no child, whose weight would be there twice."""
@@ -116,10 +133,20 @@ class Gemma4(ImageTextModel):
         "model.embed_audio": Part.PROJECTOR,
     }
 
+    def __init__(self, model: Gemma4Model, config: Config) -> None:
+        text = config.section("text_config")
+        super().__init__(model, ties_weights=ties_word_embeddings(config, text))
+        self.caps_logits = text.get("final_logit_softcapping") is not None
+
+    @property
+    def patch_numel(self) -> int:
+        """Values of one patch as the processor hands it over."""
+        return self.model.vision_tower.patch_numel
+
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
         assert batch.image is not None
         num_patches = batch.image.num_patches + batch.image.num_padding_patches
-        return (batch.num_images, num_patches, self.model.vision_tower.patch_numel)
+        return (batch.num_images, num_patches, self.patch_numel)
 
     def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
         """``image_position_ids`` and ``mm_token_type_ids``."""
@@ -129,7 +156,4 @@ class Gemma4(ImageTextModel):
 
 def build(config: Config) -> Gemma4:
     """``Gemma4ForConditionalGeneration``."""
-    text = config.section("text_config")
-    model = Gemma4(Gemma4Model(config, decoder(text)), ties_weights=ties_word_embeddings(config, text))
-    model.caps_logits = text.get("final_logit_softcapping") is not None
-    return model
+    return Gemma4(Gemma4Model(config, decoder(config.section("text_config"))), config)

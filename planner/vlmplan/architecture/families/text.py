@@ -21,6 +21,7 @@ TEXT_FAMILIES = {
     "gemma3_text": "gemma",
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "glm": "glm",
     "glm4": "glm4",
     "glm4_moe": "glm4_moe",

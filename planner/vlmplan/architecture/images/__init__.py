@@ -5,7 +5,7 @@ arithmetic on the dictionaries of config.json and preprocessor_config.json: no p
 
     shape.py          ImageShape (the answer), Image (the question)
     settings.py       reading numbers from the two files; the rule for what they lack
-    gemma4.py         a budget of pooled patches at the image's proportions, filled up: gemma4
+    gemma4.py         a budget of pooled patches at the image's proportions, filled up: gemma4, gemma4_unified
     fixed.py          one square, whatever the image: blip-2, instructblip, gemma3, paligemma, llava, qwen
     smart_resize.py   native resolution within a pixel budget: Qwen2-VL to Qwen3-VL, GLM-4V
     pixtral.py        native resolution below a longest edge: mistral3, llava with a Pixtral tower

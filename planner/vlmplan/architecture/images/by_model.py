@@ -13,6 +13,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "gemma3": ("fixed", "gemma3_shape"),
     "gemma3n": ("fixed", "gemma3n_shape"),
     "gemma4": ("gemma4", "gemma4_shape"),
+    "gemma4_unified": ("gemma4", "gemma4_unified_shape"),
     "glm46v": ("smart_resize", "glm4v_shape"),
     "glm4v": ("smart_resize", "glm4v_shape"),
     "glm4v_moe": ("smart_resize", "glm4v_shape"),

@@ -1,10 +1,12 @@
-"""Gemma 4: as many pooled patches as a budget of tokens allows, at about the image's own proportions.
+"""Gemma 4, with towers or without: pooled patches within a budget of tokens, at about the image's own proportions.
 
 Follows transformers 5.23: ``get_aspect_ratio_preserving_size`` in models/gemma4/image_processing_gemma4.py
-(``Gemma4ImageProcessor``) and ``Gemma4Processor.replace_image_token``.
+(``Gemma4ImageProcessor``), what models/gemma4_unified/image_processing_gemma4_unified.py makes of it, and
+``Gemma4Processor.replace_image_token``.
 """
 
 import math
+from dataclasses import replace
 
 from vlmplan.architecture.images.settings import count
 from vlmplan.architecture.images.shape import Image, ImageShape
@@ -49,4 +51,16 @@ def gemma4_shape(image: Image) -> ImageShape:
         resized_width=columns * token_side,
         resized_height=rows * token_side,
         num_padding_patches=max_patches - num_tokens * kernel**2,
+    )
+
+
+def gemma4_unified_shape(image: Image) -> ImageShape:
+    """The same, with the patches of each token merged into one (``patches_merge``) before the model sees them."""
+    shape = gemma4_shape(image)
+    kernel = count(image.preprocessor, "pooling_kernel_size", 3)
+    return replace(
+        shape,
+        num_patch_columns=shape.num_patch_columns // kernel,
+        num_patch_rows=shape.num_patch_rows // kernel,
+        num_padding_patches=shape.num_padding_patches // kernel**2,
     )

@@ -33,7 +33,7 @@ class ImageShape:
 
     ``has_padded_sequences`` where the pictures differ in size and are padded to the largest, so that the vision
     encoder masks attention (idefics2). ``num_padding_patches`` behind those of the image fill up its sequence to the
-    length of all (gemma4).
+    length of all (gemma4, gemma4_unified).
     """
 
     num_tokens: int

@@ -113,11 +113,23 @@ def scale(x: Tensor) -> Tensor:
     return out
 
 
-def scale_in_place(x: Tensor) -> Tensor:
-    """``x *= number``: saves nothing of x's size; x's storage is the result, its gradient a new tensor."""
-    node = x.tape.node((x,), _unary_backward)
+def scale_in_place(x: Tensor, factor: Tensor | None = None) -> Tensor:
+    """``x *= number``: saves nothing; x's storage is the result, its gradient a new tensor.
+
+    ``factor``: the number is a tensor, which is saved: backward runs a checkpointed layer again when it asks for it.
+    """
+    saved = () if factor is None or not x.requires_grad else (factor.detached(),)
+    node = x.tape.node((x,), _scale_in_place_backward, saved)
     x.tape.move(2 * x.num_bytes)
     return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def _scale_in_place_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(g.shape, g.dtype)
+    g.tape.move(2 * g.num_bytes)
+    return (out,)
 
 
 def shift(x: Tensor) -> Tensor:
