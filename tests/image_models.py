@@ -356,7 +356,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "text_config": _text("llama"),
         "vision_config": _clip(336),
     },
-    _minicpmv("minicpmv4_6"),
     _minicpmv("minicpmv4_7"),
     {
         "model_type": "paddleocr_vl",

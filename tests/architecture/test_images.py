@@ -59,6 +59,8 @@ TABLE_TOKENS = {
     "llava-onevision-0.5b": ONEVISION,
     "llava-onevision-7b": ONEVISION,
     "llava-v1.6-mistral-7b": (24 * 24 + 48 * (48 + 1),) * 2,
+    # an image alone, and 2 x 3 slices with the whole image
+    "minicpm-v-4.6": (8 * 8, 8 * 8 + 2 * 3 * 6 * 10),
     "mistral-small-3.1-24b": QWEN2,
     "ovis2-1b": INTERNVL,
     "ovis2-2b": INTERNVL,

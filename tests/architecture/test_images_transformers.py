@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +122,23 @@ def idefics3(alias: str, num_features: int, **settings: Any) -> Case:
     )
 
 
+MINICPMV_MARKS = {
+    f"{name}_token": f"<{name}>" for name in ("image_start", "image_end", "slice_start", "slice_end", "image_id_start")
+}
+MINICPMV = Case(
+    alias="minicpm-v-4.6",
+    processor="minicpmv4_6/MiniCPMV4_6Processor",
+    image_processor="minicpmv4_6/MiniCPMV4_6ImageProcessorPil",
+    placeholder="<image>",
+    named_tokens={
+        **MINICPMV_MARKS,
+        "image_id_end_token": "<image_id_end>",
+        "image_token": "<image>",
+        "video_token": "<video>",
+    },
+)
+MINICPMV_VIDEOS = SimpleNamespace(slice_mode=True, downsample_mode="16x")
+"""What its processor asks the one of videos for."""
 CASES = [
     qwen("qwen2-vl-2b", "qwen2_vl/Qwen2VLProcessor"),
     qwen("qwen2.5-vl-7b", "qwen2_5_vl/Qwen2_5_VLProcessor"),
@@ -462,3 +479,35 @@ def test_onevision_does_not_tile_the_images_of_a_sample_with_several(build: Call
     output = build(case)(images=images, text="<image><image>", return_tensors="pt")
     assert output["input_ids"].shape[-1] == 2 * shape.num_tokens
     assert output["pixel_values"].shape[:2] == (2, shape.num_vision_sequences)
+
+
+def test_minicpmv_writes_tokens_around_the_whole_image_and_its_slices(monkeypatch: pytest.MonkeyPatch):
+    mixin = importlib.import_module("transformers.processing_utils").ProcessorMixin
+    monkeypatch.setattr(mixin, "check_argument_for_proper_class", lambda self, name, argument: None)
+    parts = (image_processor_of(MINICPMV), MINICPMV_VIDEOS, byte_tokenizer(MINICPMV.named_tokens))
+    processor = named("processing", MINICPMV.processor)(*parts)
+    token = processor.tokenizer.convert_tokens_to_ids(MINICPMV.placeholder)
+    for width, height in SIZES:
+        shape = MINICPMV.shape(width, height)
+        output = processor(images=black(width, height), text=[MINICPMV.placeholder], padding=False, return_tensors="pt")
+        ids = output["input_ids"].flatten().tolist()
+        assert (len(ids), ids.count(token)) == (shape.num_tokens, shape.num_placeholder_tokens), (width, height)
+        sizes = [[shape.num_patch_rows, shape.num_patch_columns]] * shape.num_vision_sequences
+        if shape.num_overview_rows:
+            sizes[0] = [shape.num_overview_rows, shape.num_overview_columns]
+        assert output["target_sizes"].tolist() == sizes
+        assert tuple(output["pixel_values"].shape) == (1, 3, 14, 14 * shape.num_patches)
+
+
+def test_minicpmv_slices_over_random_sizes():
+    processor = image_processor_of(MINICPMV)
+    ways = {"scale_resolution": 448, "patch_size": 14, "downsample_mode": "16x"}
+    for width, height in random_sizes(400):
+        shape, size = MINICPMV.shape(width, height), (height, width)
+        grid = processor.get_sliced_grid(size, 9, 448)
+        whole = processor.find_best_resize(size, **ways, allow_upscale=grid is None)
+        refined = whole if grid is None else processor.get_refine_size(size, grid, **ways, allow_upscale=True)
+        assert (shape.resized_height, shape.resized_width) == refined, size
+        assert [shape.num_tile_rows, shape.num_tile_columns] == (grid or [1, 1]), size
+        if grid is not None:
+            assert (14 * shape.num_overview_rows, 14 * shape.num_overview_columns) == whole, size

@@ -25,7 +25,18 @@ TYPES = {
         "instructblip",
         "internvl",
     ),
-    *("lfm2_vl", "llama4", "llava", "llava_next", "llava_onevision", "mistral3", "mllama", "ovis2", "paligemma"),
+    *(
+        "lfm2_vl",
+        "llama4",
+        "llava",
+        "llava_next",
+        "llava_onevision",
+        "minicpmv4_6",
+        "mistral3",
+        "mllama",
+        "ovis2",
+        "paligemma",
+    ),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
 }
 

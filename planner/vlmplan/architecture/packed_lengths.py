@@ -26,6 +26,14 @@ class PackedLengths:
         return self.num_images * sum([count for _, count in self.runs])
 
     @property
+    def num_tokens(self) -> int:
+        return self.num_images * sum([count * length for length, count in self.runs])
+
+    def divided(self, factor: int) -> "PackedLengths":
+        """The same sequences with a ``factor``-th of their tokens."""
+        return PackedLengths(tuple([(length // factor, count) for length, count in self.runs]), self.num_images)
+
+    @property
     def num_pairs(self) -> int:
         """Pairs of tokens that see each other."""
         return self.num_images * sum([count * length**2 for length, count in self.runs])

@@ -230,6 +230,19 @@ def test_a_batch_of_images_and_texts_gives_the_losses_of_its_samples(model: Any,
     assert loss_sum(model, batch) == pytest.approx(sum(alone), rel=1e-5)
 
 
+def test_patches_of_all_images_in_one_row_stay_in_one_row():
+    """MiniCPM-V: every image's patches are side by side in the last dimension, their grids in a tensor beside."""
+    ids = {name: torch.ones(1, 4, dtype=torch.int64) for name in ("input_ids", "attention_mask", "labels")}
+    made = [
+        {**ids, "pixel_values": torch.full((1, 3, 2, 2 * count), count), "target_sizes": torch.tensor([[1, count]])}
+        for count in (4, 6)
+    ]
+    batch = collated([made[0], ids, made[1]], pad_id=0, pads_to=4, seq_len=4)
+    assert batch["target_sizes"].tolist() == [[1, 4], [1, 6]]
+    assert batch["pixel_values"].shape == (1, 3, 2, 2 * 10)
+    assert batch["pixel_values"][0, 0, 0].tolist() == [4] * 8 + [6] * 12
+
+
 def test_a_blank_image_behind_a_text_changes_nothing_but_that_the_vision_tower_runs(model: Any, qwen: Any):
     made = encoder(qwen)
     text = made.encode(MIXED[2])

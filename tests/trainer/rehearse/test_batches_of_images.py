@@ -36,6 +36,7 @@ ALIASES = {
     "llava": "llava-1.5-7b",
     "llava_next": "llava-v1.6-mistral-7b",
     "llava_onevision": "llava-onevision-0.5b",
+    "minicpmv4_6": "minicpm-v-4.6",
     "mistral3": "mistral-small-3.1-24b",
     "mllama": "llama-3.2-11b-vision",
     "ovis2": "ovis2-1b",
@@ -67,6 +68,8 @@ def cut(alias):
         for key in ("intermediate_size", "activation_sparsity_pattern"):
             if isinstance(part.get(key), list):
                 part[key] = part[key][:NUM_LAYERS]
+        if "insert_layer_id" in part:
+            part["insert_layer_id"] = 0
         if "num_kv_shared_layers" in part:
             part["num_kv_shared_layers"] = 0
         if "cross_attention_layers" in part:

@@ -3,7 +3,8 @@
 Texts are padded to the longest of the micro batch, rounded up. What the processor makes of images has images (patches,
 for Qwen-VL) in dimension 0 and is put one after the other there, each other dimension padded with zeros to the largest:
 tiles of LLaVA-NeXT and LLaVA-OneVision, pixels of Pixtral, whose models are told the true sizes beside, and images of
-Idefics3 and SmolVLM, whose models drop images of zeros. Samples without images add nothing.
+Idefics3 and SmolVLM, whose models drop images of zeros. MiniCPM-V takes the patches of all images side by side in one
+row. Samples without images add nothing.
 """
 
 import math
@@ -27,6 +28,8 @@ PADS_TO = 8
 PADDED_WITH = {"image_attention_mask": 1}
 """What tiles that are not there are made of, where not of zeros: Phi-4-multimodal's processor lets all of their patches
 see each other, and its model leaves them out afterwards."""
+SIZES_OF_PACKED = {"pixel_values": "target_sizes", "pixel_values_videos": "target_sizes_videos"}
+"""What has images in its last dimension, and what is beside it then: MiniCPM-V 4.6 takes ``pixel_values[:1]`` alone."""
 BATCHES_AHEAD = 2
 """Micro batches that each thread prepares ahead."""
 
@@ -205,7 +208,9 @@ def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int
             values = [row.get(name, torch.zeros_like(row["input_ids"])) for row in rows]
             result[name] = torch.cat([padded(value, (num_tokens,), fills.get(name, 0)) for value in values])
         else:
-            result[name] = joined([row[name] for row in rows if name in row], PADDED_WITH.get(name, 0))
+            values = [row[name] for row in rows if name in row]
+            is_packed = SIZES_OF_PACKED.get(name) in names
+            result[name] = torch.cat(values, dim=-1) if is_packed else joined(values, PADDED_WITH.get(name, 0))
     return result
 
 

@@ -49,6 +49,8 @@ class ImageSpec:
     num_unpadded_rows: int = 0
     has_padded_sequences: bool = False
     num_padding_patches: int = 0
+    num_overview_columns: int = 0
+    num_overview_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +236,17 @@ def _padded_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.
     return values, {"pixel_values": (samples.num_images, len(places), 3 * side**2)}
 
 
+def _packed_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """Patches of the whole image and of its slices, all side by side in one row (MiniCPM-V)."""
+    sizes = [[image.num_patch_rows, image.num_patch_columns]] * image.num_vision_sequences
+    if image.num_overview_columns:
+        sizes[0] = [image.num_overview_rows, image.num_overview_columns]
+    num_patches = sum(rows * columns for rows, columns in sizes) * samples.num_images
+    side = config.vision_config.patch_size
+    values = {"target_sizes": torch.tensor(sizes * samples.num_images, dtype=torch.int32)}
+    return values, {"pixel_values": (1, config.vision_config.num_channels, side, side * num_patches)}
+
+
 def _lfm2_vl(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
     """Patches of tiles and of the whole image behind them, or of an image alone, filled up to one number for all."""
     own = [image.num_patch_rows, image.num_patch_columns]
@@ -349,6 +362,7 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     "idefics2": _idefics2,
     "lfm2_vl": _lfm2_vl,
     "llama4": _llama4,
+    "minicpmv4_6": _packed_patches,
     "mllama": _mllama,
     "phi4_multimodal": _phi4_multimodal,
 }

@@ -83,7 +83,7 @@ class Gemma4Model(Module):
                 features = ops.copy(held[-1])
                 held.append(features)
                 tape.outputs.append(features.detached())
-                _compare_sizes(features)
+                compare_sizes(features)
                 embeddings = ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
                 del features
         with tape.section("masks"):
@@ -115,7 +115,7 @@ class Gemma4Model(Module):
         return self._read[0]
 
 
-def _compare_sizes(features: Tensor) -> None:
+def compare_sizes(features: Tensor) -> None:
     """``inputs_embeds[image_mask].numel()``: three numbers for the place of each element, and the elements."""
     tape = features.tape
     places = tape.tensor((features.numel, 3), DType.INT64)

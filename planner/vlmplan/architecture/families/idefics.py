@@ -16,18 +16,29 @@ from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.images.shape import ImageShape
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
 
 
 class VisionContext:
-    """What every layer of the tower is called with besides the hidden states."""
+    """What every layer of the tower is called with besides the hidden states.
 
-    __slots__ = ("backend", "is_causal", "mask")
+    ``lengths``: the sequences that are packed into the patches, where they are (MiniCPM-V).
+    """
 
-    def __init__(self, backend: AttentionBackend, mask: Tensor | None, *, is_causal: bool = False) -> None:
-        self.backend, self.mask, self.is_causal = backend, mask, is_causal
+    __slots__ = ("backend", "is_causal", "lengths", "mask")
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        mask: Tensor | None,
+        lengths: PackedLengths | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> None:
+        self.backend, self.mask, self.lengths, self.is_causal = backend, mask, lengths, is_causal
 
 
 class VisionAttention(Module):
@@ -81,8 +92,11 @@ class VisionEmbeddings(Module):
         self.position_embedding = Embedding((config.integer("image_size") // self.patch_size) ** 2, width)
 
     def forward(self, pixels: Tensor, image: ImageShape) -> Tensor:
-        num_pictures, num_patches = pixels.shape[0], image.num_patches_per_sequence
         # The convolution leaves out what is less than a patch at the right and lower edge.
+        return self.of_patches(pixels, pixels.shape[0], image.num_patches_per_sequence)
+
+    def of_patches(self, pixels: Tensor, num_pictures: int, num_patches: int) -> Tensor:
+        """(pictures, patches, width) of pictures of ``num_patches`` each."""
         pixels = pixels.view(num_pictures, num_patches, self.num_channels * self.patch_size**2)
         patches = self.patch_embedding(pixels)
         position_ids = pixels.tape.tensor((num_pictures, num_patches), DType.INT64)

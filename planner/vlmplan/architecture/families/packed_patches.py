@@ -4,7 +4,7 @@ Source: transformers 5.23 ``models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v}/modeling
 copies, the ``forward`` of the models).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, joins_calls
@@ -59,18 +59,33 @@ class PatchAttention(Module):
         head = (self.num_heads, num_patches, head_dim)
         q, k, v = self.projected(x, head)
         q, k = rotated_in_float32(q, k, context)
-        if context.backend.implementation == "flash_attention_2":
-            q, k, v = (part.view(1, *head) for part in (q, k, v))
-            return self.proj(attend(context.backend, q, k, v, is_causal=False, lengths=lengths).view(*x.shape))
-        # The lists live until the end of this function as they do there.
-        calls = lengths if joins_calls(context.backend, q, lengths) else None
-        # Equal sequences that are recorded at once are heads of one: a call has one sample, whose heads take no copies.
-        sizes = lengths.calls() if calls is None else [(num_patches, 1)]
-        shapes = [(1, count * self.num_heads, length, head_dim) for length, count in sizes]
-        parts = [ops.split(part, *shapes) for part in (q, k, v)]
-        outs = [attend(context.backend, *part, is_causal=False, calls=calls) for part in zip(*parts, strict=True)]
-        out = ops.concatenate(outs, x.shape)
-        return self.proj(out)
+        return attended_apart((q, k, v), context.backend, lengths, lambda out: self.proj(out.view(*x.shape)))
+
+
+def attended_apart(
+    parts: Sequence[Tensor],
+    backend: AttentionBackend,
+    lengths: PackedLengths,
+    project: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Attention among the patches of each of the sequences of ``lengths`` alone, and ``project`` behind it.
+
+    ``parts``: q, k and v (heads, patches, head_dim); ``project`` takes (patches, width).
+    """
+    num_heads, num_patches, head_dim = parts[0].shape
+    shape = (num_patches, num_heads * head_dim)
+    if backend.implementation == "flash_attention_2":
+        q, k, v = (part.view(1, *part.shape) for part in parts)
+        return project(attend(backend, q, k, v, is_causal=False, lengths=lengths).view(*shape))
+    # The lists live until the end of this function as they do there.
+    calls = lengths if joins_calls(backend, parts[0], lengths) else None
+    # Equal sequences that are recorded at once are heads of one: a call has one sample, whose heads take no copies.
+    sizes = lengths.calls() if calls is None else [(num_patches, 1)]
+    shapes = [(1, count * num_heads, length, head_dim) for length, count in sizes]
+    pieces = [ops.split(part, *shapes) for part in parts]
+    outs = [attend(backend, *piece, is_causal=False, calls=calls) for piece in zip(*pieces, strict=True)]
+    out = ops.concatenate(outs, shape)
+    return project(out)
 
 
 def rotated_in_float32(q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:

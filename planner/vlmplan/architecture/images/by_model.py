@@ -26,6 +26,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "llava": ("pixtral", "llava_or_pixtral_shape"),
     "llava_next": ("anyres", "llava_next_shape"),
     "llava_onevision": ("anyres", "llava_onevision_shape"),
+    "minicpmv4_6": ("minicpmv", "minicpmv4_6_shape"),
     "mistral3": ("pixtral", "mistral3_shape"),
     "mllama": ("mllama", "mllama_shape"),
     "ovis2": ("dynamic_tiles", "ovis2_shape"),

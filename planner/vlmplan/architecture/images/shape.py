@@ -34,6 +34,9 @@ class ImageShape:
     ``has_padded_sequences`` where the pictures differ in size and are padded to the largest, so that the vision
     encoder masks attention (idefics2). ``num_padding_patches`` behind those of the image fill up its sequence to the
     length of all (gemma4, gemma4_unified).
+
+    ``num_overview_columns x num_overview_rows`` patches of the whole image come before its tiles where these have
+    another number (minicpmv4_6); it is one of the ``num_vision_sequences``.
     """
 
     num_tokens: int
@@ -50,6 +53,8 @@ class ImageShape:
     num_unpadded_rows: int = 0
     has_padded_sequences: bool = False
     num_padding_patches: int = 0
+    num_overview_columns: int = 0
+    num_overview_rows: int = 0
 
     @property
     def num_patches_per_sequence(self) -> int:
@@ -59,7 +64,12 @@ class ImageShape:
     @property
     def num_patches(self) -> int:
         """Patch tokens of the whole image, thumbnail and padded tiles included."""
-        return self.num_vision_sequences * self.num_patches_per_sequence
+        num_tiles = self.num_vision_sequences - (self.num_overview_patches > 0)
+        return self.num_overview_patches + num_tiles * self.num_patches_per_sequence
+
+    @property
+    def num_overview_patches(self) -> int:
+        return self.num_overview_columns * self.num_overview_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

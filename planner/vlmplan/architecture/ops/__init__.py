@@ -44,7 +44,7 @@ from vlmplan.architecture.ops.layout import (
 )
 from vlmplan.architecture.ops.liger import liger_rms_norm, liger_rotate, liger_silu_mul
 from vlmplan.architecture.ops.matmuls import linear, matmul
-from vlmplan.architecture.ops.norms import layer_norm, maximum_last, mean_last, softmax, total
+from vlmplan.architecture.ops.norms import layer_norm, maximum_last, mean, mean_last, softmax, total
 
 __all__ = [
     "ACTIVATIONS",
@@ -70,6 +70,7 @@ __all__ = [
     "masked_scatter",
     "matmul",
     "maximum_last",
+    "mean",
     "mean_last",
     "mul",
     "part",

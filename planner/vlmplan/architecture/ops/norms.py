@@ -10,9 +10,14 @@ from vlmplan.units import DType
 
 def mean_last(x: Tensor) -> Tensor:
     """``x.mean(-1, keepdim=True)``: saves nothing."""
+    return mean(x, (*x.shape[:-1], 1))
+
+
+def mean(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x.mean(dim)`` of ``shape``: saves nothing."""
     tape = x.tape
     node = tape.node((x,), _mean_backward, meta=x.shape)
-    out = tape.tensor((*x.shape[:-1], 1), x.dtype, node)
+    out = tape.tensor(shape, x.dtype, node)
     tape.move(x.num_bytes)
     return out
 
