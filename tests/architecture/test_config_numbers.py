@@ -46,6 +46,8 @@ def shallow(config: Mapping[str, Any]) -> dict[str, Any]:
         return values
     for section in (values, *(value for value in values.values() if isinstance(value, dict))):
         section |= {name: 2 for name in DEPTHS if isinstance(section.get(name), int) and section[name] > 2}
+        if section.get("insert_layer_id"):
+            section["insert_layer_id"] = 0  # of a layer that is left
         if section.get("num_kv_shared_layers"):
             section["num_kv_shared_layers"] = 0  # too few are left to share with
         for name in ("layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern"):

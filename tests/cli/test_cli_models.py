@@ -170,7 +170,7 @@ def test_the_table_is_plain_when_piped_and_has_the_numbers_of_the_json(run: Run)
 
 
 def test_what_is_not_supported_is_listed_apart_with_the_reason(run: Run):
-    output = run("minicpm").output
+    output = run("minicpm-v-2").output
     assert output.startswith("0 models")
     assert "the classes of minicpmv come with the checkpoint, as code that vlmplan does not run" in output
 
