@@ -74,6 +74,12 @@ def test_a_step_of_text_keeps_and_peaks_as_in_transformers(name):
     assert_checkpointed_step_matches(CONFIGS[name], BATCH, text_inputs(BATCH, 90))
 
 
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_eager_attention_writes_a_single_head_of_keys_out_for_several_samples_alone(micro_batch):
+    batch = Batch(micro_batch=micro_batch, num_tokens=150)
+    assert_step_matches(TEXT, batch, text_inputs(batch, 90), attention="eager", tolerance=0.002)
+
+
 def test_counts_are_those_of_the_real_class():
     assert_counts_match_the_table("gemma-4-12b")
 

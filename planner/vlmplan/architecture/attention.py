@@ -79,8 +79,10 @@ def attend(
     tape.widest_head = max(tape.widest_head, head_dim)
     kernel, is_expanded = _kernel_of(backend, q, k, v, has_mask=mask is not None)
     if is_expanded:
-        # A single head is expanded without a copy, but eager attention's product copies it then.
-        copies = kernel is Kernel.EAGER or k.shape[1] > 1
+        # A single head is expanded without a copy. Eager attention's product copies it then, to fold heads and samples
+        # into one dimension, for which a view is enough where there is one sample, and autocast where it casts.
+        is_folded = k.shape[0] > 1 or tape.autocast not in (None, k.dtype)
+        copies = k.shape[1] > 1 or (kernel is Kernel.EAGER and is_folded)
         k, v = repeat_kv(k, num_heads, copies=copies), repeat_kv(v, num_heads, copies=copies)
     if kernel is Kernel.EAGER:
         is_masked = mask is not None or is_causal
