@@ -15,6 +15,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.events import Component, Sink, Stream
 from vlmplan.engines.gather_stretches import of_weights, shortened
 from vlmplan.engines.gather_walk import WalkedSchedule, WalkKey, gather_walk
+from vlmplan.engines.gather_wrappers import WITHOUT_ADAPTERS
 from vlmplan.engines.gathering import notify
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3 import Zero3
@@ -86,7 +87,7 @@ SIZES = st.sampled_from(
 
 
 def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2) -> WalkKey:
-    return WalkKey(shape=None, sizes=zero, num_wrappers=3, num_ranks=num_ranks, trace=trace)
+    return WalkKey(shape=None, sizes=zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, trace=trace)
 
 
 @law(
@@ -107,7 +108,7 @@ def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, 
         stage3_param_persistence_threshold=threshold,
     )
     through_all = WalkedSchedule(key_of(trace, zero, num_ranks=num_ranks), trace.schedule, []).whole()
-    assert gather_walk(trace, zero, num_wrappers=3, num_ranks=num_ranks) == through_all
+    assert gather_walk(trace, zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks) == through_all
 
 
 def test_experts_of_a_leaf_lie_between_no_two_uses_of_others():
@@ -124,7 +125,7 @@ def test_experts_of_a_leaf_lie_between_no_two_uses_of_others():
             stage3_max_reuse_distance=distance,
             stage3_param_persistence_threshold=1280,
         )
-        return gather_walk(OF_LEAVES[0], zero, num_wrappers=3).backward.sent.trained
+        return gather_walk(OF_LEAVES[0], zero, wrappers=WITHOUT_ADAPTERS).backward.sent.trained
 
     assert [sent(0)[size] for size in (q_or_o, k_or_v)] == [NUM_LAYERS * (2 + 2), NUM_LAYERS * (2 + 2)]
     assert [sent(reuse)[size] for size in (q_or_o, k_or_v)] == [NUM_LAYERS * (2 + 1), NUM_LAYERS * (2 + 1)]

@@ -63,8 +63,8 @@ def test_a_context_of_more_tokens_than_values_are_followed_for_is_rehearsed():
     assert found["components_at_peak"]["activations"] > 0
 
 
-def assert_planned_as_rehearsed(*words: str) -> None:
-    for phase in document(*words, "--gpu", "a100-sxm4-80gb")["phases"]:
+def assert_planned_as_rehearsed(*words: str, gpu: str = "a100-sxm4-80gb:1") -> None:
+    for phase in document(*words, "--gpu", gpu)["phases"]:
         assert phase["peak_bytes"] == pytest.approx(phase["estimated_peak_bytes"], rel=0.001), phase["name"]
 
 
@@ -85,6 +85,16 @@ def test_eager_attention_under_autocast_takes_what_is_planned(config):
     folder_of("eager", config)
     words = ("--zero-stage", "none", "--attention", "eager", "--seq-len", "1024", "--no-activation-checkpointing")
     assert_planned_as_rehearsed("--model", "eager", "--method", "full", *words)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("loss", ["chunked", "full"])
+def test_what_stage_3_prefetches_between_the_head_and_the_final_norm_is_planned(loss: str):
+    """The model without its head has no weights, and prefetches once the head's are gone; a loss that is made where the
+    head is has no backward through the modules around it."""
+    folder_of("wide-head", {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "vocab_size": 24000})
+    words = ("--model", "wide-head", "--method", "full", "--zero-stage", "3", "--offload-params", "cpu")
+    assert_planned_as_rehearsed(*words, "--offload-optimizer", "cpu", "--loss", loss, gpu="rtx-3090:2")
 
 
 def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
 from vlmplan.engines.gather_walk import gather_walk
-from vlmplan.engines.gather_wrappers import num_wrappers
+from vlmplan.engines.gather_wrappers import wrappers
 from vlmplan.recipe import Recipe
 
 
@@ -16,7 +16,7 @@ def weight_gathers(trace: Trace, recipe: Recipe, num_ranks: int) -> Iterable[Col
     first of the run; after that the group that has a copy is, in collectives apart where both are wanted.
     """
     often, hpz, kind = recipe.grad_accum, recipe.hpz, CollectiveKind.ALL_GATHER
-    walk = gather_walk(trace, recipe.zero, num_wrappers=num_wrappers(recipe))
+    walk = gather_walk(trace, recipe.zero, wrappers=wrappers(recipe))
     for phase, sent in ((StepPhase.FORWARD, walk.forward.sent), (StepPhase.BACKWARD, walk.backward.sent)):
         trained, frozen = padded_total(sent.trained, num_ranks), padded_total(sent.frozen, num_ranks)
         if hpz == 1:

@@ -13,7 +13,8 @@ from vlmplan.zero_settings import ZeroSettings
 class GatherSteps:
     """Every use of a module in forward and backward is a step.
 
-    ``modules`` are those of the steps, of which backward has those from ``first_of_backward`` on; ``order`` are the
+    ``modules`` are those of the steps, of which backward has those from ``first_of_backward`` on, with the head first:
+    the step ``inside_head`` follows it; ``order`` are the
     uses of weights, each with its step; ``traversed`` are the elements up to each step, as a module that is no leaf
     counts and as a leaf does, where the reuse distance asks for them. Weights up to the persistence threshold are in
     no module here.
@@ -33,6 +34,8 @@ class GatherSteps:
         beside = [is_of_copy(run) for run in trace.schedule for _ in used[run.key][0]]
         self._of_copy = {step for step, is_copys in enumerate(beside) if is_copys}
         self.order = [(weight, step) for step, module in enumerate(self.modules) for weight in module.weights]
+        weighted = (step for _, step in self.order if step >= self.first_of_backward)
+        self.inside_head = next(weighted, len(self.modules)) + 1
         self.traversed = self._passed_by_step(omitted) if zero.stage3_max_reuse_distance else NOT_ASKED
 
     def _passed_by_step(self, omitted: Mapping[int, Passed]) -> tuple[list[int], list[int]]:

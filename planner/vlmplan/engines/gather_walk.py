@@ -15,6 +15,7 @@ from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_records import Key, Passed, passed_by
 from vlmplan.engines.gather_stretches import SectionUses, Stretch, WeightUse, places_of, section_uses, shortened
+from vlmplan.engines.gather_wrappers import Wrappers
 from vlmplan.engines.gathering import GatheredWeights, notify
 from vlmplan.zero_settings import ZeroSettings
 
@@ -87,7 +88,7 @@ class GatherWalk(NamedTuple):
         return self._replace(forward=forward, backward=backward)
 
 
-def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, num_ranks: int = 2) -> GatherWalk:
+def gather_walk(trace: Trace, zero: ZeroSettings, *, wrappers: Wrappers, num_ranks: int = 2) -> GatherWalk:
     """A micro batch on ``num_ranks``; one that is alone brings weights from the host.
 
     Any number of ranks above one sends the same, and has the same live but for what weights are padded by.
@@ -98,10 +99,10 @@ def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, num_rank
         stage3_max_live_parameters=zero.stage3_max_live_parameters,
         stage3_max_reuse_distance=zero.stage3_max_reuse_distance,
     )
-    key = (gather_walk, sizes, num_wrappers, num_ranks)
+    key = (gather_walk, sizes, wrappers, num_ranks)
     if key not in trace.memo:
         busy = _busy(trace)
-        walk = _walked(WalkKey(_shape(busy), sizes, num_wrappers, num_ranks, busy))
+        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy))
         trace.memo[key] = walk if busy is trace else walk.through(trace.schedule, busy.sections.keys())
     return trace.memo[key]
 
@@ -122,7 +123,7 @@ class WalkKey:
 
     shape: Any
     sizes: ZeroSettings
-    num_wrappers: int
+    wrappers: Wrappers
     num_ranks: int
     trace: Trace = field(compare=False)
 
@@ -220,7 +221,7 @@ class WalkedSchedule:
             trace=trace,
             zero=walk.sizes,
             num_ranks=walk.num_ranks,
-            num_wrappers=walk.num_wrappers,
+            wrappers=walk.wrappers,
             offloads=walk.num_ranks == 1,
             omitted=self._omitted(schedule, uses),
         )

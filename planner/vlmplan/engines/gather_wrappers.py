@@ -1,13 +1,40 @@
-"""The modules around a model that have no weights of their own, and prefetch weights all the same under ZeRO-3."""
+"""The modules around a model that have no weights of their own, and prefetch weights all the same under ZeRO-3.
+
+DeepSpeed prefetches before each module runs, forward and backward, whatever weights it has
+(``pre_sub_module_forward_function`` and ``pre_sub_module_backward_function`` in ``zero/parameter_offload.py``).
+"""
+
+from typing import NamedTuple
 
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind
 
-WRAPPERS, _ADAPTER_WRAPPERS = 3, 2
-"""Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
-without; peft's two around the model. Each prefetches before it runs, forward and backward. Where the model reads its
-head (``ReadHead``), no ``LossModule`` is around it, it has a weight itself, and one of the three is inside of it."""
+OUTSIDE_HEAD, INSIDE_HEAD, OF_ADAPTERS = 2, 1, 2
+"""The trainer's ``LossModule`` and the model with its head; the model without its head; peft's two around the model."""
+LOSSES_INSIDE = (LossKind.CHUNKED, LossKind.LIGER)
+"""They are made where the head is: what the model returns then is no tensor of the graph, and no backward goes through
+the modules between ``LossModule`` and the head."""
 
 
-def num_wrappers(recipe: Recipe) -> int:
-    """Modules without weights of their own around the first that has some."""
-    return WRAPPERS + (_ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
+class Wrappers(NamedTuple):
+    """How many there are: in ``forward``, around the embedding; in backward, around the head (``outside``), and between
+    it and the final norm (``inside``).
+
+    Where the model reads its head (``ReadHead``), no ``LossModule`` is around it, it has a weight itself, and one of
+    these is inside of it: ``more`` are then all that are left.
+    """
+
+    forward: int = OUTSIDE_HEAD + INSIDE_HEAD
+    outside: int = OUTSIDE_HEAD
+    inside: int = INSIDE_HEAD
+    more: int = 0
+
+
+WITHOUT_ADAPTERS = Wrappers()
+
+
+def wrappers(recipe: Recipe) -> Wrappers:
+    """Modules without weights of their own around the model that the recipe trains."""
+    more = OF_ADAPTERS if recipe.trains_adapters else 0
+    outside = 1 if recipe.loss in LOSSES_INSIDE else OUTSIDE_HEAD + more
+    return Wrappers(forward=OUTSIDE_HEAD + INSIDE_HEAD + more, outside=outside, more=more)

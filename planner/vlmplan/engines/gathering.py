@@ -16,7 +16,7 @@ from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key, Passed
 from vlmplan.engines.gather_steps import GatherSteps
-from vlmplan.engines.gather_wrappers import WRAPPERS
+from vlmplan.engines.gather_wrappers import WITHOUT_ADAPTERS, Wrappers
 from vlmplan.zero_settings import ZeroSettings
 
 
@@ -35,16 +35,16 @@ class GatheredWeights:
         trace: Trace,
         zero: ZeroSettings,
         num_ranks: int,
-        num_wrappers: int = WRAPPERS,
+        wrappers: Wrappers = WITHOUT_ADAPTERS,
         offloads: bool = False,
         sink: Sink = NULL_SINK,
         omitted: Mapping[int, Passed] | None = None,
     ) -> None:
-        """``num_wrappers``: what the function of that name says of the recipe. ``offloads``: this rank's shards are on
+        """``wrappers``: what the function of that name says of the recipe. ``offloads``: this rank's shards are on
         the host, and come to the GPU before they are sent. ``omitted``: elements that the modules have which the
         schedule leaves out before a step; distances between steps count them.
         """
-        self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
+        self._zero, self._num_ranks, self._wrappers, self._offloads = zero, num_ranks, wrappers, offloads
         self._max_live, self._most_prefetched = zero.stage3_max_live_parameters, zero.stage3_prefetch_bucket_size
         self._sink = None if sink is NULL_SINK else sink
         self._peak = 0
@@ -54,7 +54,8 @@ class GatheredWeights:
         self._steps, self._modules, self._weights = steps.modules, steps.module_by_key, steps.weight_by_key
         self._order, self._traversed, self._first_of_backward = steps.order, steps.traversed, steps.first_of_backward
         if self._steps and self._steps[0].reads_head:
-            self._num_wrappers -= WRAPPERS
+            self._wrappers = Wrappers(forward=wrappers.more, outside=wrappers.more, inside=0)
+        self._inside_head = steps.inside_head
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
         self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
         self._decisions: dict[tuple[int, Key], bool] | None = None
@@ -123,7 +124,9 @@ class GatheredWeights:
         if self.gathers:
             self.gathers = []
         if self._step == 0:
-            self._prefetch_for_wrappers()
+            self._prefetch_times(self._wrappers.forward)
+        elif self._step == self._inside_head:
+            self._prefetch_times(self._wrappers.inside)
         if module.weights:
             self._active[module] = None
             self._use(module)
@@ -138,11 +141,11 @@ class GatheredWeights:
         """Backward begins with the modules around all others, before that of a loss which is made inside of one of
         them. Returns the most that was live."""
         self._peak, self.gathers = self.live_bytes, []
-        self._prefetch_for_wrappers()
+        self._prefetch_times(self._wrappers.outside)
         return max(self._peak, self.live_bytes)
 
-    def _prefetch_for_wrappers(self) -> None:
-        for _ in range(self._num_wrappers):
+    def _prefetch_times(self, number: int) -> None:
+        for _ in range(number):
             self._prefetch()
 
     def _use(self, module: GatheredModule) -> None:

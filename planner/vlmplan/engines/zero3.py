@@ -18,7 +18,7 @@ from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gather_walk import gather_walk
-from vlmplan.engines.gather_wrappers import num_wrappers
+from vlmplan.engines.gather_wrappers import wrappers
 from vlmplan.engines.gathering import GatheredWeights
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes
 from vlmplan.engines.parameters import ParameterTable
@@ -284,7 +284,7 @@ class Zero3(Zero3Formulas):
         gathered = [one for one, _ in self.table.kinds if not self.shards.is_persistent(one)]
         is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
         num_ranks = self.num_ranks if is_padded else min(self.num_ranks, 2)
-        walk = gather_walk(trace, self._zero_of(trace), num_wrappers=num_wrappers(self.recipe), num_ranks=num_ranks)
+        walk = gather_walk(trace, self._zero_of(trace), wrappers=wrappers(self.recipe), num_ranks=num_ranks)
         return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
@@ -297,7 +297,7 @@ class Zero3(Zero3Formulas):
             trace=trace,
             zero=zero,
             num_ranks=self.num_ranks,
-            num_wrappers=num_wrappers(self.recipe),
+            wrappers=wrappers(self.recipe),
             offloads=self.offloads_weights,
             sink=sink,
         )
