@@ -1,82 +1,32 @@
 """Small configurations of model types that see and have no family, whose parts fit each other.
 
 transformers' default configurations of many of them do not: the language model has another width than what the images
-become. These have a few layers of each part; processors take their own defaults.
+become. These have a few layers of each part; processors take their own defaults. Those whose image processor needs
+torchvision are in ``torchvision_image_models``.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-_IMAGE = {"image_token_id": 7}
-_VIDEO = {"video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_AUDIO = {
-    "encoder_layers": 2,
-    "d_model": 256,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 512,
-    "output_dim": 1024,
+from image_model_parts import IMAGE, ROPE, VIDEO, clip, mrope, qwen3_vision, siglip, text
+from torchvision_image_models import TORCHVISION_MODELS
+
+_GLM_IDS = {
+    "video_token_id": 8,
+    "image_start_token_id": 9,
+    "image_end_token_id": 10,
+    "video_start_token_id": 11,
+    "video_end_token_id": 12,
 }
-
-
-def _text(model_type: str, **more: Any) -> dict[str, Any]:
-    return {
-        "model_type": model_type,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "vocab_size": 32000,
-        "max_position_embeddings": 8192,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        **more,
-    }
-
-
-def _mrope(*section: int) -> dict[str, Any]:
-    return {**_ROPE, "mrope_section": list(section)}
-
-
-def _siglip(width: int = 1024, side: int = 384, patch: int = 16, layers: int = 6) -> dict[str, Any]:
-    return {
-        "model_type": "siglip_vision_model",
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": width // 64,
-        "image_size": side,
-        "patch_size": patch,
-        "vision_use_head": False,
-    }
-
-
-def _clip(side: int) -> dict[str, Any]:
-    return {
-        "model_type": "clip_vision_model",
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 16,
-        "image_size": side,
-        "patch_size": 14,
-        "projection_dim": 768,
-    }
-
-
-def _qwen3_vision(**more: Any) -> dict[str, Any]:
-    return {"depth": 4, "patch_size": 16, "out_hidden_size": 1024, **more}
 
 
 def _minicpmv(model_type: str) -> dict[str, Any]:
     return {
         "model_type": model_type,
-        **_IMAGE,
+        **IMAGE,
         "video_token_id": 8,
         "insert_layer_id": 3,
-        "text_config": _text("qwen3_5_text", head_dim=64),
+        "text_config": text("qwen3_5_text", head_dim=64),
         "vision_config": {"num_hidden_layers": 6, "insert_layer_id": 3, "patch_size": 14, "image_size": 448},
     }
 
@@ -92,7 +42,7 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "model_type": "aria",
         "image_token_index": 7,
         "text_config": {
-            **_text("aria_text", intermediate_size=512, num_hidden_layers=3, num_key_value_heads=16),
+            **text("aria_text", intermediate_size=512, num_hidden_layers=3, num_key_value_heads=16),
             "moe_num_experts": 8,
             "moe_topk": 2,
             "moe_num_shared_experts": 2,
@@ -111,20 +61,20 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
     {
         "model_type": "aya_vision",
         "image_token_index": 7,
-        "text_config": _text("cohere2", sliding_window=512),
-        "vision_config": _siglip(side=364, patch=14),
+        "text_config": text("cohere2", sliding_window=512),
+        "vision_config": siglip(side=364, patch=14),
     },
     {
         "model_type": "cohere_compass",
-        **_IMAGE,
-        **_VIDEO,
-        "text_config": _text(
+        **IMAGE,
+        **VIDEO,
+        "text_config": text(
             "cohere_compass_text",
             layer_types=["sliding_attention", "full_attention"] * 2,
             sliding_window=512,
-            rope_parameters={"full_attention": _ROPE, "sliding_attention": _ROPE},
+            rope_parameters={"full_attention": ROPE, "sliding_attention": ROPE},
         ),
-        "vision_config": _qwen3_vision(deepstack_visual_indexes=[1, 2]),
+        "vision_config": qwen3_vision(deepstack_visual_indexes=[1, 2]),
     },
     {
         "model_type": "chameleon",
@@ -137,11 +87,18 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "vocabulary_map": _chameleon_words(),
         "vq_config": {"base_channels": 64},
     },
-    {"model_type": "cosmos3_edge", **_IMAGE},
+    {"model_type": "cosmos3_edge", **IMAGE},
+    {
+        "model_type": "cosmos3_omni",
+        **IMAGE,
+        **VIDEO,
+        "text_config": text("qwen3_vl_text", head_dim=64, rope_parameters=mrope(12, 10, 10)),
+        "vision_config": qwen3_vision(model_type="qwen3_vl_vision", deepstack_visual_indexes=[1, 2]),
+    },
     {
         "model_type": "deepseek_ocr2",
-        **_IMAGE,
-        "text_config": _text(
+        **IMAGE,
+        "text_config": text(
             "deepseek_ocr2_text",
             num_hidden_layers=3,
             mlp_layer_types=["dense", "sparse", "sparse"],
@@ -165,12 +122,12 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
             },
         },
     },
-    {"model_type": "deepseek_vl", **_IMAGE, "text_config": _text("llama"), "vision_config": _siglip()},
+    {"model_type": "deepseek_vl", **IMAGE, "text_config": text("llama"), "vision_config": siglip()},
     {
         "model_type": "deepseek_vl_hybrid",
-        **_IMAGE,
-        "text_config": _text("llama"),
-        "vision_config": _siglip(layers=4),
+        **IMAGE,
+        "text_config": text("llama"),
+        "vision_config": siglip(layers=4),
         "high_res_vision_config": {
             "model_type": "sam_vision_model",
             "num_hidden_layers": 4,
@@ -183,8 +140,8 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
     },
     {
         "model_type": "dots3_note",
-        **_IMAGE,
-        "text_config": _text(
+        **IMAGE,
+        "text_config": text(
             "dots3_note_text",
             num_hidden_layers=2,
             num_attention_heads=8,
@@ -208,28 +165,28 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
     },
     {
         "model_type": "ernie4_5_vl_moe",
-        **_IMAGE,
+        **IMAGE,
         "image_start_token_id": 9,
         "image_end_token_id": 10,
         "video_start_token_id": 11,
         "video_end_token_id": 12,
         "video_token_id": 8,
-        "text_config": _text(
+        "text_config": text(
             "ernie4_5_vl_moe_text",
             num_hidden_layers=3,
             num_attention_heads=8,
             moe_intermediate_size=[512, 256],
             moe_num_experts=8,
             moe_k=2,
-            rope_parameters=_mrope(22, 22, 20),
+            rope_parameters=mrope(22, 22, 20),
         ),
         "vision_config": {"depth": 6, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096},
     },
     {
         "model_type": "exaone4_5",
-        **_IMAGE,
+        **IMAGE,
         "video_token_id": 8,
-        "text_config": _text("exaone4"),
+        "text_config": text("exaone4"),
         "vision_config": {
             "depth": 6,
             "hidden_size": 1024,
@@ -241,10 +198,31 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         },
     },
     {
+        "model_type": "glm_ocr",
+        **IMAGE,
+        **_GLM_IDS,
+        "text_config": text("glm_ocr_text", head_dim=64, rope_parameters=mrope(8, 12, 12)),
+        "vision_config": {"depth": 4, "out_hidden_size": 1024},
+    },
+    {
+        "model_type": "glmga",
+        **IMAGE,
+        **_GLM_IDS,
+        "text_config": text("glm4v_text", rope_parameters=mrope(8, 12, 12)),
+        "vision_config": {
+            "model_type": "glm4v_vision",
+            "depth": 4,
+            "hidden_size": 1024,
+            "num_heads": 16,
+            "out_hidden_size": 1024,
+            "intermediate_size": 2816,
+        },
+    },
+    {
         "model_type": "got_ocr2",
         "image_token_index": 7,
         "image_seq_length": 256,
-        "text_config": _text("qwen2"),
+        "text_config": text("qwen2"),
         "vision_config": {"num_hidden_layers": 4, "global_attn_indexes": [1, 3]},
     },
     {
@@ -263,22 +241,22 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
             "num_attention_heads": 12,
             "intermediate_size": 3072,
         },
-        "text_config": _text("granite4_vision_text"),
-        "vision_config": _siglip(width=768, side=256, layers=4),
+        "text_config": text("granite4_vision_text"),
+        "vision_config": siglip(width=768, side=256, layers=4),
     },
     {
         "model_type": "granite_docling",
-        **_IMAGE,
-        "text_config": _text("granite_docling_text"),
+        **IMAGE,
+        "text_config": text("granite_docling_text"),
         "vision_config": {"num_hidden_layers": 6, "deepstack_visual_indexes": [1, 3]},
     },
     {
         "model_type": "hunyuan_vl",
-        **_IMAGE,
+        **IMAGE,
         "im_start_id": 9,
         "im_end_id": 10,
         "im_newline_id": 11,
-        "text_config": _text(
+        "text_config": text(
             "hunyuan_vl_text",
             head_dim=64,
             rope_parameters={
@@ -295,7 +273,7 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         ),
         "vision_config": {"num_hidden_layers": 4, "out_hidden_size": 1024, "text_hidden_size": 1024},
     },
-    {"model_type": "hyperclovax_vision_v2", **_IMAGE},
+    {"model_type": "hyperclovax_vision_v2", **IMAGE},
     {
         "model_type": "idefics",
         "hidden_size": 1024,
@@ -313,8 +291,8 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
     },
     {
         "model_type": "janus",
-        **_IMAGE,
-        "text_config": _text("llama"),
+        **IMAGE,
+        "text_config": text("llama"),
         "vision_config": {"num_hidden_layers": 6, "projection_dim": 1024},
         "vq_config": {"projection_dim": 1024, "image_token_embed_dim": 1024},
     },
@@ -330,13 +308,13 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
     },
     {
         "model_type": "lfm3_vl",
-        **_IMAGE,
-        **_VIDEO,
+        **IMAGE,
+        **VIDEO,
     },
     {
         "model_type": "lighton_ocr",
-        **_IMAGE,
-        "text_config": _text("qwen3", head_dim=128),
+        **IMAGE,
+        "text_config": text("qwen3", head_dim=128),
         "vision_config": {
             "model_type": "pixtral",
             "hidden_size": 1024,
@@ -353,29 +331,29 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "model_type": "llava_next_video",
         "image_token_index": 7,
         "video_token_index": 8,
-        "text_config": _text("llama"),
-        "vision_config": _clip(336),
+        "text_config": text("llama"),
+        "vision_config": clip(336),
     },
     _minicpmv("minicpmv4_7"),
     {
         "model_type": "paddleocr_vl",
-        **_IMAGE,
-        **_VIDEO,
-        "text_config": _text(
-            "paddleocr_vl_text", num_key_value_heads=2, head_dim=128, rope_parameters=_mrope(16, 24, 24)
+        **IMAGE,
+        **VIDEO,
+        "text_config": text(
+            "paddleocr_vl_text", num_key_value_heads=2, head_dim=128, rope_parameters=mrope(16, 24, 24)
         ),
         "vision_config": {"num_hidden_layers": 6},
     },
     {
         "model_type": "qianfan_ocr",
-        **_IMAGE,
-        "text_config": _text("qwen3", head_dim=64),
+        **IMAGE,
+        "text_config": text("qwen3", head_dim=64),
         "vision_config": {"num_hidden_layers": 4},
     },
     {
         "model_type": "qwen4_exp",
-        **_IMAGE,
-        **_VIDEO,
+        **IMAGE,
+        **VIDEO,
         "text_config": {
             "model_type": "qwen4_exp_text",
             "num_hidden_layers": 4,
@@ -389,13 +367,13 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
             "ngram_vocab_size_base": 20_000,
             "vocab_size": 32000,
         },
-        "vision_config": {**_qwen3_vision(), "out_hidden_size": 2048},
+        "vision_config": {**qwen3_vision(), "out_hidden_size": 2048},
     },
     {
         "model_type": "video_llama_3",
-        **_IMAGE,
+        **IMAGE,
         "video_token_id": 8,
-        "text_config": _text("qwen2"),
+        "text_config": text("qwen2"),
         "vision_config": {
             "num_hidden_layers": 6,
             "patch_size": 14,
@@ -408,18 +386,28 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "model_type": "video_llava",
         "image_token_index": 7,
         "video_token_index": 8,
-        "text_config": _text("llama"),
-        "vision_config": _clip(224),
+        "text_config": text("llama"),
+        "vision_config": clip(224),
     },
     {
         "model_type": "vipllava",
         "image_token_index": 7,
         "vision_feature_layers": [-2, -3, -4, 1],
-        "text_config": _text("llama"),
-        "vision_config": _clip(336),
+        "text_config": text("llama"),
+        "vision_config": clip(336),
     },
 )
-IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _MODELS}
+IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in (*_MODELS, *TORCHVISION_MODELS)}
 """By model_type."""
-PREPROCESSORS: Mapping[str, Mapping[str, Any]] = {"dots3_note": {"temporal_patch_size": 1}}
-"""Settings of image processors that the defaults of their classes do not have."""
+PREPROCESSORS: Mapping[str, Mapping[str, Any]] = {
+    "cosmos3_omni": {
+        "processor_class": "Qwen3VLProcessor",
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 16,
+    },
+    "dots3_note": {"temporal_patch_size": 1},
+    "glm_ocr": {"processor_class": "Glm46VProcessor", "image_processor_type": "Glm46VImageProcessor"},
+    "glmga": {"processor_class": "Glm46VProcessor", "image_processor_type": "GlmgaImageProcessor"},
+}
+"""What the preprocessor_config.json of a checkpoint has to say: which processor, where transformers names none, and
+settings that are not the defaults of their classes."""

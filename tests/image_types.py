@@ -13,12 +13,16 @@ from model_types import stored_rows
 FILE = Path(__file__).parent / "data" / "image_types.csv"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ImageRow:
-    """``num_tokens`` of an image of 448x448 in the language model, 0 where it is refused; ``refusal``: why."""
+    """``processor``: transformers' class; ``needs``: the library that it needs beside Pillow.
+
+    ``num_tokens`` of an image of 448x448 in the language model, 0 where it is refused; ``refusal``: why.
+    """
 
     model_type: str
     processor: str
+    needs: str
     num_tokens: int
     refusal: str
 
@@ -43,14 +47,17 @@ def traced_types_with_images() -> list[str]:
 def image_table() -> str:
     """A line for each type without a family that takes images."""
     tried = {row.model_type: row for row in stored_image_rows()}
-    lines = ["| model_type | images | tokens of an image of 448x448 | why not |", "|---|---|---:|---|"]
+    lines = [
+        "| model_type | images | processor | needs | tokens of an image of 448x448 | why not |",
+        "|---|---|---|---|---:|---|",
+    ]
     for model_type in traced_types_with_images():
         row = tried.get(model_type)
         if row is None:
-            lines.append(f"| {model_type} | not tried | - |  |")
+            lines.append(f"| {model_type} | not tried |  |  | - |  |")
         elif row.refusal:
             reason = row.refusal.replace("|", "\\|")
-            lines.append(f"| {model_type} | left out | - | {reason} |")
+            lines.append(f"| {model_type} | left out |  | {row.needs} | - | {reason} |")
         else:
-            lines.append(f"| {model_type} | planned | {row.num_tokens:,} |  |")
+            lines.append(f"| {model_type} | planned | {row.processor} | {row.needs} | {row.num_tokens:,} |  |")
     return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.captured.capture import ImageCapture
 from vlmplan.architecture.captured.running import ProgramRun
-from vlmplan.architecture.captured.tensors import into
+from vlmplan.architecture.captured.tensors import into, picked
 from vlmplan.architecture.generic_groups import Group, Role, keep_bytes, use, use_own
 from vlmplan.architecture.generic_layers import GenericContext, GenericShape, LayerRun, output_step
 from vlmplan.architecture.generic_tree import NORMS, TreeBuilder
@@ -120,7 +120,11 @@ class GenericModel(Model):
                 elif by.endswith("_"):
                     x = into(x, features, replaces=True)
                 else:
-                    x = ops.masked_scatter(x, tape.tensor(ids.shape, DType.BOOL), ops.to(features, x.dtype))
+                    mask, features = tape.tensor(ids.shape, DType.BOOL), ops.to(features, x.dtype)
+                    if by == "add" and how.values.get("is_picked"):
+                        features = ops.add(picked(x, mask, features.shape), features)
+                    x = ops.masked_scatter(x, mask, features)
+                    del mask
                 del features
         return x
 

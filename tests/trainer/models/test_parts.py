@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from image_models import IMAGE_MODELS
 from model_table import packaged_config
 from planned import MODELS
 from vlmplan.architecture.families import FAMILIES, build_model
@@ -111,4 +112,10 @@ def test_attention_targets_of_latent_attention_are_the_linears_that_the_model_ha
 def test_parts_and_attention_of_models_without_a_family_are_the_planners_too(kind):
     small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "intermediate_size": 96}
     config = {"model_type": kind, **small, **UNDESCRIBED[kind]}
+    assert_same_parts(real_model(config), build_generic(layout_from_json(layout(config))))
+
+
+@pytest.mark.parametrize("kind", ["cosmos3_omni", "glm_ocr", "paddleocr_vl"])
+def test_projectors_inside_a_tower_are_the_planners_too_where_there_is_no_family(kind):
+    config = dict(IMAGE_MODELS[kind])
     assert_same_parts(real_model(config), build_generic(layout_from_json(layout(config))))

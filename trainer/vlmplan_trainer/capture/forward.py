@@ -33,9 +33,10 @@ def captured_forward(
     kind = model_class(config)
     names = set(inspect.signature(kind.forward).parameters)
     given = {name: value for name, value in tensors.items() if name in names}
+    num_samples, num_tokens = given["input_ids"].shape
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with shims.installed(has_device=False, has_paged_states=False), fake_mode:
-        capture = Capture(fake_mode, Ledger(counts_host_as_device=True), len(given["input_ids"]))
+        capture = Capture(fake_mode, Ledger(counts_host_as_device=True), (num_samples, num_tokens))
         with capture, attention_captured(capture), functions_captured(capture):
             model = kind._from_config(config, dtype=MODEL_DTYPE, attn_implementation=_attention(kind))
             _prepare(model, packs=packs)

@@ -11,7 +11,7 @@ from typing import Any
 from vlmplan.errors import InputError
 from vlmplan_trainer.capture.operations import Instruction, Operand, Output
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of what is written; the planner has the same."""
 FEW, MANY = 2, 3
 """Samples of the two captures."""

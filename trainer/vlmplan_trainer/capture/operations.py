@@ -21,6 +21,7 @@ SMALL_BYTES, SMALL_INTEGERS = 1 << 14, 1 << 18
 they come from. A choice: a hundredth of what one layer of the smallest tower keeps, and of what all of them do."""
 MODEL_DTYPE = torch.bfloat16
 """The element type of the captured model: whatever has it has the model's own in a plan."""
+EMBEDDING_BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
 IGNORED = ("prim::device", "aten::_local_scalar_dense", "aten::is_pinned")
 
 Operand = int | str | None | list["int | str | None"]
@@ -52,13 +53,16 @@ class Instruction:
 class Capture(Rehearsal):
     """``names``: of the model's weights by ``id``; None of its buffers, which need no gradient."""
 
-    def __init__(self, fake_mode: FakeTensorMode, ledger: Ledger, num_samples: int) -> None:
+    def __init__(self, fake_mode: FakeTensorMode, ledger: Ledger, ids_shape: tuple[int, int]) -> None:
+        """``ids_shape``: samples, tokens of each."""
         super().__init__(fake_mode, ledger, lambda: "")
-        self._num_samples = num_samples
+        self._num_samples, self._num_tokens = ids_shape
         self.names: dict[int, str | None] = {}
         self.instructions: list[Instruction] = []
         self.is_on = False
         self.is_in_language = False
+        self.num_language_layers = 0
+        """Of the language model that have begun."""
         self.depth = 0
         """Of calls that are one instruction, whatever is computed inside."""
         self._slots: dict[int, int] = {}
@@ -120,6 +124,12 @@ class Capture(Rehearsal):
             self._note(func, (*args, *(kwargs or {}).values()), result)
         return result
 
+    def bounded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Which experts tokens go to is not known, and changes nothing of the images: none, in the language model."""
+        if self.is_in_language and func is torch.ops.aten.nonzero.default:
+            return torch.empty((0, args[0].dim()), dtype=torch.int64)
+        return super().bounded(func, args, kwargs)
+
     def _note(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         inputs = list(_tensors(args))
         outputs = list(_tensors((result,)))
@@ -132,7 +142,7 @@ class Capture(Rehearsal):
             self._of_images.update(self.slot(tensor) for tensor in outputs)
         operands = [self._operand_of(item) for item in args if _holds_tensors(item)]
         live = [operand for operand in _flat(operands) if operand is not None]
-        if self._is_left_out(live, outputs):
+        if self._is_left_out(live, outputs, is_of_images=is_of_images):
             self._left_out.update(self.slot(tensor) for tensor in outputs)
             return
         self._revive(outputs, inputs)
@@ -143,10 +153,13 @@ class Capture(Rehearsal):
         made = [self.output(t, shared.get(t.untyped_storage()._cdata)) for t in outputs]
         self.add(name, operands, made, **self._values(name, args, inputs, made))
 
-    def _is_left_out(self, live: Sequence[int | str], outputs: Sequence[torch.Tensor]) -> bool:
+    def _is_left_out(self, live: Sequence[int | str], outputs: Sequence[torch.Tensor], *, is_of_images: bool) -> bool:
+        """Integers and masks of nothing but positions are the language model's where one is of each token."""
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in outputs) / self._num_samples
         if not any(tensor.is_floating_point() for tensor in outputs):
-            return num_bytes <= SMALL_INTEGERS
+            is_of_positions = not live and not is_of_images
+            is_of_tokens = is_of_positions and all(self._num_tokens in tensor.shape for tensor in outputs)
+            return num_bytes <= SMALL_INTEGERS or is_of_tokens
         return not live and num_bytes <= SMALL_BYTES
 
     def _meets_tokens(self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
@@ -163,11 +176,14 @@ class Capture(Rehearsal):
         """What comes from images meets what comes from tokens."""
         of_images = [tensor for tensor in tensors if self._slots.get(id(tensor)) in self._of_images]
         self.has_met |= bool(of_images)
-        operands = [self.operand(tensor) for tensor in of_images if tensor.is_floating_point() and tensor.dim() > 1]
+        operands = [self.operand(tensor) for tensor in of_images if tensor.is_floating_point() and tensor.dim()]
         entering = [operand for operand in operands if isinstance(operand, int)]
         if entering:
             rows = [tensor.shape[1] for tensor in into if tensor.dim() > 1]
-            self.add("enter", entering, by=by, is_in_language=self.is_in_language, rows=max(rows, default=0))
+            ids = (self._num_samples, self._num_tokens)
+            is_picked = bool(into) and not any(tensor.shape[:2] == ids for tensor in into)
+            more = {"rows": max(rows, default=0), "is_picked": is_picked, "layers": self.num_language_layers}
+            self.add("enter", entering, by=by, is_in_language=self.is_in_language, **more)
 
     def _operand_of(self, item: Any) -> Operand:
         if isinstance(item, torch.Tensor):
@@ -196,6 +212,8 @@ class Capture(Rehearsal):
             self._upcast_from.update((output.slot, origins[0]) for output in made)
         if name == "convolution":
             values["groups"] = int(args[8])
+        if name in EMBEDDING_BAGS:
+            values["ids_per_bag"] = args[1].numel() // args[2].numel()
         return values
 
 

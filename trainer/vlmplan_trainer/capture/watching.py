@@ -1,6 +1,7 @@
 """Where a captured forward is: in which module, in which layer, in the language model."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,26 @@ def watch(model: nn.Module, capture: Capture, language: Sequence[str]) -> None:
         if isinstance(module, nn.ModuleList) and not name.startswith(inside):
             for index, layer in enumerate(module):
                 _watch_pair(layer, f"{name}.{index}", capture, "layer", "end_layer")
+    for index, layer in enumerate(_layers(model, language)):
+        layer.register_forward_pre_hook(partial(_begin_layer, capture, index + 1))
+
+
+def _layers(model: nn.Module, language: Sequence[str]) -> Sequence[nn.Module]:
+    """Of the language model: the longest list that it has itself, or is."""
+    lists = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and _is_own(name, language)
+    ]
+    return max(lists, key=len, default=())
+
+
+def _is_own(name: str, language: Sequence[str]) -> bool:
+    return name in language or name.rpartition(".")[0] in language
+
+
+def _begin_layer(capture: Capture, count: int, *_: Any) -> None:
+    capture.num_language_layers = count
 
 
 def _enter_language(capture: Capture) -> None:

@@ -3,7 +3,6 @@
 The same cut as the planner's (``PARTS`` of its families), made on transformers' own modules.
 """
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -21,21 +20,8 @@ class Part(Enum):
     LANGUAGE = "language"
 
 
-INNER_PROJECTORS: Mapping[str, tuple[str, ...]] = {
-    "glm46v": ("merger", "downsample"),
-    "glm4v": ("merger", "downsample"),
-    "glm4v_moe": ("merger", "downsample"),
-    "llama4": ("vision_adapter",),
-    "qwen2_5_omni_thinker": ("merger",),
-    "qwen2_5_vl": ("merger",),
-    "qwen2_vl": ("merger",),
-    "qwen3_5": ("merger",),
-    "qwen3_5_moe": ("merger",),
-    "qwen3_omni_moe_thinker": ("merger", "merger_list"),
-    "qwen3_vl": ("merger", "deepstack_merger_list"),
-    "qwen3_vl_moe": ("merger", "deepstack_merger_list"),
-}
-"""Projectors that lie inside the encoder under names that do not say so, by model_type."""
+INNER_PROJECTOR_WORDS = (*PROJECTOR_WORDS, "merger", "downsample")
+"""Parts of the names of modules inside a tower that are projectors, as the planner has them (``generic_tree.py``)."""
 
 
 OUTER_PROJECTORS: Mapping[str, str] = {"phi4_multimodal": "model.embed_tokens_extend"}
@@ -63,10 +49,9 @@ def _prefixes(model: Any) -> dict[str, Part]:
     prefixes = dict.fromkeys(towers, Part.VISION)
     if model.config.model_type in OUTER_PROJECTORS:
         prefixes[OUTER_PROJECTORS[model.config.model_type]] = Part.PROJECTOR
-    inner = INNER_PROJECTORS.get(model.config.model_type, ())
     for tower in towers:
         for child, _ in model.get_submodule(tower).named_children():
-            if child in inner or any(word in child for word in PROJECTOR_WORDS):
+            if any(word in child for word in INNER_PROJECTOR_WORDS):
                 prefixes[f"{tower}.{child}"] = Part.PROJECTOR
     if texts:
         ends = [name_of(model, model.get_input_embeddings()), name_of(model, model.get_output_embeddings())]

@@ -34,7 +34,10 @@ OF_TOWER = {
     "merge_size": "spatial_merge_size",
     "temporal_patch_size": "temporal_patch_size",
 }
-"""Settings of image processors that the vision tower fixes, by the names that its configuration has for them."""
+"""Settings of image processors that the vision tower fixes, by the names that its configuration has for them. A
+processor that calls one ``vision_`` has another setting by the bare name: its tiles are no patches."""
+MERGED = ("patch_size", "spatial_merge_size")
+"""Settings of processors that count an image's tokens by the tower's patches and how many become one."""
 
 
 class LeftOut:
@@ -63,21 +66,27 @@ def processor_for(config: Any, preprocessor: Mapping[str, Any] | None) -> Any:
     """The processor of transformers' configuration ``config``. Raises InputError where it cannot be had."""
     settings = dict(preprocessor or {})
     kind = _processor_class(config, settings)
-    made: dict[str, Any] = {}
-    for name in _parts_of(kind):
-        if name == "image_processor":
-            made[name] = _image_processor(config, settings)
-        elif "tokenizer" in name:
-            made[name] = StandInTokenizer()
-        else:
-            made[name] = LeftOut() if name == "video_processor" else None
-    lenient = {"check_argument_for_proper_class": _checked_unless_left_out}
-    try:
-        return type(kind.__name__, (kind,), lenient)(**made, **_settings_of_tower(kind, config))
-    except ImportError as error:
-        raise InputError(_first_sentence(error)) from None
-    except Exception as error:  # processors raise anything at all for parts that are not there
-        raise InputError(f"{kind.__name__} cannot be made here: {_first_sentence(error)}") from None
+    lenient = type(kind.__name__, (kind,), {"check_argument_for_proper_class": _checked_unless_left_out})
+    of_tower = _settings_of_tower(kind, config)
+    image_processor = _image_processor(config, settings) if "image_processor" in _parts_of(kind) else None
+    refusal: Exception | None = None
+    for asked in ((), ("image_token",)):  # some take it that the tokenizer has one
+        made: dict[str, Any] = {}
+        for name in _parts_of(kind):
+            if name == "image_processor":
+                made[name] = image_processor
+            elif "tokenizer" in name:
+                made[name] = StandInTokenizer(*asked)
+            else:
+                made[name] = LeftOut() if name == "video_processor" else None
+        try:
+            return lenient(**made, **of_tower)
+        except ImportError as error:
+            raise InputError(_first_sentence(error)) from None
+        except Exception as error:  # processors raise anything at all for parts that are not there
+            refusal = refusal or error
+    assert refusal is not None
+    raise InputError(f"{kind.__name__} cannot be made here: {_first_sentence(refusal)}")
 
 
 def processed(
@@ -136,15 +145,22 @@ def _processor_class(config: Any, settings: Mapping[str, Any]) -> Any:
         module = importlib.import_module(f"{package}.processing_{name}")
     except ImportError as error:
         reason = "" if isinstance(error, ModuleNotFoundError) else f": {_first_sentence(error)}"
-        raise InputError(f"transformers names no processor of model_type {config.model_type!r}{reason}") from None
+        raise InputError(f"{_unnamed(config)}{reason}") from None
     found = [
         value
         for key, value in vars(module).items()
         if key.endswith("Processor") and value.__module__ == module.__name__
     ]
     if len(found) != 1:
-        raise InputError(f"transformers names no processor of model_type {config.model_type!r}")
+        raise InputError(_unnamed(config))
     return found[0]
+
+
+def _unnamed(config: Any) -> str:
+    return (
+        f"transformers names no processor of model_type {config.model_type!r}, and no preprocessor_config.json does as "
+        f"processor_class"
+    )
 
 
 def _parts_of(kind: Any) -> list[str]:
@@ -225,8 +241,9 @@ def _fixed_size(processor: Any, config: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, key in OF_TOWER.items():
         value = getattr(vision, key, None)
-        if isinstance(getattr(processor, name, None), int) and isinstance(value, int):
-            found[name] = value
+        own = f"vision_{name}" if hasattr(processor, f"vision_{name}") else name
+        if isinstance(getattr(processor, own, None), int) and isinstance(value, int):
+            found[own] = value
     side = getattr(vision, "image_size", None)
     side = side[0] if isinstance(side, list | tuple) else side
     size = {key: value for key, value in dict(getattr(processor, "size", None) or {}).items() if value}
@@ -243,14 +260,16 @@ def _settings_of_tower(kind: Any, config: Any) -> dict[str, Any]:
     """What the processor has to know of the model and a checkpoint's processor_config.json says, by the same names."""
     vision = getattr(config, "vision_config", None)
     found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(kind.__init__).parameters.items():
-        if parameter.default is None:
+    parameters = inspect.signature(kind.__init__).parameters
+    fixed = MERGED if parameters.keys() >= set(MERGED) else ()
+    for name, parameter in parameters.items():
+        if parameter.default is None or name in fixed:
             value = getattr(config, name, None) or getattr(vision, name, None)
             if isinstance(value, int | float | str):
                 found[name] = value
             elif name == "vision_feature_select_strategy":
                 found[name] = "default"
-    if "num_additional_image_tokens" in inspect.signature(kind.__init__).parameters:
+    if "num_additional_image_tokens" in parameters:
         found["num_additional_image_tokens"] = int(
             getattr(vision, "model_type", "").startswith("clip")
         )  # its class token
@@ -334,9 +353,7 @@ def image_token_of(config: Any) -> int | None:
 def _with_ids_of(config: Any, ids: torch.Tensor, placeholder: int | None) -> torch.Tensor:
     """``ids`` with the configuration's id in the place of the placeholder, and words in the place of all others."""
     reserved = {
-        value
-        for key, value in vars(config).items()
-        if key.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+        value for key, value in vars(config).items() if key.endswith(("_id", "_index")) and isinstance(value, int)
     }
     words = [index for index in range(5, 5 + NUM_TEXT_IDS) if index not in reserved]
     row = torch.tensor(words)[torch.arange(ids.shape[1]) % len(words)].repeat(len(ids), 1)

@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import PythonBackend
 
-WORDS = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]|\|[A-Z_]+\||[^\s<\[|]+|[<\[|]|\s")
-"""Special tokens as checkpoints write them (``<image>``, ``<|vision_start|>``, ``[IMG]``, ``|SPEAKER|``), words, and
-single characters."""
+WORDS = re.compile(r"\]<\][a-z ]+\[>\[|<[^<>\s]+>|\[[A-Z_]+\]|\|[A-Z_]+\||[^\s<\[\]|]+|[<\[\]|]|\s")
+"""Special tokens as checkpoints write them (``]<]start of image[>[``, ``<image>``, ``<|vision_start|>``, ``[IMG]``,
+``|SPEAKER|``), words, and single characters."""
 FIRST_ID = 5
 """Behind the ids of the tokens that every tokenizer has."""
 
@@ -24,9 +24,10 @@ class StandInTokenizer(PythonBackend):
 
     model_input_names = ["input_ids", "attention_mask"]
 
-    def __init__(self) -> None:
+    def __init__(self, *asked: str) -> None:
+        """``asked``: names of special tokens that it has from the beginning."""
         self.ids = _Vocabulary()
-        self.asked: set[str] = set()
+        self.asked = set(asked)
         names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
         patterns = {"special_tokens_pattern": "none", "token_type_ids_pattern": "all_zeros"}
         super().__init__(**names, **patterns)

@@ -10,7 +10,7 @@ from vlmplan.architecture.images.shape import ImageShape
 from vlmplan.units import DType
 
 _DTYPES = {dtype.torch_name: dtype for dtype in DType}
-SCHEMA = 1
+SCHEMA = 2
 """Version of what is read; ``merging.py`` of the trainer has the same."""
 
 
@@ -49,6 +49,14 @@ class ImageCapture:
         programs = self.programs.get(implementation, others)
         fitting = [one for one in programs if one.samples == num_samples or (one.grows and one.samples < num_samples)]
         return replace(fitting[-1].of(num_samples), pixels=self.pixels)
+
+    @property
+    def num_first_layers(self) -> int:
+        """Layers that the language model has to have at least for all features to get in: one, or the one behind the
+        last that begins before some do."""
+        program = next(iter(self.programs.values()))[0]
+        entering = [one for one in program.instructions if one.op == "enter" and one.values["is_in_language"]]
+        return 1 + max([int(one.values["layers"]) for one in entering], default=0)
 
     @property
     def pixels(self) -> str:

@@ -10,6 +10,8 @@ from math import prod
 from vlmplan.architecture import ops
 from vlmplan.architecture.captured import tensors
 from vlmplan.architecture.captured.program import Instruction, Program, flat
+from vlmplan.architecture.families.moe import grouped_linear
+from vlmplan.architecture.gather import sample_rows
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, Operand, Tensor
 from vlmplan.units import DType
@@ -125,6 +127,30 @@ def _embedding(call: Call) -> Tensor:
     return ops.embedding(ids, weight)
 
 
+def _embedding_bag(call: Call) -> Tensor:
+    weight, ids = call.tensor(), call.operands[1]
+    count = int(call.instruction.values["ids_per_bag"]) * call.shape[0]
+    if not isinstance(ids, Tensor):
+        ids = call.tape.tensor((count,), DType.INT64)
+    weights = call.operands[3] if len(call.operands) > 3 else None
+    if not isinstance(weights, Tensor):
+        weights = call.tape.tensor((count,), call.dtype)
+    return tensors.embedding_bag(ids, weight, weights, call.shape[0])
+
+
+def _grid_sample(call: Call) -> Tensor:
+    """``F.grid_sample``: what is left out is where each of its points lies, two numbers."""
+    grid = call.operands[1] if len(call.operands) > 1 else None
+    if not isinstance(grid, Tensor):
+        grid = call.tape.tensor((prod(call.shape) // call.shape[1], 2), call.dtype)
+    return sample_rows(call.tensor(), grid, call.shape)
+
+
+def _grouped_product(call: Call) -> Tensor:
+    """``grouped_mm``: of the rows that each expert has, and its weight as a view, (experts, in, out)."""
+    return grouped_linear(call.tensor(0), call.tensor(1), is_transposed=True)
+
+
 def _layer_norm(call: Call) -> Tensor:
     weight, bias = (one if isinstance(one, Parameter) else None for one in (*call.operands[1:], None, None)[:2])
     if weight is None:
@@ -197,11 +223,14 @@ OPERATIONS: Mapping[str, Callable[[Call], Result]] = {
     **dict.fromkeys(("native_group_norm", "native_batch_norm"), _group_norm),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), lambda call: ops.clamp(_only(call), num_limits=1)),
     **dict.fromkeys(("sum",), lambda call: ops.total(_first(call), call.shape)),
+    "_grouped_mm": _grouped_product,
     "_softmax": _softmax,
     "add": _add,
     "convolution": _convolution,
     "div": partial(_binary, function=ops.mul),
     "embedding": _embedding,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
+    "grid_sampler_2d": _grid_sample,
     "mean": lambda call: tensors.average(_first(call), *call.shape),
     "mul": partial(_binary, function=ops.mul),
     "native_dropout": _dropped,
