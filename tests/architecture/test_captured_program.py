@@ -1,5 +1,8 @@
 """Programs of captured operations, for more samples than they were captured of."""
 
+import pytest
+
+from vlmplan.architecture.captured.capture import SCHEMA, capture_from_json
 from vlmplan.architecture.captured.layers import Chain, stretches
 from vlmplan.architecture.captured.program import Instruction, Output, Program
 
@@ -106,3 +109,27 @@ def test_a_result_that_something_else_takes_too_ends_a_chain():
     chains = list(stretches(Program(1, {"pixel_values": 1}, instructions), lambda name: True))
     lengths = [len(one.layers) for one in chains if isinstance(one, Chain)]
     assert lengths == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("entering", "num_layers"),
+    [
+        ([{"is_in_language": False, "layers": 0}], 1),
+        ([{"is_in_language": False, "layers": 0}, {"is_in_language": True, "layers": 1}], 2),
+        ([{"is_in_language": True, "layers": 3}, {"is_in_language": True, "layers": 1}], 4),
+    ],
+    ids=["among the embeddings", "behind the first layer", "behind the third"],
+)
+def test_a_model_needs_the_layers_that_features_get_into(entering, num_layers):
+    instructions = [["enter", [0], [], {"by": "add", **values}, []] for values in entering]
+    program = {"samples": 1, "inputs": {"pixel_values": 0}, "instructions": instructions, "turns": [], "grows": False}
+    values = {
+        "schema": SCHEMA,
+        "processor": "AProcessor",
+        "num_tokens": 4,
+        "num_placeholder_tokens": 4,
+        "inputs": {"pixel_values": [[1, 3, 8, 8], "float32"]},
+        "token_inputs": [],
+        "programs": {"sdpa": [program]},
+    }
+    assert capture_from_json(values, width=8, height=8, images_per_sample=1).num_first_layers == num_layers

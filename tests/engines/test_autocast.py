@@ -36,3 +36,14 @@ def test_experts_of_batched_products_are_cast():
     llama4 = {"model_type": "llama4_text", "num_local_experts": EXPERTS, "intermediate_size": INNER}
     experts, shared = EXPERTS * 3 * WIDTH * INNER, 3 * WIDTH * INNER
     assert cached_elements(llama4) == ATTENTION + EXPERTS * WIDTH + experts + shared
+
+
+def test_layers_that_never_run_again_leave_their_copies_to_the_graph():
+    """Mergers of features are a list like layers, and no ``GradientCheckpointingLayer``."""
+    model = build_model({**SIZES, "model_type": "llama"})
+    for entry in model.parameters():
+        entry.parameter.dtype = DType.FLOAT32
+    assert cached_casts(ParameterTable(model), RECIPE)
+    for _, stack in model.stacks():
+        stack.can_checkpoint = False
+    assert not cached_casts(ParameterTable(model), RECIPE)

@@ -97,6 +97,15 @@ def test_what_stage_3_prefetches_between_the_head_and_the_final_norm_is_planned(
     assert_planned_as_rehearsed(*words, "--offload-optimizer", "cpu", "--loss", loss, gpu="rtx-3090:2")
 
 
+@pytest.mark.sweep
+def test_images_that_several_layers_take_features_of_take_what_is_planned():
+    """Cohere Compass has a merger for each of the first layers of its language model."""
+    config = dict(IMAGE_MODELS["cohere_compass"])
+    text = {**config["text_config"], "num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 6}
+    folder_of("seeing", config | {"text_config": text})
+    assert_planned_as_rehearsed("--model", "seeing", "--method", "lora", "--images-per-sample", "1")
+
+
 def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     """Its own words for a rank that its process group would not have."""
     monkeypatch.setattr("vlmplan.rehearsal.process.COMMAND", ("-m", "vlmplan_trainer.no_such_module"))

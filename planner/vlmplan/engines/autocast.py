@@ -18,13 +18,14 @@ def cached_casts(table: ParameterTable, recipe: Recipe, trace: Trace | None = No
         return []
     width = recipe.autocast.num_bytes
     idle_stacks = _stacks_that_do_not_run(table, trace)
+    stacks = tuple(f"{path}." for path in table.stacks_by_label.values())
     language, others = recipe.activation_checkpointing, recipe.vision_activation_checkpointing
     return [
         entry.parameter.numel * width
         for entry in table.entries
         if entry.parameter.requires_grad
         and entry.parameter.dtype is DType.FLOAT32
-        and entry.layer is not None
+        and entry.name.startswith(stacks)
         and len(entry.parameter.shape) > 1
         and entry.parameter.meets_autocast
         and (language if entry.part is Part.LANGUAGE else others)

@@ -28,10 +28,11 @@ LETTERS = "pattern"
 
 @dataclass(frozen=True, slots=True)
 class BytesByKind:
-    """Bytes with the first layer alone, and what each further layer of a kind adds; below 0: takes away."""
+    """Bytes with the first ``num_first`` layers, and what each further one of a kind adds; below 0: takes away."""
 
     first: int
     further: Mapping[int, int]
+    num_first: int = 1
 
     def of(self, pattern: Sequence[int]) -> int:
         """Bytes with all layers of ``pattern``; those of a kind that was not rehearsed add what most others do.
@@ -40,17 +41,17 @@ class BytesByKind:
         200
         """
         most = max(self.further.values(), default=0)
-        return self.first + sum(self.further.get(kind, most) for kind in pattern[1:])
+        return self.first + sum(self.further.get(kind, most) for kind in pattern[self.num_first :])
 
 
-def lengths(pattern: Sequence[int]) -> list[int]:
-    """How many layers are rehearsed: the first, and up to each that is the first of its kind behind it.
+def lengths(pattern: Sequence[int], num_first: int = 1) -> list[int]:
+    """How many layers are rehearsed: the first ``num_first``, and up to each that is the first of its kind behind them.
 
-    >>> lengths([0, 0, 0]), lengths([0, 1, 1, 0, 2]), lengths([0])
-    ([1, 2], [1, 2, 4, 5], [1])
+    >>> lengths([0, 0, 0]), lengths([0, 1, 1, 0, 2]), lengths([0]), lengths([0, 1, 1, 0], 2)
+    ([1, 2], [1, 2, 4, 5], [1], [2, 3, 4])
     """
-    behind = pattern[1:MOST_LAYERS]
-    return [1, *(index + 2 for index, kind in enumerate(behind) if kind not in behind[:index])]
+    behind = pattern[num_first:MOST_LAYERS]
+    return [num_first, *(index + num_first + 1 for index, kind in enumerate(behind) if kind not in behind[:index])]
 
 
 def by_kind(pattern: Sequence[int], measured: Mapping[int, int]) -> BytesByKind:
@@ -60,10 +61,11 @@ def by_kind(pattern: Sequence[int], measured: Mapping[int, int]) -> BytesByKind:
     {1: 40, 0: 10}
     """
     further: dict[int, int] = {}
-    for length in lengths(pattern)[1:]:
-        before = measured[1] + sum(further[kind] for kind in pattern[1 : length - 1])
+    num_first, *others = sorted(measured)
+    for length in others:
+        before = measured[num_first] + sum(further[kind] for kind in pattern[num_first : length - 1])
         further[pattern[length - 1]] = measured[length] - before
-    return BytesByKind(measured[1], further)
+    return BytesByKind(measured[num_first], further, num_first)
 
 
 def layer_pattern(model: ProbedModelFiles) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ REHEARSED_TERMS = (
 )
 CORRECTED_PHASES = ("forward", "backward")
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
-SCHEMA = 3
+SCHEMA = 4
 """Version of what is kept."""
 
 
@@ -67,11 +67,22 @@ def _kept_missing(found: Estimate, pattern: tuple[int, ...], rehearse: Rehearse)
     kept = _read(kept_text(*place))
     if kept is not None:
         return kept
-    gaps = {count: _gaps(_of_layers(found, count), rehearse) for count in lengths(pattern)}
-    missing = {key: by_kind(pattern, {count: gaps[count][key] for count in gaps}) for key in gaps[1]}
-    content = [[*key, value.first, list(value.further.items())] for key, value in missing.items()]
+    counts = lengths(pattern, _num_first(found, pattern))
+    gaps = {count: _gaps(_of_layers(found, count), rehearse) for count in counts}
+    missing = {key: by_kind(pattern, {count: gaps[count][key] for count in counts}) for key in gaps[counts[0]]}
+    content = [[*key, value.first, list(value.further.items()), value.num_first] for key, value in missing.items()]
     keep_text(json.dumps(content), *place)
     return missing
+
+
+def _num_first(found: Estimate, pattern: tuple[int, ...]) -> int:
+    """Layers that are rehearsed in any case: what makes features that a shorter model does not take has no gradients
+    there, and would seem to be a further layer's."""
+    model = found.workload.model
+    assert isinstance(model, ProbedModelFiles)
+    if model.images is None or not found.workload.images_per_sample:
+        return 1
+    return min(model.images.num_first_layers, len(pattern))
 
 
 def _digest(found: Estimate) -> str:
@@ -94,8 +105,8 @@ def _digest(found: Estimate) -> str:
 def _read(text: str | None) -> dict[tuple[str, str], BytesByKind] | None:
     try:
         return {
-            (name, moment): BytesByKind(first, dict(further))
-            for name, moment, first, further in json.loads(text or "null")
+            (name, moment): BytesByKind(first, dict(further), num_first)
+            for name, moment, first, further, num_first in json.loads(text or "null")
         }
     except (TypeError, ValueError):
         return None

@@ -49,7 +49,7 @@ def molmo2(num_samples: int) -> list[Instruction]:
 
 def test_features_that_are_added_to_the_embeddings_of_their_tokens_enter():
     (entering,) = [one for one in molmo2(1) if one.op == "enter"]
-    assert entering.values == {"by": "add", "is_in_language": False, "rows": 0, "is_picked": True}
+    assert entering.values == {"by": "add", "is_in_language": False, "rows": 0, "is_picked": True, "layers": 0}
 
 
 def test_masks_of_the_language_model_are_left_out_however_many_samples_there_are():
