@@ -107,3 +107,26 @@ def test_tokens_that_a_mask_picks_keep_the_mask():
         made = picked(leaf(tape, 2, ROWS, WIDTH), mask, (ROWS, WIDTH))
         assert made.shape == (ROWS, WIDTH)
         assert kept(made) == mask.num_bytes
+
+
+def run_of_float32(tape: Tape, op: str, operands: list[Tensor | None], shape: tuple[int, ...]) -> Tensor:
+    """As with weights in float32, in the place of the captured model's bfloat16."""
+    instruction = Instruction(op, tuple(range(len(operands))), (Output(99, shape, "bfloat16"),))
+    return run_operation(Call(tape, instruction, list(operands), DType.FLOAT32), [DType.FLOAT32])[0]
+
+
+def test_a_copy_has_the_element_type_that_autocast_gave_what_it_copies():
+    tape = Tape(autocast=DType.BFLOAT16)
+    with tape.section("copy"):
+        made = run_of_float32(tape, "clone", [leaf(tape, ROWS, WIDTH)], (ROWS, WIDTH))
+        assert made.dtype is DType.BFLOAT16
+
+
+@pytest.mark.parametrize("autocast", [None, DType.BFLOAT16])
+def test_products_of_batches_are_what_autocast_makes_of_them(autocast: DType | None):
+    tape = Tape(autocast=autocast)
+    with tape.section("product"):
+        x, y = (tape.leaf(tape.tensor((2, *sizes), DType.FLOAT32)) for sizes in ((ROWS, WIDTH), (WIDTH, OUT)))
+        made = run_of_float32(tape, "bmm", [x, y], (2, ROWS, OUT))
+        assert made.dtype is (autocast or DType.FLOAT32)
+        assert kept(made) == 2 * (ROWS * WIDTH + WIDTH * OUT) * made.dtype.num_bytes

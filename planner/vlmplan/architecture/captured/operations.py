@@ -92,6 +92,11 @@ def _copied(call: Call) -> Tensor:
     return _shaped(ops.to(x, call.dtype), call.shape)
 
 
+def _cloned(call: Call) -> Tensor:
+    """In the element type that it has: autocast's where that of the captured model is the weights'."""
+    return ops.copy(call.tensor(), *call.shape)
+
+
 def _moved(call: Call, *, saves_input: bool = False) -> Tensor:
     """What puts elements elsewhere: the result and the gradient are new tensors."""
     return ops.resample(_first(call), *call.shape, saves_input=saves_input)
@@ -110,7 +115,9 @@ def _product(call: Call) -> Tensor:
 
 
 def _batched_product(call: Call) -> Tensor:
-    x, y = call.tensor(-2 + len(call.operands)), call.tensor(-1 + len(call.operands))
+    """Autocast casts for it (``bmm`` and ``baddbmm`` in ``aten/src/ATen/autocast_mode.h``)."""
+    parts = [call.tensor(index) for index in (-2 + len(call.operands), -1 + len(call.operands))]
+    x, y = parts if call.tape.autocast is None else [ops.to(part, call.tape.autocast) for part in parts]
     return ops.matmul(x, y, call.shape, x.shape[-1])
 
 
@@ -217,7 +224,7 @@ OPERATIONS: Mapping[str, Callable[[Call], Result]] = {
         ("copy_", "fill_", "index_put_", "masked_fill_", "masked_scatter_", "mul_"), partial(_in_place, replaces=True)
     ),
     **dict.fromkeys(("cat", "stack"), _joined),
-    **dict.fromkeys(("clone", "_to_copy", "contiguous"), _copied),
+    **dict.fromkeys(("clone", "contiguous"), _cloned),
     **dict.fromkeys(("addmm", "mm"), _product),
     **dict.fromkeys(("bmm", "baddbmm"), _batched_product),
     **dict.fromkeys(("native_group_norm", "native_batch_norm"), _group_norm),
@@ -225,6 +232,7 @@ OPERATIONS: Mapping[str, Callable[[Call], Result]] = {
     **dict.fromkeys(("sum",), lambda call: ops.total(_first(call), call.shape)),
     "_grouped_mm": _grouped_product,
     "_softmax": _softmax,
+    "_to_copy": _copied,
     "add": _add,
     "convolution": _convolution,
     "div": partial(_binary, function=ops.mul),
