@@ -1,6 +1,8 @@
 """Copies of weights that autocast keeps: of those that an operation which it casts for uses."""
 
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.generic_groups import ExpertsGroup
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
@@ -47,3 +49,10 @@ def test_layers_that_never_run_again_leave_their_copies_to_the_graph():
     for _, stack in model.stacks():
         stack.can_checkpoint = False
     assert not cached_casts(ParameterTable(model), RECIPE)
+
+
+def test_experts_of_models_without_a_family_are_not_cast_either():
+    stacked = {"gate_up_proj": Parameter(EXPERTS, 2 * INNER, WIDTH), "down_proj": Parameter(EXPERTS, WIDTH, INNER)}
+    router = Parameter(EXPERTS, WIDTH)
+    ExpertsGroup({**stacked, "weight": router}, experts_per_token=2, activation="silu")
+    assert [one.meets_autocast for one in (*stacked.values(), router)] == [False, False, True]

@@ -100,13 +100,18 @@ class ExpertsGroup(Group):
     def __init__(self, parameters: Mapping[str, Parameter], *, experts_per_token: int, activation: str) -> None:
         super().__init__({}, parameters, Role.EXPERTS, ())
         self.experts_per_token, self.activation = experts_per_token, activation
+        for weight in self._stacked():
+            weight.meets_autocast = False  # of grouped products, and a loop's are of slices, which are no leaves
+
+    def _stacked(self) -> list[Parameter]:
+        return [weight for weight in self.parameters_by_name.values() if len(weight.shape) == 3]
 
     def forward(self, x: Tensor) -> Tensor:
         """The experts' MLPs over the tokens sent to them."""
         width = x.shape[-1]
         num_rows = x.numel // width * self.experts_per_token
         flat, rows = x.view(x.numel // width, width), x.tape.tensor((num_rows,), DType.INT64)
-        weights = [weight for weight in self.parameters_by_name.values() if len(weight.shape) == 3]
+        weights = self._stacked()
         selected = take_rows(flat, rows, (num_rows, width))
         made = [grouped_linear(selected, weight) for weight in weights[:-1]]
         del selected

@@ -36,12 +36,8 @@ def watch(model: nn.Module, capture: Capture, language: Sequence[str]) -> None:
 
 def _layers(model: nn.Module, language: Sequence[str]) -> Sequence[nn.Module]:
     """Of the language model: the longest list that it has itself, or is."""
-    lists = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and _is_own(name, language)
-    ]
-    return max(lists, key=len, default=())
+    named = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    return max([list(module) for name, module in named if _is_own(name, language)], key=len, default=[])
 
 
 def _is_own(name: str, language: Sequence[str]) -> bool:
