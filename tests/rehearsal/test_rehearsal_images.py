@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,14 @@ def test_a_refusal_is_a_note_unless_images_are_asked_for(model, monkeypatch):
     assert noted.not_counted == ("images",)
     with pytest.raises(InputError, match=r"--images-per-sample is 2.*XProcessor needs torchvision"):
         with_images(model, WorkloadRequest(images_per_sample=2))
+
+
+def test_a_model_may_see_without_a_tower_but_not_without_a_language_model_of_its_own(model):
+    without = replace(model, layout=replace(model.layout, vision=()))
+    assert image_capture(without, width=448, height=448, images_per_sample=1).num_tokens == TOKENS
+    neither = replace(model, layout=replace(model.layout, vision=(), text=()))
+    with pytest.raises(InputError, match="nothing that sees"):
+        image_capture(neither, width=448, height=448, images_per_sample=1)
 
 
 def test_operations_that_are_not_described_are_refused(model, answers, monkeypatch):

@@ -43,7 +43,7 @@ def row_of(model_type: str) -> ImageRow:
             processed(configuration({"model_type": model_type}), None, **SIZE, num_samples=1)
             raise LookupError(model_type)
         described = layout_from_json(json.loads(json.dumps(layout(dict(config)))))
-        if not described.vision:
+        if not described.vision and not described.text:
             raise InputError(f"nothing that sees is told from the language model of {described.class_name}")
         answer = captured({"config": dict(config), "preprocessor": preprocessor, **SIZE})
         capture = capture_from_json(json.loads(json.dumps(answer)), **SIZE)

@@ -78,7 +78,7 @@ def image_capture(model: ProbedModelFiles, *, width: int, height: int, images_pe
     Raises InputError for images that the processor refuses and for what cannot be captured, MissingPackageError where
     nothing is kept and the libraries are not installed.
     """
-    if not model.layout.vision:
+    if not model.layout.vision and not model.layout.text:
         raise InputError(f"nothing that sees is told from the language model of {model.layout.class_name}")
     size = {"width": width, "height": height, "images_per_sample": images_per_sample}
     request: JsonDict = {"config": _short(model), "preprocessor": _settings(model), **size}
