@@ -39,16 +39,6 @@ TORCHVISION_MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": siglip(side=512),
     },
     {
-        "model_type": "gemma4_unified",
-        **IMAGE,
-        "video_token_id": 8,
-        "audio_token_id": 9,
-        "boi_token_id": 10,
-        "eoi_token_id": 11,
-        "text_config": text("gemma4_unified_text", head_dim=64, global_head_dim=128, sliding_window=512),
-        "vision_config": {"mm_embed_dim": 1024, "output_proj_dims": 1024},
-    },
-    {
         "model_type": "inkling2",
         **IMAGE,
         "text_config": {

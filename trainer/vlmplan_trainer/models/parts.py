@@ -3,6 +3,7 @@
 The same cut as the planner's (``PARTS`` of its families), made on transformers' own modules.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -26,6 +27,8 @@ INNER_PROJECTOR_WORDS = (*PROJECTOR_WORDS, "merger", "downsample")
 
 OUTER_PROJECTORS: Mapping[str, str] = {"phi4_multimodal": "model.embed_tokens_extend"}
 """Modules around the encoders, where the language model is no module of its own but holds them, by model_type."""
+MERGERS_OF_TOWERS: Mapping[str, tuple[str, ...]] = {"minicpmv4_6": ("vit_merger",)}
+"""Modules between a tower's layers, which are the tower's as its other layers are, by model_type."""
 
 
 class Parts:
@@ -49,9 +52,10 @@ def _prefixes(model: Any) -> dict[str, Part]:
     prefixes = dict.fromkeys(towers, Part.VISION)
     if model.config.model_type in OUTER_PROJECTORS:
         prefixes[OUTER_PROJECTORS[model.config.model_type]] = Part.PROJECTOR
+    own = MERGERS_OF_TOWERS.get(model.config.model_type, ())
     for tower in towers:
         for child, _ in model.get_submodule(tower).named_children():
-            if any(word in child for word in INNER_PROJECTOR_WORDS):
+            if child not in own and any(word in child for word in INNER_PROJECTOR_WORDS):
                 prefixes[f"{tower}.{child}"] = Part.PROJECTOR
     if texts:
         ends = [name_of(model, model.get_input_embeddings()), name_of(model, model.get_output_embeddings())]
