@@ -106,6 +106,14 @@ def test_images_that_several_layers_take_features_of_take_what_is_planned():
     assert_planned_as_rehearsed("--model", "seeing", "--method", "lora", "--images-per-sample", "1")
 
 
+@pytest.mark.sweep
+def test_fsdp2_keeps_the_heads_gradient_until_its_part_is_cast():
+    """It is the last of its group, to which a variable of torch's loop refers."""
+    folder_of("wide-head", {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "vocab_size": 24000})
+    words = ("--model", "wide-head", "--method", "full", "--fsdp", "--grad-accum", "2", "--no-cached-casts")
+    assert_planned_as_rehearsed(*words, gpu="rtx-3090:4")
+
+
 def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     """Its own words for a rank that its process group would not have."""
     monkeypatch.setattr("vlmplan.rehearsal.process.COMMAND", ("-m", "vlmplan_trainer.no_such_module"))

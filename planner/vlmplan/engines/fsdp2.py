@@ -2,8 +2,8 @@
 
 Every group (``layer_groups``: a layer, the input embedding, the head, the root with what is left) is gathered by one
 collective. Shards have the type of the update (float32 in mixed precision), weights that are whole that of the
-computation. With p, m and g bytes
-of a weight, of a shard of it and of a gradient as it is reduced, and S elements of a group on N ranks:
+computation. With p, m and g bytes of a weight, of a shard of it and of a gradient as it is reduced, and S elements of a
+group on N ranks:
 
 - forward: pS/N cast into the collective's input, pS gathered, then copied to pS of weights. The gathered buffer stays
   until the next group has been copied out (implicit prefetching), the last one until forward ends. The root is whole
@@ -11,7 +11,8 @@ of a weight, of a shard of it and of a gradient as it is reduced, and S elements
   run, or until their backward (``reshard_after_forward``).
 - backward: a layer's weights are copied out of what was prefetched, which is freed at once; then the layer before it is
   prefetched (``_backward_prefetch``). When it is over its weights go, gS are copied into the input of a reduce-scatter,
-  which stays until the next group's, gS/N come out, and are cast to mS/N of gradients, one tensor for the group.
+  which stays until the next group's, gS/N come out, and are cast to mS/N of gradients, one tensor for the group. The
+  group's last gradient stays until then: the variable of a loop refers to it.
 - The root's gradients, and those of a group whose first input needs none, wait whole for the end of backward: of a tied
   embedding too, whose group begins with token ids.
 
@@ -268,18 +269,22 @@ class FullyShard(Engine):
         self.sink.free(WAITING)
         if not arrived:
             return
-        sink, buffers = self.sink, Component.COMMUNICATION_BUFFERS
-        num_bytes = self.groups.padded_bytes(arrived, self.recipe.reduce_dtype)
-        sink.allocate(WAITING, buffers, num_bytes)
-        for ordinal in arrived:
-            sink.free(ordinal)
-            sink.free(("wide", ordinal))
-        self._wide.difference_update(arrived)
-        is_cast = self.recipe.held_dtype is not self.recipe.reduce_dtype
-        if is_cast:
-            sink.allocate("reduced", buffers, num_bytes // self.num_ranks, Stream.REDUCTION)
+        sink, num_bytes = self.sink, self.groups.padded_bytes(arrived, self.recipe.reduce_dtype)
+        sink.allocate(WAITING, Component.COMMUNICATION_BUFFERS, num_bytes)
+        at_once = arrived if self.num_ranks == 1 else arrived[:-1]  # ``foreach_reduce`` has a name for the last
+        self._free_whole(at_once)
+        if self.recipe.held_dtype is not self.recipe.reduce_dtype:
+            part = num_bytes // self.num_ranks
+            sink.allocate("reduced", Component.COMMUNICATION_BUFFERS, part, Stream.REDUCTION)
         self._keep_gradients(number, arrived)
         sink.free("reduced")
+        self._free_whole(arrived[len(at_once) :])
+
+    def _free_whole(self, ordinals: Sequence[int]) -> None:
+        for ordinal in ordinals:
+            self.sink.free(ordinal)
+            self.sink.free(("wide", ordinal))
+        self._wide.difference_update(ordinals)
 
     def _keep_gradients(self, number: int, ordinals: Sequence[int]) -> None:
         """This rank's part, one tensor of the group; it is added to an earlier one, or goes to the host."""
