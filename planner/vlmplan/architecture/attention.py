@@ -40,11 +40,17 @@ class KeyCache:
 
     def kept(self, x: Tensor) -> Tensor:
         """The copy that is kept of keys or values, which attention reads."""
-        copy, section = x.tape.tensor(x.shape, x.dtype), x.tape.running_section
+        copy = x.tape.tensor(x.shape, x.dtype)
         x.tape.move(2 * copy.num_bytes)
-        self.num_bytes[section] = self.num_bytes.get(section, 0) + copy.num_bytes
-        self.tensors.append(copy)
+        self.hold(copy)
         return copy
+
+    def hold(self, *tensors: Tensor) -> None:
+        """Keep tensors as they are."""
+        for x in tensors:
+            section = x.tape.running_section
+            self.num_bytes[section] = self.num_bytes.get(section, 0) + x.num_bytes
+            self.tensors.append(x)
 
 
 def attend(

@@ -9,6 +9,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend, Kernel, Scores
 from vlmplan.architecture.ops import Grads, chunks
 from vlmplan.architecture.packed_lengths import PackedLengths
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
@@ -183,9 +184,42 @@ def eager_attention(
     return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
 
 
+def attention_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Parameter) -> tuple[Tensor, Tensor]:
+    """``eager_attention_forward`` of GPT-OSS and its copies: (result, weights). The softmax runs over the scores and
+    the sink of each head, in the scores' type; ``mask`` is added.
+
+    A single head of keys for all queries is written out by the products, where there is more than one sample.
+    """
+    batch, num_heads, num_tokens, head_dim = q.shape
+    num_keys, tape = k.shape[2], q.tape
+    scores = (batch, num_heads, num_tokens, num_keys)
+    is_shared = k.shape[1] == 1 < num_heads
+    keys, values = (repeat_kv(x, num_heads, copies=not is_shared) for x in (k, v))
+    weights = ops.matmul(_cast(q), _operand(keys, copies=is_shared), scores, head_dim)
+    weights = ops.scale(weights)
+    weights = ops.add(weights, mask)
+    widest = ops.promoted(weights.dtype, sinks.dtype)
+    sink_scores = ops.expand_weight(sinks, (*scores[:-1], 1), tape)
+    combined = ops.concatenate([ops.to(weights, widest), sink_scores], (*scores[:-1], num_keys + 1))
+    combined = ops.subtract(combined, ops.maximum_last(combined))
+    probabilities = ops.softmax(combined)
+    weights = ops.to(ops.slice_last(probabilities, num_keys), v.dtype)
+    copies = is_shared or v.shape[1] == num_heads
+    out = ops.matmul(_cast(weights), _operand(values, copies=copies), q.shape, num_keys)
+    out = ops.copy(out, batch, num_tokens, num_heads * head_dim)
+    return out, weights
+
+
 def _cast(x: Tensor) -> Tensor:
     """As autocast has it for a product."""
     return x if x.tape.autocast is None else ops.to(x, x.tape.autocast)
+
+
+def _operand(x: Tensor, *, copies: bool) -> Tensor:
+    """x as autocast has it for a product; where nothing is cast, the product of several samples ``copies`` what is not
+    written out or lies out of order."""
+    cast = _cast(x)
+    return ops.copy(x) if copies and cast is x and x.shape[0] > 1 else cast
 
 
 def _folded(x: Tensor, *, copies: bool) -> Tensor:

@@ -11,7 +11,7 @@ class Parameter:
 
     ``dtype`` and ``requires_grad`` are set when a recipe is applied; ``stored_bytes`` only where the weight does not
     take ``numel`` times the width of ``dtype`` (4-bit weights). ``meets_autocast`` is False where no operation that
-    uses it is one that autocast casts for (``grouped_mm``).
+    uses it itself is one that autocast casts for (``grouped_mm``, sums, products of its views).
     """
 
     __slots__ = ("dtype", "meets_autocast", "numel", "requires_grad", "shape", "stored_bytes")

@@ -69,21 +69,9 @@ class CohereAttention(Attention):
         if not self.has_positions:
             return q, k
         wide_q, wide_k = ops.to(q, DType.FLOAT32), ops.to(k, DType.FLOAT32)
-        q_rotated = _rotated(wide_q, context)
-        k_rotated = _rotated(wide_k, context)
+        q_rotated = ops.rotate(wide_q, context.cos, context.sin)
+        k_rotated = ops.rotate(wide_k, context.cos, context.sin)
         return ops.to(q_rotated, q.dtype), ops.to(k_rotated, k.dtype)
-
-
-def _rotated(x: Tensor, context: RotaryContext) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``, where the halves are the even and the odd elements."""
-    return ops.add(ops.mul(x, context.cos), ops.mul(_rotate_half(x), context.sin))
-
-
-def _rotate_half(x: Tensor) -> Tensor:
-    """``stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)``."""
-    half = (*x.shape[:-1], x.shape[-1] // 2)
-    first, second = ops.part(x, *half), ops.part(x, *half)
-    return ops.concatenate([ops.scale(second), first], x.shape)
 
 
 class CohereLayer(Module):

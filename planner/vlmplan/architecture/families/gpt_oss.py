@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.attention_kernels import repeat_kv
+from vlmplan.architecture.attention_kernels import attention_with_sinks
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Decoder,
@@ -51,28 +51,8 @@ class GptOssAttention(Module):
         k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q, k = _rotated(q, context), _rotated(k, context)
-        out, weights = self._attended(q, k, v, context.masks[self.window])
+        out, weights = attention_with_sinks(q, k, v, context.masks[self.window], self.sinks)
         return self.o_proj(out), weights
-
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """``eager_attention_forward``: the softmax runs over the scores and the sink, in the scores' type."""
-        batch, num_heads, num_tokens, head_dim = q.shape
-        scores = (batch, num_heads, num_tokens, num_tokens)
-        keys, values = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
-        dtype = q.tape.autocast or q.dtype
-        weights = ops.scale(ops.matmul(ops.to(q, dtype), ops.to(keys, dtype), scores, head_dim))
-        weights = ops.add(weights, mask)
-        widest = ops.promoted(weights.dtype, self.sinks.dtype)
-        sinks = ops.expand_weight(self.sinks, (*scores[:-1], 1), q.tape)
-        combined = ops.concatenate([ops.to(weights, widest), sinks], (*scores[:-1], num_tokens + 1))
-        combined = ops.subtract(combined, ops.maximum_last(combined))
-        probabilities = ops.softmax(combined)
-        weights = ops.to(ops.slice_last(probabilities, num_tokens), v.dtype)
-        if v.shape[1] == num_heads and batch > 1:  # not written out, so that the product copies what lies out of order
-            values = ops.copy(values)
-        out = ops.matmul(weights, values, q.shape, num_tokens)
-        out = ops.copy(out, batch, num_tokens, num_heads * head_dim)
-        return out, weights
 
 
 def _rotated(x: Tensor, context: RotaryContext) -> Tensor:

@@ -11,6 +11,7 @@ dense layers and shared experts, are not (seen).
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
@@ -114,12 +115,17 @@ class GreedyRouter(AdaptableModule):
 
 
 class SharedExpertsBlock(Module):
-    """``DeepseekV3MoE``: routed experts, and a gated MLP that sees every token."""
+    """``DeepseekV3MoE``: routed experts, and a gated MLP that sees every token. DeepSeek-V4 has the router first."""
 
-    def __init__(self, gate: GroupRouter | GreedyRouter, experts: Experts, shared: GatedMlp) -> None:
+    def __init__(
+        self, gate: AdaptableModule, experts: Experts, shared: GatedMlp, *, registers_gate_first: bool = False
+    ) -> None:
         super().__init__()
-        self.experts = experts
-        self.gate = gate
+        if registers_gate_first:
+            self.gate: Any = gate
+        self.experts: Any = experts
+        if not registers_gate_first:
+            self.gate = gate
         self.shared_experts = shared
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ tensors are those of ``tools/autograd/derivatives.yaml`` in torch 2.13; the docs
 they are the memory model. ``g`` is the incoming gradient.
 """
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, copy, promoted, reduced, to
+from vlmplan.architecture.ops.base import Grads, cast_weight, copy, promoted, reduced, to, viewed
 from vlmplan.architecture.ops.convolutions import convolution
 from vlmplan.architecture.ops.elementwise import (
     ACTIVATIONS,
@@ -38,6 +38,7 @@ from vlmplan.architecture.ops.layout import (
     part,
     resample,
     rotate,
+    rotate_half,
     shift_weight,
     slice_last,
     split,
@@ -81,6 +82,7 @@ __all__ = [
     "relu",
     "resample",
     "rotate",
+    "rotate_half",
     "scale",
     "scale_in_place",
     "shift",
@@ -95,5 +97,6 @@ __all__ = [
     "to",
     "total",
     "unary",
+    "viewed",
     "where",
 ]

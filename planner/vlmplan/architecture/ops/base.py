@@ -69,6 +69,11 @@ def copy(x: Tensor, *shape: int) -> Tensor:
     return out
 
 
+def viewed(x: Tensor, *shape: int) -> Tensor:
+    """``x.view(shape)`` with a node of its own: gradients of what uses the view are summed apart from others of x."""
+    return Tensor(x.storage, shape, x.dtype, x.tape.node((x,), pass_through))
+
+
 def pass_through(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     return (g,)

@@ -49,30 +49,33 @@ def _difference_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | Non
 
 
 def outer(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``x * y``, both broadcast to ``shape``: saves each if the other needs a gradient; both gradients are summed."""
+    """``x * y``, each of ``shape`` or broadcast to it: saves each if the other needs a gradient; gradients of what was
+    broadcast are summed."""
     tape = x.tape
     saved = (x.detached() if y.requires_grad else None, y.detached() if x.requires_grad else None)
-    node = tape.node((x, y), _outer_backward, saved, (x.shape, y.shape, shape))
+    node = tape.node((x, y), _outer_backward, saved, ((x.shape, x.dtype), (y.shape, y.dtype), shape))
     out = tape.tensor(shape, promoted(x.dtype, y.dtype), node)
     tape.move(x.num_bytes + y.num_bytes + out.num_bytes)
     return out
 
 
 def _outer_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    """Both gradients are there before the first is summed (``validate_outputs`` in ``engine.cpp``)."""
+    """Both gradients are there before the first is summed or cast (``validate_outputs`` in ``engine.cpp``)."""
     (g,) = grads
     assert g is not None
-    *shapes, shape = node.meta
+    *operands, shape = node.meta
     tape = g.tape
     wide = [tape.tensor(shape, g.dtype) if needed else None for needed in node.needs]
     tape.move(3 * g.num_bytes, num_kernels=2)
     if tape.frees_saved:
         node.saved = ()
     result: list[Tensor | None] = []
-    for index, own in enumerate(shapes):
+    for index, (own, dtype) in enumerate(operands):
         grad = wide[index]
         wide[index] = None
-        result.append(None if grad is None else reduced(grad, own, g.dtype))
+        if grad is not None and own != shape:
+            grad = reduced(grad, own, g.dtype)
+        result.append(grad and to(grad, dtype))
         del grad
     return result
 

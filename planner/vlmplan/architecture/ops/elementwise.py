@@ -51,12 +51,12 @@ def _subtract_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]
 
 
 def mul(x: Tensor, y: Operand) -> Tensor:
-    """``x * y``: saves y if x needs a gradient, x if y does."""
+    """``x * y``: saves y if x needs a gradient, x if y does. A y without dimensions does not change the type."""
     tape = x.tape
     saved = (x.detached() if y.requires_grad else None, detached(y) if x.requires_grad else None)
     broadcasts = y.numel != x.numel
     node = tape.node((x, y), _mul_backward, saved, (x.dtype, y.dtype, x.shape, y.shape, broadcasts))
-    out = tape.tensor(x.shape, promoted(x.dtype, y.dtype), node)
+    out = tape.tensor(x.shape, promoted(x.dtype, y.dtype) if y.shape else x.dtype, node)
     tape.move(x.num_bytes + y.numel * y.dtype.num_bytes + out.num_bytes)
     return out
 

@@ -124,11 +124,11 @@ def slice_last(x: Tensor, width: int) -> Tensor:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``x * cos + rotate_half(x) * sin``: rotary positions; saves cos and sin only, which all layers share."""
     half = x.shape[-1] // 2
-    return add(mul(x, cos), mul(_rotate_half(x, half), sin))
+    return add(mul(x, cos), mul(rotate_half(x, half), sin))
 
 
-def _rotate_half(x: Tensor, half: int) -> Tensor:
-    """``cat((-x[..., half:], x[..., :half]), dim=-1)``."""
+def rotate_half(x: Tensor, half: int) -> Tensor:
+    """``cat((-x[..., half:], x[..., :half]), dim=-1)``, or of every other element with the one behind it."""
     first, second = slice_last(x, half), slice_last(x, half)
     return concatenate([scale(second), first], x.shape)
 

@@ -71,14 +71,14 @@ def _linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (grad_x, grad_weight, grad_bias)
 
 
-def matmul(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int) -> Tensor:
+def matmul(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int, *, view_of: Parameter | None = None) -> Tensor:
     """Batched ``x @ y`` of result ``shape`` over width ``inner``: saves each if the other needs a gradient.
 
-    The gradient of y comes first, as it does in ``bmm(self, mat2)``.
+    The gradient of y comes first, as it does in ``bmm(self, mat2)``. ``view_of``: the weight that y is a view of.
     """
     tape = x.tape
     saved = (x.detached() if y.requires_grad else None, y.detached() if x.requires_grad else None)
-    node = tape.node((x, y), _matmul_backward, saved, (x.shape, y.shape, inner))
+    node = tape.node((x, y), _matmul_backward, saved, (x.shape, y.shape, inner), view_of if x.requires_grad else None)
     out = tape.tensor(shape, x.dtype, node)
     tape.matmul(2 * out.numel * inner, x.num_bytes + y.num_bytes + out.num_bytes)
     return out

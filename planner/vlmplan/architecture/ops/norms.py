@@ -50,11 +50,11 @@ def _maximum_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (out,)
 
 
-def total(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``x.sum(dim)`` of ``shape``: saves nothing; its gradient is g, expanded."""
+def total(x: Tensor, shape: tuple[int, ...], dtype: DType | None = None) -> Tensor:
+    """``x.sum(dim, dtype=dtype)`` of ``shape``: saves nothing; its gradient is g, expanded, and cast to x's type."""
     tape = x.tape
-    node = tape.node((x,), _total_backward, meta=x.shape)
-    out = tape.tensor(shape, x.dtype, node)
+    node = tape.node((x,), _total_backward, meta=(x.shape, x.dtype))
+    out = tape.tensor(shape, dtype or x.dtype, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out
 
@@ -62,7 +62,8 @@ def total(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _total_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
-    return (Tensor(g.storage, node.meta, g.dtype),)
+    shape, dtype = node.meta
+    return (to(Tensor(g.storage, shape, g.dtype), dtype),)
 
 
 def layer_norm(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
