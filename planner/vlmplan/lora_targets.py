@@ -25,6 +25,14 @@ READ_WEIGHT = "correction_coefs"
 UNPACKED_LINEARS = (READ_WEIGHT, "prediction_coefs")
 """Linears of Gemma 3n whose weights are clamped while the model trains, which no weight of 4 bits can be (seen)."""
 
+INDEXING_TYPES = frozenset({"deepseek_v4"})
+"""Model types with a projection in groups of heads, and with an indexer that chooses keys."""
+GROUPED_LINEAR = "o_a_proj"
+"""Their projection in groups, of a class derived from Linear: peft's adapter has the width of all groups, and fails
+where it is added to each (seen)."""
+INDEXER_LINEARS = ("indexer.kv_proj", "indexer.gate_proj", "indexer.q_b_proj", "scorer.weights_proj")
+"""Linears of their indexer, whose result are positions: no gradient comes back (seen)."""
+
 
 def listed_targets(targets: str) -> list[str]:
     """The names that stand between commas."""

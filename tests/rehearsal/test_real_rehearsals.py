@@ -63,9 +63,9 @@ def test_a_context_of_more_tokens_than_values_are_followed_for_is_rehearsed():
     assert found["components_at_peak"]["activations"] > 0
 
 
-def assert_planned_as_rehearsed(*words: str, gpu: str = "a100-sxm4-80gb:1") -> None:
+def assert_planned_as_rehearsed(*words: str, gpu: str = "a100-sxm4-80gb:1", tolerance: float = 0.001) -> None:
     for phase in document(*words, "--gpu", gpu)["phases"]:
-        assert phase["peak_bytes"] == pytest.approx(phase["estimated_peak_bytes"], rel=0.001), phase["name"]
+        assert phase["peak_bytes"] == pytest.approx(phase["estimated_peak_bytes"], rel=tolerance), phase["name"]
 
 
 @pytest.mark.sweep
@@ -112,6 +112,44 @@ def test_fsdp2_keeps_the_heads_gradient_until_its_part_is_cast():
     folder_of("wide-head", {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "vocab_size": 24000})
     words = ("--model", "wide-head", "--method", "full", "--fsdp", "--grad-accum", "2", "--no-cached-casts")
     assert_planned_as_rehearsed(*words, gpu="rtx-3090:4")
+
+
+DEEPSEEK_V4 = {
+    "model_type": "deepseek_v4",
+    "hidden_size": 512,
+    "moe_intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "head_dim": 128,
+    "q_lora_rank": 192,
+    "o_groups": 4,
+    "o_lora_rank": 96,
+    "index_n_heads": 8,
+    "index_head_dim": 64,
+    "index_topk": 32,
+    "vocab_size": 512,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "compress_ratios": [0, 4, 128],
+    "num_hash_layers": 1,
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("full", "--zero-stage", "none", "--no-activation-checkpointing"),
+        ("lora", "--zero-stage", "none"),
+        ("lora", "--zero-stage", "3"),
+    ],
+    ids=" ".join,
+)
+def test_streams_that_are_mixed_and_keys_that_are_compressed_take_what_is_planned(words):
+    """Under autocast, and where ZeRO-3's weights stay whole until the backward of a layer that ran again is over."""
+    folder_of("v4", DEEPSEEK_V4)
+    words = ("--method", *words, "--seq-len", "512", "--micro-batch", "2")
+    assert_planned_as_rehearsed("--model", "v4", *words, gpu="a100-sxm4-80gb:2", tolerance=0.002)
 
 
 def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.MonkeyPatch):

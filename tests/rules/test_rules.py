@@ -25,7 +25,16 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.rules import RULES, ModelFacts, Severity, attention_implementations, check, model_facts, problems
+from vlmplan.rules import (
+    RULES,
+    ModelFacts,
+    Severity,
+    attention_implementations,
+    check,
+    default_lora_exclude,
+    model_facts,
+    problems,
+)
 from vlmplan.rules.models import HEAD, TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
 from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.workload import ModelFiles
@@ -44,6 +53,7 @@ PACKED = ModelFacts(id="a-bnb-4bit", model_types=frozenset({"llama"}), quant_met
 PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
 GEMMA_3N = ModelFacts(id="gemma-3n", model_types=frozenset({"gemma3n_text"}))
+DEEPSEEK_V4 = ModelFacts(id="deepseek-v4", model_types=frozenset({"deepseek_v4"}), has_indexer=True)
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
@@ -378,6 +388,32 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(lora_targets="attention"), model=GEMMA_3N),
             case(PLAIN, model=GEMMA_3N),
             case(LORA, model=LLAMA),
+        ],
+    ),
+    "a_projection_in_groups_has_no_adapter": (
+        [
+            case(LORA, model=DEEPSEEK_V4),
+            case(LORA.with_changes(lora_targets="q_a_proj,o_a_proj"), model=DEEPSEEK_V4),
+            case(LORA.with_changes(method=Method.QLORA, lora_exclude="indexer.kv_proj"), model=DEEPSEEK_V4),
+        ],
+        [
+            case(LORA.with_changes(lora_exclude="self_attn.o_a_proj"), model=DEEPSEEK_V4),
+            case(LORA.with_changes(lora_targets="attention"), model=DEEPSEEK_V4),
+            case(LORA.with_changes(lora_targets="q_a_proj"), model=DEEPSEEK_V4),
+            case(PLAIN, model=DEEPSEEK_V4),
+            case(LORA, model=LLAMA),
+        ],
+    ),
+    "an_indexer_has_no_adapter": (
+        [
+            case(LORA.with_changes(lora_exclude="o_a_proj"), model=DEEPSEEK_V4),
+            case(LORA.with_changes(lora_exclude="o_a_proj,indexer.kv_proj"), model=DEEPSEEK_V4),
+        ],
+        [
+            case(LORA.with_changes(lora_exclude=default_lora_exclude(DEEPSEEK_V4)), model=DEEPSEEK_V4),
+            case(LORA.with_changes(lora_exclude="o_a_proj"), model=replace(DEEPSEEK_V4, has_indexer=False)),
+            case(LORA.with_changes(lora_targets="attention"), model=DEEPSEEK_V4),
+            case(PLAIN, model=DEEPSEEK_V4),
         ],
     ),
     "numbered_linears_have_no_adapters": (

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.architecture.sound_config import check_config
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
+from vlmplan.lora_targets import INDEXING_TYPES
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.models.untrainable import check_trainable
@@ -51,6 +53,11 @@ def files_of_texts(
         notes.append(thinker_note(name, whole))
     if config["model_type"] in IDLE_AUDIO_TYPES:
         notes.append(f"Samples with sound are not planned: the audio tower of {name} is idle.")
+    if config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config)):
+        notes.append(
+            f"No gradient comes to the indexers of {name}, which choose keys by their positions: their weights stay as "
+            f"they are loaded."
+        )
     if preprocessor is None and config["model_type"] in IMAGE_MODEL_TYPES:
         notes.append(
             f"There is no preprocessor_config.json of {name}, so image sizes are the defaults of its processor."

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
+from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
 from vlmplan.hardware import Gpu, Vendor
+from vlmplan.lora_targets import INDEXING_TYPES
 from vlmplan.recipe import Recipe
 from vlmplan.workload import ModelFiles
 
@@ -41,6 +43,8 @@ class ModelFacts:
     attention: frozenset[str] | None = None
     quant_method: str | None = None
     """What its checkpoint is packed with."""
+    has_indexer: bool = False
+    """Whether some layer chooses keys by weights to which no gradient comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,7 @@ def model_facts(files: ModelFiles) -> ModelFacts:
         has_windows=slides,
         attention=files.attention,
         quant_method=files.quant_method,
+        has_indexer=files.model_type in INDEXING_TYPES and CHOOSING in attention_kinds(own),
     )
 
 

@@ -1,7 +1,14 @@
 """Attention, loss, adapters and batch: what cannot be combined with a model or a method."""
 
 from vlmplan.evaluation import Kept
-from vlmplan.lora_targets import CLAMPING_TYPES, READ_WEIGHT, pattern_of
+from vlmplan.lora_targets import (
+    CLAMPING_TYPES,
+    GROUPED_LINEAR,
+    INDEXER_LINEARS,
+    INDEXING_TYPES,
+    READ_WEIGHT,
+    pattern_of,
+)
 from vlmplan.recipe_choices import (
     ALL_LINEAR,
     REGEX,
@@ -19,12 +26,12 @@ from vlmplan.units import DType
 
 MODEL_RULES = RuleBook()
 
-TYPES_WITHOUT_SDPA = frozenset({"gemma2", "gpt_oss"})
+TYPES_WITHOUT_SDPA = frozenset({"deepseek_v4", "gemma2", "gpt_oss"})
 TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
-    {"blip-2", "gemma3n", "gpt_oss", "lfm2_vl", "llama4", "llama4_text", "mllama"}
+    {"blip-2", "deepseek_v4", "gemma3n", "gpt_oss", "lfm2_vl", "llama4", "llama4_text", "mllama"}
 )
-"""gpt_oss: transformers puts kernels that it downloads in the place of every other flash implementation. gemma3n and
-lfm2_vl: the class of the tower refuses it."""
+"""deepseek_v4: its heads are wider than the kernels take. gpt_oss: transformers puts kernels that it downloads in the
+place of every other flash implementation. gemma3n and lfm2_vl: the class of the tower refuses it."""
 TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """On whose ``out_proj`` peft puts no adapters: the kernels of such mixers read its weight themselves."""
 TYPES_WITH_A_ROUTER_OF_TWO_RESULTS = frozenset({"llama4", "llama4_text"})
@@ -153,6 +160,8 @@ def default_lora_exclude(model: ModelFacts) -> str | None:
         return ROUTER
     if model.model_types & CLAMPING_TYPES:
         return READ_WEIGHT
+    if model.model_types & INDEXING_TYPES:
+        return ",".join((GROUPED_LINEAR, *(INDEXER_LINEARS if model.has_indexer else ())))
     numbered = _numbered(model)
     return ",".join((*numbered, PATCH_CONVOLUTION)) if numbered else None
 
@@ -170,7 +179,7 @@ def a_router_of_two_results_stays_as_it_is(context: RuleContext) -> str | None:
     model, recipe = context.model, context.recipe
     if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITH_A_ROUTER_OF_TWO_RESULTS:
         return None
-    excluded = [name.strip().rpartition(".")[2] for name in (recipe.lora_exclude or "").split(",")]
+    excluded = _last_parts(recipe.lora_exclude or "")
     if recipe.lora_targets != ALL_LINEAR or ROUTER in excluded or (recipe.lora_exclude or "").startswith(REGEX):
         return None
     return (
@@ -184,13 +193,51 @@ def a_layer_that_is_not_called_has_no_adapter(context: RuleContext) -> str | Non
     model, recipe = context.model, context.recipe
     if model is None or not recipe.trains_adapters or not model.model_types & CLAMPING_TYPES:
         return None
-    excluded = [name.strip().rpartition(".")[2] for name in (recipe.lora_exclude or "").split(",")]
+    excluded = _last_parts(recipe.lora_exclude or "")
     if recipe.lora_targets != ALL_LINEAR or READ_WEIGHT in excluded or (recipe.lora_exclude or "").startswith(REGEX):
         return None
     return (
         f"--lora-targets all-linear adapts {READ_WEIGHT} of {model.id}, which no training step calls: these adapters "
         f"stay as they begin, and DDP refuses weights without a gradient; give --lora-exclude {READ_WEIGHT} with it"
     )
+
+
+@MODEL_RULES.error("peft tuners/lora/layer.py Linear.forward: the adapter is as wide as all groups (seen: it fails)")
+def a_projection_in_groups_has_no_adapter(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    if model is None or not recipe.trains_adapters or not model.model_types & INDEXING_TYPES:
+        return None
+    targets, excluded = (_last_parts(text) for text in (recipe.lora_targets, recipe.lora_exclude or ""))
+    is_adapted = recipe.lora_targets == ALL_LINEAR or GROUPED_LINEAR in targets
+    if not is_adapted or GROUPED_LINEAR in excluded or (recipe.lora_exclude or "").startswith(REGEX):
+        return None
+    return (
+        f"--lora-targets {recipe.lora_targets} adapts {GROUPED_LINEAR} of {model.id}, a projection in groups of heads "
+        f"to which peft cannot add; give --lora-exclude {default_lora_exclude(model)} with it, or --lora-targets "
+        f"attention"
+    )
+
+
+@MODEL_RULES.warning("transformers modeling_deepseek_v4.py DeepseekV4Indexer.forward: it returns positions (seen)")
+def an_indexer_has_no_adapter(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    if model is None or not recipe.trains_adapters or not model.has_indexer:
+        return None
+    excluded = {name.strip() for name in (recipe.lora_exclude or "").split(",")}
+    if recipe.lora_targets != ALL_LINEAR or excluded.issuperset(INDEXER_LINEARS):
+        return None
+    if (recipe.lora_exclude or "").startswith(REGEX):
+        return None
+    return (
+        f"--lora-targets all-linear adapts the indexer of {model.id}, to which no gradient comes: these adapters stay "
+        f"as they begin, and DDP refuses weights without a gradient; give --lora-exclude "
+        f"{default_lora_exclude(model)} with it"
+    )
+
+
+def _last_parts(names: str) -> set[str]:
+    """The last part of each name between commas."""
+    return {name.strip().rpartition(".")[2] for name in names.split(",")}
 
 
 @MODEL_RULES.error(

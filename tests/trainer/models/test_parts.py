@@ -108,6 +108,28 @@ def test_attention_targets_of_latent_attention_are_the_linears_that_the_model_ha
     assert_same_parts(real_model(config), build_model(config))
 
 
+def test_attention_targets_of_compressed_attention_are_what_a_gradient_comes_to():
+    config = {
+        "model_type": "deepseek_v4",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "vocab_size": 128,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "index_head_dim": 32,
+        "o_groups": 2,
+    }
+    model = real_model(config)
+    assert_same_parts(model, build_model(config))
+    adapted = {
+        name for name, _ in model.named_modules() for one in attention_linears(model) if name.endswith(f".{one}")
+    }
+    assert not any("indexer" in name for name in adapted)
+
+
 @pytest.mark.parametrize("kind", UNDESCRIBED)
 def test_parts_and_attention_of_models_without_a_family_are_the_planners_too(kind):
     small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "intermediate_size": 96}

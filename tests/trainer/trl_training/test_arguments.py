@@ -87,6 +87,13 @@ def test_text_leaves_no_weight_without_a_gradient():
     assert arguments(plan_of(DPO), is_vision=True)["ddp_find_unused_parameters"] is None
 
 
+def test_an_indexer_has_weights_without_a_gradient():
+    plan = plan_of(DPO)
+    config = {"model_type": "deepseek_v4"}
+    plan = replace(plan, workload=replace(plan.workload, model=replace(plan.workload.model, config=config)))
+    assert arguments(plan)["ddp_find_unused_parameters"] is True
+
+
 def test_steps_are_those_of_trls_samplers():
     plan = plan_of(DPO)  # 2 ranks x 3 pairs in a micro batch, 5 of them in a step
     plan = replace(plan, workload=replace(plan.workload, epochs=7))

@@ -24,6 +24,10 @@ from vlmplan_trainer.probe import kind_of, name_of
 ATTENTION = "attention"
 USUAL_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ATTENTION_LINEARS: Mapping[str, tuple[str, ...]] = {
+    "deepseek_v4": (
+        *("q_a_proj", "self_attn.q_b_proj", "self_attn.kv_proj", "o_b_proj"),
+        *("compressor.kv_proj", "compressor.gate_proj"),
+    ),
     "gpt2": ("attn.c_attn", "attn.c_proj"),
     "opt": ("q_proj", "k_proj", "v_proj", "out_proj"),
     "phi3": ("qkv_proj", "o_proj"),

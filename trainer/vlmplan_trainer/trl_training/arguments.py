@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.launch.task_runs import beta_of
+from vlmplan.lora_targets import INDEXING_TYPES
 from vlmplan.plan import Plan
 from vlmplan.recipe_choices import Precision
 from vlmplan.training import LEARNING_RATES, TrainerOptions
 from vlmplan.training_task import Reference, TrainingTask
-
-TEXT_IS_WHOLE = False
-"""``ddp_find_unused_parameters`` of a model of text: every weight of it has a gradient."""
 
 
 def trl_arguments(
@@ -45,8 +43,9 @@ def _shared(plan: Plan, options: TrainerOptions, *, num_steps: int, folder: Path
         "deepspeed": None if plan.ds_config is None else dict(plan.ds_config),
         "use_cpu": is_on_cpu,
         "ddp_backend": "gloo" if is_on_cpu and plan.has_ranks else None,
-        # of images and text a micro batch may have no image, which TRL sees to where this is None
-        "ddp_find_unused_parameters": None if is_vision else TEXT_IS_WHOLE,
+        # Of images and text a micro batch may have no image, which TRL sees to where this is None. Of text every weight
+        # has a gradient, but for those of indexers.
+        "ddp_find_unused_parameters": None if is_vision else plan.workload.model.model_type in INDEXING_TYPES,
         "gradient_checkpointing": False,
         "dataloader_drop_last": True,
         "remove_unused_columns": False,

@@ -15,6 +15,7 @@ TEXT_FAMILIES = {
     "cohere2": "cohere",
     "deepseek_v2": "deepseek_v3",
     "deepseek_v3": "deepseek_v3",
+    "deepseek_v4": "deepseek_v4",
     "exaone4": "exaone4",
     "gemma": "gemma",
     "gemma2": "gemma",
