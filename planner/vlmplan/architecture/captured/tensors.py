@@ -61,7 +61,7 @@ def embedding_bag(ids: Tensor, weight: Tensor, weights: Tensor, num_bags: int) -
     """
     tape = weight.tape
     node = tape.node(
-        (weight,), _embedding_bag_backward, (ids.detached(), weights.detached()), (weight.shape, weight.dtype)
+        (weight,), _into_whole_backward, (ids.detached(), weights.detached()), (weight.shape, weight.dtype)
     )
     out = tape.tensor((num_bags, weight.shape[1]), weight.dtype, node)
     for count in (num_bags, num_bags, ids.numel):
@@ -70,24 +70,17 @@ def embedding_bag(ids: Tensor, weight: Tensor, weights: Tensor, num_bags: int) -
     return out
 
 
-def _embedding_bag_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
-    out = g.tape.tensor(*node.meta)
-    g.tape.move(out.num_bytes + g.num_bytes)
-    return [out]
-
-
 def picked(x: Tensor, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x[mask]``: saves the mask; its gradient is put into a new tensor of x's shape."""
     tape = x.tape
-    node = tape.node((x,), _picked_backward, (mask.detached(),), (x.shape, x.dtype))
+    node = tape.node((x,), _into_whole_backward, (mask.detached(),), (x.shape, x.dtype))
     out = tape.tensor(shape, x.dtype, node)
     tape.move(2 * out.num_bytes)
     return out
 
 
-def _picked_backward(node: GraphNode, grads: Grads) -> Grads:
+def _into_whole_backward(node: GraphNode, grads: Grads) -> Grads:
+    """The gradient is put into, or added up in, a new tensor of the operand's whole shape and type."""
     (g,) = grads
     assert g is not None
     out = g.tape.tensor(*node.meta)

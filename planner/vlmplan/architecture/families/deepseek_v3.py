@@ -53,10 +53,9 @@ class ComplexDecoder(PartlyRotatedDecoder):
         return positions, positions
 
 
-def decoder(config: Config) -> PartlyRotatedDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
-    latent = latent_shape(config)
-    shape = DecoderShape(
+def latent_decoder_shape(config: Config, latent: LatentShape) -> DecoderShape:
+    """That of a decoder with latent attention, in which every head has keys and values of its own."""
+    return DecoderShape(
         hidden_size=latent.hidden_size,
         intermediate_size=config.integer("intermediate_size"),
         num_layers=config.integer("num_hidden_layers"),
@@ -67,6 +66,12 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
         mlp_bias=config.boolean("mlp_bias"),
         activation=config.text("hidden_act"),
     )
+
+
+def decoder(config: Config) -> PartlyRotatedDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    latent = latent_shape(config)
+    shape = latent_decoder_shape(config, latent)
     layers = stack_of_kinds(
         sparse_layers(config),
         lambda sparse: LatentLayer(shape, latent, shared_experts_block(config, shape) if sparse else None),

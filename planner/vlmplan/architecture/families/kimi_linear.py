@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.deepseek_v3 import DENSE, SPARSE
+from vlmplan.architecture.families.deepseek_v3 import DENSE, SPARSE, latent_decoder_shape
 from vlmplan.architecture.families.group_router import shared_experts_block
 from vlmplan.architecture.families.kimi_delta import KimiDeltaAttention, kimi_delta_shape
 from vlmplan.architecture.families.latent_attention import LatentAttention, latent_shape
@@ -95,16 +95,7 @@ def sparse_layers(config: Config) -> list[bool]:
 def decoder(config: Config) -> KimiDecoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
     latent, delta = latent_shape(config), kimi_delta_shape(config)
-    shape = DecoderShape(
-        hidden_size=latent.hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=latent.num_heads,
-        num_kv_heads=latent.num_heads,
-        head_dim=latent.head_dim,
-        vocab_size=config.integer("vocab_size"),
-        activation=config.text("hidden_act"),
-    )
+    shape = latent_decoder_shape(config, latent)
 
     def layer(kind: tuple[str, bool]) -> KimiLayer:
         name, is_sparse = kind
