@@ -85,11 +85,7 @@ def attend(
     tape.widest_head = max(tape.widest_head, head_dim)
     kernel, is_expanded = _kernel_of(backend, q, k, v, has_mask=mask is not None)
     if is_expanded:
-        # A single head is expanded without a copy. Eager attention's product copies it then, to fold heads and samples
-        # into one dimension, for which a view is enough where there is one sample, and autocast where it casts.
-        is_folded = k.shape[0] > 1 or tape.autocast not in (None, k.dtype)
-        copies = k.shape[1] > 1 or (kernel is Kernel.EAGER and is_folded)
-        k, v = repeat_kv(k, num_heads, copies=copies), repeat_kv(v, num_heads, copies=copies)
+        k, v = _expanded(kernel, k, v, num_heads)
     if kernel is Kernel.EAGER:
         is_masked = mask is not None or is_causal
         return eager_attention(q, k, v, mask=mask, is_masked=is_masked, rules=scores, is_written_out=is_grouped)
@@ -100,10 +96,21 @@ def attend(
     if kernel is Kernel.MATH:
         return math_attention(q, k, v, is_causal=is_causal, dropout=scores.dropout)
     out = _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, lengths=lengths, calls=calls)
-    if v.shape[-1] > value_dim:
-        cut = ops.slice_last(out, num_heads * value_dim)
-        return ops.copy(cut, *cut.shape)
-    return out
+    if v.shape[-1] == value_dim:
+        return out
+    cut = ops.slice_last(out, num_heads * value_dim)
+    return ops.copy(cut, *cut.shape)
+
+
+def _expanded(kernel: Kernel, k: Tensor, v: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Keys and values with a head for each of the queries'.
+
+    A single head is expanded without a copy. Eager attention's product copies it then, to fold heads and samples into
+    one dimension, for which a view is enough where there is one sample, and autocast where it casts.
+    """
+    is_folded = k.shape[0] > 1 or k.tape.autocast not in (None, k.dtype)
+    copies = k.shape[1] > 1 or (kernel is Kernel.EAGER and is_folded)
+    return repeat_kv(k, num_heads, copies=copies), repeat_kv(v, num_heads, copies=copies)
 
 
 def _kernel_of(backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, has_mask: bool) -> tuple[Kernel, bool]:

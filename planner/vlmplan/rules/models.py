@@ -223,7 +223,7 @@ def an_indexer_has_no_adapter(context: RuleContext) -> str | None:
     model, recipe = context.model, context.recipe
     if model is None or not recipe.trains_adapters or not model.has_indexer:
         return None
-    excluded = {name.strip() for name in (recipe.lora_exclude or "").split(",")}
+    excluded = _names(recipe.lora_exclude or "")
     if recipe.lora_targets != ALL_LINEAR or excluded.issuperset(INDEXER_LINEARS):
         return None
     if (recipe.lora_exclude or "").startswith(REGEX):
@@ -235,9 +235,14 @@ def an_indexer_has_no_adapter(context: RuleContext) -> str | None:
     )
 
 
-def _last_parts(names: str) -> set[str]:
+def _names(text: str) -> set[str]:
+    """Those between commas."""
+    return {name.strip() for name in text.split(",")}
+
+
+def _last_parts(text: str) -> set[str]:
     """The last part of each name between commas."""
-    return {name.strip().rpartition(".")[2] for name in names.split(",")}
+    return {name.rpartition(".")[2] for name in _names(text)}
 
 
 @MODEL_RULES.error(
@@ -247,7 +252,7 @@ def _last_parts(names: str) -> set[str]:
 def numbered_linears_have_no_adapters(context: RuleContext) -> str | None:
     model, recipe = context.model, context.recipe
     numbered = () if model is None else _numbered(model)
-    excluded = {name.strip() for name in (recipe.lora_exclude or "").split(",")}
+    excluded = _names(recipe.lora_exclude or "")
     if not recipe.trains_adapters or recipe.lora_targets != ALL_LINEAR or excluded.issuperset(numbered):
         return None
     assert model is not None

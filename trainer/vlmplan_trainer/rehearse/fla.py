@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vlmplan_trainer.rehearse.fla_kimi import chunk_kda
-from vlmplan_trainer.rehearse.fla_products import CHUNK, count, states, unit
+from vlmplan_trainer.rehearse.fla_products import CHUNK, called_as_fla_does, count, states, unit
 from vlmplan_trainer.rehearse.replaced import replaced
 
 MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
@@ -23,20 +23,6 @@ RULE, CONVOLUTION = "torch_chunk_gated_delta_rule", "causal_conv1d_fn"
 """What they call, which is one of the packages' functions where those are installed."""
 KIMI, KIMI_RULE = "kimi_linear", "chunk_kimi_delta_attention"
 """transformers' model with Kimi delta attention, and what it calls."""
-
-
-def chunk_gated_delta_rule(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    use_qk_l2norm_in_kernel: bool = False,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """(batch, tokens, heads, width), without a state that goes in or comes out."""
-    assert use_qk_l2norm_in_kernel
-    return _DeltaRule.apply(query, key, value, g, beta), None
 
 
 def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, **kwargs: Any) -> Tensor:
@@ -71,6 +57,9 @@ class _DeltaRule(torch.autograd.Function):
         dq = torch.empty_like(dq)
         dk = torch.empty_like(dk)
         return dq, dk, dv, dg, db
+
+
+chunk_gated_delta_rule = called_as_fla_does(_DeltaRule)
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, do: Tensor) -> tuple[Tensor, ...]:

@@ -10,25 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmplan_trainer.rehearse.fla_products import CHUNK, count, states, unit
+from vlmplan_trainer.rehearse.fla_products import CHUNK, called_as_fla_does, count, states, unit
 
 WIDE = torch.float32
 BLOCK, SLICE = 16, 32
 """``BC``, and at most ``BK`` of ``chunk_kda_bwd_intra``."""
-
-
-def chunk_kda(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    use_qk_l2norm_in_kernel: bool = False,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """(batch, tokens, heads, width), without a state that goes in or comes out."""
-    assert use_qk_l2norm_in_kernel
-    return _KimiRule.apply(query, key, value, g, beta), None
 
 
 class _KimiRule(torch.autograd.Function):
@@ -60,6 +46,9 @@ class _KimiRule(torch.autograd.Function):
         dq = torch.empty_like(q)
         dk = torch.empty_like(k)
         return dq, dk, dv, dg.to(g), db.to(beta)
+
+
+chunk_kda = called_as_fla_does(_KimiRule)
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, do: Tensor) -> tuple[Tensor, ...]:

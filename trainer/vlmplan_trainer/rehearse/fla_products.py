@@ -1,18 +1,40 @@
 """What the kernels of flash-linear-attention have in common: states, rows of unit length, and an operation that tells
 how many FLOPs a kernel takes. Source: fla-core 0.6.0."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.library import Library
+from torch import library as operators
 
 CHUNK = 64
 """``chunk_size``, which transformers does not set."""
 OPERATION = "kernel_products"
 """An operation that does nothing: it tells how many FLOPs a kernel takes (``flops``)."""
 
-_operations = Library("vlmplan_rehearsal", "DEF")
+_operations = operators.Library("vlmplan_rehearsal", "DEF")
 _operations.define(f"{OPERATION}(Tensor x, int flops) -> ()")
 _operations.impl(OPERATION, lambda x, flops: None, "CompositeExplicitAutograd")
+
+
+def called_as_fla_does(rule: type[torch.autograd.Function]) -> Callable[..., tuple[Tensor, None]]:
+    """The function of a package by which transformers calls ``rule``."""
+
+    def chunked(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """(batch, tokens, heads, width), without a state that goes in or comes out."""
+        assert use_qk_l2norm_in_kernel
+        return rule.apply(query, key, value, g, beta), None
+
+    return chunked
 
 
 def unit(x: Tensor) -> tuple[Tensor, Tensor]:

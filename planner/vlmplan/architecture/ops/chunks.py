@@ -7,7 +7,7 @@ Sources: torch 2.13 ``tools/autograd/derivatives.yaml`` and the functions that i
 from collections.abc import Sequence
 from math import prod
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, detached, promoted, reduced, to
+from vlmplan.architecture.ops.base import Grads, cast_weight, detached, new_of_same_shape, promoted, reduced, to
 from vlmplan.architecture.ops.matmuls import matmul
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
@@ -109,18 +109,10 @@ def _divide_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
 def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     """``x.masked_fill(mask, number)``: saves the mask; its gradient is another masked copy."""
     tape = x.tape
-    node = tape.node((x,), _masked_fill_backward, (mask.detached(),))
+    node = tape.node((x,), new_of_same_shape, (mask.detached(),))
     out = tape.tensor(x.shape, x.dtype, node)
     tape.move(2 * x.num_bytes)
     return out
-
-
-def _masked_fill_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    out = g.tape.tensor(g.shape, g.dtype)
-    g.tape.move(2 * g.num_bytes)
-    return (out,)
 
 
 def cumulative_sum(x: Tensor) -> Tensor:

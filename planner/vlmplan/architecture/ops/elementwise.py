@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from vlmplan.architecture.ops.base import Grads, detached, pass_through, promoted, reduced, to
+from vlmplan.architecture.ops.base import Grads, detached, new_of_same_shape, pass_through, promoted, reduced, to
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.errors import UnknownNameError
 from vlmplan.units import DType
@@ -119,17 +119,9 @@ def scale_in_place(x: Tensor, factor: Tensor | None = None) -> Tensor:
     ``factor``: the number is a tensor, which is saved: backward runs a checkpointed layer again when it asks for it.
     """
     saved = () if factor is None or not x.requires_grad else (factor.detached(),)
-    node = x.tape.node((x,), _scale_in_place_backward, saved)
+    node = x.tape.node((x,), new_of_same_shape, saved)
     x.tape.move(2 * x.num_bytes)
     return Tensor(x.storage, x.shape, x.dtype, node)
-
-
-def _scale_in_place_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    out = g.tape.tensor(g.shape, g.dtype)
-    g.tape.move(2 * g.num_bytes)
-    return (out,)
 
 
 def shift(x: Tensor) -> Tensor:
