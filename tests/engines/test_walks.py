@@ -2,16 +2,15 @@
 
 from typing import Any
 
+from arriving_gradients import Gradients
 from hypothesis import strategies as st
 
 from laws import law
 from planned import shortened
 from vlmplan.architecture.prepare import prepared_model
-from vlmplan.engines import Engine, ModelStates, engine_of
+from vlmplan.engines import ModelStates, engine_of
 from vlmplan.engines.components import Components
-from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.memory.peaks import PeakTracker
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.zero_settings import ZeroSettings
@@ -20,19 +19,6 @@ MODELS = {
     "tinyllama-1.1b": {"num_hidden_layers": 2},
     "qwen2.5-0.5b": {"num_hidden_layers": 3},  # tied
 }
-
-
-class Gradients(PeakTracker):
-    """Hands gradients to an engine without a micro batch."""
-
-    def arrive(self, engine: Engine) -> None:
-        engine.begin_micro_batch(accumulates=False, is_last=True)
-        for ordinal in reversed(engine.table.reduced_ordinals):
-            engine.expect_gradient()
-            self.allocate(ordinal, Component.GRADIENTS, engine.table.gradient_sizes[ordinal])
-            engine.take_gradient(ordinal)
-        engine.end_backward()
-        engine.reduce_gradients()
 
 
 def walked(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[Components, ModelStates]:

@@ -34,6 +34,7 @@ class Zero12(Zero12Formulas):
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
         self._waiting: list[int] = []
+        self._left: list[int] = []
         self._num_waiting = 0
         self._has_buckets = self._owns_partition = self._has_earlier = False
         self._is_last, self._reduces_on_arrival = True, False
@@ -134,10 +135,13 @@ class Zero12(Zero12Formulas):
         self._end_reduction()
 
     def _end_reduction(self) -> None:
-        """``independent_gradient_partition_epilogue``."""
+        """``independent_gradient_partition_epilogue``, whose end drops all gradients (``_clear_param_grad_only``)."""
         self._reduce_waiting()
         self._make_updates()
         self._free_buckets()
+        for ordinal in self._left:
+            self.sink.free(ordinal)
+        self._left.clear()
 
     def _make_updates(self) -> None:
         """All gradients have been reduced, and the buckets are still there: zeros come, and an optimizer may work on
@@ -224,14 +228,13 @@ class Zero12(Zero12Formulas):
             self._reduce_waiting()
 
     def _reduce_waiting(self) -> None:
-        """All-reduce what waits, of several owners from a copy, and keep this rank's share, on the host by way of its
-        norm and its cast."""
+        """All-reduce what waits, and keep this rank's share, on the host by way of its norm and its cast. A gradient
+        outside of the bucket, of which the rank has no share, is dropped at once under stage 2 alone
+        (``reduce_ipg_grads``)."""
         sink = self.sink
-        copied = self._num_waiting * self.weight_bytes if self._num_owners() > 1 else 0
-        if self.reduced_bytes != self.weight_bytes:
-            sink.transient(Component.COMMUNICATION_BUFFERS, self._cast_bytes(), Stream.REDUCTION)
-        elif copied:
-            sink.transient(Component.COMMUNICATION_BUFFERS, [copied], Stream.REDUCTION)
+        sent = self._sent_bytes()
+        if any(sent):
+            sink.transient(Component.COMMUNICATION_BUFFERS, sent, Stream.REDUCTION)
         for ordinal in self._waiting:
             owned = self._owned_numel(ordinal)
             if owned and self.offloads_optimizer:
@@ -242,27 +245,30 @@ class Zero12(Zero12Formulas):
                 self._owns_partition = True
                 sink.allocate(PARTITION, Component.GRADIENTS, self.owned_bytes, Stream.REDUCTION)
             if not self._is_contiguous or self.table.numels[ordinal] > self._bucket_elements:
-                sink.free(ordinal)
+                if owned or self.recipe.zero_stage == 2:
+                    sink.free(ordinal)
+                else:
+                    self._left.append(ordinal)
         self._waiting.clear()
         self._num_waiting = 0
 
-    def _cast_bytes(self) -> list[int]:
-        """What a reduction in float32 takes: the cast, and before it a flat copy of several pieces. A gradient that is
-        larger than the bucket is cut where its owners change and sent once pieces exceed the bucket
+    def _sent_bytes(self) -> list[int]:
+        """What a reduction takes: a flat copy of several pieces, and the cast where they are sent in float32. A piece
+        has one owner. A gradient that is larger than the bucket is sent once its pieces exceed the bucket
         (``allreduce_and_scatter``)."""
+        cast_bytes = self.reduced_bytes if self.reduced_bytes != self.weight_bytes else 0
         numel, size = self._num_waiting, self.partition.size
         if numel <= self._bucket_elements:
             copied = numel if self._num_owners() > 1 else 0
-            return [copied * self.weight_bytes, numel * self.reduced_bytes]
+            return [copied * self.weight_bytes, numel * cast_bytes]
         end = self.table.ends[self._waiting[0]]
         cuts = [end - numel, *range(-(-(end - numel + 1) // size) * size, end, size), end]
         most, running, count = (0, 0), 0, 0
-        for piece in (stop - start for start, stop in pairwise(cuts)):
-            running, count = running + piece, count + 1
-            if running > self._bucket_elements or piece == cuts[-1] - cuts[-2]:
-                copied = running * self.weight_bytes if count > 1 else 0
-                most = max(most, (copied, running * self.reduced_bytes), key=sum)
-            if running > self._bucket_elements:
+        for start, stop in pairwise(cuts):
+            running, count = running + stop - start, count + 1
+            if running > self._bucket_elements or stop == end:
+                copied = running if count > 1 else 0
+                most = max(most, (copied * self.weight_bytes, running * cast_bytes), key=sum)
                 running = count = 0
         return list(most)
 

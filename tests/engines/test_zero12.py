@@ -1,0 +1,55 @@
+"""Stages 1 and 2: gradients that are larger than the reduce bucket."""
+
+import pytest
+from arriving_gradients import Gradients
+
+from small_models import table_of
+from vlmplan.engines.zero12 import Zero12
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
+from vlmplan.zero_settings import ZeroSettings
+
+BF16 = 2
+BUCKET = 40
+
+
+def peak_of_reduction(numels: list[int], stage: int, *, num_ranks: int, rank: int) -> int:
+    """Bytes of gradients, buckets and copies at most while all gradients arrive and are reduced."""
+    settings = ZeroSettings(reduce_bucket_size=BUCKET, overlap_comm=False)
+    recipe = Recipe(method=Method.FULL, zero_stage=stage, zero=settings)
+    tracker = Gradients()
+    engine = Zero12(table_of(numels), recipe, num_ranks=num_ranks, rank=rank, sink=tracker)
+    tracker.arrive(engine)
+    assert tracker.now().total == engine.owned_bytes
+    return tracker.peak.total
+
+
+def test_a_large_gradient_of_other_ranks_stays_to_the_end_of_backward_under_stage_1():
+    # 200 elements over 2 ranks: the first weight is the first rank's, the others the second's.
+    numels = [100, 30, 70]
+    # When the second is reduced, out of the bucket, its rank makes the buffer for its 30 + 70 elements; the first,
+    # larger than the bucket, is not dropped (``reduce_ipg_grads``), and the third has not been reduced.
+    assert peak_of_reduction(numels, 1, num_ranks=2, rank=1) == BF16 * (100 + 70 + BUCKET + (30 + 70))
+
+
+def test_stage_2_drops_it_at_once():
+    # They arrive from the last on: the third is reduced when the second comes, into a buffer of 30 + 70 elements. The
+    # second is in the bucket when the first comes, and when that is reduced, nothing else is left.
+    numels = [100, 30, 70]
+    assert peak_of_reduction(numels, 2, num_ranks=2, rank=1) == BF16 * (100 + BUCKET + (30 + 70))
+
+
+@pytest.mark.parametrize(
+    ("first", "num_ranks", "copied"),
+    [
+        (50, 3, 0),  # pieces of 50 each exceed the bucket and are sent where they lie
+        (40, 7, 3 * 20),  # of pieces of 20 three exceed it, and are sent from a flat copy
+        (40, 14, 5 * 10),
+    ],
+)
+def test_a_large_gradient_is_sent_once_its_pieces_exceed_the_bucket(first, num_ranks, copied):
+    # A rank updates (first + 100) / num_ranks elements, the first rank none of the large weight. That waits beside the
+    # bucket until the gradient of the other is there.
+    assert (first + 100) % num_ranks == 0
+    peak = peak_of_reduction([first, 100], 2, num_ranks=num_ranks, rank=0)
+    assert peak == BF16 * (100 + first + BUCKET + copied)
