@@ -9,10 +9,10 @@ import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
-from vlmplan.architecture.adapters import Linear4bit
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.packed_weight import Linear4bit
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe

@@ -3,9 +3,13 @@
 import pytest
 
 from cli_calls import TINY
+from vlmplan.architecture.modules import Linear
+from vlmplan.architecture.packed_weight import Linear4bit, dequantised
 from vlmplan.architecture.prepare import prepared_model
+from vlmplan.architecture.tape import Tape
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
+from vlmplan.units import DType
 
 HIDDEN, INNER, HALF_HIDDEN = 64, 128, 64 // 2
 MATRICES = (*[HIDDEN * HIDDEN] * 2, *[HIDDEN * HALF_HIDDEN] * 2, *[HIDDEN * INNER] * 3)
@@ -20,3 +24,25 @@ def test_a_scale_is_a_byte_with_double_quantisation_and_a_float32_without(double
         numel // 2 + numel // 64 * scale_bytes + (4 * -(-numel // (64 * 256)) if doubles else 0) for numel in MATRICES
     )
     assert sum(weight.stored_bytes for weight in weights) == expected
+
+
+@pytest.mark.parametrize("doubles", [True, False])
+def test_a_product_makes_the_weight_whole_with_its_quantised_scales_in_float32_beside_it(doubles: bool):
+    rows, columns, tokens = 1024, 512, 128
+    base = Linear(columns, rows)
+    base.weight.dtype = DType.BFLOAT16
+    packed = Linear4bit(base, DType.BFLOAT16, double_quantises=doubles)
+    tape = Tape(follows_weights=False)
+    with tape.section("before"):
+        x = tape.tensor((1, tokens, columns), DType.BFLOAT16)
+    with tape.section("product"):
+        result = packed(x)
+    with tape.section("backward"):
+        made = dequantised(packed.weight, DType.BFLOAT16, tape)
+    sections = tape.trace().sections
+    [product], [backward] = ([*sections[name].forward] for name in ("product", "backward"))
+    del result, made
+    whole, scales = 2 * rows * columns, 4 * rows * columns // 64 if doubles else 0
+    assert product.peak_bytes == scales + scales + whole + 2 * tokens * rows  # less their mean and with it
+    assert backward.peak_bytes == scales + whole
+    assert backward.delta_bytes == whole

@@ -16,7 +16,6 @@ from model_table import packaged_config
 from tape_probe import Predicted, predicted_step
 from vlmplan import estimate as estimate_module
 from vlmplan.answers.estimate import document
-from vlmplan.architecture.adapters import Linear4bit
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic import GenericModel, build_generic, generic_notes, has_attention
 from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes
@@ -31,6 +30,7 @@ from vlmplan.architecture.layout import (
 )
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Stack
+from vlmplan.architecture.packed_weight import Linear4bit
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.trace import GradientReady
 from vlmplan.catalog import load_catalog

@@ -1,7 +1,6 @@
 """LoRA adapters and 4-bit weights, put into a model tree as peft and bitsandbytes put them into a model.
 
-Sources: peft 0.21 ``tuners/lora/layer.py`` and ``tuners/lora/bnb.py``; bitsandbytes 0.50 ``autograd/_functions.py``
-(``MatMul4Bit``) and ``nn/modules.py`` (``Linear4bit``); transformers 5.23 ``quantizers/base.py``.
+Sources: peft 0.21 ``tuners/lora/layer.py`` and ``tuners/lora/bnb.py``; transformers 5.23 ``quantizers/base.py``.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,34 +11,17 @@ from vlmplan.architecture.adapter_names import TARGETS_OPTION, ModuleNames, Plac
 from vlmplan.architecture.dora import DoraLayer, UsedWeights
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Conv1D, DerivedLinear, Embedding, Linear, Module, PatchEmbedding
-from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.packed_weight import Linear4bit
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule, adapted_parameters, wrap_parameters
-from vlmplan.architecture.tensor import GraphNode, Tensor
-from vlmplan.architecture.trace import Kind
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError, nearest
 from vlmplan.lora_targets import is_stacked, layer_targets, stacked_targets
 from vlmplan.units import DType
 
-NF4_BLOCK = 64
-"""Weights per 4-bit block with one scale (bitsandbytes' default ``blocksize``)."""
-NF4_SCALE_BLOCK = 256
-"""Scales per block of the second quantisation."""
 ADAPTABLE = (Linear, PatchEmbedding, Embedding)
 STACK_DIMENSIONS = 3
 """Of the weights of all experts in one: (experts, out, in)."""
-
-
-def nf4_bytes(numel: int, *, double_quantises: bool = True) -> int:
-    """Bytes of ``numel`` weights in NF4: half a byte each and a scale per block of 64.
-
-    A scale is a float32, or with double quantisation one byte, and a float32 for every 256 of them:
-    4 + 8/64 + 32/(64 * 256) = 4.127 bits a weight against 4 + 32/64 = 4.5. Source: Dettmers et al., QLoRA,
-    arXiv 2305.14314, section 3; ``quantize_4bit(compress_statistics=True)``.
-    """
-    num_blocks = -(-numel // NF4_BLOCK)
-    scales = num_blocks + 4 * -(-num_blocks // NF4_SCALE_BLOCK) if double_quantises else 4 * num_blocks
-    return -(-numel // 2) + scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,47 +31,6 @@ class AdapterSettings:
     rank: int
     dropout: float = 0.0
     use_dora: bool = False
-
-
-class Linear4bit(Module):
-    """``bnb.nn.Linear4bit``: the weight is dequantised for each product and kept packed in between."""
-
-    def __init__(self, base: Linear, compute_dtype: DType, *, double_quantises: bool) -> None:
-        super().__init__()
-        self.in_features, self.out_features = base.in_features, base.out_features
-        self.compute_dtype, self.copies_gradient = compute_dtype, base.copies_gradient
-        self.weight = base.weight
-        self.weight.stored_bytes = nf4_bytes(base.weight.numel, double_quantises=double_quantises)
-        self.weight.requires_grad = False
-        self.bias = base.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        dtype = x.dtype
-        x = ops.to(x, self.compute_dtype)
-        tape = x.tape
-        # MatMul4Bit keeps the packed weight only: no activation is saved for it.
-        node = tape.node((x,), _matmul_4bit_backward, meta=(x.shape, x.dtype, self.weight))
-        out = tape.tensor((*x.shape[:-1], self.out_features), x.dtype, node)
-        with tape.charged_to(Kind.TEMPORARY):
-            dequantised = tape.tensor((self.out_features, self.in_features), x.dtype)
-        tape.move(self.weight.num_bytes + dequantised.num_bytes)
-        tape.matmul(2 * x.numel * self.out_features, x.num_bytes + dequantised.num_bytes + out.num_bytes)
-        del dequantised
-        return ops.to(ops.part(out, *out.shape) if self.copies_gradient else out, dtype)
-
-
-def _matmul_4bit_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    shape, dtype, weight = node.meta
-    tape = g.tape
-    with tape.charged_to(Kind.TEMPORARY):
-        dequantised = tape.tensor(weight.shape, dtype)
-    tape.move(weight.num_bytes + dequantised.num_bytes)
-    grad_x = tape.tensor(shape, dtype)
-    tape.matmul(2 * grad_x.numel * weight.shape[0], grad_x.num_bytes + dequantised.num_bytes + g.num_bytes)
-    del dequantised
-    return (grad_x,)
 
 
 class Lora(Module):
@@ -346,4 +287,4 @@ def quantize(model: Model, compute_dtype: DType, *, double_quantises: bool = Tru
             place.parent.replace(place.child_name, packed)
 
 
-__all__ = ["AdapterSettings", "Conv1D", "Linear4bit", "Lora", "add_lora", "nf4_bytes", "quantize"]
+__all__ = ["AdapterSettings", "Conv1D", "Linear4bit", "Lora", "add_lora", "quantize"]

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.modules import Module
+from vlmplan.architecture.packed_weight import dequantised
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.architecture.trace import Kind
@@ -85,9 +86,7 @@ class DoraLayer(Module):
         tape, weight = x.tape, self._base_weight
         if weight.stored_bytes is None:
             return ops.cast_weight(weight, dtype, tape)
-        dequantised = tape.tensor(weight.shape, weight.dtype)
-        tape.move(weight.num_bytes + dequantised.num_bytes)
-        return ops.to(dequantised, dtype)
+        return ops.to(dequantised(weight, weight.dtype, tape), dtype)
 
     def _norm(self, weight: Operand, update: Tensor, x: Tensor) -> Tensor:
         """``get_weight_norm``: of the rows of ``weight + scaling * update``, without a gradient."""

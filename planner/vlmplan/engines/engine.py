@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vlmplan.architecture.adapters import NF4_BLOCK
 from vlmplan.architecture.model import NamedParameter
+from vlmplan.architecture.packed_weight import NF4_BLOCK
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import GradientPart, Run, Trace
 from vlmplan.engines.autocast import cached_casts

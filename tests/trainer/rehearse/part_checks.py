@@ -13,6 +13,7 @@ from worlds import AMPERE, gpu, join, rehearsing
 
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.device import NAME
+from vlmplan_trainer.rehearse.device_shims import dequantising_for_products
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.ledger import NAMED_BYTES
 from vlmplan_trainer.rehearse.values import value_of
@@ -120,6 +121,42 @@ def inside_backward_with_a_learned_bias(mode: Rehearsal) -> list[int]:
     result = scaled_dot_product_attention(*parts, attn_mask=bias)
     grad = gpu(*result.shape, dtype=torch.bfloat16)
     return sorted(new_bytes(mode, lambda: torch.autograd.grad(result, (*parts, bias), grad)))
+
+
+def layouts_of_attention(mode: Rehearsal) -> dict[str, bool]:
+    """Whether the result of queries that lie head after head lies token after token."""
+
+    def lies_by_tokens(dtype: torch.dtype, *, has_mask: bool = False) -> bool:
+        parts = [gpu(2, 4, 64, 32, dtype=dtype) for _ in "qkv"]
+        mask = gpu(2, 1, 64, 64, dtype=dtype) if has_mask else None
+        return scaled_dot_product_attention(*parts, attn_mask=mask).transpose(1, 2).is_contiguous()
+
+    return {
+        "flash": lies_by_tokens(torch.bfloat16),
+        "masked": lies_by_tokens(torch.bfloat16, has_mask=True),
+        "float32": lies_by_tokens(torch.float32),
+    }
+
+
+def inside_a_sum_of_exponentials(mode: Rehearsal) -> list[int]:
+    scores = gpu(64, 1000)
+    return sorted(new_bytes(mode, lambda: torch.logsumexp(scores, dim=-1)))
+
+
+def inside_products_of_packed_weights(mode: Rehearsal) -> dict[str, list[int]]:
+    """What is allocated in forward and in backward, with scales that are quantised themselves."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    packed = Linear4bit(512, 1024, bias=False, compute_dtype=torch.bfloat16, device="meta")
+    packed.weight = Params4bit(gpu(1024, 512, dtype=torch.bfloat16), requires_grad=False, module=packed)
+    packed = packed.to(NAME)
+    x = gpu(128, 512, dtype=torch.bfloat16, requires_grad=True)
+    with dequantising_for_products():
+        forward = new_bytes(mode, lambda: packed(x))
+        result = packed(x)
+    grad = gpu(128, 1024, dtype=torch.bfloat16)
+    backward = new_bytes(mode, lambda: torch.autograd.grad(result, x, grad))
+    return {"forward": sorted(forward), "backward": sorted(backward)}
 
 
 class Given(torch.autograd.Function):
@@ -249,6 +286,9 @@ CHECKS = {
             casts_of_a_weight,
             inside_flash_backward,
             inside_backward_with_a_learned_bias,
+            layouts_of_attention,
+            inside_a_sum_of_exponentials,
+            inside_products_of_packed_weights,
             summed_gradients,
             live_while_makers_are_asked,
             values,

@@ -20,6 +20,9 @@ CHECKS = [
     "casts_of_a_weight",
     "inside_flash_backward",
     "inside_backward_with_a_learned_bias",
+    "layouts_of_attention",
+    "inside_a_sum_of_exponentials",
+    "inside_products_of_packed_weights",
     "summed_gradients",
     "live_while_makers_are_asked",
     "values",
@@ -131,6 +134,25 @@ def test_the_gradient_of_a_learned_bias_is_made_in_rows_of_16_and_cut_twice(foun
     gradients = [2 * rows * width] * 3
     of_bias = [2 * rows * 208, 2 * rows * 200, 2 * rows * 196]  # the kernel's, of the padded bias, of the bias
     assert found["inside_backward_with_a_learned_bias"] == sorted([*gradients, *of_kernel, *of_bias])
+
+
+def test_flash_attention_lays_out_its_result_like_the_queries_and_the_memory_efficient_kernel_by_tokens(found):
+    assert found["layouts_of_attention"] == {"flash": False, "masked": True, "float32": True}
+
+
+def test_a_sum_of_exponentials_makes_all_of_them(found):
+    of_result, of_exponentials = 4 * 64, 4 * 64 * 1000
+    assert found["inside_a_sum_of_exponentials"] == [of_result, of_exponentials]
+
+
+def test_packed_weights_are_made_whole_with_their_scales_in_float32(found):
+    rows, columns, tokens = 1024, 512, 128
+    whole, scales = 2 * rows * columns, 4 * rows * columns // 64
+    less_their_mean_and_with_it = [scales, scales]
+    assert found["inside_products_of_packed_weights"] == {
+        "forward": sorted([*less_their_mean_and_with_it, whole, 2 * tokens * rows]),
+        "backward": sorted([scales, whole, 2 * tokens * columns]),
+    }
 
 
 def test_second_gradient_is_added_to_the_first_unless_somebody_else_holds_it(found):

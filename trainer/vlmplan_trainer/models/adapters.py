@@ -245,10 +245,17 @@ def _pattern(prefix: str, parts: Parts) -> str:
 def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device, *, double_quantises: bool = True) -> None:
     """Turn every Linear but the output head into bitsandbytes' ``Linear4bit`` in NF4, with double quantisation or not.
 
-    What ``from_pretrained`` does with weights from a file, for weights that are there already: each goes to ``device``
-    and is packed there.
+    What ``from_pretrained`` does with weights from a file, for weights that are there already: in the order of their
+    names each goes to ``device``, and is packed there.
     """
-    for parent, child_name, linear in list(_linears(model)):
+    from transformers.core_model_loading import dot_natural_key
+
+    packed = {id(linear.weight): (parent, name, linear) for parent, name, linear in _linears(model)}
+    for _, parameter in sorted(model.named_parameters(), key=lambda named: dot_natural_key(named[0])):
+        if id(parameter) not in packed:
+            parameter.data = parameter.data.to(device)
+            continue
+        parent, child_name, linear = packed[id(parameter)]
         setattr(parent, child_name, _in_four_bits(linear, compute_dtype, device, double_quantises))
     model.is_loaded_in_4bit = model.is_quantized = True  # what peft looks at
 

@@ -1,5 +1,6 @@
 """The shims for a simulated device; ranks on the CPU need none of them. See ``shims``."""
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -233,6 +234,28 @@ def paging_in_host_memory() -> Iterator[None]:
         replaced(functional, "fill", lambda *args: None),
         replaced(functional, "prefetch_tensor", lambda *args: None),
     ):
+        yield
+
+
+@contextmanager
+def dequantising_for_products() -> Iterator[None]:
+    """Of many tokens bitsandbytes multiplies no packed weights on CUDA: it makes the weight whole, with its scales
+    beside it (``_dequant_linear_fallback`` of ``backends/cuda/ops.py``). Its kernels for few are not rehearsed."""
+    importlib.import_module("bitsandbytes")  # registers the operations
+    packed: Any = torch.ops.bitsandbytes
+    dequantised_scales, dequantised_weight = packed.dequantize_blockwise.default, packed.dequantize_4bit.default
+
+    def product(
+        x: torch.Tensor, weight: torch.Tensor, shape: Any, scales: torch.Tensor, block: int, kind: str, **rest: Any
+    ) -> torch.Tensor:
+        packed_scales = rest.get("absmax_8bit")
+        if packed_scales is not None:
+            less_mean = dequantised_scales(packed_scales, scales, rest["absmax_code"], 256, torch.float32)
+            scales = less_mean + rest["absmax_offset"]
+        whole = dequantised_weight(weight, scales, block, kind, shape, x.dtype)
+        return torch.nn.functional.linear(x, whole, rest.get("bias"))
+
+    with replaced(packed.gemm_4bit, "default", product):
         yield
 
 

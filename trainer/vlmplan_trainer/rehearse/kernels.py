@@ -29,6 +29,10 @@ ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward")
 """Operations that torch takes apart (``CompositeImplicitAutograd``) where a device has no kernel of its own."""
 
 
+_capabilities: list[tuple[int, int]] = []
+"""Of the card that attention is registered for: torch's registry is the process's, and so is this."""
+
+
 def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> None:
     """``scaled_dot_product_attention`` of the device chooses as a card of this compute capability does; ``backend`` is
     torch's dispatch key of the device."""
@@ -55,6 +59,7 @@ def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> No
         fused = aten._scaled_dot_product_fused_attention_overrideable
         return fused(query, key, value, bias, dropout_p, is_causal, False, scale=scale)[0]
 
+    _capabilities.append(capability)
     keys = (backend, f"Autograd{backend}")
     operators.impl("aten::scaled_dot_product_attention", keys, attention)
     for name, kernel in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
@@ -109,7 +114,7 @@ def _forward(
 ) -> Result:
     batch, heads, tokens, _ = query.shape
     out = torch.empty_like(query)
-    if value.shape[-1] != query.shape[-1]:  # the memory-efficient kernel, whose result lies token after token
+    if not runs_flash(_capabilities[-1], query, value, bias):  # the memory-efficient kernel's lies token after token
         out = query.new_empty((batch, tokens, heads, value.shape[-1])).transpose(1, 2)
     sums = query.new_empty((batch, heads, tokens), dtype=torch.float32)
     seed, offset = query.new_empty((2,), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
@@ -170,6 +175,13 @@ def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return torch.empty_like(scores, dtype=dtype or scores.dtype), [scores.numel()]
 
 
+def _log_of_summed_exponentials(scores: Tensor, dims: list[int], keepdim: bool = False) -> Result:
+    """The result, and while it runs the exponentials of all scores less their largest (``logsumexp_out_impl``)."""
+    wide = scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
+    result = scores.sum(dims, keepdim=keepdim, dtype=wide)
+    return result, [scores.numel() * result.element_size()]
+
+
 def _grouped_product(x: Tensor, weights: Tensor, ends: Tensor | None = None, *args: Any, **kwargs: Any) -> Result:
     """Of experts. torch's own shape function takes bfloat16 alone; its kernels take other types too, in one product
     after the other (``_grouped_mm_fallback``), and transformers asks for bfloat16 in a compiler alone."""
@@ -183,4 +195,5 @@ KERNELS: dict[Any, Callable[..., Result]] = {
     aten._flash_attention_forward.default: _varlen_forward,
     aten._flash_attention_backward.default: _varlen_backward,
     aten._safe_softmax.default: _safe_softmax,
+    aten.logsumexp.default: _log_of_summed_exponentials,
 }

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import LinearAttention
+from vlmplan.recipe_choices import LinearAttention, Method
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.loop import Rates, Trainer
 from vlmplan_trainer.models.load import load_model, torch_dtype
@@ -26,6 +26,7 @@ from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.batch import MicroBatch, Samples, micro_batch
 from vlmplan_trainer.rehearse.compiled_updates import updating_in_compiled_kernels
 from vlmplan_trainer.rehearse.components import Owners
+from vlmplan_trainer.rehearse.device_shims import dequantising_for_products
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.fla import delta_kernels
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
@@ -128,6 +129,8 @@ def _on_fake_tensors(
         stack.enter_context(shims.installed(has_device=not is_on_cpu, has_paged_states=plan.recipe.optimizer.is_paged))
         if not is_on_cpu:
             stack.enter_context(flash_attention_from_torch())
+            if plan.recipe.method is Method.QLORA:
+                stack.enter_context(dequantising_for_products())
         if plan.recipe.linear_attention is LinearAttention.FLA:
             stack.enter_context(delta_kernels())
         if plan.recipe.optimizer.is_torchao:

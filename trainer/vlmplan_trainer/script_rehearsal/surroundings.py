@@ -11,6 +11,7 @@ from torch._subclasses import fake_tensor
 from vlmplan_trainer.rehearse import kernels, shims
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.device_shims import (
+    dequantising_for_products,
     knowing_used_weights,
     making_numbers_on_the_host,
     rebuilding_buckets,
@@ -69,6 +70,8 @@ def enter_shims(
     stack.enter_context(shims.installed(has_device=False, has_paged_states=False))
     for shim in CPU_SHIMS if card is None else CUDA_SHIMS:
         stack.enter_context(shim())
+    if card is not None and _has_bitsandbytes():
+        stack.enter_context(dequantising_for_products())
     stack.enter_context(telling_of_resized_storages(lambda storage: ledger.resized(storage, attribution)))
     stack.enter_context(running_alone(rank, num_ranks, device=card and "cuda"))
 
@@ -79,9 +82,13 @@ def _import_libraries() -> None:
 
     for name in ("deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine", "transformers.modeling_utils"):
         importlib.import_module(name)
-    if importlib.util.find_spec("bitsandbytes") is not None:
+    if _has_bitsandbytes():
         importlib.import_module("bitsandbytes")  # with a card it takes torch's functions of a build for cards
     assert transformers.Trainer
+
+
+def _has_bitsandbytes() -> bool:
+    return importlib.util.find_spec("bitsandbytes") is not None
 
 
 def _make_card(card: Card, ledger: Ledger) -> None:

@@ -1,0 +1,95 @@
+"""Linears whose weight is packed to 4 bits (QLoRA): bitsandbytes makes it whole again for every product.
+
+Source: bitsandbytes 0.50 ``nn/modules.py`` (``Linear4bit``), ``autograd/_functions.py`` (``MatMul4Bit``),
+``functional.py`` (``dequantize_4bit``) and ``backends/cuda/ops.py`` (``_dequant_linear_fallback``).
+"""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
+from vlmplan.architecture.trace import Kind
+from vlmplan.units import DType
+
+NF4_BLOCK = 64
+"""Weights per 4-bit block with one scale (bitsandbytes' default ``blocksize``)."""
+NF4_SCALE_BLOCK = 256
+"""Scales per block of the second quantisation."""
+
+
+def nf4_bytes(numel: int, *, double_quantises: bool = True) -> int:
+    """Bytes of ``numel`` weights in NF4: half a byte each and a scale per block of 64.
+
+    A scale is a float32, or with double quantisation one byte, and a float32 for every 256 of them:
+    4 + 8/64 + 32/(64 * 256) = 4.127 bits a weight against 4 + 32/64 = 4.5. Source: Dettmers et al., QLoRA,
+    arXiv 2305.14314, section 3; ``quantize_4bit(compress_statistics=True)``.
+    """
+    num_blocks = -(-numel // NF4_BLOCK)
+    scales = num_blocks + 4 * -(-num_blocks // NF4_SCALE_BLOCK) if double_quantises else 4 * num_blocks
+    return -(-numel // 2) + scales
+
+
+class Linear4bit(Module):
+    """``bnb.nn.Linear4bit``: the weight is dequantised for each product and kept packed in between.
+
+    Kernels that multiply packed weights are for few tokens, at most 1,536 and mostly 64 to 512 by card and shape
+    (``_gemm_4bit_use_custom_cuda``), and in forward alone; they are not planned.
+    """
+
+    def __init__(self, base: Linear, compute_dtype: DType, *, double_quantises: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.compute_dtype, self.copies_gradient = compute_dtype, base.copies_gradient
+        self.weight = base.weight
+        self.weight.stored_bytes = nf4_bytes(base.weight.numel, double_quantises=double_quantises)
+        self.weight.requires_grad = False
+        self.bias = base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product. Scales that are quantised too are there twice beside the weight, less their mean and with it."""
+        dtype = x.dtype
+        x = ops.to(x, self.compute_dtype)
+        tape = x.tape
+        # MatMul4Bit keeps the packed weight only: no activation is saved for it.
+        node = tape.node((x,), _matmul_4bit_backward, meta=(x.shape, x.dtype, self.weight))
+        with tape.charged_to(Kind.TEMPORARY):
+            scales = [*_float32_scales(self.weight, tape), *_float32_scales(self.weight, tape)]
+            whole = tape.tensor((self.out_features, self.in_features), x.dtype)
+        out = tape.tensor((*x.shape[:-1], self.out_features), x.dtype, node)
+        tape.move(self.weight.num_bytes + whole.num_bytes)
+        tape.matmul(2 * x.numel * self.out_features, x.num_bytes + whole.num_bytes + out.num_bytes)
+        del whole, scales
+        return ops.to(ops.part(out, *out.shape) if self.copies_gradient else out, dtype)
+
+
+def dequantised(weight: Parameter, dtype: DType, tape: ForwardTape) -> Tensor:
+    """The whole weight (``dequantize_4bit``), made with its scales in float32 beside it."""
+    with tape.charged_to(Kind.TEMPORARY):
+        scales = _float32_scales(weight, tape)
+    made = tape.tensor(weight.shape, dtype)
+    del scales
+    tape.move(weight.num_bytes + made.num_bytes)
+    return made
+
+
+def _float32_scales(weight: Parameter, tape: ForwardTape) -> list[Tensor]:
+    """Where they are quantised themselves: others are stored so."""
+    if weight.stored_bytes != nf4_bytes(weight.numel, double_quantises=True):
+        return []
+    return [tape.tensor((-(-weight.numel // NF4_BLOCK),), DType.FLOAT32)]
+
+
+def _matmul_4bit_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    shape, dtype, weight = node.meta
+    tape = g.tape
+    with tape.charged_to(Kind.TEMPORARY):
+        whole = dequantised(weight, dtype, tape)
+    grad_x = tape.tensor(shape, dtype)
+    tape.matmul(2 * grad_x.numel * weight.shape[0], grad_x.num_bytes + whole.num_bytes + g.num_bytes)
+    del whole
+    return (grad_x,)
