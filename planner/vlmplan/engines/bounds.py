@@ -64,7 +64,7 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     walk = None
     recipe, num_ranks = engine.recipe, engine.num_ranks
     if engine.gathers_weights:
-        walk = gather_walk(trace, recipe.zero, wrappers=wrappers(recipe), num_ranks=min(num_ranks, 2))
+        walk = gather_walk(trace, recipe.zero, wrappers=wrappers(recipe, engine.table), num_ranks=min(num_ranks, 2))
     rises = {key: section_rises(section) for key, section in trace.sections.items()}
     forward = [rises[run.key].forward for run in trace.schedule]
     backward = [rises[run.key].backward for run in reversed(trace.schedule)]

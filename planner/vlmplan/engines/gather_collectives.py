@@ -6,17 +6,18 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
 from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gather_wrappers import wrappers
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 
 
-def weight_gathers(trace: Trace, recipe: Recipe, num_ranks: int) -> Iterable[Collectives]:
+def weight_gathers(trace: Trace, recipe: Recipe, table: ParameterTable, num_ranks: int) -> Iterable[Collectives]:
     """Those of a step of ``num_ranks`` ranks.
 
     With hpZ all ranks are asked for trained weights in the first forward of a step alone, for frozen ones in the very
     first of the run; after that the group that has a copy is, in collectives apart where both are wanted.
     """
     often, hpz, kind = recipe.grad_accum, recipe.hpz, CollectiveKind.ALL_GATHER
-    walk = gather_walk(trace, recipe.zero, wrappers=wrappers(recipe))
+    walk = gather_walk(trace, recipe.zero, wrappers=wrappers(recipe, table))
     for phase, sent in ((StepPhase.FORWARD, walk.forward.sent), (StepPhase.BACKWARD, walk.backward.sent)):
         trained, frozen = padded_total(sent.trained, num_ranks), padded_total(sent.frozen, num_ranks)
         if hpz == 1:

@@ -6,11 +6,13 @@ DeepSpeed prefetches before each module runs, forward and backward, whatever wei
 
 from typing import NamedTuple
 
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind
 
 OUTSIDE_HEAD, INSIDE_HEAD, OF_ADAPTERS = 2, 1, 2
-"""The trainer's ``LossModule`` and the model with its head; the model without its head; peft's two around the model."""
+"""The trainer's ``LossModule`` and the model with its head; the model without its head, of a text model; peft's two
+around the model."""
 LOSSES_INSIDE = (LossKind.CHUNKED, LossKind.LIGER)
 """They are made where the head is: what the model returns then is no tensor of the graph, and no backward goes through
 the modules between ``LossModule`` and the head."""
@@ -18,7 +20,7 @@ the modules between ``LossModule`` and the head."""
 
 class Wrappers(NamedTuple):
     """How many there are: in ``forward``, around the embedding; in backward, around the head (``outside``), and between
-    it and the final norm (``inside``).
+    it and the final norm (``inside``), of a model that sees the model without its head and the language model in it.
 
     Where the model reads its head (``ReadHead``), no ``LossModule`` is around it, it has a weight itself, and one of
     these is inside of it: ``more`` are then all that are left.
@@ -33,8 +35,9 @@ class Wrappers(NamedTuple):
 WITHOUT_ADAPTERS = Wrappers()
 
 
-def wrappers(recipe: Recipe) -> Wrappers:
+def wrappers(recipe: Recipe, table: ParameterTable) -> Wrappers:
     """Modules without weights of their own around the model that the recipe trains."""
     more = OF_ADAPTERS if recipe.trains_adapters else 0
     outside = 1 if recipe.loss in LOSSES_INSIDE else OUTSIDE_HEAD + more
-    return Wrappers(forward=OUTSIDE_HEAD + INSIDE_HEAD + more, outside=outside, more=more)
+    inside = table.embedding_path.count(".") - table.head_path.count(".")  # the embedding is where the final norm is
+    return Wrappers(forward=OUTSIDE_HEAD + INSIDE_HEAD + more, outside=outside, inside=inside, more=more)

@@ -16,7 +16,7 @@ from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key, Passed
 from vlmplan.engines.gather_steps import GatherSteps
-from vlmplan.engines.gather_wrappers import WITHOUT_ADAPTERS, Wrappers
+from vlmplan.engines.gather_wrappers import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
 from vlmplan.zero_settings import ZeroSettings
 
 
@@ -53,6 +53,7 @@ class GatheredWeights:
         steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {})
         self._steps, self._modules, self._weights = steps.modules, steps.module_by_key, steps.weight_by_key
         self._order, self._traversed, self._first_of_backward = steps.order, steps.traversed, steps.first_of_backward
+        self._inside_reader = wrappers.inside
         if self._steps and self._steps[0].reads_head:
             self._wrappers = Wrappers(forward=wrappers.more, outside=wrappers.more, inside=0)
         self._inside_head = steps.inside_head
@@ -132,8 +133,8 @@ class GatheredWeights:
             self._use(module)
         if self._num_available < self._max_live and self._queue:
             self._prefetch()
-        if module.reads_head:
-            self._prefetch()  # for the model without its head, which has no weights of its own
+        if module.reads_head:  # the modules inside of it have no weights of their own, nor have those around the norm
+            self._prefetch_times(self._inside_reader if self._step >= self._first_of_backward else INSIDE_HEAD)
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
 

@@ -117,7 +117,7 @@ class Zero3Formulas(Engine):
         often, num_ranks = self.recipe.grad_accum, self.num_ranks
         found: list[Collectives] = []
         if num_ranks > 1:
-            found += weight_gathers(trace, self.recipe, num_ranks)
+            found += weight_gathers(trace, self.recipe, self.table, num_ranks)
             small = [(one, count) for one, count in self.table.kinds if self.shards.is_persistent(one)]
             num_bytes = sum([count * padded(one.numel, num_ranks) * one.dtype.num_bytes for one, count in small])
             num_small = sum([count for _, count in small])
