@@ -138,9 +138,12 @@ def layouts_of_attention(mode: Rehearsal) -> dict[str, bool]:
     }
 
 
-def inside_a_sum_of_exponentials(mode: Rehearsal) -> list[int]:
-    scores = gpu(64, 1000)
-    return sorted(new_bytes(mode, lambda: torch.logsumexp(scores, dim=-1)))
+def inside_what_cuda_does_in_two_steps(mode: Rehearsal) -> dict[str, list[int]]:
+    scores, halves = gpu(64, 1000), gpu(64, 1000, dtype=torch.float16)
+    return {
+        "logsumexp": sorted(new_bytes(mode, lambda: torch.logsumexp(scores, dim=-1))),
+        "isinf": sorted(new_bytes(mode, lambda: torch.isinf(halves))),
+    }
 
 
 def inside_products_of_packed_weights(mode: Rehearsal) -> dict[str, list[int]]:
@@ -287,7 +290,7 @@ CHECKS = {
             inside_flash_backward,
             inside_backward_with_a_learned_bias,
             layouts_of_attention,
-            inside_a_sum_of_exponentials,
+            inside_what_cuda_does_in_two_steps,
             inside_products_of_packed_weights,
             summed_gradients,
             live_while_makers_are_asked,

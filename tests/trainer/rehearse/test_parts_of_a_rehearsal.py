@@ -21,7 +21,7 @@ CHECKS = [
     "inside_flash_backward",
     "inside_backward_with_a_learned_bias",
     "layouts_of_attention",
-    "inside_a_sum_of_exponentials",
+    "inside_what_cuda_does_in_two_steps",
     "inside_products_of_packed_weights",
     "summed_gradients",
     "live_while_makers_are_asked",
@@ -140,9 +140,12 @@ def test_flash_attention_lays_out_its_result_like_the_queries_and_the_memory_eff
     assert found["layouts_of_attention"] == {"flash": False, "masked": True, "float32": True}
 
 
-def test_a_sum_of_exponentials_makes_all_of_them(found):
-    of_result, of_exponentials = 4 * 64, 4 * 64 * 1000
-    assert found["inside_a_sum_of_exponentials"] == [of_result, of_exponentials]
+def test_a_sum_of_exponentials_makes_all_of_them_and_a_search_for_infinities_all_absolute_values(found):
+    rows, columns, four, half, flag = 64, 1000, 4, 2, 1
+    assert found["inside_what_cuda_does_in_two_steps"] == {
+        "logsumexp": [four * rows, four * rows * columns],
+        "isinf": [flag * rows * columns, half * rows * columns],
+    }
 
 
 def test_packed_weights_are_made_whole_with_their_scales_in_float32(found):

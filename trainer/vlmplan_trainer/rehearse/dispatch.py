@@ -360,9 +360,11 @@ def _finite(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
     found = finite.answer(func, args) if value_of(args[0]) is None else None
     if found is None:
         return NotImplemented
-    result = func(*args, **kwargs)
+    result = mode._counted(func(*args, **kwargs), func)
     finite.keep(result, found)
-    return mode._counted(result, func)
+    if func is aten.isinf.default and not args[0].is_cpu:  # all absolute values (``isinf`` in ``TensorCompare.cpp``)
+        mode.ledger.pass_through([args[0].numel() * args[0].element_size()])
+    return result
 
 
 def _pinned(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:

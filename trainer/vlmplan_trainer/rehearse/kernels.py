@@ -179,7 +179,7 @@ def _log_of_summed_exponentials(scores: Tensor, dims: list[int], keepdim: bool =
     """The result, and while it runs the exponentials of all scores less their largest (``logsumexp_out_impl``)."""
     wide = scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
     result = scores.sum(dims, keepdim=keepdim, dtype=wide)
-    return result, [scores.numel() * result.element_size()]
+    return result, [] if scores.is_cpu else [scores.numel() * result.element_size()]
 
 
 def _grouped_product(x: Tensor, weights: Tensor, ends: Tensor | None = None, *args: Any, **kwargs: Any) -> Result:
