@@ -211,24 +211,24 @@ class MuonZero12(Zero12):
 
     # -- who owns what waits -------------------------------------------------------------------------------------
 
+    def _place_of(self, ordinal: int) -> tuple[int, int]:
+        number = self._number_of[ordinal]
+        group = self.groups[number]
+        return group.ends[group.position[ordinal]], self.partitions[number].size
+
     def _owned_numel(self, ordinal: int) -> int:
         """Not 0 where the parameter reaches into this rank's partition."""
-        number = self._number_of[ordinal]
-        group, partition = self.groups[number], self.partitions[number]
-        at = group.position[ordinal]
-        end = group.ends[at]
-        return max(0, min(end, partition.end) - max(end - group.numels[at], partition.start))
+        partition, end = self.partitions[self._number_of[ordinal]], self._place_of(ordinal)[0]
+        return max(0, min(end, partition.end) - max(end - self.table.numels[ordinal], partition.start))
 
     def _num_owners(self) -> int:
         """As with one flat buffer, but a matrix that several ranks orthogonalise is merged with no neighbour of other
         ranks (``copy_ranks`` in ``average_tensor``)."""
         runs, previous = 0, (-1, (-1,))
         for ordinal in self._waiting:
-            number = self._number_of[ordinal]
-            group, size = self.groups[number], self.partitions[number].size
-            at = group.position[ordinal]
-            first, last = (group.ends[at] - group.numels[at]) // size, (group.ends[at] - 1) // size
-            is_shared = group.uses_muon and last > first
+            end, size = self._place_of(ordinal)
+            first, last = (end - self.table.numels[ordinal]) // size, (end - 1) // size
+            is_shared = self.groups[self._number_of[ordinal]].uses_muon and last > first
             for owner in range(first, last + 1):
                 run = (owner, tuple(range(first, last + 1)) if is_shared else (owner,))
                 runs += run != previous
@@ -290,11 +290,8 @@ class MuonZero12(Zero12):
     def _num_cuts(self, reduced: Reductions) -> int:
         num_cuts = 0
         for ordinal in reduced.larger:
-            number = self._number_of[ordinal]
-            group, size = self.groups[number], self.partitions[number].size
-            at = group.position[ordinal]
-            end = group.ends[at]
-            start = end - group.numels[at]
+            end, size = self._place_of(ordinal)
+            start = end - self.table.numels[ordinal]
             first = min(end, (start // size + 1) * size) - start
             num_whole, last = divmod(end - start - first, size)
             num_cuts += num_chunks([(first, 1), (size, num_whole), (last, 1)], self._bucket_elements) - 1

@@ -257,11 +257,11 @@ class Zero12(Zero12Formulas):
         has one owner. A gradient that is larger than the bucket is sent once its pieces exceed the bucket
         (``allreduce_and_scatter``)."""
         cast_bytes = self.reduced_bytes if self.reduced_bytes != self.weight_bytes else 0
-        numel, size = self._num_waiting, self.partition.size
+        numel = self._num_waiting
         if numel <= self._bucket_elements:
             copied = numel if self._num_owners() > 1 else 0
             return [copied * self.weight_bytes, numel * cast_bytes]
-        end = self.table.ends[self._waiting[0]]
+        end, size = self._place_of(self._waiting[0])
         cuts = [end - numel, *range(-(-(end - numel + 1) // size) * size, end, size), end]
         most, running, count = (0, 0), 0, 0
         for start, stop in pairwise(cuts):
@@ -271,6 +271,10 @@ class Zero12(Zero12Formulas):
                 most = max(most, (copied * self.weight_bytes, running * cast_bytes), key=sum)
                 running = count = 0
         return list(most)
+
+    def _place_of(self, ordinal: int) -> tuple[int, int]:
+        """Where the parameter ends in its flat buffer, and the elements of that which each rank updates."""
+        return self.table.ends[ordinal], self.partition.size
 
     def _owned_numel(self, ordinal: int) -> int:
         """Elements of the parameter inside this rank's partition."""
