@@ -217,6 +217,7 @@ class Engine:
         entries = self.table.entries
         if any(one.stored_bytes is not None for one, _ in self.table.kinds):
             entries = [*self.table.frozen_by_name, *self.trained]
+        packed: dict[str, Parameter] = {}
         upcast: list[NamedParameter] = []
         arriving_by_parameter: dict[int, int] = {}  # equal layers share theirs
         for entry in entries:
@@ -226,7 +227,9 @@ class Engine:
                 arriving_by_parameter[id(entry.parameter)] = arriving
             if entry.parameter.stored_bytes is not None:
                 self._pack(entry, arriving)
+                packed[entry.name] = entry.parameter
             else:
+                self._measure(packed.get(entry.name.replace(MAGNITUDE, ".base_layer.")))
                 self.sink.allocate(weight(entry), Component.WEIGHTS, arriving or entry.parameter.num_bytes)
                 if arriving:
                     upcast.append(entry)
@@ -256,6 +259,14 @@ class Engine:
         self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes - packed)
         self.sink.free("arriving")
 
+    def _measure(self, packed: Parameter | None) -> None:
+        """The lengths that DoRA's magnitudes begin with, of a packed weight: it is copied, and four tensors as large as
+        the whole are made, which itself, the adapter's product, that scaled, and the sum are
+        (``DoraLinearLayer.update_layer`` of peft)."""
+        if packed is not None:
+            whole = packed.numel * packed.dtype.num_bytes
+            self.sink.transient(Component.TEMPORARIES, [packed.num_bytes, *[whole] * 4])
+
     def _free_gradients(self) -> None:
         for ordinal in range(len(self.table.numels)):
             self.sink.free(ordinal)
@@ -268,6 +279,10 @@ class Engine:
     def _update(self, shapes: Sequence[tuple[int, ...]], dtype: DType) -> None:
         for sizes in update_sizes(self.recipe, shapes, dtype):
             self.sink.transient(Component.TEMPORARIES, sizes)
+
+
+MAGNITUDE = ".lora_magnitude_vector."
+"""Between the names of a layer and of its magnitude in DoRA; the weight has its own in this place."""
 
 
 def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
