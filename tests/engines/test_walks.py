@@ -12,7 +12,7 @@ from vlmplan.engines import ModelStates, engine_of
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision, WeightDtype
 from vlmplan.zero_settings import ZeroSettings
 
 MODELS = {
@@ -73,6 +73,7 @@ def recipes(draw: Any) -> Recipe:
         gradient_as_bucket_view=draw(st.booleans()),
         method=draw(st.sampled_from([Method.FULL, Method.LORA] + [Method.QLORA] * (stage != 3))),
         precision=draw(st.sampled_from(precisions)),
+        weight_dtype=draw(st.sampled_from([WeightDtype.TABLE, WeightDtype.FLOAT32])) if stage else WeightDtype.TABLE,
         optimizer=kind,
         fuses_optimizer=draw(st.booleans()),
         offload_optimizer=draw(hosts) if offloads else Offload.NONE,
@@ -123,3 +124,14 @@ def test_states_in_closed_form_are_those_of_the_walk(
     # Adapters are whole from loading on until the engine of stage 3 shards them, and so is the first of them then.
     assert walk.init_peak.total <= max((closed.init_peak + closed.copies).total, engine.loading_bound(closed))
     assert load_peak.total <= engine.loading_bound(closed)
+
+
+def test_stage_3_makes_weights_that_are_loaded_in_float32_wide_before_it_casts_and_shards_them():
+    recipe = Recipe(method=Method.FULL, zero_stage=3, offload_optimizer=Offload.CPU, offload_params=Offload.CPU)
+    for dtype, num_bytes in ((WeightDtype.TABLE, 2), (WeightDtype.FLOAT32, 4 + 2)):
+        given = recipe.with_changes(weight_dtype=dtype)
+        table = table_of("tinyllama-1.1b", given, (0.0, 0.0))
+        [load_peak, _] = walked(table, given, num_ranks=8)
+        embedding = 32_000 * 2048
+        shard = embedding * 2 // 8  # on its way to the host, where the whole weight is read into it
+        assert load_peak.total == max(embedding * num_bytes, embedding * 2 + shard)

@@ -53,6 +53,7 @@ class ParameterTable(FlatBuffer):
         self.trained_bytes = sum([count * one.num_bytes for one, count in self.kinds if one.requires_grad])
         self.frozen_bytes = sum([count * one.num_bytes for one, count in self.kinds]) - self.trained_bytes
         self.largest_trained = max(self.numels)
+        self.largest_numel = max([one.numel for one, _ in self.kinds])
         self.largest_bytes = max([one.numel * one.dtype.num_bytes for one, _ in self.kinds])
         self.memo: dict[Any, Any] = {}
         """What engines have found out about it, by keys of theirs."""

@@ -24,6 +24,7 @@ from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3_formulas import Zero3Formulas
 from vlmplan.recipe import Recipe
+from vlmplan.units import DType
 from vlmplan.zero_settings import ZeroSettings
 
 NORM_ELEMENTS = 250_000_000
@@ -136,8 +137,13 @@ class Zero3(Zero3Formulas):
         return list(modules.values())
 
     def _shard_module(self, entries: Sequence[NamedParameter]) -> None:
+        """Each weight is made in the type of the run, or made in float32 and cast (``wrapped_fn`` in DeepSpeed's
+        ``partition_parameters.py``); all of a module's are whole before they are sharded."""
         for entry in entries:
+            if self.makes_wide:
+                self.sink.allocate("wide", Component.TEMPORARIES, entry.parameter.numel * DType.FLOAT32.num_bytes)
             self.sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
+            self.sink.free("wide")
         for entry in entries:
             self._shard(entry)
 

@@ -102,13 +102,19 @@ class Zero3Formulas(Engine):
         prefetched = self.recipe.zero.stage3_prefetch_bucket_size * width
         return (prefetched + self.table.largest_module_bytes) // self.num_ranks
 
+    @property
+    def makes_wide(self) -> bool:
+        """Whether weights are made in float32 and cast before they are sharded."""
+        return self.recipe.loaded_dtype is DType.FLOAT32 and self.recipe.precision.dtype is not DType.FLOAT32
+
     def loading_bound(self, states: ModelStates) -> int:
         tied = self.table.tied_numel * self.recipe.precision.dtype.num_bytes
         adapters = self.table.trained_bytes if self.recipe.trains_adapters else 0
         module = self.table.largest_module_bytes
         arriving = -(-module // self.num_ranks) if self.offloads_weights else 0
         padding = len(self.table.entries) * self.num_ranks
-        most = max(module + arriving + padding, adapters)
+        wide = self.table.largest_numel * DType.FLOAT32.num_bytes if self.makes_wide else 0
+        most = max(module + max(arriving + padding, wide), adapters)
         return states.at_start.weights + states.copies.weights + tied + most
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
