@@ -46,5 +46,11 @@ def test_eager_attention_keeps_scores_of_every_head():
     assert_step_matches(config, BATCH, text_inputs(BATCH), attention="eager", tolerance=0.005)
 
 
+def test_eager_attentions_weights_stay_while_the_mlp_of_a_layer_runs_that_keeps_no_graph():
+    config = small("tinyllama-1.1b", hidden_size=64, num_attention_heads=8, num_key_value_heads=8, vocab_size=64)
+    config.update(intermediate_size=4096)  # the MLP is the highest moment of forward
+    assert_step_matches(config, BATCH, text_inputs(BATCH), checkpoints=True, attention="eager", tolerance=0.01)
+
+
 def test_autocast_multiplies_eager_attentions_weights_in_16_bits_beside_those_of_the_softmax():
     assert_autocast_step_matches(small("tinyllama-1.1b"), BATCH, text_inputs(BATCH), attention="eager")

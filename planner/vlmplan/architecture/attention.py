@@ -102,6 +102,13 @@ def attend(
     return ops.copy(cut, *cut.shape)
 
 
+def attend_alone(backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, calls: PackedLengths | None) -> Tensor:
+    """The same of patches that all see each other, for a layer that keeps no attention weights."""
+    out = attend(backend, q, k, v, is_causal=False, calls=calls)
+    q.tape.layer_locals.clear()
+    return out
+
+
 def _expanded(kernel: Kernel, k: Tensor, v: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
     """Keys and values with a head for each of the queries'.
 

@@ -157,6 +157,7 @@ def eager_attention(
     everything where there is more than one sample, but keys and values that were written out for grouped heads.
     autocast casts what both products take, the weights among it, and lets the softmax run in float32. ``mask`` is added
     in its own type; ``is_masked``: one is, whether it is there or not.
+    The layer has the weights until it ends.
     """
     batch, num_heads, num_tokens, head_dim = q.shape
     num_keys, tape = k.shape[2], q.tape
@@ -178,6 +179,7 @@ def eager_attention(
         weights = ops.softmax(weights, None if tape.autocast is None else DType.FLOAT32)
         weights = ops.to(weights, q.dtype)
     weights = ops.dropout(weights, rules.dropout)
+    tape.layer_locals.append(weights.detached())
     value_shape = (batch, num_heads, num_tokens, v.shape[-1])
     out = ops.matmul(_cast(weights), _folded(_cast(v), copies=copies), value_shape, num_keys)
     del weights

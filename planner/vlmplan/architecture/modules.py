@@ -151,7 +151,8 @@ class Stack(Module):
             layer = self.kinds[kind]
             needs_grad = not tape.is_evaluating and (x.requires_grad or _is_trainable(layer))
             checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
-            run = partial(checkpoint, partial(call, layer)) if checkpoints else partial(call, layer)
+            run = partial(_run_to_end, call, layer)
+            run = partial(checkpoint, run) if checkpoints else run
             with tape.section(key, index):
                 if is_first and reuses_layers and kind in self.pattern[index + 1 : stop]:
                     x = tape.first_layer_input(x)
@@ -211,8 +212,15 @@ class Stack(Module):
         layer = self.kinds[self.pattern[index]]
         needs_grad = any(operand.requires_grad for operand in inputs) or _is_trainable(layer)
         checkpoints = self.checkpoints and self.can_checkpoint and needs_grad and not inputs[0].tape.is_evaluating
-        run = partial(call, layer)
+        run = partial(_run_to_end, call, layer)
         return as_tuple(checkpoint(run, *inputs) if checkpoints else run(*inputs))
+
+
+def _run_to_end(call: Callable[..., Any], layer: Module, *inputs: Tensor) -> Any:
+    """What a layer returns; what it had in local variables goes."""
+    result = call(layer, *inputs)
+    inputs[0].tape.layer_locals.clear()
+    return result
 
 
 def _is_trainable(module: Module) -> bool:

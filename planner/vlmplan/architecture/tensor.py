@@ -198,6 +198,8 @@ class ForwardTape(CheckpointRecorder):
         self.outputs: list[Tensor] = []
         # What the outermost ``forward`` holds in local variables.
         self.locals: list[Tensor] = []
+        # What the ``forward`` of the layer that runs holds in them, as ``_`` in ``x, _ = self.self_attn(...)``.
+        self.layer_locals: list[Tensor] = []
         # Results that need a gradient though nothing before them does, and their gradients.
         self.leaves: list[Tensor] = []
         # The widest attention head seen, for which kernels differ between GPUs.

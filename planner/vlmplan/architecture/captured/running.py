@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together, joins_calls
+from vlmplan.architecture.attention import attend, attend_alone, heads_together, joins_calls
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.captured import tensors
 from vlmplan.architecture.captured.layers import Chain, Layer, stretches
@@ -277,7 +277,7 @@ class ProgramRun:
             ops.split(part, *[(1, times * part.shape[1], length, part.shape[-1]) for length, times in sizes])
             for part in (q, k, v)
         ]
-        outs = [attend(backend, *part, is_causal=False, calls=calls) for part in zip(*parts, strict=True)]
+        outs = [attend_alone(backend, *part, calls=calls) for part in zip(*parts, strict=True)]
         return ops.concatenate(outs, (1, num_tokens, num_heads * v.shape[-1]))
 
     def _computed(self, one: Instruction) -> None:

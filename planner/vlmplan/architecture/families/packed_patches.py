@@ -7,7 +7,7 @@ copies, the ``forward`` of the models).
 from collections.abc import Callable, Mapping, Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, joins_calls
+from vlmplan.architecture.attention import attend, attend_alone, joins_calls
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext
@@ -83,7 +83,7 @@ def attended_apart(
     sizes = lengths.calls() if calls is None else [(num_patches, 1)]
     shapes = [(1, count * num_heads, length, head_dim) for length, count in sizes]
     pieces = [ops.split(part, *shapes) for part in parts]
-    outs = [attend(backend, *piece, is_causal=False, calls=calls) for piece in zip(*pieces, strict=True)]
+    outs = [attend_alone(backend, *piece, calls=calls) for piece in zip(*pieces, strict=True)]
     out = ops.concatenate(outs, shape)
     return project(out)
 
