@@ -38,6 +38,15 @@ class VideoRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnVideoRules:
+    """The model's own processor decides which frames it takes and how large, as for the bundled trainer: ``fps`` of
+    each second and ``most_frames`` of a video, where the user says so."""
+
+    fps: float | None = None
+    most_frames: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataRules:
     """The bundled trainer's where nothing else is said.
 
@@ -59,7 +68,7 @@ class DataRules:
     max_pixels: int | None = None
     names: tuple[str, ...] = ()
     image_folder: str | None = None
-    videos: VideoRules | None = None
+    videos: VideoRules | OwnVideoRules | None = None
 
     @property
     def is_bundled(self) -> bool:
@@ -76,7 +85,7 @@ LLAMA_FACTORY_PIXELS = 768 * 768, 32 * 32
 def rules_of(tool: str | None) -> DataRules:
     """Those of a trainer that is planned for, where its configuration says nothing; None is the bundled one."""
     if tool is None:
-        return DataRules()
+        return DataRules(videos=OwnVideoRules())
     if tool == "llamafactory":
         most, fewest = LLAMA_FACTORY_PIXELS
         return DataRules(trainer=tool, max_pixels=most, min_pixels=fewest, videos=VideoRules())

@@ -12,8 +12,9 @@ import pytest
 
 from model_table import packaged_config
 from vlmplan.architecture.images import image_shape
-from vlmplan.architecture.images.video_sampling import sampled_frames
+from vlmplan.architecture.images.video_sampling import frame_rule, sampled_frames
 from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, video_images
+from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.models import find_model
 
@@ -186,6 +187,41 @@ def test_frames_are_as_many_as_transformers_takes(alias: str, made: Any):
         processor = made(name, {"num_frames": None, **settings})
         expected = len(processor.sample_frames(metadata, fps=fps))
         assert sampled_frames(found.config, settings, seconds=seconds, fps=fps) == expected, (seconds, fps)
+
+
+NUMS_OF_FRAMES = (2, 3, 5, 8, 17, 29, 48, 100, 243, 719, 720, 901, 5_000, 18_000)
+RATES = (10, 23.976, 24, 25, 29.97, 60)
+
+
+@pytest.mark.parametrize("alias", [*PROCESSORS, "internvl3-1b"])
+def test_frames_are_those_that_transformers_takes(alias: str, made: Any):
+    name = {**PROCESSORS, "internvl3-1b": "internvl/InternVLVideoProcessor"}[alias]
+    found, num_compared = find_model(alias), 0
+    settings = dict(found.video_settings or {})
+    for num_frames, source_fps, fps in itertools.product(NUMS_OF_FRAMES, RATES, (None, 0.7, 2.0)):
+        seconds = num_frames / source_fps
+        if "Glm46V" in name and fps is not None:
+            continue
+        header = VideoHeader(width=64, height=64, num_frames=num_frames, seconds=seconds)
+        metadata = SimpleNamespace(total_num_frames=num_frames, fps=header.fps, duration=seconds)
+        own = fps or (2.0 if "qwen2_vl" in name or "internvl" in name else None)
+        try:
+            expected = [
+                int(index) for index in made(name, {"num_frames": None, **settings}).sample_frames(metadata, fps=own)
+            ]
+        except (ValueError, ZeroDivisionError, RuntimeError):  # more frames than there are, or none
+            continue
+        rule = frame_rule(found.config, settings, fps=own if "internvl" in name else fps)
+        if len(expected) < rule.merged_frames:
+            with pytest.raises(InputError, match=f"{num_frames} frames? in"):
+                rule.indices(header)
+            continue
+        taken = rule.indices(header)
+        if "Qwen2VL" in name and len(expected) == len(taken) + 1:  # its last index is one behind the video
+            assert expected.pop() == num_frames
+        assert taken == expected, (num_frames, source_fps, fps)
+        num_compared += 1
+    assert num_compared >= 50
 
 
 def test_a_rate_that_nothing_says_has_to_be_given():

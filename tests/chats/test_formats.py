@@ -106,7 +106,7 @@ def test_a_tag_in_what_the_assistant_says_is_text():
         ),
         ({"conversations": [{"from": "bot", "value": "x"}]}, r'conversations\[0\].from is "bot"; one of human'),
         ({"conversations": [{"from": "human", "value": ["x"]}]}, r"value is \[\"x\"\]; text is needed"),
-        (asked({"type": "video", "video": "a.mp4"}), r'content\[0\].type is "video"; one of text'),
+        (asked({"type": "video", "video": "a.mp4"}), "a turn shows a video; samples of text and images are read"),
         (asked({"type": "text", "text": None}), r"content\[0\].text is null; text is needed"),
         (asked({"type": "image", "path": "a", "url": "b"}), "names its image twice, by path and url"),
         (asked({"type": "image", "image": 7}), r"content\[0\].image is 7; text is needed"),
@@ -183,3 +183,55 @@ def test_messages_without_tags_show_their_images_before_the_users_first_text(ima
 
 def test_conversations_may_be_messages_by_another_name():
     assert read({"conversations": [SAID, ANSWER]}) == (user("x"), assistant())
+
+
+# -- videos ----------------------------------------------------------------------------------------------------------
+
+
+def shown_videos(values: dict) -> list[str | Reference]:
+    """The parts of the user's turn, where videos are read."""
+    return [*raw_sample(values, source="some.jsonl:7", no_videos=None).turns[0].content]
+
+
+CLIP = Reference(text="a.mp4", is_video=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        asked({"type": "video", "video": "a.mp4"}, {"type": "text", "text": "What?"}),
+        asked({"type": "video", "path": "a.mp4"}, {"type": "text", "text": "What?"}),
+        asked({"type": "video"}, {"type": "text", "text": "What?"}, videos=["a.mp4"]),
+        asked("<video>What?", video="a.mp4"),
+        human("<video>What?", videos=["a.mp4"]),
+    ],
+)
+def test_a_video_is_a_part_with_its_path_or_a_tag_with_the_samples_own(values: dict):
+    assert shown_videos(values) == [CLIP, "What?"]
+
+
+def test_images_and_videos_of_a_sample_are_told_apart():
+    mixed = shown_videos(asked("<image><video>What?", image="a.png", video="a.mp4"))
+    assert mixed == [Reference(text="a.png"), CLIP, "What?"]
+
+
+def test_a_tag_of_a_page_is_text_where_a_sample_has_no_videos():
+    assert shown_videos(asked("Why does <video> not play?")) == ["Why does <video> not play?"]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (asked("<video>", video=["a", "b"]), "1 <video> tag, but 2 videos"),
+        (asked({"type": "video", "video": ["1.jpg"]}), "the path of a video file is needed"),
+        (asked({"type": "video", "video": "a", "path": "b"}), "names its video twice, by video and path"),
+        ({"prompt": "x", "completion": "y", "video": "a"}, "a prompt that is a text shows no videos"),
+        (
+            {"messages": [SAID, {"role": "assistant", "content": [{"type": "video", "video": "a"}]}]},
+            "shows a video; vid",
+        ),
+    ],
+)
+def test_videos_that_are_not_in_order_are_one_sentence(values: dict, sentence: str):
+    with pytest.raises(InputError, match=f"^some.jsonl:7.*{sentence}"):
+        shown_videos(values)

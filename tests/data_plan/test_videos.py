@@ -10,7 +10,7 @@ from cli_calls import call
 from video_headers import mp4_header
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.data_rules import VideoRules
-from vlmplan.dataset.images import frame_pairs
+from vlmplan.dataset.videos import frame_pairs
 from vlmplan.errors import InputError
 from vlmplan.request import parse
 

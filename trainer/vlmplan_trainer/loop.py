@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vlmplan_trainer.data.videos import SECONDS_OF_ROWS
 from vlmplan_trainer.engines import Engine
 from vlmplan_trainer.measure import EVALUATION, Meter
 from vlmplan_trainer.schedule import learning_rate_at
@@ -214,7 +215,11 @@ def real_tokens(batch: Batch) -> int:
 
 
 def _with_pixels(batch: Batch, dtype: torch.dtype) -> Batch:
-    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+    """``batch`` with its pixels in ``dtype``; positions in time are made of what else is a fraction."""
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() and name != SECONDS_OF_ROWS else tensor
+        for name, tensor in batch.items()
+    }
 
 
 def label_tokens(batch: Batch) -> int:

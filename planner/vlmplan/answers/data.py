@@ -108,10 +108,10 @@ def _images(source: DataSource, pixels: Sequence[int]) -> str:
 
 def _videos(source: DataSource) -> Iterator[str]:
     """Videos, and how many frames of each the trainer takes."""
-    rules, videos = source.rules.videos, [video for sample in source.dataset.samples for video in sample.videos]
-    if not videos or rules is None:
+    videos = [video for sample in source.dataset.samples for video in sample.videos]
+    if not videos:
         return
-    frames = sorted(rules.num_frames(of=video.num_frames, seconds=video.seconds) for video in videos)
+    frames = sorted(source.video_amounts.num_frames(video) for video in videos)
     yield (
         f"videos: {counted(len(videos), 'video')} of {sum(video.seconds for video in videos) / len(videos):.1f} s on "
         f"average; of each {percentile(frames, 50)} frames in the middle, {frames[-1]} at the most"

@@ -12,7 +12,9 @@ Those of OpenAI, LLaVA (and ShareGPT), Alpaca and TRL. An image part says where 
 beside it. Messages with neither parts nor tags show the sample's images before the user's first text, as TRL has it
 (``prepare_multimodal_messages`` in ``trl/data_utils.py``).
 
-Where a trainer's videos are planned, ``<video>`` and ``video`` or ``videos`` are read as images and their tags are.
+Where a trainer's videos are planned, ``<video>`` and ``video`` or ``videos`` are read as images and their tags are, and
+so is a part of the type video, which says where it is under ``video`` or ``path``, or takes the sample's next. In a
+sample without either key ``<video>`` is text: pages are written with that tag.
 
 What is learnt is what the assistant says; of a prompt and its completion, all of the completion and nothing else.
 """
@@ -30,10 +32,13 @@ ROLES = ("system", "user", "assistant")
 LLAVA_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 TEXT_TYPES = ("text", "input_text")
 IMAGE_TYPES = ("image", "image_url", "input_image")
+VIDEO_TYPE = "video"
 REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url")
+VIDEO_KEYS = ("video", "path")
 OWN_IMAGES = ("image", "images")
 OWN_VIDEOS = ("video", "videos")
 SOUND = ("audio", "audios")
+NO_VIDEOS = "samples of text and images are read, video and sound are not"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +90,17 @@ class _Read:
 
 
 def raw_sample(
-    values: dict[str, Any], *, source: str, takes_videos: bool = False, completion_key: str = "completion"
+    values: dict[str, Any], *, source: str, no_videos: str | None = NO_VIDEOS, completion_key: str = "completion"
 ) -> RawSample:
-    """One sample; what follows a ``prompt`` stands under ``completion_key``.
+    """One sample; what follows a ``prompt`` stands under ``completion_key``. ``no_videos`` says why videos are not
+    read; None: they are.
 
     Raises InputError, with ``source`` in front, for what is in none of the forms.
     """
     sample = JsonObject(values, source=source)
-    for key in SOUND if takes_videos else (*OWN_VIDEOS, *SOUND):
-        if sample.maybe(key, sample.raw) not in (None, []):
-            sample.complain(key, "samples of text and images are read, video and sound are not")
+    for key, why in ((key, NO_VIDEOS if key in SOUND else no_videos) for key in (*OWN_VIDEOS, *SOUND)):
+        if why is not None and sample.maybe(key, sample.raw) not in (None, []):
+            sample.complain(key, why)
     found = [key for key in _READERS if key in sample]
     if len(found) != 1:
         raise InputError(
@@ -102,10 +108,13 @@ def raw_sample(
             "messages, conversations (LLaVA), instruction and output (Alpaca), or prompt and completion (TRL)"
         )
     read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS[found[0]](sample)
-    if takes_videos:
-        read = replace(read, turns=_with_video_tags(read.turns))
+    if no_videos is None:
+        has_own = any(sample.maybe(key, sample.raw) is not None for key in OWN_VIDEOS)
+        read = replace(read, turns=_with_video_tags(read.turns)) if has_own else read
+    elif any(part is _VIDEO or _is_video(part) for _, parts in read.turns for part in parts):
+        raise InputError(f"{source}: a turn shows a video; {no_videos}")
     turns = _with_images(read, _own_images(sample), source)
-    if takes_videos:
+    if no_videos is None:
         turns = _with_videos(turns, _own_videos(sample), source)
     _check_order(turns, source, is_plain=read.is_plain)
     return RawSample(form=read.form, turns=turns, num_prompt_turns=read.num_prompt_turns, is_plain=read.is_plain)
@@ -155,9 +164,10 @@ def _prompt(sample: JsonObject, completion_key: str = "completion") -> _Read:
     if isinstance(sample.values.get("label"), bool):
         sample.complain("label", "samples that are marked as good or bad are not for supervised fine-tuning")
     if set(kinds.values()) == {str}:
-        for key in OWN_IMAGES:
+        for key in (*OWN_IMAGES, *OWN_VIDEOS):
             if sample.maybe(key, sample.raw) is not None:
-                sample.complain(key, "a prompt that is a text shows no images; a list of messages does")
+                kind = "images" if key in OWN_IMAGES else "videos"
+                sample.complain(key, f"a prompt that is a text shows no {kind}; a list of messages does")
         texts: _Parts = [("user", [sample.text("prompt")]), ("assistant", [sample.text(completion_key)])]
         return _Read(form="prompt, completion (TRL, texts)", turns=texts, num_prompt_turns=1, is_plain=True)
     if set(kinds.values()) != {list}:
@@ -205,8 +215,11 @@ def _messages(sample: JsonObject, key: str) -> _Parts:
 
 
 def _part(part: JsonObject) -> _Part:
-    if part.choice("type", (*TEXT_TYPES, *IMAGE_TYPES)) in TEXT_TYPES:
+    kind = part.choice("type", (*TEXT_TYPES, *IMAGE_TYPES, VIDEO_TYPE))
+    if kind in TEXT_TYPES:
         return part.text("text")
+    if kind == VIDEO_TYPE:
+        return _video_reference(part) or _VIDEO
     return _reference(part) or _TAG
 
 
@@ -268,7 +281,7 @@ def _own_images(sample: JsonObject) -> list[Reference]:
 def _with_images(read: _Read, images: list[Reference], source: str) -> tuple[RawTurn, ...]:
     turns = read.turns
     num_tags = sum(part is _TAG for _, parts in turns for part in parts)
-    shows_own = any(isinstance(part, Reference) for _, parts in turns for part in parts)
+    shows_own = any(isinstance(part, Reference) and not part.is_video for _, parts in turns for part in parts)
     if images and not num_tags and not shows_own and read.shows_images_first:
         turns, num_tags = _images_first(turns, len(images)), len(images)
     if num_tags != len(images):
@@ -285,6 +298,21 @@ def _filled(part: _Part, images: Iterator[Reference]) -> str | Reference:
 
 
 # -- videos ----------------------------------------------------------------------------------------------------------
+
+
+def _is_video(part: _Part) -> bool:
+    return isinstance(part, Reference) and part.is_video
+
+
+def _video_reference(part: JsonObject) -> Reference | None:
+    given = [key for key in VIDEO_KEYS if part.maybe(key, part.raw) is not None]
+    if len(given) > 1:
+        raise InputError(f"{part.source}: {part.path} names its video twice, by video and path; one has to go")
+    if not given:
+        return None
+    if not isinstance(part.raw(given[0]), str):
+        part.refuse(given[0], "the path of a video file")
+    return Reference(text=part.text(given[0]), is_video=True)
 
 
 def _with_video_tags(turns: _Parts) -> _Parts:
@@ -332,8 +360,10 @@ def _images_first(turns: _Parts, num_images: int) -> _Parts:
 
 def _check_order(turns: tuple[RawTurn, ...], source: str, *, is_plain: bool) -> None:
     for turn in turns:
-        if turn.role != "user" and any(isinstance(part, Reference) for part in turn.content):
-            raise InputError(f"{source}: a turn of the {turn.role} shows an image; images belong to the user's turns")
+        shown = next((part for part in turn.content if isinstance(part, Reference)), None)
+        if turn.role != "user" and shown is not None:
+            kind = "a video; videos" if shown.is_video else "an image; images"
+            raise InputError(f"{source}: a turn of the {turn.role} shows {kind} belong to the user's turns")
     answers = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
     if not answers:
         raise InputError(f"{source}: no turn is the assistant's, so there is nothing to learn")

@@ -89,6 +89,10 @@ def located(reference: Reference, folders: tuple[Path, ...]) -> Path | bytes:
 
 def located_file(reference: Reference, folders: tuple[Path, ...], *, kind: str) -> Path:
     """The file that a reference names, looked for in ``folders`` in turn."""
+    if URL.match(reference.text):
+        raise InputError(
+            f"the {kind} {shown(reference.text)} is a URL; {kind}s are read from files, never from the net"
+        )
     path = _file_in(folders, reference.text)
     if path is None:
         raise _no_file(kind, reference.text, folders)

@@ -51,7 +51,7 @@ class NamedColumns:
         images = self._value(sample, "images")
         own: JsonDict = {} if images in (None, []) else {"images": images}
         videos = self._value(sample, "videos")
-        own |= {} if videos in (None, []) else {"videos": videos}
+        own |= {} if videos is None else {"videos": videos}
         made = self._alpaca(sample) if self.formatting == ALPACA else self._sharegpt(sample)
         return {**made, **own}
 

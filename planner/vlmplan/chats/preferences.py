@@ -132,4 +132,4 @@ def raw_of(values: JsonDict, *, source: str) -> RawSample:
     if CHOSEN in values:
         return raw_preference(values, source=source)[0]
     is_prompt = "prompt" in values and ANSWERED not in values
-    return raw_prompt(values, source=source) if is_prompt else raw_sample(values, source=source)
+    return raw_prompt(values, source=source) if is_prompt else raw_sample(values, source=source, no_videos=None)

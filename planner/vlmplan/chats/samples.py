@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from vlmplan.chats.formats import RawSample, RawTurn, Reference, raw_sample
+from vlmplan.chats.formats import NO_VIDEOS, RawSample, RawTurn, Reference, raw_sample
 from vlmplan.chats.image_files import EmbeddedImage, ImageSource, PixelBudget, checked_size, located, located_file
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.video_files import VideoHeader, video_header
@@ -90,15 +90,22 @@ class ReadReport:
     sentences: tuple[str, ...] = ()
 
 
-def read_chats(path: Path, *, skips_bad: bool, image_root: Path | None = None) -> tuple[list[Sample], ReadReport]:
-    """The samples of a file, JSONL or a list; images are looked for in ``image_root``, then beside the file.
+def read_chats(
+    path: Path, *, skips_bad: bool, image_root: Path | None = None, no_videos: str | None = NO_VIDEOS
+) -> tuple[list[Sample], ReadReport]:
+    """The samples of a file, JSONL or a list; images and videos are looked for in ``image_root``, then beside the file.
+    ``no_videos`` as of ``raw_sample``.
 
     Raises InputError with file and place for the first sample that cannot be used, or leaves such samples out and
     reports them if ``skips_bad``. Raises it for a file without samples in any case, and UnavailableError for one that
     cannot be read.
     """
     folders, budget = image_folders(path, image_root), PixelBudget()
-    return read_each(path, lambda record: sample_of(record, folders, budget, file=path), skips_bad=skips_bad)
+
+    def read(record: Record) -> tuple[str, Sample]:
+        return sample_of(record, folders, budget, file=path, no_videos=no_videos)
+
+    return read_each(path, read, skips_bad=skips_bad)
 
 
 def image_folders(path: Path, image_root: Path | None) -> tuple[Path, ...]:
@@ -137,16 +144,17 @@ def sample_of(
     *,
     file: Path,
     columns: NamedColumns | None = None,
-    takes_videos: bool = False,
+    no_videos: str | None = NO_VIDEOS,
 ) -> tuple[str, Sample]:
-    """The name of its form, and the sample, whose columns may have names of their own.
+    """The name of its form, and the sample, whose columns may have names of their own. ``no_videos`` as of
+    ``raw_sample``.
 
     Raises InputError, naming the sample, for one that cannot be used.
     """
     values = values_of(record)
     if columns is not None:
         values = columns.standard(values, source=record.source)
-    raw = raw_sample(values, source=record.source, takes_videos=takes_videos)
+    raw = raw_sample(values, source=record.source, no_videos=no_videos)
     return raw.form, checked_sample(raw, record, folders, budget, file=file)
 
 

@@ -31,6 +31,10 @@ class VideoHeader:
     num_frames: int
     seconds: float
 
+    @property
+    def fps(self) -> float:
+        return self.num_frames / self.seconds
+
 
 def video_header(path: Path, *, name: str) -> VideoHeader:
     """Raises InputError, naming ``name``, where the header cannot be read or does not say it."""

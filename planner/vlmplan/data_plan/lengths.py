@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_rules import DataRules
-from vlmplan.dataset import Dataset
-from vlmplan.dataset.images import ImageAmounts, frame_pairs
+from vlmplan.dataset import Dataset, SampleSize
+from vlmplan.dataset.images import ImageAmounts
+from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles
 
@@ -20,7 +21,7 @@ LIMIT_MULTIPLE = 64
 
 class Shape(NamedTuple):
     """One sample. ``tokens`` has the ``image_tokens``, ``patches`` are the vision encoder's for all its images, among
-    which is one for each two frames of a video."""
+    which are those that stand for the frames of its videos."""
 
     tokens: int
     patches: int = 0
@@ -107,24 +108,15 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
     Raises InputError where the model takes no images and the samples show some, or refuses every sample.
     """
     amounts = ImageAmounts(model, rules, planned if dataset.has_images else None)
+    videos = VideoAmounts(model, rules, amounts)
     shapes: list[Shape] = []
     sizes: dict[Size, int] = {}
     refused: list[str] = []
     for sample in dataset.samples:
-        image_tokens = patches = 0
         try:
-            seen_sizes = [amounts.seen_size(size) for size in sample.images]
-            if rules.videos is not None:
-                seen_sizes += [size for video in sample.videos for size in frame_pairs(video, rules.videos)]
-            for seen in seen_sizes:
-                made = amounts.shape(seen, len(seen_sizes))
-                image_tokens += made.num_tokens
-                patches += made.num_patches
-                sizes[seen] = made.num_patches
+            shapes.append(_shape(sample, amounts, videos, sizes))
         except InputError as error:
             refused.append(str(error))
-            continue
-        shapes.append(Shape(sample.text_tokens + image_tokens, patches, len(seen_sizes), image_tokens))
     if not shapes:
         raise InputError(f"{dataset.source}: no sample can be used with {model.id}: {refused[0]}")
     return SampleShapes(
@@ -133,6 +125,23 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
         num_refused=len(refused),
         sentences=tuple(dict.fromkeys(refused))[:1],
     )
+
+
+def _shape(sample: SampleSize, amounts: ImageAmounts, videos: VideoAmounts, sizes: dict[Size, int]) -> Shape:
+    """One sample; the sizes of its images go into ``sizes``, with their patches. Raises InputError for what the model's
+    processor refuses."""
+    shown = [videos.seen(video) for video in sample.videos]
+    image_tokens, patches = sum(video.num_tokens for video in shown), sum(video.num_patches for video in shown)
+    for video in shown:
+        sizes[video.size] = amounts.shape(video.size, 1).num_patches
+    seen_sizes = [amounts.seen_size(size) for size in sample.images]
+    num_images = len(seen_sizes) + sum(video.num_images for video in shown)
+    for seen in seen_sizes:
+        made = amounts.shape(seen, num_images)
+        image_tokens += made.num_tokens
+        patches += made.num_patches
+        sizes[seen] = made.num_patches
+    return Shape(sample.text_tokens + image_tokens, patches, num_images, image_tokens)
 
 
 def limits_at(samples: SampleShapes, percentiles: Sequence[int]) -> list[int]:

@@ -3,13 +3,16 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vlmplan.chats.downscaling import Size
+from vlmplan.chats.frame_rules import refuse_both_kinds
 from vlmplan.data_plan.covering import Covering, covering, covering_every_order
 from vlmplan.data_plan.lengths import SampleShapes, Trained, sample_shapes, trained
 from vlmplan.data_rules import DataRules
 from vlmplan.dataset import Dataset, dataset
-from vlmplan.dataset.images import ImageAmounts, takes_videos
+from vlmplan.dataset.images import ImageAmounts
+from vlmplan.dataset.videos import VideoAmounts, video_reading
 from vlmplan.models import context_length
 from vlmplan.sampler import packed
 from vlmplan.units import counted
@@ -52,6 +55,10 @@ class DataSource:
         return ImageAmounts(self.model, self.rules, self.planned_size)
 
     @property
+    def video_amounts(self) -> VideoAmounts:
+        return VideoAmounts(self.model, self.rules, self.amounts)
+
+    @property
     def covering(self) -> Covering:
         """What covers any micro batch that these samples can make."""
         if self.rules.packs:
@@ -59,6 +66,22 @@ class DataSource:
         return covering_every_order(
             self.trained.samples, self.amounts, limit=self.trained.limit, pads_to=self.rules.pads_to
         )
+
+    @property
+    def room(self) -> tuple[int, Size]:
+        """So many images of one size that no sample has more or larger ones. Frames of videos need no more than the
+        patches of all images together."""
+        shapes = self.trained.samples.shapes
+        most = max(shape.num_images for shape in shapes)
+        if not self.dataset.has_videos:
+            return most, self.found.sizes[-1][1]
+        covers = self.covering
+        assert covers.image_size is not None
+        pictures = [[self.amounts.seen_size(size) for size in sample.images] for sample in self.dataset.samples]
+        sizes = {*(size for shown in pictures for size in shown), covers.image_size}
+        patches, size = max((self.amounts.shape(size, 1).num_patches, size) for size in sizes)
+        needed = max(-(-shape.patches // patches) for shape in shapes)
+        return max(needed, *(len(shown) for shown in pictures)), size
 
     @property
     def num_rows(self) -> int:
@@ -119,9 +142,15 @@ class DataSources:
     def __init__(self, path: Path, model: ModelFiles, rules: DataRules, *, image_folder: Path | None = None) -> None:
         self._path, self._model = path, model
         self._dataset = dataset(
-            path, model, names=rules.names, image_folder=image_folder, takes_videos=takes_videos(model, rules)
+            path, model, names=rules.names, image_folder=image_folder, videos=video_reading(model, rules)
         )
-        self._shapes: dict[tuple[int, int | None, Size | None], SampleShapes] = {}
+        refuse_both_kinds(
+            model.model_type,
+            has_images=self._dataset.has_pictures,
+            has_videos=self._dataset.has_videos,
+            source=f"--data {path}",
+        )
+        self._shapes: dict[tuple[Any, ...], SampleShapes] = {}
         self._sources: dict[tuple[DataRules, Limits], DataSource] = {}
 
     def source(self, rules: DataRules, limits: Limits) -> DataSource:
@@ -152,7 +181,7 @@ class DataSources:
         )
 
     def _found(self, rules: DataRules, planned: Size | None) -> SampleShapes:
-        key = (rules.min_pixels, rules.max_pixels, planned)
+        key = (rules.min_pixels, rules.max_pixels, rules.videos, planned)
         if key not in self._shapes:
             self._shapes[key] = sample_shapes(self._dataset, self._model, rules, planned)
         return self._shapes[key]

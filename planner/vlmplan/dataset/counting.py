@@ -2,14 +2,17 @@
 
 Counted are the tokens that the trainer makes (``vlmplan_trainer/data/encode.py``): the whole chat through the template;
 of a prompt and a completion that are texts, both and the token that ends a text. A token that stands for an image is
-not among them: how many it becomes is known from the image's size.
+not among them: how many it becomes is known from the image's size. What a processor writes between the frames of a
+video is: when they are, with the tokens around each.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
+from vlmplan.chats.frame_rules import FrameRule, FrameTexts, frame_texts
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.rendering import ChatRenderer
@@ -25,6 +28,8 @@ middle. With 32 thousand tokens (Mistral v1) 2.8 in the middle, from 2.0 to 4.3.
 TOKENS_PER_TURN = 5
 """That a template writes around a turn: ``<|im_start|>user\\n`` and ``<|im_end|>\\n`` in ChatML, as many in Llama 3."""
 PROBE = "a"
+KEPT_TEXTS = 2**14
+"""Of those between frames."""
 
 
 class TokenCounter(Protocol):
@@ -49,6 +54,7 @@ class BytesCounter:
     """Estimates tokens where the model's tokenizer is not at hand, ``why``."""
 
     why: str
+    frames: FrameRule | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -69,17 +75,24 @@ class BytesCounter:
     def counts(self, samples: Sequence[Sample]) -> list[int | InputError]:
         return [self._count(sample) for sample in samples]
 
-    def _count(self, sample: Sample) -> int:
+    def _count(self, sample: Sample) -> int | InputError:
+        try:
+            written = [*_between_frames(sample, self.frames)]
+        except InputError as error:
+            return error
         num_bytes = sum(len(turn.text.encode("utf-8", "replace")) for turn in sample.turns)
-        return max(1, round(num_bytes / BYTES_PER_TOKEN)) + TOKENS_PER_TURN * len(sample.turns)
+        num_bytes += sum(len(text) for one in written for text in one.texts)
+        num_special = sum(one.num_special for one in written)
+        return max(1, round(num_bytes / BYTES_PER_TOKEN)) + TOKENS_PER_TURN * len(sample.turns) + num_special
 
 
 class ExactCounter:
     """Counts with tokenizer.json, through the chat template. Raises MissingPackageError without the packages for it,
     InputError for files that are no tokenizer or no template."""
 
-    def __init__(self, texts: ModelTexts) -> None:
-        self._texts = texts
+    def __init__(self, texts: ModelTexts, frames: FrameRule | None = None) -> None:
+        self._texts, self._frames = texts, frames
+        self._tokens_of = lru_cache(KEPT_TEXTS)(self._num_tokens)
         self._tokenizer = _tokenizer(texts)
         self._renderer = None
         if texts.template is not None:
@@ -158,7 +171,15 @@ class ExactCounter:
                     f"{kind}"
                 )
             placed += shown
-        return len(ids) - placed
+        try:
+            written = [*_between_frames(sample, self._frames)]
+        except InputError as error:
+            return error
+        between = sum(one.num_special + sum(map(self._tokens_of, one.texts)) for one in written)
+        return len(ids) - placed + between
+
+    def _num_tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _placeholder(self, kind: str) -> int | None:
         if kind not in self._placeholders:
@@ -166,17 +187,27 @@ class ExactCounter:
         return self._placeholders[kind]
 
     def _found_placeholder(self, kind: str) -> int | None:
-        """The token that the template writes once for one image, or one video."""
+        """The token that the template writes once for one image, or one video: one that config.json names, or the only
+        added token that is there with it alone (InternVL's for a video, which config.json does not name)."""
         if self._renderer is None or not self._texts.placeholders:
             return None
-        parts = [{"type": kind}, {"type": "text", "text": PROBE}]
-        answer = [{"type": "text", "text": PROBE}]
-        chat = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
         try:
-            ids: list[int] = self._tokenizer.encode(self._renderer.text(chat), add_special_tokens=False).ids
+            without, ids = self._probed(), self._probed({"type": kind})
         except InputError:
             return None
-        return next((token for token in self._texts.placeholders if ids.count(token) == 1), None)
+        named = next((token for token in self._texts.placeholders if ids.count(token) == 1), None)
+        if named is not None:
+            return named
+        added = [token for token in self._tokenizer.get_added_tokens_decoder() if ids.count(token) == 1]
+        new = [token for token in added if token not in without]
+        return new[0] if len(new) == 1 else None
+
+    def _probed(self, *shown: dict[str, str]) -> list[int]:
+        """The tokens of a chat whose user shows this beside his text."""
+        assert self._renderer is not None
+        said = {"type": "text", "text": PROBE}
+        chat = [{"role": "user", "content": [*shown, said]}, {"role": "assistant", "content": [said]}]
+        return self._tokenizer.encode(self._renderer.text(chat), add_special_tokens=False).ids
 
 
 def _tokenizer(texts: ModelTexts) -> Any:
@@ -196,11 +227,23 @@ def _tokenizer(texts: ModelTexts) -> Any:
     return made
 
 
-def token_counter(texts: ModelTexts | None) -> TokenCounter:
-    """The exact counter where tokenizer and packages are at hand, else the estimate."""
+def token_counter(texts: ModelTexts | None, frames: FrameRule | None = None) -> TokenCounter:
+    """The exact counter where tokenizer and packages are at hand, else the estimate. ``frames``: how the model's
+    processor takes them, where it writes what stands between them."""
     if texts is None:
-        return BytesCounter("no tokenizer.json of the model is in its folder or the Hub's cache")
+        return BytesCounter("no tokenizer.json of the model is in its folder or the Hub's cache", frames)
     try:
-        return ExactCounter(texts)
+        return ExactCounter(texts, frames)
     except MissingPackageError as error:
-        return BytesCounter(str(error))
+        return BytesCounter(str(error), frames)
+
+
+def _between_frames(sample: Sample, frames: FrameRule | None) -> Iterator[FrameTexts]:
+    """What is written between the frames of each video. Raises InputError, naming the sample, for one that the model's
+    processor refuses."""
+    for video in sample.videos if frames is not None else ():
+        assert frames is not None
+        try:
+            yield frame_texts(frames, frames.indices(video.header), video.header)
+        except InputError as error:
+            raise InputError(f"{sample.source}: the video {video.source}: {error}") from None

@@ -5,15 +5,11 @@ from functools import lru_cache
 
 from vlmplan.architecture.images import ImageShape, image_settings, image_shape
 from vlmplan.chats.downscaling import ImageDownscaler, Size
-from vlmplan.chats.video_files import VideoHeader
-from vlmplan.data_rules import DataRules, VideoRules
+from vlmplan.data_rules import DataRules
 from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles
 
 KEPT_SIZES = 2**17
-VIDEO_MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
-LEAST_SIDE, MOST_ASPECT, FEWER_ASPECT = 28, 200, 180
-"""Of a frame, in LLaMA-Factory (``Qwen2VLPlugin._preprocess_image``)."""
 
 
 class ImageAmounts:
@@ -56,31 +52,6 @@ class ImageAmounts:
             height=size[1],
             num_images_per_sample=num_images,
         )
-
-
-def takes_videos(model: ModelFiles, rules: DataRules) -> bool:
-    """Whether samples with videos are planned: for a trainer whose rule is known, and models to which two frames are
-    what one image is, in tokens, patches and attention, and whose processor has the same limits for both.
-
-    Source: transformers 5.23 ``Qwen2VLVideoProcessor``, which takes the limits of preprocessor_config.json, and
-    ``cu_seqlens`` of the models' vision towers: attention within a pair of frames.
-    """
-    if rules.videos is None or model.model_type not in VIDEO_MODEL_TYPES:
-        return False
-    settings = model.preprocessor or {}
-    return "size" in settings or {"min_pixels", "max_pixels"} <= settings.keys()
-
-
-def frame_pairs(video: VideoHeader, rules: VideoRules) -> list[Size]:
-    """What stands for a video: an image of the frames' size for each two of them."""
-    count = rules.num_frames(of=video.num_frames, seconds=video.seconds)
-    size = limited((video.width, video.height), min_pixels=rules.min_pixels, max_pixels=rules.max_pixels)
-    width, height = (max(LEAST_SIDE, side) for side in size) if min(size) < LEAST_SIDE else size
-    if width > MOST_ASPECT * height:
-        width = FEWER_ASPECT * height
-    elif height > MOST_ASPECT * width:
-        height = FEWER_ASPECT * width
-    return [(width, height)] * (count // 2)
 
 
 def limited(size: Size, *, min_pixels: int, max_pixels: int | None) -> Size:

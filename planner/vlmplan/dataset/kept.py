@@ -19,6 +19,7 @@ from vlmplan.dataset.files import DataFile, data_files
 from vlmplan.dataset.model_texts import model_texts
 from vlmplan.dataset.record import RULES_VERSION, Dataset, SampleSize
 from vlmplan.dataset.scan import ImageMark, image_mark, scan
+from vlmplan.dataset.videos import VideoReading
 from vlmplan.errors import UnavailableError
 from vlmplan.files import open_regular
 from vlmplan.user_cache import keep_text, kept_text
@@ -35,19 +36,20 @@ def dataset(
     *,
     names: Sequence[str] = (),
     image_folder: Path | None = None,
-    takes_videos: bool = False,
+    videos: VideoReading | None = None,
 ) -> Dataset:
     """The samples of ``--data``, as ``model`` reads them; scanned, or as they were found before.
 
     Raises what ``data_files`` and ``scan`` raise.
     """
-    files, texts = data_files(path, names, takes_videos=takes_videos), model_texts(model)
-    counter = token_counter(texts)
-    key = _key(files, f"{counter.digest}/{takes_videos}", str(path), image_folder)
+    videos = videos or VideoReading()
+    files, texts = data_files(path, names, takes_videos=videos.takes_videos), model_texts(model)
+    counter = token_counter(texts, videos.frames)
+    key = _key(files, f"{counter.digest}/{videos}", str(path), image_folder)
     kept = _kept(key)
     if kept is not None:
         return kept
-    found, marks = scan(files, texts, counter, source=str(path), image_folder=image_folder, takes_videos=takes_videos)
+    found, marks = scan(files, texts, counter, source=str(path), image_folder=image_folder, videos=videos)
     _keep(key, found, marks)
     return found
 

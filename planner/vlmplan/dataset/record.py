@@ -7,15 +7,15 @@ from typing import NamedTuple
 from vlmplan.chats.downscaling import Size
 from vlmplan.chats.video_files import VideoHeader
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Of what is counted; another one makes kept results old."""
 MAX_SENTENCES = 5
 """Bad samples that are quoted; all are counted."""
 
 
 class SampleSize(NamedTuple):
-    """``text_tokens`` without those that stand for images and videos; ``images`` sizes are (width, height) as looked
-    at."""
+    """``text_tokens`` without those that stand for images and videos, with what is written between the frames of these;
+    ``images`` sizes are (width, height) as looked at."""
 
     text_tokens: int
     images: tuple[Size, ...] = ()
@@ -40,6 +40,10 @@ class Dataset:
     @property
     def has_pictures(self) -> bool:
         return any(sample.images for sample in self.samples)
+
+    @property
+    def has_videos(self) -> bool:
+        return any(sample.videos for sample in self.samples)
 
     @property
     def has_images(self) -> bool:

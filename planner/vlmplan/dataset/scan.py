@@ -12,6 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vlmplan.chats.frame_rules import FrameRule
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.samples import Sample, sample_of
@@ -21,6 +22,7 @@ from vlmplan.dataset.files import DataFile
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.progress import reading_progress
 from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
+from vlmplan.dataset.videos import VideoReading
 from vlmplan.errors import InputError, MissingPackageError
 
 CHUNK_BYTES, CHUNK_SAMPLES = 2**20, 500
@@ -31,6 +33,7 @@ MAX_PROCESSES = 8
 CHUNKS_AHEAD = 2
 """For each process, so that a large file is not in memory as a whole."""
 
+_CountedBy = tuple[ModelTexts | None, FrameRule | None]
 ImageMark = tuple[str, int, int]
 """An image's path, its bytes and when it was changed (nanoseconds)."""
 
@@ -60,7 +63,7 @@ class _Chunk:
     folders: tuple[Path, ...]
     columns: NamedColumns | None
     records: list[Record]
-    takes_videos: bool
+    videos: VideoReading
 
     @property
     def num_bytes(self) -> int:
@@ -74,17 +77,18 @@ def scan(
     *,
     source: str,
     image_folder: Path | None = None,
-    takes_videos: bool = False,
+    videos: VideoReading,
 ) -> tuple[Dataset, list[ImageMark]]:
-    """The samples of the files, and the image files that they show. ``counter`` is that of ``texts``.
+    """The samples of the files, and the files of images and videos that they show. ``counter`` is that of ``texts`` and
+    ``videos``.
 
     Raises UnavailableError for a file that cannot be read, InputError for one that is broken, or without any sample.
     """
     total_bytes = sum(os.path.getsize(file.path) for file in files)
     found = Scanned()
-    chunks = _chunks(files, image_folder, takes_videos)
+    chunks = _chunks(files, image_folder, videos)
     with reading_progress(total_bytes) as advance:
-        for chunk_bytes, part in _results(chunks, texts, counter, _num_processes(total_bytes)):
+        for chunk_bytes, part in _results(chunks, (texts, videos.frames), counter, _num_processes(total_bytes)):
             found.add(part)
             advance(chunk_bytes, len(part.samples) + part.num_bad)
     if not found.samples:
@@ -102,7 +106,7 @@ def scan(
     return dataset, list(found.marks.values())
 
 
-def _chunks(files: Sequence[DataFile], image_folder: Path | None, takes_videos: bool) -> Iterator[_Chunk]:
+def _chunks(files: Sequence[DataFile], image_folder: Path | None, videos: VideoReading) -> Iterator[_Chunk]:
     for file in files:
         folders = file.image_folders if image_folder is None else (image_folder, *file.image_folders)
         records: list[Record] = []
@@ -111,10 +115,10 @@ def _chunks(files: Sequence[DataFile], image_folder: Path | None, takes_videos: 
             records.append(one)
             num_bytes += len(one.content)
             if num_bytes >= CHUNK_BYTES or len(records) >= CHUNK_SAMPLES:
-                yield _Chunk(file.path, folders, file.columns, records, takes_videos)
+                yield _Chunk(file.path, folders, file.columns, records, videos)
                 records, num_bytes = [], 0
         if records:
-            yield _Chunk(file.path, folders, file.columns, records, takes_videos)
+            yield _Chunk(file.path, folders, file.columns, records, videos)
 
 
 def _num_processes(total_bytes: int) -> int:
@@ -126,7 +130,7 @@ def _num_processes(total_bytes: int) -> int:
 
 
 def _results(
-    chunks: Iterable[_Chunk], texts: ModelTexts | None, counter: TokenCounter, num_processes: int
+    chunks: Iterable[_Chunk], counted_by: _CountedBy, counter: TokenCounter, num_processes: int
 ) -> Iterator[tuple[int, Scanned]]:
     """Bytes and results of each chunk, in order."""
     if num_processes == 1:
@@ -136,7 +140,7 @@ def _results(
     # A copy of this process is there at once; beside other threads it might hold a lock that nobody lets go.
     can_fork = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
     context = multiprocessing.get_context("fork" if can_fork else "spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=context, initializer=_begin, initargs=(texts,)) as pool:
+    with ProcessPoolExecutor(num_processes, mp_context=context, initializer=_begin, initargs=counted_by) as pool:
         waiting: deque[tuple[int, Future[Scanned]]] = deque()
         try:
             for chunk in chunks:
@@ -155,9 +159,9 @@ _OWN: list[TokenCounter] = []
 """The counter of a process of the pool."""
 
 
-def _begin(texts: ModelTexts | None) -> None:
+def _begin(texts: ModelTexts | None, frames: FrameRule | None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as many processes as cores are there
-    _OWN.append(token_counter(texts))
+    _OWN.append(token_counter(texts, frames))
 
 
 def _in_process(chunk: _Chunk) -> Scanned:
@@ -176,7 +180,7 @@ def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
                     PixelBudget(0),
                     file=chunk.file,
                     columns=chunk.columns,
-                    takes_videos=chunk.takes_videos,
+                    no_videos=chunk.videos.no_videos,
                 )
             )
         except InputError as error:

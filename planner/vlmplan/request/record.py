@@ -219,12 +219,12 @@ class Request:
 
     def with_room_for_images(self) -> "Request":
         """For samples of ``--data`` with as many images each as one has at the most, all of the largest size, and no
-        shorter than those take: the bundled trainer makes no image smaller then, and leaves no sample out."""
+        shorter than those take: the bundled trainer makes no image smaller then, and leaves no sample out. Of samples
+        with videos it goes by the patches of all that they show (``DataSource.room``)."""
         if self.from_data is None or self.from_data.alone.image_size is None:
             return self
         source, planned = self.from_data.source, self.workload
-        most = max(shape.num_images for shape in source.trained.samples.shapes)
-        size = source.found.sizes[-1][1]
+        most, size = source.room
         tokens = most * source.amounts.shape(size, most).num_tokens
         longest = max(planned.seq_len or 0, tokens)
         return replace(self, workload=replace(planned, images_per_sample=most, image_size=size, seq_len=longest))

@@ -14,7 +14,7 @@ from other_processors import FAMILIES
 from chat_files import png
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.batches import Batches, collated, with_blank_image
+from vlmplan_trainer.data.batches import Batches, collated, with_blank
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder
 
@@ -246,7 +246,7 @@ def test_patches_of_all_images_in_one_row_stay_in_one_row():
 def test_a_blank_image_behind_a_text_changes_nothing_but_that_the_vision_tower_runs(model: Any, qwen: Any):
     made = encoder(qwen)
     text = made.encode(MIXED[2])
-    shown = with_blank_image(text, made)
+    shown = with_blank(text, made, made.blank_image)
     assert loss_sum(model, shown) == pytest.approx(loss_sum(model, text), rel=1e-5)
     seen = []
     handle = model.model.visual.register_forward_hook(lambda *_: seen.append(1))
@@ -265,11 +265,11 @@ def test_every_micro_batch_of_mixed_data_has_an_image_and_of_pure_data_none_is_a
 
 def test_a_text_as_long_as_the_plan_gives_way_to_the_blank_image(qwen: Any):
     made = encoder(qwen, seq_len=40)
-    row = with_blank_image(made.encode(question(answer="long " * 40)), made)
+    row = with_blank(made.encode(question(answer="long " * 40)), made, made.blank_image)
     assert row["input_ids"].shape == row["labels"].shape == row["mm_token_type_ids"].shape == (1, 40)
     assert int((row["input_ids"] == qwen.image_token_id).sum()) == 1
     with pytest.raises(InputError, match="--seq-len 1 has no room for an image"):
-        with_blank_image(row, encoder(qwen, seq_len=1))
+        with_blank(row, encoder(qwen, seq_len=1), encoder(qwen, seq_len=1).blank_image)
 
 
 @pytest.mark.parametrize("family", ["llava_next", "idefics3"])

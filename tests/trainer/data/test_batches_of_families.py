@@ -7,7 +7,7 @@ import torch
 from chat_cases import question
 from other_processors import FAMILIES
 
-from vlmplan_trainer.data.batches import collated, with_blank_image
+from vlmplan_trainer.data.batches import collated, with_blank
 from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder
 from vlmplan_trainer.loss import model_inputs
 from vlmplan_trainer.models.processors import load_processor
@@ -73,7 +73,7 @@ def test_a_batch_gives_the_losses_of_its_samples(family: str):
     with torch.no_grad():
         alone = [loss_sum(model, row) for row in rows]
         assert loss_sum(model, batch) == pytest.approx(sum(alone), rel=1e-4)
-        assert loss_sum(model, with_blank_image(rows[1], made)) == pytest.approx(alone[1], rel=1e-4)
+        assert loss_sum(model, with_blank(rows[1], made, made.blank_image)) == pytest.approx(alone[1], rel=1e-4)
 
 
 def test_a_batch_of_qwen2_vl_gives_the_losses_of_its_samples(tmp_path):

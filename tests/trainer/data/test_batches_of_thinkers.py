@@ -13,7 +13,7 @@ from tiny_plans import tiny_plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Precision
 from vlmplan.thinkers import THINKERS
-from vlmplan_trainer.data.batches import collated, with_blank_image
+from vlmplan_trainer.data.batches import collated, with_blank
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.flat_rows import flat_row, for_the_model
 from vlmplan_trainer.models.load import load_model, load_processing
@@ -48,7 +48,7 @@ def test_the_thinker_of_a_whole_checkpoint_is_trained(model_type: str, tmp_path:
     with torch.no_grad():
         alone = [loss_sum(loaded, row) for row in rows]
         together = loss_sum(loaded, collated(rows, pad_id=made.pad_id, pads_to=16, seq_len=256))
-        blank = loss_sum(loaded, with_blank_image(rows[1], made))
+        blank = loss_sum(loaded, with_blank(rows[1], made, made.blank_image))
         flat = flat_row([{**row} for row in rows], pad_id=made.pad_id)
         images = {name: torch.cat([row[name] for row in rows if name in row]) for name in ("pixel_values", GRIDS)}
         in_one_row = loss_sum(loaded, for_the_model(loaded, {**flat, **images}))

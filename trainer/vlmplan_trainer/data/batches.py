@@ -21,6 +21,7 @@ from vlmplan.sampler import Shares, epoch_order
 from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
+from vlmplan_trainer.data.videos import VIDEO_PIXELS
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
 PADS_TO = 8
@@ -42,7 +43,8 @@ class Batches:
     them. ``pads_to`` is the multiple that texts are padded to; the plan's length gives every micro batch that length.
 
     In data with images a micro batch without any, of texts or of what is left out after all, gets a blank one at the
-    end of its shortest text, without effect on the loss: the vision tower has to run on all ranks or on none.
+    end of its shortest text, without effect on the loss: the vision tower has to run on all ranks or on none. So it is
+    with videos, for which the tower runs once more.
 
     Raises InputError if what is left fills no step.
     """
@@ -71,6 +73,7 @@ class Batches:
         self._lengths = row_lengths if groups_by_length else None
         self._pads_to, self._num_workers = pads_to, num_workers
         self._shows_images = any(sample.images for sample in self._samples)
+        self._shows_videos = any(sample.videos for sample in self._samples)
         self._epoch = self._position = self._start = 0
 
     def take_part(self, part: int, num_parts: int) -> None:
@@ -148,9 +151,13 @@ class Batches:
         rows = [
             self._encoder.encode_or_nothing(self._samples[index]) for place in places for index in self._rows[place]
         ]
-        if self._shows_images and not any(row.keys() & {*PIXELS} for row in rows):
-            shortest = min(range(len(rows)), key=lambda index: rows[index]["input_ids"].shape[1])
-            rows[shortest] = with_blank_image(rows[shortest], self._encoder)
+        blanks = [self._encoder.blank_image] if self._shows_images else []
+        blanks += [self._encoder.blank_video] if self._shows_videos else []
+        for blank in blanks:
+            pixels = blank.keys() & {VIDEO_PIXELS, *PIXELS}
+            if not any(row.keys() & pixels for row in rows):
+                shortest = min(range(len(rows)), key=lambda index: rows[index]["input_ids"].shape[1])
+                rows[shortest] = with_blank(rows[shortest], self._encoder, blank)
         whole = self._laid_out(rows, [len(self._rows[place]) for place in places])
         return part_of_samples(whole, part=self._part, num_parts=self._num_parts, pad_id=self._encoder.pad_id)
 
@@ -182,13 +189,15 @@ def refuse_too_few(scan: DatasetScan, *, samples_per_step: int, num_rows: int | 
     )
 
 
-def with_blank_image(row: Encoded, encoder: Encoder) -> Encoded:
-    """``row`` with a blank image behind its text; the text gives way where the length does not suffice."""
-    blank = encoder.blank_image
+def with_blank(row: Encoded, encoder: Encoder, blank: Encoded) -> Encoded:
+    """``row`` with a blank image or video behind its text; the text gives way where the length does not suffice, but
+    for what the row shows itself and what stands before that."""
     room = encoder.seq_len - blank["input_ids"].shape[1]
     if room < 1:
         raise InputError(f"--seq-len {encoder.seq_len} has no room for an image; a longer one is needed")
-    result = {}
+    shown = row.get("mm_token_type_ids", torch.zeros(1, 1))[0].nonzero()
+    room = max(room, int(shown.max()) + 1) if len(shown) else room
+    result = {name: value for name, value in row.items() if name not in SEQUENCE_KEYS}
     for name in SEQUENCE_KEYS:
         if name in row or name in blank:
             text = row.get(name, torch.zeros_like(row["input_ids"]))

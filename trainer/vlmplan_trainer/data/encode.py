@@ -23,6 +23,7 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
+from vlmplan_trainer.data.videos import VideoMeter, frames_of
 from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES
 
 IGNORED_LABEL = -100
@@ -40,17 +41,21 @@ class LeftOutError(InputError):
 
 
 class TooLongError(LeftOutError):
-    """A cut at the plan's length would hit an image."""
+    """A cut at the plan's length would hit an image or a video."""
 
-    def __init__(self, source: str, seq_len: int) -> None:
-        super().__init__(f"{source}: the images do not fit into --seq-len {seq_len}, and image tokens cannot be cut")
+    def __init__(self, source: str, seq_len: int, shown: str = "image") -> None:
+        super().__init__(
+            f"{source}: the {shown}s do not fit into --seq-len {seq_len}, and {shown} tokens cannot be cut"
+        )
 
 
 class Encoder:
     """Encodes samples for one model.
 
     ``seq_len``, ``image_size`` (width, height) and ``images_per_sample`` are the plan's: longer samples are cut, larger
-    images made smaller, and samples with more images left out. None leaves images as they are.
+    images made smaller, and samples with more images left out. None leaves images as they are. Of a video the frames
+    are taken that the processor itself takes, ``video_fps`` of each second and ``video_frames`` at the most where that
+    is said.
 
     ``truncated`` and ``skipped`` are the sources of such samples, of all scans and of all that were encoded; ``late``
     has the sentences of those that no scan had found, by their sources.
@@ -65,6 +70,8 @@ class Encoder:
         image_size: Size | None = None,
         images_per_sample: int | None = None,
         skips_bad: bool = False,
+        video_fps: float | None = None,
+        video_frames: int | None = None,
     ) -> None:
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -80,10 +87,19 @@ class Encoder:
         self._template = ChatTemplate(processor)
         self._accepted = accepted_names(model_type) if self.is_vision else {"input_ids", "attention_mask"}
         self.meter = ImageMeter(processor) if self.is_vision else None
+        self._image_size = image_size
         self._fitter = ImageDownscaler(self.meter, image_size) if self.meter is not None else None
+        self._video_limits = {"fps": video_fps, "most_frames": video_frames}
         self.truncated: set[str] = set()
         self.skipped: set[str] = set()
         self.late: dict[str, str] = {}
+
+    @cached_property
+    def video_meter(self) -> VideoMeter:
+        """Of samples with videos. Raises InputError for a processor that has no part for them."""
+        if getattr(self.processor, "video_processor", None) is None:
+            raise InputError(f"the model's {type(self.processor).__name__} takes no videos")
+        return VideoMeter(self.processor, **self._video_limits)
 
     @property
     def num_truncated(self) -> int:
@@ -100,12 +116,13 @@ class Encoder:
         return next(token for token in ids if token is not None)
 
     def encode(self, sample: Sample) -> Encoded:
-        """The tensors of a sample. Raises InputError naming it, TooLongError if a cut would hit one of its images."""
+        """The tensors of a sample. Raises InputError naming it, TooLongError if a cut would hit one of its images or
+        videos."""
         rendered = self.rendered(sample)
         made = self._processed(sample, rendered)
         [offsets] = made.pop("offset_mapping")
         places = (made.pop("text_replacement_offsets", None) or [[]])[0]
-        if sample.images and not places:
+        if (sample.images or sample.videos) and not places:
             raise InputError(
                 f"the model's {type(self.processor).__name__} does not say where it put image tokens, "
                 "so the assistant's turns cannot be told from them; it is not supported"
@@ -154,8 +171,31 @@ class Encoder:
         made["labels"] = torch.full_like(made["input_ids"], IGNORED_LABEL)
         return self._known(made)
 
+    @cached_property
+    def blank_video(self) -> Encoded:
+        """As ``blank_image``, a video of as few white frames as become one row of patches."""
+        meter, token = self.video_meter, self.processor.video_token
+        around = [getattr(self.processor, name, None) for name in ("video_start_id", "video_end_id")]
+        if None not in around:  # GLM-4V tells a video's frames from images by what stands around them
+            begin, end = self.tokenizer.convert_ids_to_tokens(around)
+            token = f"{begin}{token}{end}"
+        num_frames = meter.rule.merged_frames
+        blank = torch.full((num_frames, 3, BLANK_SIDE, BLANK_SIDE), 255, dtype=torch.uint8)
+        metadata = {"total_num_frames": num_frames, "fps": 1.0, "frames_indices": [*range(num_frames)]}
+        made = dict(self.processor(
+            text=[token],
+            videos=[blank],
+            video_metadata=[metadata],
+            do_sample_frames=False,
+            add_special_tokens=False,
+            return_tensors="pt",
+        ))  # fmt: skip
+        made["labels"] = torch.full_like(made["input_ids"], IGNORED_LABEL)
+        return self._known(dict(BatchFeature(made).convert_to_tensors("pt")))
+
     def rendered(self, sample: Sample) -> Rendered:
-        """The text of a sample, one placeholder per image. Raises InputError for what the model cannot take."""
+        """The text of a sample, one placeholder per image and per video. Raises InputError for what the model cannot
+        take."""
         self._refuse_unseen_images(sample)
         rendered = self._template.rendered(sample)
         self._refuse_other_image_tokens(sample, rendered.text)
@@ -169,17 +209,21 @@ class Encoder:
         return text
 
     def _refuse_unseen_images(self, sample: Sample) -> None:
-        if sample.images and not self.is_vision:
-            raise InputError(f"{sample.source}: the sample shows an image, but the model takes text only")
+        if (sample.images or sample.videos) and not self.is_vision:
+            shown = "an image" if sample.images else "a video"
+            raise InputError(f"{sample.source}: the sample shows {shown}, but the model takes text only")
 
     def _refuse_other_image_tokens(self, sample: Sample, text: str) -> None:
-        num_images, token = len(sample.images), getattr(self.processor, "image_token", None)
-        if token is not None and text.count(token) != num_images:
-            raise InputError(
-                f"{sample.source}: the text has {text.count(token)} times {token}, the model's token for an "
-                f"image, and the sample shows {num_images}; a text must not hold that token, and the model's chat "
-                "template has to place every image"
-            )
+        for kind, article, shown in (("image", "an", sample.images), ("video", "a", sample.videos)):
+            token = getattr(self.processor, f"{kind}_token", None)
+            if token is None or (kind == "video" and getattr(self.processor, "video_processor", None) is None):
+                continue
+            if text.count(token) != len(shown):
+                raise InputError(
+                    f"{sample.source}: the text has {text.count(token)} times {token}, the model's token for {article} "
+                    f"{kind}, and the sample shows {len(shown)}; a text must not hold that token, and the model's chat "
+                    f"template has to place every {kind}"
+                )
 
     def adds_special_tokens(self, rendered: Rendered) -> bool:
         """Whether the processor puts special tokens around a text: around a template's as its ``apply_chat_template``
@@ -190,6 +234,17 @@ class Encoder:
     def fit(self, size: Size) -> Downscaling:
         assert self._fitter is not None
         return self._fitter.fit(size)
+
+    def has_room(self, sample: Sample) -> bool:
+        """Whether the patches of all that a sample shows are no more than those of the plan's images."""
+        if self.images_per_sample is None:
+            return True
+        if self._image_size is None or self.meter is None:
+            return False
+        fits = [self.fit((image.width, image.height)).canvas for image in sample.images]
+        patches = sum(self.meter.amounts(size)[1] for size in fits)
+        patches += sum(self.video_meter.num_patches(video.header) for video in sample.videos)
+        return patches <= self.images_per_sample * self.meter.amounts(self._image_size)[1]
 
     def _processed(self, sample: Sample, rendered: Rendered) -> dict[str, Any]:
         options = {
@@ -203,11 +258,24 @@ class Encoder:
             image = opened(part.source, name=f"{sample.source}: image {number}")
             images.append(downscaled_image(image, self.fit(image.size)))
         options |= {"images": [images] if images else None, "return_text_replacement_offsets": True}
+        options |= self._videos(sample)
         try:
             return dict(self.processor(text=[rendered.text], **options))
         except ValueError as error:  # such as an image 200 times as long as wide
             reason = " ".join(str(error).split())
             raise InputError(f"{sample.source}: the model's processor refuses the sample: {reason}") from None
+
+    def _videos(self, sample: Sample) -> dict[str, Any]:
+        """The frames that are taken of each video, as the processor is given them."""
+        if not sample.videos:
+            return {}
+        meter = self.video_meter
+        metadata = [meter.metadata(part.header) for part in sample.videos]
+        frames = [
+            frames_of(part, one["frames_indices"], name=f"{sample.source}: video {number}")
+            for number, (part, one) in enumerate(zip(sample.videos, metadata, strict=True), start=1)
+        ]
+        return {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
 
     def _known(self, made: dict[str, Any]) -> Encoded:
         """What the model's forward names."""
@@ -219,7 +287,7 @@ class Encoder:
         if made["input_ids"].shape[1] <= self.seq_len:
             return made
         if last_image_token >= self.seq_len:
-            raise TooLongError(sample.source, self.seq_len)
+            raise TooLongError(sample.source, self.seq_len, "video" if sample.videos else "image")
         self.truncated.add(sample.source)
         return {name: value[:, : self.seq_len] if name in SEQUENCE_KEYS else value for name, value in made.items()}
 

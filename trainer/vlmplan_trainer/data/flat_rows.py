@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded
+from vlmplan_trainer.data.videos import SECONDS_OF_ROWS, VIDEO_PIXELS
 
 FILLS = {"labels": IGNORED_LABEL}
 
@@ -54,7 +55,10 @@ def for_the_model(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, An
     inner = getattr(base, "model", base)
     if hasattr(inner, "get_rope_index"):
         return {**batch, "position_ids": _in_three_dimensions(inner, batch, positions)}
-    if batch.keys() & {*PIXELS} or base.config.get_text_config()._attn_implementation != "flash_attention_2":
+    if (
+        batch.keys() & {VIDEO_PIXELS, *PIXELS}
+        or base.config.get_text_config()._attn_implementation != "flash_attention_2"
+    ):
         return dict(batch)
     # Without them every layer finds them out by itself, and waits for the GPU each time.
     starts = (positions[0] == 0).nonzero()[:, 0]
@@ -84,7 +88,8 @@ def _in_three_dimensions(inner: Any, batch: Mapping[str, Tensor], positions: Ten
         if name in batch and name in taken
     }
     mask = torch.arange(longest, device=positions.device)[None] < positions.new_tensor(lengths)[:, None]
-    found, _ = inner.get_rope_index(**rows, **grids, attention_mask=mask.long())
+    seconds = {name: batch[name] for name in (SECONDS_OF_ROWS,) if name in batch and name in taken}
+    found, _ = inner.get_rope_index(**rows, **grids, **seconds, attention_mask=mask.long())
     flat = torch.cat([found[:, index, :length] for index, length in enumerate(lengths)], dim=1)
     return torch.cat([positions[None], flat[:, None].to(positions.dtype)])
 

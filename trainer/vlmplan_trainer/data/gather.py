@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from vlmplan.chats.frame_rules import no_videos, refuse_both_kinds
 from vlmplan.chats.samples import MAX_SENTENCES, ReadReport, Sample, read_chats
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
@@ -19,6 +20,7 @@ from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.flat_batches import BATCHES
 from vlmplan_trainer.data.scan import DatasetScan, scanned
+from vlmplan_trainer.data.videos import refuse_videos_without_packages
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
 
@@ -40,6 +42,7 @@ class SampleCounts:
     num_truncated: int
     num_images: int
     num_images_reduced: int
+    num_videos: int = 0
     shortest: int
     median_length: float
     longest: int
@@ -59,6 +62,7 @@ class SampleCounts:
         """What the user should see."""
         total = self.num_samples + self.num_left_out
         images = counted(self.num_images, "image") if self.num_images else "no images"
+        images += f", {counted(self.num_videos, 'video')}" if self.num_videos else ""
         forms = "; ".join(f"{name}: {count:,}" for name, count in self.forms.items())
         lines = [
             f"{counted(self.num_samples, 'sample')} to train on, {images}" + (f" ({forms})" if forms else ""),
@@ -97,7 +101,8 @@ class Data:
 def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
     """Read and check everything. Raises InputError, UnavailableError or MissingPackageError with what to do."""
     training = _read_training(plan, options)  # a wrong sample is said before a processor is loaded
-    evaluation = None if options.eval_data is None else _read(options.eval_data, options)
+    evaluation = None if options.eval_data is None else _read(options.eval_data, plan, options)
+    refuse_videos_without_packages([*training[0], *(() if evaluation is None else evaluation[0])])
     processing = load_processing(plan, random_weights=options.random_weights)
     encoder = encoder_of(plan, options, processing)
     train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)
@@ -119,7 +124,7 @@ def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
 def _read_training(plan: Plan, options: TrainerOptions) -> tuple[list[Sample], ReadReport]:
     if options.dummy_data is None:
         assert options.train_data is not None
-        return _read(options.train_data, options)
+        return _read(options.train_data, plan, options)
     workload = plan.workload
     size = (workload.image_width, workload.image_height)
     samples = dummy_samples(
@@ -128,9 +133,22 @@ def _read_training(plan: Plan, options: TrainerOptions) -> tuple[list[Sample], R
     return samples, ReadReport(num_samples=len(samples), num_bad=0)
 
 
-def _read(path: Path, options: TrainerOptions) -> tuple[list[Sample], ReadReport]:
+def _read(path: Path, plan: Plan, options: TrainerOptions) -> tuple[list[Sample], ReadReport]:
     say_phase(f"reading {path}")
-    return read_chats(path, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
+    model_type = plan.workload.model.model_type
+    samples, report = read_chats(
+        path,
+        skips_bad=options.skip_bad_samples,
+        image_root=options.image_folder,
+        no_videos=no_videos(model_type),
+    )
+    refuse_both_kinds(
+        model_type,
+        has_images=any(sample.images for sample in samples),
+        has_videos=any(sample.videos for sample in samples),
+        source=str(path),
+    )
+    return samples, report
 
 
 def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> Encoder:
@@ -165,6 +183,7 @@ def account_of(name: str, report: ReadReport, scan: DatasetScan, *, seq_len: int
         num_truncated=scan.num_truncated,
         num_images=sum(len(sample.images) for sample in scan.samples),
         num_images_reduced=scan.num_images_reduced,
+        num_videos=sum(len(sample.videos) for sample in scan.samples),
         shortest=min(scan.lengths, default=0),
         median_length=median(scan.lengths or [0]),
         longest=max(scan.lengths, default=0),

@@ -37,7 +37,8 @@ def _embedded(source: EmbeddedImage) -> bytes:
         line = file.read(source.num_bytes)
     where = str(source.file)
     turns = raw_of(parse_json_object(line.decode("utf-8-sig"), source=where), source=where).turns
-    references = [part for turn in turns for part in turn.content if isinstance(part, Reference)]
+    shown = [part for turn in turns for part in turn.content if isinstance(part, Reference)]
+    references = [part for part in shown if not part.is_video]
     reference = references[source.index]
     data = base64_bytes(reference)
     return decoded_base64(reference.text) if data is None else data

@@ -1,13 +1,13 @@
 """Which samples can be trained on, and how long they are: known before training starts, without opening an image.
 
-An image's number of tokens comes from its size. So every rank leaves out the same samples, and the ranks' numbers of
-micro batches stay equal.
+An image's number of tokens comes from its size, a video's from its header. So every rank leaves out the same samples,
+and the ranks' numbers of micro batches stay equal.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from vlmplan.chats.samples import MAX_SENTENCES, Sample
+from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, TextPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError
 from vlmplan_trainer.data.templates import TemplateError
@@ -39,7 +39,8 @@ class DatasetScan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Images:
-    """The images of a sample in its text: where each placeholder stands, and the tokens gained up to and with it."""
+    """The images and videos of a sample in its text: where each placeholder stands, and the tokens gained up to and
+    with it."""
 
     places: tuple[tuple[int, int], ...]
     num_reduced: int
@@ -106,7 +107,7 @@ def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
     if images.places:
         place, gained = images.places[-1]
         if _tokens_before(place, ends) + gained >= encoder.seq_len:
-            raise TooLongError(sample.source, encoder.seq_len)
+            raise TooLongError(sample.source, encoder.seq_len, "video" if sample.videos else "image")
     first = min(start for start, _ in rendered.spans)
     if max(1, _tokens_before(first, ends) + images.tokens_gained(first)) >= encoder.seq_len:
         raise LeftOutError(
@@ -141,23 +142,50 @@ def _refuse_more_images(encoder: Encoder, sample: Sample) -> None:
             f"{sample.source}: the sample shows {len(sample.images)} images, but the plan has --images-per-sample "
             f"{encoder.images_per_sample}"
         )
+    if sample.videos and not _has_room(encoder, sample):
+        raise LeftOutError(
+            f"{sample.source}: the sample's videos have more patches than the images that the plan has room for; a "
+            f"plan of --data has room for them"
+        )
+
+
+def _has_room(encoder: Encoder, sample: Sample) -> bool:
+    """Whether the plan has room for a sample with videos. Raises InputError, naming it, for one that the processor
+    refuses."""
+    try:
+        encoder.video_meter.refuse_together([video.header for video in sample.videos])
+        return encoder.has_room(sample)
+    except InputError as error:
+        raise InputError(f"{sample.source}: {error}") from None
 
 
 def _images(encoder: Encoder, sample: Sample, text: str) -> _Images:
     places: list[tuple[int, int]] = []
     place, gained, num_reduced = -1, 0, 0
-    for image in sample.images:
-        assert encoder.meter is not None
-        size = (image.width, image.height)
-        fit = encoder.fit(size)
-        num_reduced += fit.scaled != size
-        place = text.index(encoder.processor.image_token, place + 1)
+    for part in (part for turn in sample.turns for part in turn.content if not isinstance(part, TextPart)):
+        token = encoder.processor.image_token if isinstance(part, ImagePart) else encoder.processor.video_token
+        place = text.index(token, place + 1)
         try:
-            gained += encoder.meter.num_tokens(fit.canvas) - 1
+            num_tokens, is_reduced = _tokens_of(encoder, part)
         except InputError as error:
             raise InputError(f"{sample.source}: {error}") from None
+        gained += num_tokens - 1
+        num_reduced += is_reduced
         places.append((place, gained))
     return _Images(places=tuple(places), num_reduced=num_reduced)
+
+
+def _tokens_of(encoder: Encoder, part: ImagePart | VideoPart) -> tuple[int, bool]:
+    """Tokens that an image or a video becomes, and whether it is an image that is made smaller."""
+    if isinstance(part, VideoPart):
+        try:
+            return encoder.video_meter.num_tokens(part.header), False
+        except InputError as error:
+            raise InputError(f"the video {part.source}: {error}") from None
+    assert encoder.meter is not None
+    size = (part.width, part.height)
+    fit = encoder.fit(size)
+    return encoder.meter.num_tokens(fit.canvas), fit.scaled != size
 
 
 def _tokens_before(character: int, ends: list[int]) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.chats.samples import Sample, TextPart, Turn
+from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -188,7 +188,9 @@ class ChatTemplate:
         if not self._takes_parts:
             return turn.text
         return [
-            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            {"type": "text", "text": part.text}
+            if isinstance(part, TextPart)
+            else {"type": "image" if isinstance(part, ImagePart) else "video"}
             for part in turn.content
         ]
 

@@ -11,20 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vlmplan.architecture.config import MAX_INTEGER
+from vlmplan.architecture.images.by_model import image_shape
 from vlmplan.architecture.images.settings import Settings, count, edge, file_settings, flag, section, side
-from vlmplan.architecture.images.shape import Image
+from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.architecture.images.smart_resize import check_aspect_ratio, patch_and_merge_size, smart_resize
+from vlmplan.chats.frame_rules import GLM46V_MOST_FRAMES, GLM_MOST_FRAMES, QWEN_MOST_FRAMES, SAMPLERS, Sampler
 from vlmplan.errors import InputError, UnknownNameError
 
-QWEN2_VL_TYPES = ("qwen2_vl", "qwen2_5_vl")
-QWEN3_VL_TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-GLM_TYPES = ("glm4v", "glm4v_moe", "glm46v")
-INTERNVL_TYPE = "internvl"
-"""``model_type`` values of config.json whose video processors do the same."""
-MOST_FRAMES = 768
-"""``max_frames`` of Qwen's processors."""
-GLM_MOST_FRAMES, GLM46V_MOST_FRAMES = 600, 640
-"""``max_duration`` of 300 seconds at 2 frames a second, and ``MAX_FRAME_COUNT_DYNAMIC`` of ``sample_frames``."""
 BUDGET_SHARE = 0.9
 """Of ``max_video_tokens``, that all frames of Qwen2-VL share where ``cap_pixels_per_frame`` is on."""
 FLOOR_FACTOR = 1.05
@@ -90,7 +84,7 @@ def is_glm46v(config: Settings, settings: Settings) -> bool:
 def _qwen2_vl(video: _Video) -> VideoImages:
     """Every frame within the limits of a frame, whose defaults are not those of an image."""
     settings, factor, merged = video.settings, video.merged_patch(14), video.merged_frames
-    video.check(least=1, most=count(settings, "max_frames", MOST_FRAMES))
+    video.check(least=1, most=count(settings, "max_frames", QWEN_MOST_FRAMES))
     min_pixels = count(settings, "min_pixels", 0) or edge(settings, "size", "shortest_edge", 128 * 28 * 28)
     max_pixels = count(settings, "max_pixels", 0) or edge(settings, "size", "longest_edge", 768 * 28 * 28)
     if flag(settings, "cap_pixels_per_frame", False):
@@ -105,7 +99,7 @@ def _qwen2_vl(video: _Video) -> VideoImages:
 def _qwen3_vl(video: _Video) -> VideoImages:
     """All frames together within the limits."""
     settings, factor = video.settings, video.merged_patch(16)
-    video.check(least=video.merged_frames, most=count(settings, "max_frames", MOST_FRAMES))
+    video.check(least=video.merged_frames, most=count(settings, "max_frames", QWEN_MOST_FRAMES))
     min_pixels = edge(settings, "size", "shortest_edge", 128 * 32 * 32)
     max_pixels = edge(settings, "size", "longest_edge", 768 * 32 * 32)
     if flag(settings, "cap_pixels_per_frame", False):
@@ -155,12 +149,14 @@ def _check_ratio(video: _Video, *, height: int, width: int) -> None:
     check_aspect_ratio(frame, height=height, width=width)
 
 
-_RULES: Mapping[str, Callable[[_Video], VideoImages]] = {
-    **dict.fromkeys(QWEN2_VL_TYPES, _qwen2_vl),
-    **dict.fromkeys(QWEN3_VL_TYPES, _qwen3_vl),
-    **dict.fromkeys(GLM_TYPES, _glm4v),
-    INTERNVL_TYPE: _internvl,
+_OF_SAMPLER: Mapping[Sampler, Callable[[_Video], VideoImages]] = {
+    Sampler.QWEN2_VL: _qwen2_vl,
+    Sampler.QWEN3_VL: _qwen3_vl,
+    Sampler.GLM4V: _glm4v,
+    Sampler.GLM46V: _glm4v,
+    Sampler.INTERNVL: _internvl,
 }
+_RULES: Mapping[str, Callable[[_Video], VideoImages]] = {name: _OF_SAMPLER[one] for name, one in SAMPLERS.items()}
 VIDEO_MODEL_TYPES = tuple(_RULES)
 """The ``model_type`` values of config.json that ``video_images`` knows."""
 
@@ -191,14 +187,22 @@ def video_images(
     return _RULES[model_type](video)
 
 
+def video_image_shape(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None, found: VideoImages
+) -> ImageShape:
+    """What one of the images of a video becomes. They have the size that the processor of videos gives them, whatever
+    limits that of images has."""
+    limits = {"min_pixels": None, "max_pixels": None, "size": {"shortest_edge": 1, "longest_edge": MAX_INTEGER}}
+    resizes = SAMPLERS[str(config.get("model_type"))] is not Sampler.INTERNVL
+    settings = {**(preprocessor or {}), **(limits if resizes else {})}
+    return image_shape(config, settings, width=found.width, height=found.height)
+
+
 __all__ = [
-    "GLM_TYPES",
-    "INTERNVL_TYPE",
-    "QWEN2_VL_TYPES",
-    "QWEN3_VL_TYPES",
     "VIDEO_MODEL_TYPES",
     "VideoImages",
     "is_glm46v",
     "merged_frames",
+    "video_image_shape",
     "video_images",
 ]

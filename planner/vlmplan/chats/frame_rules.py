@@ -1,0 +1,303 @@
+"""Which frames of a video a model is given, and what its processor writes between them: by the video's header alone.
+
+Source: ``sample_frames`` in transformers 5.23 models/*/video_processing_*.py of ``qwen2_vl``, ``qwen3_vl``, ``glm4v``,
+``glm46v`` and ``internvl``, and ``replace_video_token`` in their processing_*.py. The planner counts by these rules,
+and the trainer decodes those frames.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil, floor
+
+from vlmplan.chats.video_files import VideoHeader
+from vlmplan.errors import InputError
+from vlmplan.units import counted
+
+MAX_DECODED_PIXELS = 768 * 1920 * 1080
+"""Of all frames that are decoded of a video: as many as Qwen's processors take, of full HD, 4.8 GB. A choice."""
+GLM46V_RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
+"""``DYNAMIC_FPS_THRES``: up to so many seconds, pairs of frames a second. The last is ``MAX_DURATION`` too."""
+
+
+FRAMES_PER_SECOND = 2.0
+"""``fps`` of the classes ``Qwen3VLVideoProcessor`` and ``Glm4vVideoProcessor``, and ``FPS`` of qwen-vl-utils, which
+samples for Qwen2-VL and Qwen2.5-VL."""
+QWEN_LEAST_FRAMES, QWEN_MOST_FRAMES = 4, 768
+"""``min_frames`` and ``max_frames`` of Qwen's classes."""
+GLM_MOST_SECONDS = 300
+"""``max_duration`` of ``Glm4vVideoProcessor``."""
+GLM_MOST_FRAMES, GLM46V_MOST_FRAMES = 600, 640
+"""So many seconds at 2 frames a second, and ``MAX_FRAME_COUNT_DYNAMIC`` of ``sample_frames``."""
+
+
+class Sampler(Enum):
+    """The class of transformers whose ``sample_frames`` it is."""
+
+    QWEN2_VL = "Qwen2VLVideoProcessor"
+    QWEN3_VL = "Qwen3VLVideoProcessor"
+    GLM4V = "Glm4vVideoProcessor"
+    GLM46V = "Glm46VVideoProcessor"
+    INTERNVL = "InternVLVideoProcessor"
+
+
+SAMPLERS: Mapping[str, Sampler] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), Sampler.QWEN2_VL),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), Sampler.QWEN3_VL),
+    **dict.fromkeys(("glm4v", "glm4v_moe"), Sampler.GLM4V),
+    "glm46v": Sampler.GLM46V,
+    "internvl": Sampler.INTERNVL,
+}
+"""By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSettings:
+    """What a video processor's file says, None where it says nothing: ``max_seconds`` is ``max_duration`` there, and
+    ``merged_frames`` ``temporal_patch_size``."""
+
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    max_seconds: int | None = None
+    merged_frames: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRule:
+    """How many frames are taken: ``fps`` in each second, ``min_frames`` to ``max_frames``, ``merged_frames`` of which
+    become one row of patches. ``num_frames`` are taken of any video, where that is said. Videos of more than
+    ``max_seconds`` are sampled as thinly as it takes. ``most_frames`` are what the user allows.
+    """
+
+    sampler: Sampler
+    fps: float | None
+    merged_frames: int = 1
+    num_frames: int | None = None
+    min_frames: int = 1
+    max_frames: int = 768
+    max_seconds: int = 0
+    most_frames: int | None = None
+
+    def wanted_frames(self, seconds: float) -> int:
+        """Frames of a video of ``seconds`` that has as many. Raises InputError where nothing says how many."""
+        match self.sampler:
+            case Sampler.QWEN2_VL:
+                merged = self.merged_frames
+                most = self._max_frames // merged * merged
+                return floor(min(max(seconds * self._rate, self.min_frames), most) / merged) * merged
+            case Sampler.QWEN3_VL:
+                return min(max(int(seconds * self._rate), self.min_frames), self._max_frames)
+            case Sampler.GLM4V:
+                return _even(max(1, floor(min(seconds, self.max_seconds) * self._rate)))
+            case Sampler.GLM46V:
+                return _even(self._glm46v_frames(seconds))
+            case Sampler.INTERNVL:
+                return self.num_frames or max(1, int(seconds * self._rate))
+
+    def indices(self, header: VideoHeader) -> list[int]:
+        """The frames that are taken of a video, counted from 0. Raises InputError for one that the processor refuses,
+        and for more pixels than are decoded."""
+        found = self._limited(self._indices(header))
+        if len(found) < self.merged_frames or not found:
+            raise InputError(
+                f"it has {counted(header.num_frames, 'frame')} in {header.seconds:g} s, of which the model's processor "
+                f"takes {len(found)}; {self.merged_frames} or more are needed"
+            )
+        pixels = len(set(found)) * header.width * header.height
+        if pixels > MAX_DECODED_PIXELS:
+            raise InputError(
+                f"{len(set(found))} frames of {header.width}x{header.height} are {pixels:,} pixels, and at most "
+                f"{MAX_DECODED_PIXELS:,} of a video are decoded; a smaller or shorter one is needed"
+            )
+        return found
+
+    @property
+    def _rate(self) -> float:
+        if not self.fps or self.fps <= 0:
+            raise InputError("its video processor says no frames a second; give --video-fps with --video-seconds")
+        return self.fps
+
+    @property
+    def _max_frames(self) -> int:
+        return self.max_frames if self.most_frames is None else min(self.max_frames, self.most_frames)
+
+    def _limited(self, indices: list[int]) -> list[int]:
+        """As many as the user allows, evenly of those that are taken, where the processor has no limit of its own."""
+        most = self.most_frames
+        if most is None or len(indices) <= most:
+            return indices
+        if most == 1:
+            return indices[:1]
+        return [indices[round(place * (len(indices) - 1) / (most - 1))] for place in range(most)]
+
+    def _indices(self, header: VideoHeader) -> list[int]:
+        match self.sampler:
+            case Sampler.QWEN2_VL:
+                return self._of_qwen2_vl(header)
+            case Sampler.QWEN3_VL:
+                wanted = int(header.num_frames / header.fps * self._rate)
+                return _linear(
+                    header.num_frames, min(max(wanted, self.min_frames), self._max_frames, header.num_frames)
+                )
+            case Sampler.GLM4V:
+                return self._of_glm4v(header)
+            case Sampler.GLM46V:
+                return _once_and_even(self._of_glm46v(header))
+            case Sampler.INTERNVL:
+                wanted = min(self.wanted_frames(header.num_frames / header.fps), header.num_frames)
+                return _steps(header.num_frames, wanted, first=header.num_frames / wanted / 2)
+
+    def _of_qwen2_vl(self, header: VideoHeader) -> list[int]:
+        merged, total = self.merged_frames, header.num_frames
+        most = min(self._max_frames, total) // merged * merged
+        wanted = min(max(total / header.fps * self._rate, self.min_frames), most)
+        return _steps(total, floor(wanted / merged) * merged)
+
+    def _of_glm4v(self, header: VideoHeader) -> list[int]:
+        last = header.num_frames - 1
+        if header.seconds <= self.max_seconds:
+            number = max(1, floor(header.seconds * self._rate))
+            return _once_and_even([min(last, ceil(place * header.fps / self._rate)) for place in range(number)])
+        number = int(self.max_seconds * self._rate)
+        if number >= header.num_frames:
+            return _once_and_even([*range(header.num_frames)])
+        step = header.seconds / (number - 1)
+        return _once_and_even([min(last, ceil(place * step * header.fps)) for place in range(number)])
+
+    def _glm46v_frames(self, seconds: float) -> int:
+        rate = next((rate for most, rate in GLM46V_RATES if seconds <= most), GLM46V_RATES[-1][1])
+        return min(int(min(seconds, GLM46V_RATES[-1][0]) * rate * self.merged_frames), self.max_frames)
+
+    def _of_glm46v(self, header: VideoHeader) -> list[int]:
+        """One frame in each of equal spans of time, spread anew where that makes too many or too few."""
+        total, wanted = header.num_frames, self._glm46v_frames(header.seconds)
+        if total < wanted:
+            return _spread(0, total - 1, wanted)
+        rate = next((rate for most, rate in GLM46V_RATES if header.seconds <= most), GLM46V_RATES[-1][1])
+        found, due, frame_seconds = list[int](), 0.0, 1 / header.fps
+        for index in range(total):
+            if index * frame_seconds >= due:
+                due += 1 / (self.merged_frames * rate)
+                found.append(index)
+                if due >= int(header.seconds):
+                    break
+        if len(found) < wanted:
+            return _spread(found[0], found[-1], wanted)
+        return found if len(found) == wanted else _spread(0, total - 1, wanted)
+
+
+def frame_rule(
+    sampler: Sampler, settings: FrameSettings, *, fps: float | None = None, most_frames: int | None = None
+) -> FrameRule:
+    """The rule of a processor of this class; ``fps`` of each second and ``most_frames`` where the user says so. Raises
+    InputError for what it has no use for."""
+    if sampler is Sampler.INTERNVL:
+        fixed = settings.num_frames if fps is None else None
+        return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=fixed, most_frames=most_frames)
+    if sampler is Sampler.GLM46V and fps is not None:
+        raise InputError(
+            f"--video-fps is {fps:g}, but the processor of GLM-4.6V goes by a video's length; leave it off"
+        )
+    is_glm4v = sampler is Sampler.GLM4V
+    glm_frames = GLM_MOST_FRAMES if is_glm4v else GLM46V_MOST_FRAMES
+    is_glm = is_glm4v or sampler is Sampler.GLM46V
+    return FrameRule(
+        sampler=sampler,
+        fps=fps or settings.fps or FRAMES_PER_SECOND,
+        merged_frames=settings.merged_frames or 2,
+        min_frames=1 if is_glm else settings.min_frames or QWEN_LEAST_FRAMES,
+        max_frames=glm_frames if is_glm else settings.max_frames or QWEN_MOST_FRAMES,
+        max_seconds=settings.max_seconds or GLM_MOST_SECONDS,
+        most_frames=most_frames,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameTexts:
+    """What stands between the tokens of a video's frames: ``texts``, each between special tokens or at an end of all,
+    and ``num_special`` such tokens."""
+
+    texts: tuple[str, ...] = ()
+    num_special: int = 0
+
+
+def frame_texts(rule: FrameRule, indices: Sequence[int], header: VideoHeader) -> FrameTexts:
+    """What the processor writes of frames: when they are, or their number. InternVL's marks around a frame are an
+    image's own, and are not among them."""
+    if rule.sampler is Sampler.QWEN2_VL:
+        return FrameTexts()
+    if rule.sampler is Sampler.INTERNVL:
+        return FrameTexts(
+            texts=tuple(f"{'' if place == 0 else chr(10)}Frame{place + 1}: " for place in range(len(indices)))
+        )
+    seconds = [index / header.fps for index in indices]
+    merged = rule.merged_frames
+    seconds += [seconds[-1]] * (-len(seconds) % merged)
+    firsts, lasts = seconds[::merged], seconds[merged - 1 :: merged]
+    match rule.sampler:
+        case Sampler.QWEN3_VL:
+            texts = [f"<{(first + last) / 2:.1f} seconds>" for first, last in zip(firsts, lasts, strict=True)]
+        case Sampler.GLM46V:
+            texts = [f"{first:.1f} seconds" for first in firsts]
+        case _:
+            texts = [f"{int(first)}" for first in firsts]
+    return FrameTexts(texts=tuple(texts), num_special=2 * len(texts))
+
+
+def no_videos(model_type: str) -> str | None:
+    """Why samples with videos are not read for models of ``model_type``; None: they are."""
+    if model_type in SAMPLERS:
+        return None
+    return f"videos are not read for models of type {model_type}; they are for those of {', '.join(SAMPLERS)}"
+
+
+def refuse_both_kinds(model_type: str, *, has_images: bool, has_videos: bool, source: str) -> None:
+    """Raise InputError where a model is to see images and videos in one micro batch and cannot: GLM-4V's takes every
+    token of either for one of the other (``get_placeholder_mask`` in its modeling_*.py)."""
+    if has_images and has_videos and SAMPLERS.get(model_type) in (Sampler.GLM4V, Sampler.GLM46V):
+        raise InputError(
+            f"{source} has images and videos, and models of type {model_type} see either in a micro batch, not both; "
+            f"samples with images or samples with videos have to go"
+        )
+
+
+def _even(num_frames: int) -> int:
+    """The last frame comes twice where they are odd."""
+    return num_frames + num_frames % 2
+
+
+def _once_and_even(indices: Sequence[int]) -> list[int]:
+    found = list(dict.fromkeys(indices))
+    return found + found[-1:] * (len(found) % 2)
+
+
+def _steps(total: int, number: int, *, first: float = 0.0) -> list[int]:
+    """``torch.arange(first, total, total / number).int()``, whose elements are in single precision."""
+    if not number:
+        return []
+    step = total / number
+    return [min(total - 1, int(_single(first + place * step))) for place in range(number)]
+
+
+def _single(value: float) -> float:
+    [rounded] = struct.unpack("<f", struct.pack("<f", value))
+    return rounded
+
+
+def _linear(total: int, number: int) -> list[int]:
+    """``np.linspace(0, total - 1, number).round()``."""
+    if number < 2:
+        return [0] * number
+    step = (total - 1) / (number - 1)
+    return [*(round(place * step) for place in range(number - 1)), total - 1]
+
+
+def _spread(first: int, last: int, number: int) -> list[int]:
+    """``np.linspace(first, last, number, dtype=int)``."""
+    if number < 2:
+        return [first] * number
+    step = (last - first) / (number - 1)
+    return [*(first + floor(place * step) for place in range(number - 1)), last]

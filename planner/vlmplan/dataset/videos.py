@@ -1,0 +1,142 @@
+"""Videos of a sample as the images that they are in memory, by the rules of the trainer that shows them."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.images.video_sampling import frame_rule
+from vlmplan.architecture.images.videos import video_image_shape, video_images
+from vlmplan.chats.downscaling import Size
+from vlmplan.chats.formats import NO_VIDEOS
+from vlmplan.chats.frame_rules import FrameRule, no_videos
+from vlmplan.chats.video_files import VideoHeader
+from vlmplan.data_rules import DataRules, OwnVideoRules, VideoRules
+from vlmplan.dataset.images import ImageAmounts, limited
+from vlmplan.errors import InputError
+from vlmplan.workload import ModelFiles
+
+KEPT_VIDEOS = 2**14
+LLAMA_FACTORY_MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
+LEAST_SIDE, MOST_ASPECT, FEWER_ASPECT = 28, 200, 180
+"""Of a frame, in LLaMA-Factory (``Qwen2VLPlugin._preprocess_image``)."""
+MOST_FRAMES_OF_AN_IMAGE = 64
+"""Small frames that are planned as one image, side by side. A choice: images are no smaller than 256 x 256."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoReading:
+    """``no_videos`` says why samples with videos are not read; None: they are. ``frames`` is the rule by which the
+    model's own processor takes frames, where the trainer leaves it to that."""
+
+    no_videos: str | None = NO_VIDEOS
+    frames: FrameRule | None = None
+
+    @property
+    def takes_videos(self) -> bool:
+        return self.no_videos is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenVideo:
+    """A video as ``num_images`` of ``size``, with the tokens and patches of all its frames."""
+
+    num_images: int
+    size: Size
+    num_tokens: int
+    num_patches: int
+
+
+def video_reading(model: ModelFiles, rules: DataRules) -> VideoReading:
+    """How samples with videos are read.
+
+    LLaMA-Factory's are planned for models to which two frames are what one image is, in tokens, patches and attention,
+    and whose processor has the same limits for both. Source: transformers 5.23 ``Qwen2VLVideoProcessor``, which takes
+    the limits of preprocessor_config.json, and ``cu_seqlens`` of the models' vision towers: attention within a pair of
+    frames.
+    """
+    if isinstance(rules.videos, OwnVideoRules):
+        why = no_videos(model.model_type)
+        return VideoReading(no_videos=why, frames=None if why is not None else _own_rule(model, rules.videos))
+    settings = model.preprocessor or {}
+    is_known = rules.videos is not None and model.model_type in LLAMA_FACTORY_MODEL_TYPES
+    has_limits = "size" in settings or {"min_pixels", "max_pixels"} <= settings.keys()
+    return VideoReading(no_videos=None) if is_known and has_limits else VideoReading()
+
+
+def _own_rule(model: ModelFiles, rules: OwnVideoRules) -> FrameRule:
+    return frame_rule(model.config, model.video_settings, fps=rules.fps, most_frames=rules.most_frames)
+
+
+class VideoAmounts:
+    """What videos become, by their headers. ``images`` are the amounts of images of the same samples."""
+
+    def __init__(self, model: ModelFiles, rules: DataRules, images: ImageAmounts) -> None:
+        self._model, self._rules, self._images = model, rules.videos, images
+        self.seen = lru_cache(KEPT_VIDEOS)(self._seen)
+        self.num_frames = lru_cache(KEPT_VIDEOS)(self._num_frames)
+
+    def _num_frames(self, video: VideoHeader) -> int:
+        """Frames that the model is given of a video."""
+        assert self._rules is not None
+        if isinstance(self._rules, OwnVideoRules):
+            return len(_own_rule(self._model, self._rules).indices(video))
+        return self._rules.num_frames(of=video.num_frames, seconds=video.seconds)
+
+    def _seen(self, video: VideoHeader) -> SeenVideo:
+        """Raises InputError for a video that the model's processor refuses."""
+        if isinstance(self._rules, OwnVideoRules):
+            return self._of_own_processor(video)
+        assert self._rules is not None
+        [size, *others] = frame_pairs(video, self._rules)
+        num_images, shape = 1 + len(others), self._images.shape(size, 1)
+        return SeenVideo(
+            num_images=num_images,
+            size=size,
+            num_tokens=num_images * shape.num_tokens,
+            num_patches=num_images * shape.num_patches,
+        )
+
+    def _of_own_processor(self, video: VideoHeader) -> SeenVideo:
+        model = self._model
+        found = video_images(
+            model.config,
+            model.video_settings,
+            num_frames=self.num_frames(video),
+            width=video.width,
+            height=video.height,
+        )
+        shape = video_image_shape(model.config, model.preprocessor, found)
+        at_once = self._frames_of_an_image((found.width, found.height), found.num_images)
+        width, height = found.width, found.height
+        return SeenVideo(
+            num_images=-(-found.num_images // at_once),
+            size=(width * at_once, height) if width < height else (width, height * at_once),
+            num_tokens=found.num_images * shape.num_tokens,
+            num_patches=found.num_images * shape.num_patches,
+        )
+
+    def _frames_of_an_image(self, size: Size, most: int) -> int:
+        """The fewest frames side by side that the image processor leaves as large as they are; 1 where it makes any
+        number of them smaller or larger."""
+        width, height = size
+        for number in range(1, min(most, MOST_FRAMES_OF_AN_IMAGE) + 1):
+            whole = (width * number, height) if width < height else (width, height * number)
+            try:
+                shape = image_shape(self._model.config, self._model.preprocessor, width=whole[0], height=whole[1])
+            except InputError:  # too long a strip
+                break
+            if (shape.resized_width, shape.resized_height) == whole:
+                return number
+        return 1
+
+
+def frame_pairs(video: VideoHeader, rules: VideoRules) -> list[Size]:
+    """What stands for a video in LLaMA-Factory: an image of the frames' size for each two of them."""
+    count = rules.num_frames(of=video.num_frames, seconds=video.seconds)
+    size = limited((video.width, video.height), min_pixels=rules.min_pixels, max_pixels=rules.max_pixels)
+    width, height = (max(LEAST_SIDE, side) for side in size) if min(size) < LEAST_SIDE else size
+    if width > MOST_ASPECT * height:
+        width = FEWER_ASPECT * height
+    elif height > MOST_ASPECT * width:
+        height = FEWER_ASPECT * width
+    return [(width, height)] * (count // 2)

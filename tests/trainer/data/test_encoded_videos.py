@@ -1,0 +1,247 @@
+"""Samples with videos: the frames that are planned are those that the model gets, as many tokens and patches."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("av")
+
+import torch
+from chat_cases import learned
+from published_folders import FAMILIES, write_published
+from test_batches_of_families import loss_sum
+
+from chat_files import jsonl, png, text
+from small_videos import shade, write_video
+from vlmplan.chats.samples import Sample, VideoPart, read_chats
+from vlmplan.chats.video_files import video_header
+from vlmplan.data_plan.lengths import sample_shapes
+from vlmplan.data_rules import OwnVideoRules, rules_of
+from vlmplan.dataset import dataset
+from vlmplan.dataset.videos import video_reading
+from vlmplan.errors import InputError, MissingPackageError
+from vlmplan.models import find_model
+from vlmplan_trainer.data.batches import Batches, collated, with_blank
+from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.scan import scanned
+from vlmplan_trainer.data.videos import frames_of, refuse_videos_without_packages
+from vlmplan_trainer.models.processors import load_processor
+
+needs_torchvision = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="processors of videos need torchvision"
+)
+VIDEO = {
+    "qwen2_vl": "<|vision_start|><|video_pad|><|vision_end|>",
+    "qwen2_5_vl": "<|vision_start|><|video_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|video_pad|><|vision_end|>",
+    "qwen3_5": "<|vision_start|><|video_pad|><|vision_end|>",
+    "glm4v": "<|begin_of_video|><|video|><|end_of_video|>",
+    "internvl": "<video>",
+}
+"""By family, what its chat template writes for a video."""
+TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
+{% for part in message.content %}
+{{- 'IMAGE' if part.type == 'image' else 'VIDEO' if part.type == 'video' else part.text }}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+# -- frames ----------------------------------------------------------------------------------------------------------
+
+
+def part_of(path: Path) -> VideoPart:
+    return VideoPart(source=path, header=video_header(path, name="the video"))
+
+
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.mov", "clip.avi"])
+def test_frames_are_those_of_their_places_and_as_large_as_the_header_says(tmp_path: Path, name: str):
+    part = part_of(write_video(tmp_path / name, num_frames=30))
+    places = [0, 7, 7, 15, 29]
+    found = frames_of(part, places, name="video 1")
+    assert found.shape == (5, 3, 64, 96)
+    assert found.dtype == torch.uint8
+    for frame, place in zip(found, places, strict=True):
+        assert float(frame.float().mean()) == pytest.approx(shade(place, 30), abs=4)
+
+
+def test_a_video_that_is_cut_off_or_broken_is_one_sentence(tmp_path: Path):
+    whole = write_video(tmp_path / "whole.avi", num_frames=200, size=(320, 240))
+    part = part_of(whole)
+    content = whole.read_bytes()
+    cut = tmp_path / "cut.avi"
+    cut.write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=r"^x: video 1, .*cut.avi, is cut off: the first 200 of its 200 frames are"):
+        frames_of(VideoPart(source=cut, header=part.header), [0, 199], name="x: video 1")
+    noise = tmp_path / "noise.mp4"
+    noise.write_bytes(b"\0\0\0\x18ftypisom" + bytes(500))
+    with pytest.raises(InputError, match="cannot be read as a video"):
+        frames_of(VideoPart(source=noise, header=part.header), [0], name="video 1")
+
+
+def test_no_playlist_is_opened_in_place_of_a_video(tmp_path: Path):
+    clip = write_video(tmp_path / "clip.mp4")
+    listed = tmp_path / "list.mp4"
+    listed.write_text(f"ffconcat version 1.0\nfile {clip.name}\n")
+    with pytest.raises(InputError, match="cannot be read as a video"):
+        frames_of(VideoPart(source=listed, header=part_of(clip).header), [0], name="video 1")
+
+
+# -- samples ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for family, video in VIDEO.items():
+        folder = write_published(tmp_path_factory.mktemp("models") / family, family)
+        written = TEMPLATE.replace("IMAGE", FAMILIES[family].image).replace("VIDEO", video)
+        (folder / "chat_template.jinja").write_text(written)
+        if family == "internvl":  # whose files say nowhere how many
+            settings = folder / "preprocessor_config.json"
+            settings.write_text(json.dumps({**json.loads(settings.read_text()), "num_frames": 5}))
+        made[family] = folder
+    return made
+
+
+def question(*shown: dict[str, str], answer: str = "A cat.") -> dict[str, Any]:
+    turns = [
+        {"role": "user", "content": [*shown, text("What is it?")]},
+        {"role": "assistant", "content": [text(answer)]},
+    ]
+    return {"messages": turns}
+
+
+CLIP, LONG, IMAGE = (
+    {"type": "video", "video": "clip.mp4"},
+    {"type": "video", "path": "long.mp4"},
+    {"type": "image", "path": "a.png"},
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_video(tmp_path / "clip.mp4", num_frames=31, fps=10, size=(96, 64))
+    write_video(tmp_path / "long.mp4", num_frames=127, fps=12, size=(48, 128))
+    (tmp_path / "a.png").write_bytes(png(60, 50))
+    rows = [
+        question(CLIP),
+        question(LONG, answer="Two dogs."),
+        question(answer="Nothing."),
+        question(IMAGE, CLIP, answer="Both."),
+        question(CLIP, text("and then"), LONG, answer="Two."),
+    ]
+    return jsonl(tmp_path, *rows)
+
+
+def encoder_of(folder: Path, **more: Any) -> Encoder:
+    family = find_model(str(folder)).model_type
+    return Encoder(load_processor(str(folder), is_vision=True), model_type=family, **{"seq_len": 100_000, **more})
+
+
+def samples_of(path: Path) -> list[Sample]:
+    return read_chats(path, skips_bad=False, no_videos=None)[0]
+
+
+@needs_torchvision
+@pytest.mark.parametrize("family", VIDEO)
+def test_the_model_gets_the_tokens_and_patches_that_are_planned(family: str, folders, path: Path):
+    model, made = find_model(str(folders[family])), encoder_of(folders[family])
+    found = dataset(path, model, videos=video_reading(model, rules_of(None)))
+    assert (found.is_exact, found.num_bad) == (True, 0)
+    seen = sample_shapes(found, model, rules_of(None))
+    assert not seen.sentences
+    shapes = seen.shapes
+    samples = samples_of(path)
+    assert scanned(made, samples).lengths == [shape.tokens for shape in shapes]
+    for sample, shape in zip(samples, shapes, strict=True):
+        encoded = made.encode(sample)
+        pixels = [encoded[name] for name in ("pixel_values", "pixel_values_videos") if name in encoded]
+        patches = sum(one.shape[0] for one in pixels) * (4 if family == "internvl" else 1)  # of a tile of 28 pixels
+        assert encoded["input_ids"].shape[1] == shape.tokens
+        assert patches == shape.patches
+        assert learned(made, encoded) == f"{sample.turns[1].text}<|im_end|>"
+        name = "pixel_values" if family == "internvl" else "pixel_values_videos"
+        assert name in encoded or not sample.videos
+
+
+@needs_torchvision
+@pytest.mark.parametrize("family", VIDEO)
+def test_a_batch_with_videos_gives_the_losses_of_its_samples(family: str, folders, path: Path):
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folders[family], dtype=torch.float32).train()
+    made = encoder_of(folders[family])
+    samples = samples_of(path)
+    if family == "glm4v":  # which sees one kind in a micro batch
+        samples = [sample for sample in samples if not sample.images]
+    rows = [made.encode(sample) for sample in samples]
+    with torch.no_grad():
+        alone = [loss_sum(model, row) for row in rows]
+        together = loss_sum(model, collated(rows, pad_id=made.pad_id, pads_to=16, seq_len=100_000))
+    assert together == pytest.approx(sum(alone), rel=1e-4)
+
+
+@needs_torchvision
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "internvl"])
+def test_every_micro_batch_shows_what_the_data_shows_so_that_all_ranks_run_the_tower_as_often(
+    family: str, folders, path: Path
+):
+    made = encoder_of(folders[family])
+    samples = samples_of(path)
+    kinds = {"pixel_values"} if family == "internvl" else {"pixel_values", "pixel_values_videos"}
+    for shown, names in ((samples, kinds), (samples[:3], {max(kinds)})):
+        batches = list(Batches(shown, made, micro_batch=1, num_ranks=1, rank=0, seed=0))
+        assert len(batches) == len(shown)
+        for batch in batches:
+            assert {name for name in batch if name.startswith("pixel_values")} == names
+
+
+@needs_torchvision
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "glm4v", "internvl"])
+def test_a_blank_video_changes_no_loss(family: str, folders, path: Path):
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folders[family], dtype=torch.float32).train()
+    made = encoder_of(folders[family])
+    row = made.encode(samples_of(path)[2])
+    with torch.no_grad():
+        assert loss_sum(model, with_blank(row, made, made.blank_video)) == pytest.approx(loss_sum(model, row), rel=1e-4)
+
+
+@needs_torchvision
+def test_a_cut_keeps_whole_videos_and_leaves_out_what_has_no_room(folders, path: Path):
+    samples = samples_of(path)
+    whole = scanned(encoder_of(folders["qwen2_5_vl"]), samples).lengths
+    scan = scanned(encoder_of(folders["qwen2_5_vl"], seq_len=whole[0] - 2), samples)
+    assert scan.truncated == {samples[0].source}
+    assert "the videos do not fit into --seq-len" in scan.sentences[0]
+    small = encoder_of(folders["qwen2_5_vl"], image_size=(56, 56), images_per_sample=2)
+    scan = scanned(small, samples)
+    assert samples[2] in scan.samples
+    assert "the sample's videos have more patches than the images that the plan has room for" in scan.sentences[0]
+
+
+@needs_torchvision
+def test_limits_of_frames_are_those_of_the_plan(folders, path: Path):
+    model = find_model(str(folders["qwen3_vl"]))
+    rules = replace(rules_of(None), videos=OwnVideoRules(fps=4.0, most_frames=6))
+    found = dataset(path, model, videos=video_reading(model, rules))
+    shapes = sample_shapes(found, model, rules).shapes
+    made = encoder_of(folders["qwen3_vl"], video_fps=4.0, video_frames=6)
+    for sample, shape in zip(samples_of(path), shapes, strict=True):
+        encoded = made.encode(sample)
+        assert encoded["input_ids"].shape[1] == shape.tokens
+        if len(sample.videos) == 1:
+            assert int(encoded["video_grid_thw"][0, 0]) == 6 // 2
+
+
+def test_samples_with_videos_need_packages_of_their_own(monkeypatch: pytest.MonkeyPatch, path: Path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    samples = samples_of(path)
+    refuse_videos_without_packages(samples[2:3])
+    with pytest.raises(MissingPackageError, match=r"chats.jsonl:1: .* need av and torchvision, .*'vlmplan\[video\]'"):
+        refuse_videos_without_packages(samples)

@@ -1,0 +1,181 @@
+"""Videos as the processor takes them: the frames that are planned, decoded, and how many tokens they become.
+
+Which frames they are is the planner's rule (``vlmplan.chats.frame_rules``), of what the processor's own part for videos
+says.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmplan.chats.frame_rules import FrameRule, FrameSettings, Sampler, frame_rule
+from vlmplan.chats.samples import Sample, VideoPart
+from vlmplan.chats.video_files import VideoHeader
+from vlmplan.errors import InputError, MissingPackageError
+from vlmplan.files import open_regular
+
+VIDEO_PIXELS = "pixel_values_videos"
+"""What models call the pixels of their videos."""
+SECONDS_OF_ROWS = "second_per_grid_ts"
+"""How long a row of a video's patches lasts, of which Qwen2.5-VL's positions in time are made."""
+CONTAINERS = {b"RIFF": "avi"}
+"""By how a file begins; every other one whose header is read is of MP4's kind. Named, so that no playlist is tried,
+which could lead to other files."""
+MISSING_SHARE = 0.1
+"""Of a video's frames, that may be missing at its end: a container may count frames that an edit hides. A choice."""
+KEPT_VIDEOS = 4096
+NEEDED = ("av", "torchvision")
+"""Packages that videos need beside those of images."""
+
+
+def refuse_videos_without_packages(samples: Sequence[Sample]) -> None:
+    """Raise MissingPackageError where samples show videos, and what reads those is not installed."""
+    missing = [package for package in NEEDED if importlib.util.find_spec(package) is None]
+    shown = next((sample for sample in samples if sample.videos), None)
+    if shown is not None and missing:
+        raise MissingPackageError(
+            f"{shown.source}: samples with videos need {' and '.join(missing)}, not installed here: "
+            f"pip install 'vlmplan[video]'"
+        )
+
+
+class VideoMeter:
+    """What a processor makes of a video, by its header alone."""
+
+    def __init__(self, processor: Any, *, fps: float | None = None, most_frames: int | None = None) -> None:
+        self._processor = processor
+        self.rule = frame_rule_of(processor, fps=fps, most_frames=most_frames)
+        self.num_tokens = lru_cache(KEPT_VIDEOS)(self._num_tokens)
+
+    def num_patches(self, header: VideoHeader) -> int:
+        """Of all frames in the vision tower; frames, for models that make a tile of each. Raises InputError for a video
+        that the processor refuses."""
+        rows, height, width = self._grid(header)
+        return rows * height * width
+
+    def _grid(self, header: VideoHeader) -> tuple[int, int, int]:
+        """Rows of patches in time, height and width, by the processor's own resizing of frames of nothing."""
+        part, num_frames = self._processor.video_processor, len(self.rule.indices(header))
+        if self.rule.sampler is Sampler.INTERNVL:
+            return num_frames, 1, 1
+        frames = torch.empty(1, num_frames, 3, header.height, header.width, dtype=torch.uint8, device="meta")
+        try:
+            resized = part.resize(
+                frames,
+                part.size,
+                part.resample,
+                factor=part.patch_size * part.merge_size,
+                temporal_factor=part.temporal_patch_size,
+                cap_pixels_per_frame=getattr(part, "cap_pixels_per_frame", None),
+            )
+        except ValueError as error:  # such as one 200 times as long as wide
+            raise InputError(f"the model's processor refuses it: {' '.join(str(error).split())}") from None
+        height, width = resized.shape[-2:]
+        return -(-num_frames // part.temporal_patch_size), height // part.patch_size, width // part.patch_size
+
+    def refuse_together(self, headers: Sequence[VideoHeader]) -> None:
+        """Raise InputError for videos that the processor does not take in one sample: InternVL's puts them into one
+        tensor."""
+        counts = {len(self.rule.indices(header)) for header in headers}
+        if self.rule.sampler is Sampler.INTERNVL and len(counts) > 1:
+            raise InputError(
+                f"the sample's videos have {' and '.join(map(str, sorted(counts)))} frames, and the model's processor "
+                f"takes several only where they have as many each"
+            )
+
+    def metadata(self, header: VideoHeader) -> dict[str, Any]:
+        """What transformers calls the metadata of a video of which these frames are given."""
+        return {
+            "total_num_frames": header.num_frames,
+            "fps": header.fps,
+            "width": header.width,
+            "height": header.height,
+            "duration": header.seconds,
+            "frames_indices": self.rule.indices(header),
+        }
+
+    def _num_tokens(self, header: VideoHeader) -> int:
+        """That stand in the text for a video, with what is written between its frames. Raises what ``num_patches``
+        does."""
+        return len(self._processor.tokenizer(self._text(header), add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _text(self, header: VideoHeader) -> str:
+        """What the processor writes in place of a video's token, by its own method."""
+        from transformers.video_utils import VideoMetadata
+
+        num_frames = len(self.rule.indices(header))
+        if self.rule.sampler is Sampler.INTERNVL:
+            return self._processor.replace_video_token({VIDEO_PIXELS: [torch.empty(num_frames, 0)]}, 0)
+        grid, metadata = torch.tensor([self._grid(header)]), [VideoMetadata(**self.metadata(header))]
+        made = {"video_grid_thw": grid, "video_metadata": metadata}
+        return self._processor.replace_video_token(made, 0)
+
+
+def frame_rule_of(processor: Any, *, fps: float | None, most_frames: int | None) -> FrameRule:
+    """Which frames of a video the processor's video part takes. Raises InputError for a part of an unknown kind."""
+    part = processor.video_processor
+    name = type(part).__name__
+    sampler = next((one for one in Sampler if one.value == name), None)
+    if sampler is None:
+        raise InputError(f"the model's videos are read by {name}, which is not known")
+    settings = FrameSettings(
+        fps=part.fps,
+        num_frames=part.num_frames,
+        min_frames=getattr(part, "min_frames", None),
+        max_frames=getattr(part, "max_frames", None),
+        max_seconds=getattr(part, "max_duration", None),
+        merged_frames=getattr(part, "temporal_patch_size", None),
+    )
+    return frame_rule(sampler, settings, fps=fps, most_frames=most_frames)
+
+
+def frames_of(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
+    """The frames of these places, (frames, 3, height, width) in 8 bits, as large as the video's header says.
+
+    Raises InputError, naming ``name``, for a video that cannot be decoded.
+    """
+    try:
+        found = _decoded(part.source, part.header, indices)
+    except InputError as error:
+        raise InputError(f"{name}, {part.source}, {error}") from None
+    except Exception as error:  # PyAV raises anything at all for a broken file
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{name}, {part.source}, cannot be read as a video ({reason})") from None
+    return torch.stack([found[index] for index in indices])
+
+
+def _decoded(path: Path, header: VideoHeader, indices: Sequence[int]) -> dict[int, Tensor]:
+    """The frames of these places by place."""
+    av: Any = importlib.import_module("av")
+    wanted, found, latest = {*indices}, dict[int, Tensor](), None
+    last = max(wanted)
+    with open_regular(path) as file:
+        container_format = CONTAINERS.get(file.read(4), "mov")
+        file.seek(0)
+        with av.open(file, format=container_format) as container:
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            num_decoded = 0
+            for frame in container.decode(stream):
+                latest = frame
+                if num_decoded in wanted:
+                    found[num_decoded] = _pixels(frame, header)
+                num_decoded += 1
+                if num_decoded > last:
+                    break
+    if latest is None or num_decoded < (1 - MISSING_SHARE) * (last + 1):
+        raise InputError(
+            f"is cut off: the first {last + 1} of its {header.num_frames} frames are needed, and it has {num_decoded}"
+        )
+    end = _pixels(latest, header)
+    return found | dict.fromkeys(wanted - found.keys(), end)
+
+
+def _pixels(frame: Any, header: VideoHeader) -> Tensor:
+    array = frame.to_ndarray(format="rgb24", width=header.width, height=header.height)
+    return torch.from_numpy(array).permute(2, 0, 1).contiguous()
