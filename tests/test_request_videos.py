@@ -24,7 +24,7 @@ def test_videos_are_asked_for_as_the_images_that_they_are():
     assert told.videos == VideoRequest()
     [planned, trainer] = told.config_notes
     assert planned.startswith("1 video of 16 frames of 640x360 in each sample is planned as 8 images of 644x364")
-    assert "--for" in trainer
+    assert "launch with --data and --video-frames 16" in trainer
 
 
 def test_seconds_are_the_frames_that_the_processor_takes_of_them():
@@ -97,7 +97,7 @@ def test_a_given_model_takes_the_defaults_of_its_processor():
         ({**VIDEO, "video_frames": 769}, ["--video-frames is 769", "1 to 768"]),
         ({**VIDEO, "video_size": "640"}, ["--video-size is '640'", "WIDTHxHEIGHT"]),
         ({**VIDEO, "images_per_sample": 2}, ["--video-frames", "--images-per-sample"]),
-        ({**VIDEO, "data": "samples.json"}, ["--video-frames", "--data samples.json"]),
+        ({**VIDEO, "data": "samples.json"}, ["--video-size", "--data samples.json"]),
         ({"video_frames": 4, "config": "sft.yaml"}, ["--video-frames", "--config sft.yaml"]),
         ({"video_frames": 4}, ["--video-frames", "--model"]),
         ({"video_seconds": 4}, ["--video-seconds", "--model"]),

@@ -87,6 +87,8 @@ class Workload:
     of a row, which counts as a sample everywhere, and ``sample_len`` those of the samples in it; None: one fills it.
     ``global_batch`` is samples per optimizer step over all GPUs; None where micro batch and accumulation decide it.
     ``saving`` says when checkpoints are written and how many stay, which no byte and second of training depends on.
+    ``video_fps`` frames of each second and ``video_frames`` of each video are taken at the most where samples have
+    videos; None: as many as the model's processor takes.
     """
 
     model: ModelFiles
@@ -101,6 +103,8 @@ class Workload:
     samples_per_entry: int = 1
     """Samples that one of ``num_samples`` makes: answers to a prompt, where they are generated."""
     saving: Saving = field(default_factory=Saving)
+    video_fps: float | None = None
+    video_frames: int | None = None
 
     def __post_init__(self) -> None:
         least = {"seq_len": 1, "images_per_sample": 0, "image_width": 1, "image_height": 1, "num_samples": 1}

@@ -153,6 +153,10 @@ class DataSources:
         self._shapes: dict[tuple[Any, ...], SampleShapes] = {}
         self._sources: dict[tuple[DataRules, Limits], DataSource] = {}
 
+    @property
+    def has_videos(self) -> bool:
+        return self._dataset.has_videos
+
     def source(self, rules: DataRules, limits: Limits) -> DataSource:
         """The samples under these rules. Raises what ``sample_shapes`` and ``trained`` raise."""
         if (rules, limits) not in self._sources:

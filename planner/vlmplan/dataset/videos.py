@@ -116,18 +116,19 @@ class VideoAmounts:
         )
 
     def _frames_of_an_image(self, size: Size, most: int) -> int:
-        """The fewest frames side by side that the image processor leaves as large as they are; 1 where it makes any
-        number of them smaller or larger."""
+        """The fewest frames side by side that the image processor does not make larger: all, where it does so with all
+        of them too."""
         width, height = size
-        for number in range(1, min(most, MOST_FRAMES_OF_AN_IMAGE) + 1):
+        most = min(most, MOST_FRAMES_OF_AN_IMAGE)
+        for number in range(1, most + 1):
             whole = (width * number, height) if width < height else (width, height * number)
             try:
                 shape = image_shape(self._model.config, self._model.preprocessor, width=whole[0], height=whole[1])
             except InputError:  # too long a strip
-                break
-            if (shape.resized_width, shape.resized_height) == whole:
+                return max(1, number - 1)
+            if shape.resized_width * shape.resized_height <= whole[0] * whole[1]:
                 return number
-        return 1
+        return most
 
 
 def frame_pairs(video: VideoHeader, rules: VideoRules) -> list[Size]:

@@ -43,6 +43,8 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
             num_samples=workload.num_samples,
             epochs=workload.epochs,
             global_batch=workload.global_batch,
+            video_fps=workload.video_fps,
+            video_frames=workload.video_frames,
         ),
         hardware=HardwareRequest(gpus=(choice,), num_nodes=plan.hardware.num_nodes, host_ram_gib=host_ram_gib),
         recipe=recipe,

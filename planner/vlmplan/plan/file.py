@@ -82,6 +82,8 @@ def _workload(section: JsonObject, model: JsonObject) -> Workload:
         sample_len=section.maybe("sample_len", section.count) if "sample_len" in section else None,
         epochs=section.number("epochs"),
         global_batch=section.maybe("global_batch", section.count),
+        video_fps=section.maybe("video_fps", section.number) if "video_fps" in section else None,
+        video_frames=section.maybe("video_frames", section.count) if "video_frames" in section else None,
         samples_per_entry=section.count("samples_per_entry", least=1) if "samples_per_entry" in section else 1,
     )
     section.close()

@@ -13,7 +13,7 @@ from vlmplan.recipe_choices import Batching
 from vlmplan.recipe_settings import option_name
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
-from vlmplan.request.videos import with_videos
+from vlmplan.request.videos import with_frame_limits, with_videos
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -127,6 +127,7 @@ def _data_rules(whole: Request) -> "DataRules":
 
     tool = None if whole.made_for is None else whole.made_for.value
     rules = rules_of(tool) if whole.configured is None else whole.configured.config.data_rules
+    rules = with_frame_limits(rules, whole.videos)
     batching = whole.recipe.batching
     if batching is None:
         return rules
@@ -141,13 +142,19 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
     from vlmplan.data_rules import OF_EVERY_IMAGE
 
     configured = whole.configured
+    rules = _data_rules(whole)
+    if sources.has_videos and own.workload.images_per_sample is not None and rules.is_bundled:
+        raise InputError(
+            f"--images-per-sample is {own.workload.images_per_sample}, but the samples have videos, whose frames are "
+            f"many images; --video-frames limits them"
+        )
     limits = Limits(
         limit=whole.workload.seq_len,
         source="--seq-len" if configured is None or own.workload.seq_len is not None else str(configured.path),
         planned_size=own.workload.image_size,
         max_images=own.workload.images_per_sample,
     )
-    source = sources.source(_data_rules(whole), limits)
+    source = sources.source(rules, limits)
     covers = source.covering
     alone = WorkloadRequest(
         seq_len=covers.seq_len,
@@ -155,6 +162,8 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         image_size=covers.image_size,
         sample_len=source.packed_sample_len if whole.recipe.batching is Batching.PACKED else None,
         num_samples=source.num_rows if own.workload.num_samples is None else None,
+        video_fps=whole.videos.fps,
+        video_frames=whole.videos.frames,
     )
     said = whole.workload
     workload = replace(
@@ -164,6 +173,8 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         images_per_sample=alone.images_per_sample,
         image_size=alone.image_size or said.image_size,
         num_samples=said.num_samples or alone.num_samples,
+        video_fps=alone.video_fps,
+        video_frames=alone.video_frames,
     )
     if configured is not None:  # what it says of samples that nobody has seen
         configured = replace(configured, notes=tuple(one for one in configured.notes if OF_EVERY_IMAGE not in one))

@@ -40,6 +40,7 @@ class Objective(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
     """Samples and the amount of training, which ``Workload`` checks. ``image_size`` is (width, height) in pixels.
+    ``video_fps`` and ``video_frames`` limit what is taken of the videos of given samples.
 
     ``saving`` is what the configuration of another trainer says of its checkpoints; ``save_every`` steps and
     ``keep_last`` are the user's own.
@@ -55,6 +56,8 @@ class WorkloadRequest:
     save_every: int | None = None
     keep_last: int | None = None
     saving: Saving | None = None
+    video_fps: float | None = None
+    video_frames: int | None = None
 
     def __post_init__(self) -> None:
         for flag, value in (("--save-every", self.save_every), ("--keep-last", self.keep_last)):

@@ -100,6 +100,8 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
         epochs=DEFAULT_EPOCHS if asked.epochs is None else asked.epochs,
         global_batch=asked.global_batch,
         saving=saving or Saving(),
+        video_fps=asked.video_fps,
+        video_frames=asked.video_frames,
     )
     is_decided = any(value is not None for value in (asked.seq_len, asked.images_per_sample, asked.image_size))
     if is_decided or image_tokens(workload) <= DEFAULT_SEQ_LEN:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.video_sampling import sampled_frames
 from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, video_images
+from vlmplan.data_rules import DataRules, OwnVideoRules
 from vlmplan.errors import InputError
 from vlmplan.request.parts import VideoRequest
 from vlmplan.request.record import Options, Request
@@ -27,7 +28,7 @@ def with_videos(own: Request, options: Options) -> Request:
     or samples that are described in another way.
     """
     asked = own.videos
-    if asked == VideoRequest():
+    if asked == VideoRequest() or _limits_samples(own, options):
         return own
     model = _checked_model(own, options)
     num_frames = _num_frames(asked, model)
@@ -51,9 +52,32 @@ def with_videos(own: Request, options: Options) -> Request:
     return replace(own, workload=workload, videos=VideoRequest(), video_notes=notes)
 
 
+def _limits_samples(own: Request, options: Options) -> bool:
+    """Whether what is asked of videos limits the frames of given samples: ``video_fps`` of each second, and
+    ``video_frames`` at the most."""
+    asked = own.videos
+    others = (asked.seconds, asked.size, asked.per_sample)
+    return options.get("data") is not None and options.get("config") is None and others == (None, None, None)
+
+
+def with_frame_limits(rules: DataRules, asked: VideoRequest) -> DataRules:
+    """``rules`` of samples with what is asked of their videos. Raises InputError for a trainer that has rules of its
+    own."""
+    if asked == VideoRequest():
+        return rules
+    if not isinstance(rules.videos, OwnVideoRules):
+        given = "--video-frames" if asked.fps is None else "--video-fps"
+        raise InputError(
+            f"{given} with --data says what vlmplan's own trainer takes of videos, and this is planned for "
+            f"{rules.trainer}; leave it off"
+        )
+    return replace(rules, videos=OwnVideoRules(fps=asked.fps, most_frames=asked.frames))
+
+
 def _checked_model(own: Request, options: Options) -> ModelFiles:
     """What looks at the videos. Raises InputError where what is asked does not go together."""
     asked = own.videos
+    _refuse_beside_samples(asked, options)
     if asked.frames is None and asked.seconds is None:
         others = {"--video-fps": asked.fps, "--video-size": asked.size, "--videos-per-sample": asked.per_sample}
         given = next(name for name, value in others.items() if value is not None)
@@ -65,12 +89,6 @@ def _checked_model(own: Request, options: Options) -> ModelFiles:
         more = "--video-fps" if asked.seconds is None else "--video-seconds"
         raise InputError(f"--video-frames does not go with {more}, which says how many frames there are; leave one off")
     given = _given(asked)
-    for name in ("data", "config"):
-        if options.get(name) is not None:
-            raise InputError(
-                f"{given} does not go with --{name} {options[name]}, which says itself what samples are like; "
-                f"leave one of them off"
-            )
     if own.workload.images_per_sample:
         raise InputError(
             f"{given} does not go with --images-per-sample: samples are planned with videos or with images, "
@@ -86,6 +104,24 @@ def _checked_model(own: Request, options: Options) -> ModelFiles:
             f"{model.model_type}; those of {', '.join(VIDEO_MODEL_TYPES)} are"
         )
     return model
+
+
+def _refuse_beside_samples(asked: VideoRequest, options: Options) -> None:
+    """Raise InputError for what is asked of videos beside a file that has samples of its own."""
+    asked_for = {
+        "--video-seconds": asked.seconds,
+        "--video-size": asked.size,
+        "--videos-per-sample": asked.per_sample,
+        "--video-frames": asked.frames,
+        "--video-fps": asked.fps,
+    }
+    given = next(name for name, value in asked_for.items() if value is not None)
+    for name in ("data", "config"):
+        if options.get(name) is not None:
+            raise InputError(
+                f"{given} does not go with --{name} {options[name]}, which says itself what samples are like; "
+                f"leave one of them off"
+            )
 
 
 def _given(asked: VideoRequest) -> str:
@@ -150,7 +186,10 @@ def _planned_as(text: str, found: VideoImages, num_videos: int, *, is_said: bool
 def _of_trainer(tool: "Tool | None", num_frames: int, size: tuple[int, int]) -> str:
     """What the user has to do so that his trainer does the same."""
     if tool is None:
-        return "vlmplan's own trainer reads images, not videos; --for names trainers that read them"
+        return (
+            f"vlmplan's own trainer takes the frames that the model's processor does: launch with --data and "
+            f"--video-frames {num_frames} takes no more"
+        )
     from vlmplan.other_trainers.writing import Tool, title_of
 
     if tool is Tool.LLAMA_FACTORY:

@@ -162,6 +162,8 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
         image_size=size,
         images_per_sample=workload.images_per_sample,
         skips_bad=options.skip_bad_samples,
+        video_fps=workload.video_fps,
+        video_frames=workload.video_frames,
     )
 
 
