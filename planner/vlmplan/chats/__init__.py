@@ -1,9 +1,10 @@
 """Chats in files: what planning and training both read of them.
 
-formats.py      the forms of a sample in JSON, as turns of texts and image references
-image_files.py  image files and base64: found, and their size read from the header
+formats.py        the forms of a sample in JSON, as turns of texts and references to images and videos
+image_files.py    image files and base64: found, and their size read from the header
 video_files.py    videos: their length and size by the container's header
+frame_rules.py    which frames of a video a model is given, and what is written between them
 named_columns.py  samples whose columns a dataset_info.json names
-samples.py      a file as checked samples, or a sentence for each bad one
-downscaling.py  images made no larger than the plan's
+samples.py        a file as checked samples, or a sentence for each bad one
+downscaling.py    images made no larger than the plan's
 """

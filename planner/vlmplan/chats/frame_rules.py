@@ -117,7 +117,7 @@ class FrameRule:
     @property
     def _rate(self) -> float:
         if not self.fps or self.fps <= 0:
-            raise InputError("its video processor says no frames a second; give --video-fps with --video-seconds")
+            raise InputError("its video processor says no frames a second; give --video-fps")
         return self.fps
 
     @property

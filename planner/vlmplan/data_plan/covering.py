@@ -63,8 +63,8 @@ def covering_every_order(samples: SampleShapes, amounts: ImageAmounts, *, limit:
     return covering(
         samples,
         amounts,
-        num_tokens=padded(min(samples.longest, limit), pads_to, limit),
-        num_patches=heaviest.patches,
+        num_tokens=padded(min(samples.longest + samples.blank.tokens, limit), pads_to, limit),
+        num_patches=heaviest.patches + samples.blank.patches,
         num_images=heaviest.num_images,
         num_rows=1,
     )

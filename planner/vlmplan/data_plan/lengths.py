@@ -14,6 +14,9 @@ from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles
 
+BLANK_SIDE, BLANK_TEXT_TOKENS = 28, 16
+"""Pixels of what the trainer shows where a micro batch shows nothing of a kind (its ``data/encode.py``), and tokens
+that are enough for what stands around it."""
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 LIMIT_MULTIPLE = 64
 """Of tokens, that limits which are tried are rounded up to. A choice."""
@@ -29,16 +32,21 @@ class Shape(NamedTuple):
     image_tokens: int = 0
 
 
+NOTHING = Shape(0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShapes:
     """Every sample of a data set as a model sees it. ``sizes`` are those of the images that its processor is given,
-    with the patches of each; ``num_refused`` samples show an image that it refuses."""
+    with the patches of each; ``num_refused`` samples show an image that it refuses. ``blank`` is what the bundled
+    trainer may add to a micro batch of samples with images and others with videos, so that each shows both."""
 
     shapes: tuple[Shape, ...]
     sizes: tuple[tuple[int, Size], ...]
     """(patches, (width, height)), the smallest first."""
     num_refused: int
     sentences: tuple[str, ...]
+    blank: Shape = NOTHING
 
     @property
     def longest(self) -> int:
@@ -124,6 +132,7 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
         sizes=tuple(sorted((patches, size) for size, patches in sizes.items())),
         num_refused=len(refused),
         sentences=tuple(dict.fromkeys(refused))[:1],
+        blank=_blank(dataset, amounts, videos),
     )
 
 
@@ -142,6 +151,15 @@ def _shape(sample: SampleSize, amounts: ImageAmounts, videos: VideoAmounts, size
         patches += made.num_patches
         sizes[seen] = made.num_patches
     return Shape(sample.text_tokens + image_tokens, patches, num_images, image_tokens)
+
+
+def _blank(dataset: Dataset, amounts: ImageAmounts, videos: VideoAmounts) -> Shape:
+    """A blank image and a blank video, where samples show both kinds and the model sees them one after the other."""
+    if not (dataset.has_pictures and dataset.has_videos and videos.needs_both_kinds):
+        return NOTHING
+    image, video = amounts.shape((BLANK_SIDE, BLANK_SIDE), 1), videos.blank(BLANK_SIDE)
+    tokens = image.num_tokens + video.num_tokens + BLANK_TEXT_TOKENS
+    return Shape(tokens, image.num_patches + video.num_patches)
 
 
 def limits_at(samples: SampleShapes, percentiles: Sequence[int]) -> list[int]:

@@ -69,9 +69,10 @@ def made_of(rows: Sequence[Shape], trained: Trained, rules: DataRules) -> MicroB
         longest = -(-total // len(rows))
     else:
         longest = trained.limit if rules.packs else max(row.tokens for row in rows)
+    blank = trained.samples.blank
     return MicroBatch(
-        num_tokens=padded(longest, rules.pads_to, trained.limit),
-        patches=sum([row.patches for row in rows]),
+        num_tokens=padded(longest + blank.tokens, rules.pads_to, trained.limit),
+        patches=sum([row.patches for row in rows]) + blank.patches,
         num_images=sum([row.num_images for row in rows]),
         real_tokens=sum([row.tokens for row in rows]),
     )

@@ -80,7 +80,7 @@ class DataSource:
         pictures = [[self.amounts.seen_size(size) for size in sample.images] for sample in self.dataset.samples]
         sizes = {*(size for shown in pictures for size in shown), covers.image_size}
         patches, size = max((self.amounts.shape(size, 1).num_patches, size) for size in sizes)
-        needed = max(-(-shape.patches // patches) for shape in shapes)
+        needed = max(-(-(shape.patches + self.found.blank.patches) // patches) for shape in shapes)
         return max(needed, *(len(shown) for shown in pictures)), size
 
     @property
@@ -169,8 +169,9 @@ class DataSources:
         source: str | None = limits.source
         if limit is None:
             limit, source = context_length(self._model), "the model's own limit"
-        if limit is None or (source != limits.source and limit >= found.longest):
-            limit, source = found.longest, None
+        longest = found.longest + found.blank.tokens
+        if limit is None or (source != limits.source and limit >= longest):
+            limit, source = longest, None
         return DataSource(
             path=self._path,
             dataset=self._dataset,

@@ -4,6 +4,8 @@ files.py        which files are meant: one, a folder's, or the data sets of a da
 model_texts.py  the model's tokenizer and chat template, where they are at hand
 rendering.py    a chat through its template, in a sandbox
 counting.py     tokens of a text, exactly or estimated from its bytes
+images.py       what a model's processor makes of images
+videos.py       and of videos, by the rules of a trainer
 scan.py         every sample looked at, by several processes
 unseen.py       the samples of a text in memory, whose images are not looked at
 kept.py         scans kept between runs, by content

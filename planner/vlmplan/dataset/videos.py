@@ -8,7 +8,7 @@ from vlmplan.architecture.images.video_sampling import frame_rule
 from vlmplan.architecture.images.videos import video_image_shape, video_images
 from vlmplan.chats.downscaling import Size
 from vlmplan.chats.formats import NO_VIDEOS
-from vlmplan.chats.frame_rules import FrameRule, no_videos
+from vlmplan.chats.frame_rules import SAMPLERS, FrameRule, Sampler, no_videos
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.data_rules import DataRules, OwnVideoRules, VideoRules
 from vlmplan.dataset.images import ImageAmounts, limited
@@ -75,6 +75,17 @@ class VideoAmounts:
         self.seen = lru_cache(KEPT_VIDEOS)(self._seen)
         self.num_frames = lru_cache(KEPT_VIDEOS)(self._num_frames)
 
+    @property
+    def needs_both_kinds(self) -> bool:
+        """Whether the trainer gives every micro batch an image and a video where the samples have both: for models that
+        see them one after the other, so that all ranks run the vision tower as often."""
+        return isinstance(self._rules, OwnVideoRules) and SAMPLERS.get(self._model.model_type) is not Sampler.INTERNVL
+
+    def blank(self, side: int) -> SeenVideo:
+        """A square video of as few frames as become one row of patches."""
+        assert isinstance(self._rules, OwnVideoRules)
+        return self._of_frames(_own_rule(self._model, self._rules).merged_frames, (side, side))
+
     def _num_frames(self, video: VideoHeader) -> int:
         """Frames that the model is given of a video."""
         assert self._rules is not None
@@ -85,7 +96,7 @@ class VideoAmounts:
     def _seen(self, video: VideoHeader) -> SeenVideo:
         """Raises InputError for a video that the model's processor refuses."""
         if isinstance(self._rules, OwnVideoRules):
-            return self._of_own_processor(video)
+            return self._of_frames(self.num_frames(video), (video.width, video.height))
         assert self._rules is not None
         [size, *others] = frame_pairs(video, self._rules)
         num_images, shape = 1 + len(others), self._images.shape(size, 1)
@@ -96,15 +107,10 @@ class VideoAmounts:
             num_patches=num_images * shape.num_patches,
         )
 
-    def _of_own_processor(self, video: VideoHeader) -> SeenVideo:
+    def _of_frames(self, num_frames: int, size: Size) -> SeenVideo:
+        """Frames of a video of this size, as the model's own processor makes them."""
         model = self._model
-        found = video_images(
-            model.config,
-            model.video_settings,
-            num_frames=self.num_frames(video),
-            width=video.width,
-            height=video.height,
-        )
+        found = video_images(model.config, model.video_settings, num_frames=num_frames, width=size[0], height=size[1])
         shape = video_image_shape(model.config, model.preprocessor, found)
         at_once = self._frames_of_an_image((found.width, found.height), found.num_images)
         width, height = found.width, found.height

@@ -50,6 +50,8 @@ class VideoMeter:
     def __init__(self, processor: Any, *, fps: float | None = None, most_frames: int | None = None) -> None:
         self._processor = processor
         self.rule = frame_rule_of(processor, fps=fps, most_frames=most_frames)
+        if getattr(processor.video_processor, "cap_pixels_per_frame", False) is None:
+            processor.video_processor.cap_pixels_per_frame = False  # which None means, with a warning
         self.num_tokens = lru_cache(KEPT_VIDEOS)(self._num_tokens)
 
     def num_patches(self, header: VideoHeader) -> int:
@@ -71,7 +73,7 @@ class VideoMeter:
                 part.resample,
                 factor=part.patch_size * part.merge_size,
                 temporal_factor=part.temporal_patch_size,
-                cap_pixels_per_frame=getattr(part, "cap_pixels_per_frame", None),
+                cap_pixels_per_frame=getattr(part, "cap_pixels_per_frame", False),
             )
         except ValueError as error:  # such as one 200 times as long as wide
             raise InputError(f"the model's processor refuses it: {' '.join(str(error).split())}") from None

@@ -1,0 +1,148 @@
+"""Samples with videos as the bundled trainer takes them: by the rule of the model's own processor."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chat_files import ANSWER, jsonl, png_header, text
+from cli_calls import call
+from video_headers import mp4_header
+from vlmplan.errors import InputError
+from vlmplan.request import parse
+
+LONG_SECONDS = 1000 * 512 / 12800
+"""Of 1,000 frames as ``mp4_header`` times them, 25 a second."""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Path("long.mp4").write_bytes(mp4_header(640, 360, 1000))
+    Path("short.mp4").write_bytes(mp4_header(640, 360, 100))
+    Path("small.mp4").write_bytes(mp4_header(160, 96, 1000))
+    Path("one.mp4").write_bytes(mp4_header(640, 360, 1))
+    Path("cat.png").write_bytes(png_header(280, 280))
+
+
+def chats(*shown: str) -> Path:
+    rows = []
+    for names in shown:
+        kinds = {".mp4": "video", ".png": "image"}
+        parts = [{"type": kinds[Path(name).suffix], "path": name} for name in names.split()]
+        rows.append({"messages": [{"role": "user", "content": [*parts, text("What?")]}, ANSWER]})
+    return jsonl(Path(), *rows)
+
+
+def asked(model: str = "qwen2.5-vl-3b", **options):
+    return parse({"model": model, "data": "chats.jsonl", **options})
+
+
+def shapes(model: str = "qwen2.5-vl-3b", **options):
+    return asked(model, **options).from_data.source.found.shapes
+
+
+def test_two_frames_a_second_of_qwen2_5_vl_are_an_image_for_each_two_of_them():
+    chats("long.mp4", "short.mp4")
+    long, short = shapes()
+    num_frames = int(LONG_SECONDS * 2)  # of 644 x 364 pixels: 23 x 13 tokens, each of 2 x 2 patches
+    assert (long.num_images, long.image_tokens) == (num_frames // 2, num_frames // 2 * 23 * 13)
+    assert long.patches == 4 * long.image_tokens
+    assert short.num_images == int(LONG_SECONDS * 2 / 10) // 2
+
+
+def test_what_qwen3_vl_writes_between_frames_counts_as_text():
+    """Tokens that say when, between two that begin and end a row of frames."""
+    chats("long.mp4", "long.mp4 long.mp4", "short.mp4")
+    one, two, short = shapes("qwen3-vl-4b")
+    num_rows = int(LONG_SECONDS * 2) // 2
+    assert one.image_tokens == num_rows * 20 * 11  # 640 x 352 pixels, 32 x 32 each
+    assert one.tokens - one.image_tokens > short.tokens - short.image_tokens + 5 * (num_rows - num_rows // 10)
+    assert (two.image_tokens, two.patches) == (2 * one.image_tokens, 2 * one.patches)
+
+
+def test_frames_smaller_than_an_image_may_be_are_planned_side_by_side():
+    """Qwen3-VL's images have 65,536 pixels or more, the frames of a video share theirs."""
+    chats("small.mp4")
+    [shape] = shapes("qwen3-vl-4b")
+    num_rows, at_once = int(LONG_SECONDS * 2) // 2, -(-65_536 // (160 * 96))
+    assert shape.image_tokens == num_rows * 5 * 3
+    assert shape.num_images == -(-num_rows // at_once)
+    workload = asked("qwen3-vl-4b").workload
+    assert (workload.images_per_sample, workload.image_size) == (shape.num_images, (160, 96 * at_once))
+
+
+def test_options_say_how_many_frames_are_taken_at_the_most():
+    chats("long.mp4")
+    [few] = shapes(video_frames=16)
+    assert few.num_images == 16 // 2
+    [slow] = shapes(video_fps=0.5)
+    assert slow.num_images == int(LONG_SECONDS * 0.5) // 2
+    [both] = shapes(video_fps=0.5, video_frames=6)
+    assert both.num_images == 6 // 2
+    request = asked(video_fps=0.5, video_frames=6)
+    assert (request.workload.video_fps, request.workload.video_frames) == (0.5, 6)
+    assert parse(request.options()).workload == request.workload
+
+
+def test_every_command_plans_the_same_samples():
+    chats("long.mp4", "short.mp4")
+    words = ("--model", "qwen2.5-vl-3b", "--gpu", "a100-sxm4-80gb", "--data", "chats.jsonl", "--json")
+    estimate, found = call("estimate", *words).document, call("recommend", *words).document
+    for key in ("tokens", "images_per_sample", "num_videos", "num_trained"):
+        assert estimate["data"][key] == found["data"][key]
+    assert estimate["data"]["num_videos"] == 2
+
+
+def test_a_plan_to_launch_has_room_for_the_patches_of_all_samples():
+    chats("long.mp4", "short.mp4", "cat.png", "cat.png cat.png cat.png")
+    request = asked()
+    source, room = request.from_data.source, request.with_room_for_images().workload
+    per_image = source.amounts.shape(room.image_size, 1)
+    assert room.images_per_sample * per_image.num_patches >= max(shape.patches for shape in source.found.shapes)
+    assert per_image.num_patches >= source.amounts.shape((280, 280), 1).num_patches
+    assert room.images_per_sample >= 3
+    assert room.seq_len < 1.05 * source.found.longest
+
+
+def test_a_video_without_enough_frames_is_one_bad_sample():
+    chats("one.mp4", "short.mp4", "https://a.b/c.mp4")
+    source = asked().from_data.source
+    assert (len(source.found.shapes), source.dataset.num_bad) == (1, 2)
+    assert "one.mp4: it has 1 frame in" in " ".join(source.dataset.sentences)
+    assert "never from the net" in " ".join(source.dataset.sentences)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "sentence"),
+    [
+        ("llava-1.5-7b", {}, "videos are not read for models of type llava; they are for those of qwen2_vl"),
+        ("qwen2.5-0.5b", {}, "videos are not read for models of type qwen2; they are"),
+        ("qwen2.5-vl-3b", {"images_per_sample": 2}, "--images-per-sample is 2, but the samples have videos"),
+        ("qwen2.5-vl-3b", {"video_size": "64x64"}, "--video-size does not go with --data"),
+        ("qwen2.5-vl-3b", {"video_frames": 8, "made_for": "trl"}, "--video-frames with --data says"),
+        ("glm-4.6v-flash", {"video_fps": 2}, "goes by a video's length; leave it off"),
+        ("internvl3-1b", {}, "says no frames a second; give --video-fps"),
+    ],
+)
+def test_what_does_not_go_with_videos_is_refused_in_a_sentence(model: str, options: dict, sentence: str):
+    chats("short.mp4")
+    with pytest.raises(InputError, match=sentence):
+        asked(model, **options)
+
+
+def test_images_and_videos_are_not_planned_together_for_models_that_take_one_for_the_other():
+    chats("short.mp4", "cat.png")
+    with pytest.raises(InputError, match="has images and videos, and models of type glm4v see either"):
+        asked("glm-4.1v-9b")
+    chats("short.mp4")
+    assert shapes("glm-4.1v-9b")[0].num_images
+
+
+def test_a_scan_that_was_kept_is_of_the_same_rule():
+    chats("long.mp4")
+    first = shapes()
+    assert shapes(video_frames=8) != first
+    assert shapes() == first
+    assert json.loads(json.dumps(first[0])) == list(first[0])
