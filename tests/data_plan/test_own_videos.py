@@ -146,3 +146,10 @@ def test_a_scan_that_was_kept_is_of_the_same_rule():
     assert shapes(video_frames=8) != first
     assert shapes() == first
     assert json.loads(json.dumps(first[0])) == list(first[0])
+
+
+def test_more_pixels_than_are_decoded_are_refused():
+    Path("huge.mp4").write_bytes(mp4_header(8192, 4320, 1000))
+    chats("huge.mp4", "short.mp4")
+    [sentence] = asked().from_data.source.dataset.sentences
+    assert f"80 frames of 8192x4320 are {80 * 8192 * 4320:,} pixels, and at most" in sentence

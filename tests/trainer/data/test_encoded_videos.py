@@ -239,6 +239,18 @@ def test_limits_of_frames_are_those_of_the_plan(folders, path: Path):
             assert int(encoded["video_grid_thw"][0, 0]) == 6 // 2
 
 
+@needs_torchvision
+def test_a_video_that_is_broken_is_found_before_training(folders, path: Path):
+    clip = path.parent / "long.mp4"
+    content = clip.read_bytes()
+    clip.write_bytes(content[:100] + bytes(len(content) // 2) + content[100 + len(content) // 2 :])
+    samples = samples_of(path)
+    with pytest.raises(InputError, match=r"chats.jsonl:2: the video, .*long.mp4, cannot be read as a video"):
+        scanned(encoder_of(folders["qwen2_5_vl"]), samples)
+    scan = scanned(encoder_of(folders["qwen2_5_vl"], skips_bad=True), samples)
+    assert scan.skipped == {samples[1].source, samples[4].source}
+
+
 def test_samples_with_videos_need_packages_of_their_own(monkeypatch: pytest.MonkeyPatch, path: Path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     samples = samples_of(path)

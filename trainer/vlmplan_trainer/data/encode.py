@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import BatchFeature
 
 from vlmplan.chats.downscaling import Downscaling, ImageDownscaler, Size
-from vlmplan.chats.samples import Sample
+from vlmplan.chats.image_files import PixelBudget
+from vlmplan.chats.samples import Sample, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 from vlmplan_trainer.data.images import opened
@@ -89,6 +90,7 @@ class Encoder:
         self.meter = ImageMeter(processor) if self.is_vision else None
         self._image_size = image_size
         self._fitter = ImageDownscaler(self.meter, image_size) if self.meter is not None else None
+        self._tried_pixels = PixelBudget()
         self._video_limits = {"fps": video_fps, "most_frames": video_frames}
         self.truncated: set[str] = set()
         self.skipped: set[str] = set()
@@ -276,6 +278,12 @@ class Encoder:
             for number, (part, one) in enumerate(zip(sample.videos, metadata, strict=True), start=1)
         ]
         return {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
+
+    def try_video(self, part: VideoPart, *, name: str) -> None:
+        """Decode a video, of the first ones before training. Raises InputError, naming ``name``, for a broken one."""
+        indices = self.video_meter.rule.indices(part.header)
+        if self._tried_pixels.takes((part.header.width * part.header.height, max(indices) + 1)):
+            frames_of(part, indices, name=name)
 
     def _known(self, made: dict[str, Any]) -> Encoded:
         """What the model's forward names."""

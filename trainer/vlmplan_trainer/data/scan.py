@@ -1,7 +1,7 @@
 """Which samples can be trained on, and how long they are: known before training starts, without opening an image.
 
-An image's number of tokens comes from its size, a video's from its header. So every rank leaves out the same samples,
-and the ranks' numbers of micro batches stay equal.
+An image's number of tokens comes from its size, a video's from its header; the first videos are decoded, as the first
+images were. So every rank leaves out the same samples, and the ranks' numbers of micro batches stay equal.
 """
 
 from collections.abc import Callable, Iterable
@@ -179,9 +179,11 @@ def _tokens_of(encoder: Encoder, part: ImagePart | VideoPart) -> tuple[int, bool
     """Tokens that an image or a video becomes, and whether it is an image that is made smaller."""
     if isinstance(part, VideoPart):
         try:
-            return encoder.video_meter.num_tokens(part.header), False
+            num_tokens = encoder.video_meter.num_tokens(part.header)
         except InputError as error:
             raise InputError(f"the video {part.source}: {error}") from None
+        encoder.try_video(part, name="the video")
+        return num_tokens, False
     assert encoder.meter is not None
     size = (part.width, part.height)
     fit = encoder.fit(size)
