@@ -6,7 +6,7 @@ they do not say is not guessed.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,12 +24,19 @@ READ = "the headers of MP4, MOV and AVI are read"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoHeader:
-    """``num_frames`` of ``width`` x ``height`` pixels that last ``seconds``, as they are stored: not turned."""
+    """``num_frames`` of ``width`` x ``height`` pixels that last ``seconds``, as they are stored. They are looked at
+    after so many ``quarter_turns`` clockwise, as phones have it that are held upright."""
 
     width: int
     height: int
     num_frames: int
     seconds: float
+    quarter_turns: int = 0
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        """Width and height as it is looked at."""
+        return (self.height, self.width) if self.quarter_turns % 2 else (self.width, self.height)
 
     @property
     def fps(self) -> float:
@@ -119,8 +126,21 @@ def _of_moov(moov: bytes) -> VideoHeader:
     for kind, track in _boxes(moov):
         media = _inside(track, b"mdia") if kind == b"trak" else b""
         if _inside(media, b"hdlr")[8:12] == b"vide":
-            return _of_media(media)
+            return replace(_of_media(media), quarter_turns=_quarter_turns(_inside(track, b"tkhd")))
     raise ValueError("it has no video track")
+
+
+def _quarter_turns(header: bytes) -> int:
+    """By the first row of the matrix in ``tkhd``; 0 for one that turns by another angle, as where there is none."""
+    place = 52 if header[:1] == b"\x01" else 40
+    if len(header) < place + 8:
+        return 0
+    [cosine, sine] = struct.unpack_from(">ii", header, place)
+    return {(0, 1): 1, (-1, 0): 2, (0, -1): 3}.get((_sign(cosine), _sign(sine)), 0)
+
+
+def _sign(value: int) -> int:
+    return (value > 0) - (value < 0)
 
 
 def _of_media(media: bytes) -> VideoHeader:

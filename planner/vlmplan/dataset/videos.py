@@ -96,7 +96,7 @@ class VideoAmounts:
     def _seen(self, video: VideoHeader) -> SeenVideo:
         """Raises InputError for a video that the model's processor refuses."""
         if isinstance(self._rules, OwnVideoRules):
-            return self._of_frames(self.num_frames(video), (video.width, video.height))
+            return self._of_frames(self.num_frames(video), video.shown_size)
         assert self._rules is not None
         [size, *others] = frame_pairs(video, self._rules)
         num_images, shape = 1 + len(others), self._images.shape(size, 1)

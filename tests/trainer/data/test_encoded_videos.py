@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,26 @@ def test_frames_are_those_of_their_places_and_as_large_as_the_header_says(tmp_pa
     assert found.dtype == torch.uint8
     for frame, place in zip(found, places, strict=True):
         assert float(frame.float().mean()) == pytest.approx(shade(place, 30), abs=4)
+
+
+@pytest.mark.parametrize(("matrix", "turns"), [((0, 1, -1, 0), 1), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 3)])
+def test_a_video_is_turned_as_its_header_says(tmp_path: Path, matrix: tuple[int, ...], turns: int):
+    """A matrix of MP4 turns by so many quarters clockwise; FFmpeg counts degrees the other way round."""
+    import av
+
+    plain = part_of(write_video(tmp_path / "plain.mp4"))
+    content = bytearray((tmp_path / "plain.mp4").read_bytes())
+    place = content.index(b"tkhd") + 4 + 40
+    cosine, sine, other, last = (65536 * value for value in matrix)
+    content[place : place + 36] = struct.pack(">9i", cosine, sine, 0, other, last, 0, 0, 0, 1 << 30)
+    (tmp_path / "turned.mp4").write_bytes(content)
+    turned = part_of(tmp_path / "turned.mp4")
+    assert turned.header.quarter_turns == turns
+    assert turned.header.shown_size == ((64, 96) if turns % 2 else (96, 64))
+    frames = frames_of(turned, [20], name="video 1")
+    assert torch.equal(frames, torch.rot90(frames_of(plain, [20], name="video 1"), -turns, dims=(2, 3)))
+    with av.open(str(tmp_path / "turned.mp4")) as container:
+        assert next(container.decode(video=0)).rotation % 360 == -90 * turns % 360
 
 
 def test_a_video_that_is_cut_off_or_broken_is_one_sentence(tmp_path: Path):

@@ -65,7 +65,8 @@ class VideoMeter:
         part, num_frames = self._processor.video_processor, len(self.rule.indices(header))
         if self.rule.sampler is Sampler.INTERNVL:
             return num_frames, 1, 1
-        frames = torch.empty(1, num_frames, 3, header.height, header.width, dtype=torch.uint8, device="meta")
+        width, height = header.shown_size
+        frames = torch.empty(1, num_frames, 3, height, width, dtype=torch.uint8, device="meta")
         try:
             resized = part.resize(
                 frames,
@@ -92,11 +93,12 @@ class VideoMeter:
 
     def metadata(self, header: VideoHeader) -> dict[str, Any]:
         """What transformers calls the metadata of a video of which these frames are given."""
+        width, height = header.shown_size
         return {
             "total_num_frames": header.num_frames,
             "fps": header.fps,
-            "width": header.width,
-            "height": header.height,
+            "width": width,
+            "height": height,
             "duration": header.seconds,
             "frames_indices": self.rule.indices(header),
         }
@@ -137,7 +139,7 @@ def frame_rule_of(processor: Any, *, fps: float | None, most_frames: int | None)
 
 
 def frames_of(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
-    """The frames of these places, (frames, 3, height, width) in 8 bits, as large as the video's header says.
+    """The frames of these places, (frames, 3, height, width) in 8 bits, as large and turned as the header says.
 
     Raises InputError, naming ``name``, for a video that cannot be decoded.
     """
@@ -148,7 +150,8 @@ def frames_of(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
     except Exception as error:  # PyAV raises anything at all for a broken file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{name}, {part.source}, cannot be read as a video ({reason})") from None
-    return torch.stack([found[index] for index in indices])
+    frames = torch.stack([found[index] for index in indices])
+    return torch.rot90(frames, -part.header.quarter_turns, dims=(2, 3)) if part.header.quarter_turns else frames
 
 
 def _decoded(path: Path, header: VideoHeader, indices: Sequence[int]) -> dict[int, Tensor]:
