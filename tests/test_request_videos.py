@@ -17,14 +17,20 @@ PAIR_TOKENS = 23 * 13
 """Of 644 x 364 pixels, 28 x 28 each."""
 
 
+def as_images(request: Request) -> Request:
+    """Without what is said of the videos."""
+    return replace(request, video_notes=(), workload=replace(request.workload, video_frames=None))
+
+
 def test_videos_are_asked_for_as_the_images_that_they_are():
     told, plain = parse({**VIDEO, "seq_len": 4096}), parse({**AS_IMAGES, "seq_len": 4096})
-    assert replace(told, video_notes=()) == plain
+    assert told.workload.video_frames == 16  # which the trainer keeps to
+    assert as_images(told) == plain
     assert told.options() == plain.options()
     assert told.videos == VideoRequest()
     [planned, trainer] = told.config_notes
     assert planned.startswith("1 video of 16 frames of 640x360 in each sample is planned as 8 images of 644x364")
-    assert "launch with --data and --video-frames 16" in trainer
+    assert "at most 16 of a video" in trainer
 
 
 def test_seconds_are_the_frames_that_the_processor_takes_of_them():
@@ -66,7 +72,7 @@ def test_a_length_that_videos_pass_is_refused_by_their_options():
 def test_a_smaller_size_of_images_that_is_proposed_can_be_given_beside():
     request = parse({**VIDEO, "image_size": "322x182", "seq_len": 2048})
     expected = parse({**AS_IMAGES, "image_size": "322x182", "seq_len": 2048})
-    assert replace(request, video_notes=()) == expected
+    assert as_images(request) == expected
     assert "as --image-size says" in request.video_notes[0]
 
 

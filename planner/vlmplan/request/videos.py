@@ -43,6 +43,8 @@ def with_videos(own: Request, options: Options) -> Request:
         seq_len=seq_len,
         images_per_sample=num_videos * found.num_images,
         image_size=(found.width, found.height),
+        video_fps=asked.fps,
+        video_frames=num_frames,
     )
     notes = (
         _planned_as(text, found, num_videos, is_said=said_size is not None),
@@ -187,8 +189,8 @@ def _of_trainer(tool: "Tool | None", num_frames: int, size: tuple[int, int]) -> 
     """What the user has to do so that his trainer does the same."""
     if tool is None:
         return (
-            f"vlmplan's own trainer takes the frames that the model's processor does: launch with --data and "
-            f"--video-frames {num_frames} takes no more"
+            f"vlmplan's own trainer takes the frames that the model's processor does, at most {num_frames} of a video "
+            f"with this plan, and leaves out samples for which it has no room"
         )
     from vlmplan.other_trainers.writing import Tool, title_of
 
