@@ -28,6 +28,8 @@ from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.models import find_model
 from vlmplan_trainer.data.batches import Batches, collated, with_blank
 from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.flat_batches import FlatBatches
+from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.data.scan import scanned
 from vlmplan_trainer.data.videos import frames_of, refuse_videos_without_packages
 from vlmplan_trainer.models.processors import load_processor
@@ -278,3 +280,17 @@ def test_samples_with_videos_need_packages_of_their_own(monkeypatch: pytest.Monk
     refuse_videos_without_packages(samples[2:3])
     with pytest.raises(MissingPackageError, match=r"chats.jsonl:1: .* need av and torchvision, .*'vlmplan\[video\]'"):
         refuse_videos_without_packages(samples)
+
+
+@needs_torchvision
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_samples_with_videos_one_behind_the_other_have_their_own_positions(family: str, folders, path: Path):
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folders[family], dtype=torch.float32).train()
+    model.config.use_cache = model.config.text_config.use_cache = False  # with a cache samples are not told apart
+    made, samples = encoder_of(folders[family]), samples_of(path)
+    [flat] = FlatBatches(samples, made, micro_batch=len(samples), num_ranks=1, rank=0, seed=0)
+    with torch.no_grad():
+        alone = [loss_sum(model, made.encode(sample)) for sample in samples]
+        assert loss_sum(model, for_the_model(model, flat)) == pytest.approx(sum(alone), rel=1e-4)
