@@ -5,6 +5,7 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ from test_batches_of_families import loss_sum
 from chat_files import jsonl, png, text
 from small_videos import shade, write_video
 from vlmplan.chats.samples import Sample, VideoPart, read_chats
-from vlmplan.chats.video_files import video_header
+from vlmplan.chats.video_files import VideoHeader, video_header
 from vlmplan.data_plan.lengths import sample_shapes
 from vlmplan.data_rules import OwnVideoRules, rules_of
 from vlmplan.dataset import dataset
-from vlmplan.dataset.videos import video_reading
+from vlmplan.dataset.images import ImageAmounts
+from vlmplan.dataset.videos import VideoAmounts, video_reading
 from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.models import find_model
 from vlmplan_trainer.data.batches import Batches, collated, with_blank
@@ -31,7 +33,7 @@ from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.flat_batches import FlatBatches
 from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.data.scan import scanned
-from vlmplan_trainer.data.videos import frames_of, refuse_videos_without_packages
+from vlmplan_trainer.data.videos import VideoMeter, frames_of, refuse_videos_without_packages
 from vlmplan_trainer.models.processors import load_processor
 
 needs_torchvision = pytest.mark.skipif(
@@ -294,3 +296,37 @@ def test_samples_with_videos_one_behind_the_other_have_their_own_positions(famil
     with torch.no_grad():
         alone = [loss_sum(model, made.encode(sample)) for sample in samples]
         assert loss_sum(model, for_the_model(model, flat)) == pytest.approx(sum(alone), rel=1e-4)
+
+
+# -- published settings ----------------------------------------------------------------------------------------------
+
+CLASSES = {
+    "qwen2-vl-2b": "Qwen2VLVideoProcessor",
+    "qwen2.5-vl-7b": "Qwen2VLVideoProcessor",
+    "qwen3-vl-4b": "Qwen3VLVideoProcessor",
+    "qwen3.5-9b": "Qwen3VLVideoProcessor",
+    "glm-4.1v-9b": "Glm4vVideoProcessor",
+    "glm-4.6v": "Glm46VVideoProcessor",
+}
+HEADERS = [
+    VideoHeader(width=width, height=height, num_frames=num_frames, seconds=num_frames / fps, quarter_turns=turns)
+    for width, height, num_frames, fps, turns in (
+        (1920, 1080, 900, 30, 0), (1080, 1920, 901, 29.97, 1), (320, 240, 75, 25, 2), (64, 48, 36_000, 60, 3),
+        (640, 360, 9, 24, 0), (1280, 720, 30_000, 24, 0),
+    )
+]  # fmt: skip
+
+
+@needs_torchvision
+@pytest.mark.parametrize("alias", CLASSES)
+def test_planner_and_trainer_have_one_rule_of_every_published_processor(alias: str):
+    import transformers
+
+    model, rules = find_model(alias), rules_of(None)
+    amounts = VideoAmounts(model, rules, ImageAmounts(model, rules))
+    part = getattr(transformers, CLASSES[alias])(**(model.video_settings or {}))
+    meter = VideoMeter(SimpleNamespace(video_processor=part))
+    assert meter.rule == video_reading(model, rules).frames
+    for header in HEADERS:
+        assert amounts.num_frames(header) == len(meter.rule.indices(header))
+        assert amounts.seen(header).num_patches == meter.num_patches(header)
