@@ -187,8 +187,8 @@ class ExactCounter:
         return self._placeholders[kind]
 
     def _found_placeholder(self, kind: str) -> int | None:
-        """The token that the template writes once for one image, or one video: one that config.json names, or the only
-        added token that is there with it alone (InternVL's for a video, which config.json does not name)."""
+        """The token that the template writes once for one image, or one video: one that config.json names, or for a
+        video the only added token that is there with it alone (InternVL's, which config.json does not name)."""
         if self._renderer is None or not self._texts.placeholders:
             return None
         try:
@@ -196,7 +196,7 @@ class ExactCounter:
         except InputError:
             return None
         named = next((token for token in self._texts.placeholders if ids.count(token) == 1), None)
-        if named is not None:
+        if named is not None or kind == "image":
             return named
         added = [token for token in self._tokenizer.get_added_tokens_decoder() if ids.count(token) == 1]
         new = [token for token in added if token not in without]
