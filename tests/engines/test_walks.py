@@ -67,11 +67,13 @@ def recipes(draw: Any) -> Recipe:
     hosts = st.sampled_from([Offload.NONE, Offload.CPU])
     precisions = [one for one in Precision if stage is not None or one is not Precision.FP16]
     kind = draw(st.sampled_from(OptimizerKind))
+    method = draw(st.sampled_from([Method.FULL, Method.LORA] + [Method.QLORA] * (stage != 3)))
     offloads = stage in (1, 2, 3) and kind is not OptimizerKind.MUON
     return Recipe(
         zero_stage=stage,
         gradient_as_bucket_view=draw(st.booleans()),
-        method=draw(st.sampled_from([Method.FULL, Method.LORA] + [Method.QLORA] * (stage != 3))),
+        method=method,
+        train_embeddings=method is not Method.FULL and draw(st.booleans()),
         precision=draw(st.sampled_from(precisions)),
         weight_dtype=draw(st.sampled_from([WeightDtype.TABLE, WeightDtype.FLOAT32])) if stage else WeightDtype.TABLE,
         optimizer=kind,
@@ -135,3 +137,16 @@ def test_stage_3_makes_weights_that_are_loaded_in_float32_wide_before_it_casts_a
         embedding = 32_000 * 2048
         shard = embedding * 2 // 8  # on its way to the host, where the whole weight is read into it
         assert load_peak.total == max(embedding * num_bytes, embedding * 2 + shard)
+
+
+def test_stage_3_gathers_the_embedding_that_adapters_train_a_copy_of_while_that_is_made():
+    table_and_peak = {}
+    for trains in (False, True):
+        recipe = Recipe(method=Method.LORA, zero_stage=3, offload_params=Offload.CPU, train_embeddings=trains)
+        table = table_of("tinyllama-1.1b", recipe, (0.0, 0.0))
+        table_and_peak[trains] = table, walked(table, recipe, num_ranks=2)[0].total
+    (plain, _), (copied, peak) = table_and_peak[False], table_and_peak[True]
+    embedding = 2 * 32_000 * 2048
+    assert copied.trained_bytes - plain.trained_bytes == 2 * embedding  # the head's too
+    adapters_before_the_last_copy = copied.trained_bytes - embedding
+    assert peak == adapters_before_the_last_copy + embedding + embedding

@@ -211,8 +211,10 @@ class MuonZero3(Zero3):
         return ModelStates(start, resident, init, higher(resident, higher(stepping, making)), plain.copies)
 
     def _first_gradients(self, start: Components) -> Components:
-        """That of the largest sub-group, once the master weights are there."""
-        return start + Components(temporaries=max(self.sub_groups) * self.master_bytes)
+        """That of the largest sub-group, once the master weights and momentum are there: before the bucket and the
+        shards of gradients."""
+        made = Components(weights=start.weights, optimizer_states=start.optimizer_states)
+        return made + Components(temporaries=max(self.sub_groups) * self.master_bytes)
 
     @cached_property
     def _update_peaks(self) -> tuple[int, int]:

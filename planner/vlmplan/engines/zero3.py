@@ -14,7 +14,7 @@ from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import overfills
-from vlmplan.engines.engine import weight
+from vlmplan.engines.engine import is_copy, weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gather_walk import gather_walk
@@ -60,7 +60,8 @@ class Zero3(Zero3Formulas):
     def load(self, *, is_on_cpu: bool) -> None:
         """``deepspeed.zero.Init`` shards every module once it is built, and gathers it once more, all its own weights
         together, for the values that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``). A
-        tied head is a weight of its own until the end (``no_tie_weights``). Adapters are added whole."""
+        tied head is a weight of its own until the end (``no_tie_weights``). Adapters are added whole; of what is
+        trained in a copy the original is gathered to be copied (peft's ``ModulesToSaveWrapper.update``)."""
         del is_on_cpu
         sink, modules = self.sink, self._modules_of_checkpoint()
         for entries in modules:
@@ -76,7 +77,10 @@ class Zero3(Zero3Formulas):
             sink.transient(Component.TEMPORARIES, whole + arriving if len(entries) == 1 else arriving + whole)
         if self.recipe.trains_adapters:
             for entry in self.trained:
+                copied = self.num_ranks * self.shards.shard_bytes(entry.parameter) if is_copy(entry) else 0
+                sink.allocate("original", Component.TEMPORARIES, copied)
                 sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
+                sink.free("original")
         sink.free("tied shard")
 
     def build(self) -> None:
