@@ -57,8 +57,6 @@ class Lora(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tape = x.tape
-        if tape.switches_adapters_off:
-            return self.base_layer(x)  # type: ignore[operator]
         if not tape.fetches_weights:
             return self._adapted(x)
         tape.modules.append(self._looked_at)
@@ -70,6 +68,8 @@ class Lora(Module):
 
     def _adapted(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
+        if x.tape.switches_adapters_off:
+            return result
         dtype = result.dtype
         is_4bit = isinstance(self.base_layer, Linear4bit)
         if is_4bit:

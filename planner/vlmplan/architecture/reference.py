@@ -66,11 +66,20 @@ def is_of_copy(run: Run) -> bool:
     return run.key.startswith(REFERENCE) and not run.key.startswith(REFERENCE + OWN)
 
 
+def is_own(run: Run) -> bool:
+    """Whether it is of a reference that is the model itself."""
+    return run.key.startswith(REFERENCE + OWN)
+
+
 def loses_order(trace: Trace) -> bool:
-    """Whether DeepSpeed does not know under stage 3 which module comes next: a forward without gradients has run on the
-    same modules between forward and backward, and ended what it recorded (``parameter_offload.py``
-    ``_end_of_forward_hook``: ``reset_step`` where no gradients are enabled; ``ZeRoTraceMode.INVALID``)."""
-    return bool(trace.schedule) and trace.schedule[-1].key.startswith(REFERENCE + OWN)
+    """Whether DeepSpeed does not know under stage 3 which module comes next, but where the reference's forward begins.
+
+    Every forward of the model begins with ``reset_step`` (deepspeed 0.19.8 ``zero/parameter_offload.py``
+    ``_start_of_forward_hook``). That of a reference which is the model itself completes what the model's own forward
+    recorded, so that it goes by that order until the first adapter is missing: then the order is no longer valid
+    (``trace_prologue`` in ``zero/partitioned_param_coordinator.py``), and the next forward records anew.
+    """
+    return bool(trace.schedule) and is_own(trace.schedule[-1])
 
 
 def _without_releases(trace: Trace, reference: Trace, *, is_reentrant: bool) -> dict[str, Section]:

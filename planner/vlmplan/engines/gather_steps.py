@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from vlmplan.architecture.reference import is_of_copy
+from vlmplan.architecture.reference import is_of_copy, is_own
 from vlmplan.architecture.trace import Event, Fetch, Trace
 from vlmplan.engines.gather_records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
 from vlmplan.zero_settings import ZeroSettings
@@ -17,7 +17,8 @@ class GatherSteps:
     the step ``inside_head`` follows it; ``order`` are the
     uses of weights, each with its step; ``traversed`` are the elements up to each step, as a module that is no leaf
     counts and as a leaf does, where the reuse distance asks for them. Weights up to the persistence threshold are in
-    no module here.
+    no module here. ``again`` are the steps of a reference's forward on the same modules which are those that forward
+    began with; empty where there is none.
     """
 
     def __init__(self, trace: Trace, zero: ZeroSettings, *, num_ranks: int, omitted: Mapping[int, Passed]) -> None:
@@ -33,10 +34,19 @@ class GatherSteps:
         self.first_of_backward = len(forward)
         beside = [is_of_copy(run) for run in trace.schedule for _ in used[run.key][0]]
         self._of_copy = {step for step, is_copys in enumerate(beside) if is_copys}
+        self.again = self._again(trace, used)
         self.order = [(weight, step) for step, module in enumerate(self.modules) for weight in module.weights]
         weighted = (step for _, step in self.order if step >= self.first_of_backward)
         self.inside_head = next(weighted, len(self.modules)) + 1
         self.traversed = self._passed_by_step(omitted) if zero.stage3_max_reuse_distance else NOT_ASKED
+
+    def _again(self, trace: Trace, used: Mapping[str, tuple[list[Any], list[Any]]]) -> range:
+        own = [is_own(run) for run in trace.schedule for _ in used[run.key][0]]
+        start = own.index(True) if True in own else self.first_of_backward
+        stop = start
+        while stop < self.first_of_backward and self.modules[stop] is self.modules[stop - start]:
+            stop += 1
+        return range(start, stop)
 
     def _passed_by_step(self, omitted: Mapping[int, Passed]) -> tuple[list[int], list[int]]:
         numels = [passed_by(module.numel, is_leaf=module.is_leaf) for module in self.modules]

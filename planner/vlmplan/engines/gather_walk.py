@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from vlmplan.architecture.reference import is_of_copy
+from vlmplan.architecture.reference import is_of_copy, is_own
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_records import Key, Passed, passed_by
@@ -155,7 +155,7 @@ class _Shape:
                 numbers[run.key] = len(numbers)
                 uses = section_uses(trace.sections[run.key])
                 sections.append((self._numbered(uses.forward), self._numbered(uses.backward)))
-        runs = [(numbers[run.key], run.layer, is_of_copy(run)) for run in trace.schedule]
+        runs = [(numbers[run.key], run.layer, is_of_copy(run), is_own(run)) for run in trace.schedule]
         self.key = (tuple(sections), tuple(self._members), tuple(runs))
 
     def _numbered(self, events: list[WeightUse]) -> tuple[tuple[Any, ...], ...]:

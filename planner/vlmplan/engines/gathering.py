@@ -7,10 +7,11 @@ again soon. Limits are in elements, as DeepSpeed counts them.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_counts import GatherCounts
@@ -45,7 +46,8 @@ class GatheredWeights:
         schedule leaves out before a step; distances between steps count them.
         """
         self._zero, self._num_ranks, self._wrappers, self._offloads = zero, num_ranks, wrappers, offloads
-        self._max_live, self._most_prefetched = zero.stage3_max_live_parameters, zero.stage3_prefetch_bucket_size
+        self._knows_order = not loses_order(trace)
+        self._max_live = zero.stage3_max_live_parameters
         self._sink = None if sink is NULL_SINK else sink
         self._peak = 0
         self.gathers: list[tuple[int, int]] = []
@@ -54,6 +56,7 @@ class GatheredWeights:
         self._steps, self._modules, self._weights = steps.modules, steps.module_by_key, steps.weight_by_key
         self._order, self._traversed, self._first_of_backward = steps.order, steps.traversed, steps.first_of_backward
         self._inside_reader = wrappers.inside
+        self._again = steps.again
         if self._steps and self._steps[0].reads_head:
             self._wrappers = Wrappers(forward=wrappers.more, outside=wrappers.more, inside=0)
         self._inside_head = steps.inside_head
@@ -77,11 +80,40 @@ class GatheredWeights:
                     self._take(weight, weight.storage)
             weight.fetched_for = -1
             weight.uses.clear()
-        self._queue = deque(self._order)
-        for weight, step in self._order:
+        self._follow(self._order, knows=self._knows_order)
+        self._step, self._shift = 0, 0
+
+    def _follow(self, order: Sequence[tuple[GatheredWeight, int]], *, knows: bool) -> None:
+        """Uses of weights come in this ``order``; ``knows``: and DeepSpeed prefetches by it."""
+        self._queue = deque(order)
+        for weight, step in order:
             weight.uses.append(step)
         self._num_available = 0
-        self._step = 0
+        self._most_prefetched = self._zero.stage3_prefetch_bucket_size if knows else 0
+        self._max_reused = self._zero.stage3_max_reuse_distance if knows else 0
+
+    def _begin_again(self) -> None:
+        """A second forward of the same modules begins, and is expected to go as the first has (``reset_step``)."""
+        for weight in self._weights.values():
+            weight.fetched_for = -1
+            weight.uses.clear()
+        self._shift = self._step
+        self._follow([use for use in self._order if use[1] < self._step], knows=True)
+        self._prefetch_times(self._wrappers.forward)
+
+    def _lose_order(self) -> None:
+        """Another module has come than was expected: what is under way goes when it has arrived, unless it is in use
+        (``_invalidate_trace``)."""
+        for weight in self._weights.values():
+            if weight.gather is not None:
+                self._wait(weight, weight.gather)
+                if weight.storage is not None and not weight.users:
+                    self._take(weight, weight.storage)
+            weight.fetched_for = -1
+            weight.uses.clear()
+        available, self._shift = self._num_available, 0
+        self._follow([use for use in self._order if use[1] >= self._step], knows=False)
+        self._num_available = available
 
     @property
     def weights(self) -> Collection[Key]:
@@ -91,7 +123,12 @@ class GatheredWeights:
     @property
     def next_prefetched_step(self) -> int:
         """The first step of which prefetch has not looked at all weights yet."""
-        return self._queue[0][1] if self._queue else len(self._steps)
+        return self._queue[0][1] + self._shift if self._queue else len(self._steps)
+
+    @property
+    def _known_step(self) -> int:
+        """The step in the order that is followed."""
+        return self._step - self._shift
 
     def state(self, name: Callable[[Key], Hashable]) -> Hashable:
         """All that what comes depends on, but for the bytes that are live: equal states go on in the same way.
@@ -101,7 +138,7 @@ class GatheredWeights:
         waiting: dict[Gather, list[Hashable]] = {}
         weights: list[Hashable] = []
         for weight in self._weights.values():
-            ahead = weight.fetched_for - self._step
+            ahead = weight.fetched_for - self._known_step
             if weight.storage is None and weight.gather is None and ahead <= 0:
                 continue
             ahead = max(0, ahead)
@@ -113,7 +150,7 @@ class GatheredWeights:
                 weights.append((name(weight.key), num_views, ahead, users))
         gathers = frozenset([(one.flat_bytes, one.num_waiting, one.is_done, *of) for one, of in waiting.items()])
         next_step = self.next_prefetched_step
-        num_ahead = len(list(takewhile(lambda use: use[1] == next_step, self._queue)))
+        num_ahead = len(list(takewhile(lambda use: use[1] + self._shift == next_step, self._queue)))
         return self._num_available, next_step - self._step, num_ahead, gathers, frozenset(weights)
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -126,6 +163,10 @@ class GatheredWeights:
             self.gathers = []
         if self._step == 0:
             self._prefetch_times(self._wrappers.forward)
+        elif self._again and self._step == self._again.start:
+            self._begin_again()
+        elif self._again and self._step == self._again.stop:
+            self._lose_order()
         elif self._step == self._inside_head:
             self._prefetch_times(self._wrappers.inside)
         if module.weights:
@@ -281,7 +322,7 @@ class GatheredWeights:
 
     def _drop_from_queue(self) -> None:
         """What the module uses now needs no prefetch any more. Uses leave the queue in their order."""
-        while self._queue and self._queue[0][1] <= self._step:
+        while self._queue and self._queue[0][1] <= self._known_step:
             weight, weight_step = self._queue.popleft()
             weight.fetched_for = weight_step
 
@@ -315,17 +356,18 @@ class GatheredWeights:
 
     def _is_kept(self, weight: GatheredWeight, *, is_leaf: bool) -> bool:
         """Whether the weight stays: prefetch counted on it, or it is used again within the reuse distance."""
-        if weight.fetched_for > self._step:
+        step = self._known_step
+        if weight.fetched_for > step:
             return True
-        if not self._zero.stage3_max_reuse_distance:
+        if not self._max_reused:
             return False
         uses = weight.uses
-        while uses and uses[0] < self._step:
+        while uses and uses[0] < step:
             uses.popleft()
         if not uses:
             return False
         traversed = self._traversed[is_leaf]
-        return traversed[uses[0]] - traversed[self._step] < self._zero.stage3_max_reuse_distance
+        return traversed[uses[0]] - traversed[step] < self._max_reused
 
 
 def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from vlmplan.architecture.model import NamedParameter
-from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import overfills
 from vlmplan.engines.engine import is_copy, weight
@@ -294,7 +293,7 @@ class Zero3(Zero3Formulas):
         gathered = [one for one, _ in self.table.kinds if not self.shards.is_persistent(one)]
         is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
         num_ranks = self.num_ranks if is_padded else min(self.num_ranks, 2)
-        walk = gather_walk(trace, self._zero_of(trace), wrappers=wrappers(self.recipe, self.table), num_ranks=num_ranks)
+        walk = gather_walk(trace, self.recipe.zero, wrappers=wrappers(self.recipe, self.table), num_ranks=num_ranks)
         return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
@@ -302,7 +301,7 @@ class Zero3(Zero3Formulas):
         for its next use (``ZeRoTraceMode.RECORD`` in ``partitioned_param_coordinator.py``)."""
         if not self.gathers_weights:
             return None
-        zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if is_first else self._zero_of(trace)
+        zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if is_first else self.recipe.zero
         return GatheredWeights(
             trace=trace,
             zero=zero,
@@ -311,10 +310,6 @@ class Zero3(Zero3Formulas):
             offloads=self.offloads_weights,
             sink=sink,
         )
-
-    def _zero_of(self, trace: Trace) -> ZeroSettings:
-        """Without the order of modules nothing is prefetched, and nothing kept for its next use."""
-        return replace(self.recipe.zero, **UNKNOWN_ORDER) if loses_order(trace) else self.recipe.zero
 
 
 def _part(kind: str, entry: NamedParameter) -> tuple[str, str]:

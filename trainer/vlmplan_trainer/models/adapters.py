@@ -34,6 +34,7 @@ ATTENTION_LINEARS: Mapping[str, tuple[str, ...]] = {
     "phi4_multimodal": ("qkv_proj", "o_proj"),
 }
 """What the attention of a language model is made of where it is not the usual four, by its model_type."""
+NF4 = "nf4"
 
 
 def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
@@ -248,7 +249,9 @@ def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device, *, do
     What ``from_pretrained`` does with weights from a file, for weights that are there already: in the order of their
     names each goes to ``device``, and is packed there.
     """
+    from transformers import BitsAndBytesConfig
     from transformers.core_model_loading import dot_natural_key
+    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
     packed = {id(linear.weight): (parent, name, linear) for parent, name, linear in _linears(model)}
     for _, parameter in sorted(model.named_parameters(), key=lambda named: dot_natural_key(named[0])):
@@ -258,6 +261,13 @@ def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device, *, do
         parent, child_name, linear = packed[id(parameter)]
         setattr(parent, child_name, _in_four_bits(linear, compute_dtype, device, double_quantises))
     model.is_loaded_in_4bit = model.is_quantized = True  # what peft looks at
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=NF4,
+        bnb_4bit_compute_dtype=compute_dtype,
+        bnb_4bit_use_double_quant=double_quantises,
+    )
+    model.hf_quantizer = Bnb4BitHfQuantizer(config)  # Hugging Face's Trainer asks it whether adapters can be trained
 
 
 def _linears(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
@@ -277,7 +287,7 @@ def _in_four_bits(linear: Any, compute_dtype: torch.dtype, device: torch.device,
     if kind_of(linear) == "conv1d":  # GPT-2 keeps it the other way round
         weight = weight.T.contiguous()
     rows, columns = weight.shape
-    options = {"compress_statistics": double_quantises, "quant_type": "nf4"}
+    options = {"compress_statistics": double_quantises, "quant_type": NF4}
     has_bias = linear.bias is not None
     packed = Linear4bit(columns, rows, bias=has_bias, compute_dtype=compute_dtype, device="meta", **options)
     packed.weight = Params4bit(weight, requires_grad=False, module=packed, **options)  # pyright: ignore[reportCallIssue]: __new__ takes it

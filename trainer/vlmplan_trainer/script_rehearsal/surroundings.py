@@ -14,6 +14,7 @@ from vlmplan_trainer.rehearse.device_shims import (
     dequantising_for_products,
     knowing_used_weights,
     making_numbers_on_the_host,
+    paging_in_host_memory,
     rebuilding_buckets,
     recording_no_streams,
 )
@@ -72,6 +73,7 @@ def enter_shims(
         stack.enter_context(shim())
     if card is not None and _has_bitsandbytes():
         stack.enter_context(dequantising_for_products())
+        stack.enter_context(paging_in_host_memory())
     stack.enter_context(telling_of_resized_storages(lambda storage: ledger.resized(storage, attribution)))
     stack.enter_context(running_alone(rank, num_ranks, device=card and "cuda"))
 

@@ -41,10 +41,17 @@ def text_of(num_tokens: int) -> str:
 
 
 class Batches:
-    """Micro batches of a plan's samples, made anew for whoever asks: values are known, pixels have shapes alone."""
+    """Micro batches of a plan's samples, made anew for whoever asks: values are known, pixels have shapes alone.
+
+    ``datasets`` names what a tokenizer or processor has made by the processor as pickle has it; nothing of these is in
+    the name.
+    """
 
     def __init__(self, config: Any, samples: Samples, fake: Fake) -> None:
         self._config, self._samples, self._fake = config, samples, fake
+
+    def __getstate__(self) -> None:
+        return None
 
     def of(self, num_rows: int, num_tokens: int) -> dict[str, torch.Tensor]:
         """Inputs of a model for so many rows, without labels."""
@@ -83,6 +90,7 @@ class WordProcessor(ProcessorMixin):
 
     def __call__(self, images: Any = None, text: Any = None, **named: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if images is None:
+            text = [text] if isinstance(text, str) else text  # of one text too there are rows
             return self.tokenizer(text, **{name: one for name, one in named.items() if name != "videos"})
         return BatchFeature(self._batches.of(len(images), self._prompt_tokens))
 
