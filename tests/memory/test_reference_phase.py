@@ -12,9 +12,11 @@ from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.engines.shards import Shards
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator, has_upper_bound, with_copy
+from vlmplan.estimation.references import beside_bytes
+from vlmplan.memory.host import host_memory
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, WeightDtype
+from vlmplan.recipe_choices import LossKind, Method, Offload, WeightDtype
 from vlmplan.training_task import Reference, TaskKind, TrainingTask
 from vlmplan.workload import Workload
 
@@ -142,3 +144,27 @@ def test_what_no_closed_bound_holds_is_left_to_the_timeline():
     assert not has_upper_bound(lora)
     assert not has_upper_bound(SFT.with_changes(task=grpo))
     assert has_upper_bound(lora.with_changes(zero_stage=2))
+
+
+def test_a_second_model_is_loaded_beside_the_first_where_no_engine_waits_for_it():
+    """``Trainer.__init__`` has moved the first to the GPU by then."""
+    found = estimator(stage=None)
+    loaded = {phase.name: phase for phase in found.timeline(for_dpo(Reference.COPY, zero_stage=None), cluster()).phases}
+    assert loaded["load"].peak.weights == 2 * found.table.total_bytes
+
+
+def test_a_second_model_is_offloaded_as_the_first_is():
+    found = estimator(Method.FULL, 3)
+    table, recipe = found.table, for_dpo(Reference.COPY, zero_stage=3, offload_params=Offload.CPU)
+    assert beside_bytes(table, recipe, 1) == 0
+    without = recipe.with_changes(task=replace(DPO, reference=Reference.PRECOMPUTED))
+    hosts = [host_memory(table, one, num_ranks=1, ranks_per_node=1).steady_bytes for one in (without, recipe)]
+    assert hosts[1] - hosts[0] == table.total_bytes
+
+
+def test_dpo_drops_nothing_that_modules_drop():
+    recipe = for_dpo(zero_stage=None, method=Method.LORA)
+    found = estimator(Method.LORA, None).timeline(recipe, cluster())
+    dropping = recipe.with_changes(lora_dropout=0.1)
+    workload = estimator(Method.LORA, None).workload
+    assert Estimator(workload, dropping).timeline(dropping, cluster()) == found

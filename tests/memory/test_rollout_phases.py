@@ -10,7 +10,7 @@ from vlmplan.estimation import Estimator, refuse_parts_of_groups, whole_groups
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe_choices import LossKind, Method, Offload
 from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.units import GIB
 from vlmplan.workload import Workload
@@ -25,7 +25,7 @@ def estimator(method: Method = Method.FULL, stage: int | None = 2) -> Estimator:
     return Estimator(workload, Recipe(method=method, zero_stage=stage))
 
 
-def for_grpo(stage: int = 2, method: Method = Method.FULL, **settings: object) -> Recipe:
+def for_grpo(stage: int | None = 2, method: Method = Method.FULL, **settings: object) -> Recipe:
     task = TrainingTask(kind=TaskKind.GRPO, completion_tokens=ANSWER, num_generations=4, **settings)  # type: ignore[arg-type]
     return Recipe(loss=LossKind.TRL, zero_stage=stage, method=method, micro_batch=3, grad_accum=4, task=task)
 
@@ -141,3 +141,34 @@ def test_answers_at_once_are_whole_groups():
     refuse_parts_of_groups(Recipe(task=task, micro_batch=4, grad_accum=2), 3)
     with pytest.raises(InputError, match="--num-generations 8 does not divide the 12 answers"):
         refuse_parts_of_groups(Recipe(task=task, micro_batch=4, grad_accum=1), 3)
+
+
+def test_answers_that_are_made_within_a_step_stand_beside_its_gradients():
+    """Each of four micro batches by itself: when the next are generated, those before have left their gradients."""
+    within, between = (
+        {phase.name: phase.peak for phase in estimator(stage=None).timeline(recipe, cluster(num_gpus=1)).phases}
+        for recipe in (
+            for_grpo(stage=None, steps_per_generation=1, reference=Reference.COPY),
+            for_grpo(stage=None, steps_per_generation=4, reference=Reference.COPY),
+        )
+    )
+    assert within["generate"].gradients == estimator(stage=None).table.trained_bytes
+    assert between["generate"].gradients == 0
+    assert within["reference"].gradients == estimator(stage=None).table.trained_bytes
+    assert within["backward"].gradients == between["backward"].gradients
+
+
+@pytest.mark.parametrize("stage", [None, 0, 1, 2, 3])
+def test_answers_within_a_step_leave_the_engine_as_a_step_does(stage: int | None):
+    recipe = for_grpo(stage=stage, steps_per_generation=1)
+    found = estimator(stage=stage)
+    once, twice = (found.timeline_of_tensors(recipe, cluster(num_gpus=2)) for _ in range(2))
+    assert once == twice
+
+
+def test_generation_brings_every_offloaded_weight_to_a_rank_that_is_alone():
+    recipe = for_grpo(stage=3).with_changes(offload_params=Offload.CPU)
+    table = estimator(stage=3).table
+    whole = sum(one.numel * count for one, count in table.kinds if one.numel > 10**5) * 2
+    [found] = [one for one in estimator(stage=3).timeline(recipe, cluster(num_gpus=1)).phases if one.name == "generate"]
+    assert found.peak.weights - found.resident.weights >= whole

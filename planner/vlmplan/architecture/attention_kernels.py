@@ -178,7 +178,7 @@ def eager_attention(
     else:
         weights = ops.softmax(weights, None if tape.autocast is None else DType.FLOAT32)
         weights = ops.to(weights, q.dtype)
-    weights = ops.dropout(weights, rules.dropout)
+    weights = ops.dropout(weights, rules.dropout, is_module=False)
     tape.layer_locals.append(weights.detached())
     value_shape = (batch, num_heads, num_tokens, v.shape[-1])
     out = ops.matmul(_cast(weights), _folded(_cast(v), copies=copies), value_shape, num_keys)
@@ -254,7 +254,7 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout:
         is_masked = tape.tensor(scores.shape, DType.BOOL)
     tape.move(scores.num_bytes + is_masked.num_bytes)
     del is_masked, scores
-    weights = ops.dropout(weights, dropout)
+    weights = ops.dropout(weights, dropout, is_module=False)
     out = ops.to(ops.matmul(weights, v, (*q.shape[:-1], v.shape[-1]), num_keys), dtype)
     del weights, mask
     return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])

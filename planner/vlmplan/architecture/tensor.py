@@ -168,6 +168,8 @@ class ForwardTape(CheckpointRecorder):
     """Whether Liger's loss reads the head's weight inside the model's forward, as it does in other trainers."""
     switches_adapters_off: bool = False
     """Whether only base layers run (peft's ``disable_adapter``)."""
+    switches_dropout_off: bool = False
+    """Whether every ``nn.Dropout`` passes on what it gets (TRL's ``disable_dropout_in_model``)."""
     frees_saved: bool = False
     """Whether backward is in a layer that has run again: what it saved goes as soon as an operation has used it
     (``unpack_hook`` in ``torch/utils/checkpoint.py``), elsewhere when the backward of the operation is over."""

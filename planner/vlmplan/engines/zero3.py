@@ -24,7 +24,6 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3_formulas import Zero3Formulas
 from vlmplan.recipe import Recipe
 from vlmplan.units import DType
-from vlmplan.zero_settings import ZeroSettings
 
 NORM_ELEMENTS = 250_000_000
 """Elements at a time of the norm of an offloaded gradient (``_constant_buffered_norm2``)."""

@@ -23,6 +23,8 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
         caches_casts=recipe.caches_casts,
     )
     tape.offloads_inputs, tape.tiles_mlps = recipe.offload_activations, recipe.tiled_mlp
+    # trl 1.16 dpo_config.py: ``disable_dropout`` is True; grpo_config.py has it False
+    tape.switches_dropout_off = recipe.task is not None and recipe.task.is_dpo
     tape.reads_head, tape.input_gradients = recipe.liger_layers, recipe.needs_input_gradients
     return tape
 

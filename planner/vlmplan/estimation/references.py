@@ -16,6 +16,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.shards import Shards
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan.training_task import Reference
 from vlmplan.units import DType
 
@@ -103,11 +104,12 @@ def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
 
     It has the type of the first (``dpo_trainer.py``: ``ref_model_init_kwargs.setdefault("dtype", self.model.dtype)``),
     which DeepSpeed casts alike. ``prepare_deepspeed`` (``trl/models/utils.py``) shards it under stage 3, with weights
-    up to the persistence threshold whole, and has it whole on every GPU under the others.
+    up to the persistence threshold whole, and has it whole on every GPU under the others. Its configuration is the
+    run's own but for the optimizer's part, so that shards are on the host where the first model's are.
     """
     if recipe.reference is not Reference.COPY:
         return 0
     if recipe.zero_stage != 3:
         return table.total_bytes
     shards, persistent = Shards(table, recipe, num_ranks).weight_totals
-    return shards + persistent
+    return persistent + (0 if recipe.offload_params is not Offload.NONE else shards)

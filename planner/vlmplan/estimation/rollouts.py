@@ -16,7 +16,7 @@ from vlmplan.memory.evaluation import Generated, KeptOutputs
 from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe_choices import LossKind, Offload
 from vlmplan.timing import GenerationWork, RolloutWork
 from vlmplan.training_task import Generation, Reference
 from vlmplan.units import DType
@@ -58,6 +58,7 @@ class RolloutRuns:
             generated=generated,
             whole_bytes=self._whole_bytes(recipe, num_ranks) if generated is not None else 0,
             sync_bytes=None if generated is not None else self._sync_bytes(recipe, num_ranks),
+            is_within_step=recipe.micro_batches_at_once % recipe.grad_accum != 0,
         )
 
     def inference_engine(self, recipe: Recipe, backend: AttentionBackend, gpu: Gpu) -> InferenceEngine | None:
@@ -175,7 +176,8 @@ class RolloutRuns:
     def _whole_bytes(self, recipe: Recipe, num_ranks: int) -> int:
         """Of all weights but those that are whole anyway, each padded to a multiple of the ranks
         (``trl/models/utils.py`` ``unwrap_model_for_generation``: ``deepspeed.zero.GatheredParameters`` of all)."""
-        if recipe.zero_stage != 3 or num_ranks == 1:
+        is_whole = num_ranks == 1 and recipe.offload_params is Offload.NONE
+        if recipe.zero_stage != 3 or is_whole:
             return 0
         limit = recipe.zero.stage3_param_persistence_threshold
         return sum(

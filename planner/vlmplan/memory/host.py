@@ -12,6 +12,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import fullest_rank, idle_elements, owned_elements, partition_of, partition_size
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
+from vlmplan.training_task import Reference
 from vlmplan.units import GIB, DType
 
 PROCESS_BYTES = 3 * GIB
@@ -179,7 +180,9 @@ def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: 
 
 
 def _offloaded_weight_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """Shards of all weights, and of a second model where there is one."""
     if recipe.offload_params is Offload.NONE:
         return 0
-    weights = sum([count * -(-parameter.num_bytes // num_ranks) for parameter, count in table.kinds])
+    num_models = 2 if recipe.reference is Reference.COPY else 1
+    weights = num_models * sum([count * -(-parameter.num_bytes // num_ranks) for parameter, count in table.kinds])
     return round(weights * NVME_BUFFER_FRACTION) if recipe.offload_params is Offload.NVME else weights

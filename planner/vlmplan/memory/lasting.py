@@ -26,10 +26,19 @@ def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int,
             num_waiting = _num_waiting(recipe, phase.name)
             extra = workspaces + Components(activations=num_waiting * batch_bytes)
             phase = _with_extra(phase, extra)
+        if copy_bytes and phase.name == "load" and not recipe.uses_deepspeed:
+            phase = _whole_by_then(phase, timeline)
         if copy_bytes:
             phase = _with_extra(phase, Components(weights=copy_bytes))
         phases.append(phase)
     return Timeline(phases=tuple(phases))
+
+
+def _whole_by_then(load: Phase, timeline: Timeline) -> Phase:
+    """``Trainer.__init__`` moves the model to the GPU before TRL loads a second one (``dpo_trainer.py``)."""
+    init = next(phase for phase in timeline.phases if phase.name == "init")
+    moved = Phase(name="load", resident=init.resident, peak=Components(weights=init.resident.weights))
+    return max((load, moved), key=lambda phase: phase.peak.total)
 
 
 def _with_extra(phase: Phase, extra: Components) -> Phase:

@@ -3,7 +3,8 @@
     (sync) → generate → (reference) → forward → backward → step
 
 Source: TRL 1.16 ``grpo_trainer.py`` (``_generate_and_score_completions``, ``_get_per_token_logps_and_entropies``) and
-``generation/vllm_generation.py``. They run between steps: gradients are gone, optimizer states are there.
+``generation/vllm_generation.py``. They run between steps, where gradients are gone and optimizer states are there, or
+between two micro batches of a step.
 """
 
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ class Rollout(Evaluated):
     """``passes`` are forwards of one micro batch for log-probabilities; ``has_copy``: the last of them is a second
     model's, ``leaves_adapters_out``: it runs without adapters. ``generated`` is what transformers generates, None where
     vLLM does. ``whole_bytes``: weights that are gathered for that (``ds3_gather_for_generation``). ``sync_bytes``: what
-    sending weights to vLLM takes beside them; None where nothing is sent."""
+    sending weights to vLLM takes beside them; None where nothing is sent. ``is_within_step``: answers are made between
+    two micro batches of a step too, beside the gradients of the earlier ones."""
 
     has_copy: bool = False
     leaves_adapters_out: bool = False
     whole_bytes: int = 0
     sync_bytes: int | None = None
+    is_within_step: bool = False
 
     def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
         """After a step of ``engine``, as ``Evaluated`` has them, in their order before the next one."""

@@ -74,6 +74,9 @@ class StartedRun:
         ``evaluated`` after it."""
         engine, tracker = self._engine, self._tracker
         self._reach_last_micro_batch(trace, accumulates=recipe.grad_accum > 1)
+        rollout: tuple[Phase, ...] = ()
+        if isinstance(evaluated, Rollout) and evaluated.is_within_step:
+            rollout = evaluated.phases(engine, tracker, trace)
         replay = MicroBatchReplay(engine, tracker, trace)
         tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(self._table, recipe, trace)))
         tracker.start_phase()
@@ -95,10 +98,10 @@ class StartedRun:
         tracker.start_phase()
         engine.step(is_first=False)
         step = _ended("step", tracker)
-        beside = () if evaluated is None else evaluated.phases(engine, tracker, trace)
+        beside = () if evaluated is None or rollout else evaluated.phases(engine, tracker, trace)
         written = beside[-1] if beside and not isinstance(evaluated, Rollout) else step  # from where the tensors lie
-        rollout = beside if isinstance(evaluated, Rollout) else ()
-        beside = () if rollout else beside
+        if isinstance(evaluated, Rollout):
+            rollout, beside = rollout or beside, ()
         save = Phase(name="save", resident=step.resident, peak=written.resident)
         return Timeline(phases=(self._load, self._init, *rollout, *forwards, backward, step, *beside, save))
 

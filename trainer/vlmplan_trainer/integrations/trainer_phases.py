@@ -16,6 +16,9 @@ import torch
 
 from vlmplan_trainer.measure import EVALUATION, Meter
 
+OF_DEEPSPEED = "DeepSpeedOptimizerWrapper"
+"""accelerate's class of optimizers that DeepSpeed steps."""
+
 
 class TrainerPhases:
     """Follows one training run of a Trainer on this rank with ``meter``.
@@ -49,7 +52,8 @@ class TrainerPhases:
             model.register_forward_hook(self._after_forward, always_call=True),
         ]
         inner = getattr(optimizer, "optimizer", optimizer)
-        if not isinstance(inner, torch.optim.Optimizer):  # DeepSpeed's, whose step runs within accelerate's backward
+        # DeepSpeed's step runs within accelerate's backward; stage 0 in float32 has torch's own optimizer for it.
+        if type(optimizer).__name__ == OF_DEEPSPEED or not isinstance(inner, torch.optim.Optimizer):
             self._tell_step_of(inner)
 
     def begin_update(self) -> None:
@@ -80,8 +84,9 @@ class TrainerPhases:
             self.begin_update()
             return step(*args, **kwargs)
 
+        had_own = "step" in vars(optimizer)  # schedulers count the steps of torch's
         step, optimizer.step = optimizer.step, told_step
-        self._undo.append(lambda: delattr(optimizer, "step"))
+        self._undo.append(lambda: setattr(optimizer, "step", step) if had_own else delattr(optimizer, "step"))
 
     def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
         del inputs

@@ -1,5 +1,6 @@
 """Checkpoints are counted instead of written."""
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,13 @@ class Saved:
             sizes[storage._cdata] = storage.nbytes()
         self.num_bytes += sum(sizes.values())
         self.largest_bytes = max(self.largest_bytes, self.num_bytes)
+
+
+def storage_id(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+    """A storage's own name. Without data all have the pointer 0, by which peft takes adapters for parts of one storage,
+    of which it saves copies."""
+    storage = tensor.untyped_storage()
+    return tensor.device, storage._cdata, storage.nbytes()
 
 
 @contextmanager
@@ -106,5 +114,8 @@ def counting_checkpoints(phases: ScriptPhases) -> Iterator[Saved]:
         ):
             stack.enter_context(replaced(owner, name, value))
         stack.enter_context(replaced_wherever_imported(safetensors.torch, "save_file", save))  # peft has its own name
+        if importlib.util.find_spec("peft") is not None:
+            other = importlib.import_module("peft.utils.other")
+            stack.enter_context(replaced_wherever_imported(other, "id_tensor_storage", storage_id))
         stack.enter_context(following_saves(phases, begin))
         yield saved

@@ -157,7 +157,9 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
     """As many equal rows as all steps take, each as long as the plan says."""
     plan, samples = request.plan, request.samples
     has_tower = sees_images(loaded.config)
-    answer_tokens, sees = task.answer_tokens(samples.num_tokens), samples.num_images > 0
+    of_images = 0 if samples.image is None else samples.image.num_tokens * samples.images_per_sample
+    answer_tokens = task.answer_tokens(samples.num_tokens, least_prompt=max(1, of_images))
+    sees = samples.num_images > 0
     prompt_tokens = samples.num_tokens - answer_tokens
     tokenizer, batches = (
         word_tokenizer(loaded.config.get_text_config().vocab_size),

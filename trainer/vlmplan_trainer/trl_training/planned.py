@@ -113,8 +113,14 @@ class PlannedTrainer:
         return wrapped
 
     def _precompute_ref_logps(self, *arguments: Any, **named: Any) -> Any:
+        """The engine that computes them is not left around the model that is trained by another one."""
         with self.planned.phases.precomputing():
-            return super()._precompute_ref_logps(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+            found = super()._precompute_ref_logps(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+            trainer = self._trainer
+            if trainer._precompute_engine is not None and self.planned.plan.recipe.zero_stage == 3:
+                leave_sharded_model(trainer._precompute_engine)
+                trainer._precompute_engine = None
+            return found
 
     # -- phases ----------------------------------------------------------------------------------------------------
 
@@ -202,6 +208,20 @@ def keep_adapters(model: Any, recipe: Recipe) -> None:
     if REFERENCE_ADAPTER in model.peft_config and not recipe.changes_base:
         model.delete_adapter(REFERENCE_ADAPTER)
     set_types(model, recipe)
+
+
+def leave_sharded_model(engine: Any) -> None:
+    """Take stage 3's hooks of ``engine`` away from its model.
+
+    TRL keeps it (``_precompute_engine``). A later engine's hooks would come on top of its own, so that two coordinators
+    gather and release the same weights, and backward would go through the first one alone: deepspeed 0.19.8
+    (``_register_deepspeed_module`` in ``zero/parameter_offload.py``) makes a module's ``pre_bwd_fn`` and
+    ``post_bwd_fn`` only where it has none.
+    """
+    engine.destroy()
+    for module in engine.module.modules():
+        module.__dict__.pop("pre_bwd_fn", None)
+        module.__dict__.pop("post_bwd_fn", None)
 
 
 def keeping_checkpointing(model: Any, plan: Plan) -> None:

@@ -111,7 +111,7 @@ class ShuffleMlp(Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
         x = ops.gelu(x)
-        x = ops.dropout(x, self.dropout)
+        x = ops.dropout(x, self.dropout, is_module=False)
         return ops.gelu(self.fc2(x))
 
 

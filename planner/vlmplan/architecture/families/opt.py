@@ -91,7 +91,7 @@ class OptLayer(Module):
         if shape.norms_first:
             x = self.self_attn_layer_norm(x)
         x = self.self_attn(x, context)
-        x = ops.dropout(x, shape.dropout)
+        x = ops.dropout(x, shape.dropout, is_module=False)
         x = ops.add(residual, x)
         if not shape.norms_first:
             x = self.self_attn_layer_norm(x)
@@ -101,7 +101,7 @@ class OptLayer(Module):
         x = self.fc1(x)
         x = self.activation(x)
         x = self.fc2(x)
-        x = ops.dropout(x, shape.dropout)
+        x = ops.dropout(x, shape.dropout, is_module=False)
         x = ops.add(residual, x)
         return x if shape.norms_first else self.final_layer_norm(x)
 

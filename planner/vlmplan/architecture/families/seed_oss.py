@@ -31,7 +31,7 @@ class SeedOssAttention(Attention):
         self.dropout = dropout
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        return ops.dropout(super().forward(x, context), self.dropout)
+        return ops.dropout(super().forward(x, context), self.dropout, is_module=False)
 
 
 class SeedOssMlp(GatedMlp):
@@ -42,7 +42,7 @@ class SeedOssMlp(GatedMlp):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.dropout(super().forward(x), self.dropout)
+        return ops.dropout(super().forward(x), self.dropout, is_module=False)
 
 
 class SeedOssLayer(DecoderLayer):

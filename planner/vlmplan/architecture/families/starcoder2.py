@@ -36,7 +36,7 @@ class Starcoder2Attention(Attention):
         mask = context.masks.get(self.window)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=self.shape.scores)
         out = self.o_proj(out)
-        return ops.dropout(out, self.dropout)
+        return ops.dropout(out, self.dropout, is_module=False)
 
 
 class Starcoder2Mlp(Module):
@@ -72,7 +72,7 @@ class Starcoder2Layer(Module):
         x = ops.add(residual, x)
         residual = x
         x = self.post_attention_layernorm(x)
-        x = ops.dropout(self.mlp(x), self.dropout)
+        x = ops.dropout(self.mlp(x), self.dropout, is_module=False)
         return ops.add(residual, x)
 
 
@@ -89,7 +89,7 @@ class Starcoder2Decoder(Decoder):
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         """x, the embeddings, stays beside what dropout makes of it until this returns."""
         with x.tape.section("dropout"):
-            dropped = ops.dropout(x, self.dropout)
+            dropped = ops.dropout(x, self.dropout, is_module=False)
         return super().forward(dropped, backend)
 
 

@@ -224,13 +224,14 @@ def sigmoid(x: Tensor) -> Tensor:
     return unary(x, saves_output=True)
 
 
-def dropout(x: Tensor, probability: float) -> Tensor:
+def dropout(x: Tensor, probability: float, *, is_module: bool = True) -> Tensor:
     """``F.dropout``: saves its mask, one byte an element on CUDA; x itself where nothing is dropped, as in evaluation.
 
-    The CPU kernel instead multiplies by noise of x's type (``aten/src/ATen/native/Dropout.cpp``).
+    The CPU kernel instead multiplies by noise of x's type (``aten/src/ATen/native/Dropout.cpp``). ``is_module``:
+    ``nn.Dropout`` calls it, which can be switched off.
     """
     tape = x.tape
-    if probability == 0 or tape.is_evaluating:
+    if probability == 0 or tape.is_evaluating or (is_module and tape.switches_dropout_off):
         return x
     node = tape.node((x,), _unary_backward)
     mask = tape.tensor(x.shape, DType.BOOL if tape.fuses_dropout else x.dtype)
