@@ -33,7 +33,7 @@ from vlmplan.recipe_choices import (
     WeightDtype,
 )
 from vlmplan.recipe_settings import ENGINE_FIELDS, MICRO_BATCH_FIELDS, MODEL_FIELDS, RecipeSettings
-from vlmplan.training_task import Reference, TrainingTask
+from vlmplan.training_task import Generation, Reference, TrainingTask
 from vlmplan.units import DType
 from vlmplan.zero_settings import ZeroSettings
 
@@ -72,6 +72,14 @@ class Recipe(RecipeSettings):
         """Of GRPO: micro batches whose answers are generated together."""
         assert self.task is not None
         return self.grad_accum if self.task.steps_per_generation is None else self.task.steps_per_generation
+
+    @property
+    def looks_up_old_probabilities(self) -> bool:
+        """Of GRPO: whether log-probabilities of answers are looked up before it trains on them, where those are not of
+        the model as it is or not by itself (TRL 1.16: with vLLM always, and where a generation is not of one step)."""
+        assert self.task is not None
+        is_of_others = self.task.generation is not Generation.TRANSFORMERS
+        return is_of_others or self.grad_accum % self.micro_batches_at_once != 0
 
     @property
     def reference(self) -> Reference:

@@ -10,6 +10,7 @@ from itertools import repeat
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.gather_order import training_sizes
 from vlmplan.engines.gather_walk import NOTHING_GATHERED, RunBytes, gather_walk
 from vlmplan.engines.gather_wrappers import wrappers
 from vlmplan.engines.profile import MicroBatchProfile, Rise, section_rises
@@ -64,7 +65,8 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     walk = None
     recipe, num_ranks = engine.recipe, engine.num_ranks
     if engine.gathers_weights:
-        walk = gather_walk(trace, recipe.zero, wrappers=wrappers(recipe, engine.table), num_ranks=min(num_ranks, 2))
+        sizes = training_sizes(recipe)
+        walk = gather_walk(trace, sizes, wrappers=wrappers(recipe, engine.table), num_ranks=min(num_ranks, 2))
     rises = {key: section_rises(section) for key, section in trace.sections.items()}
     forward = [rises[run.key].forward for run in trace.schedule]
     backward = [rises[run.key].backward for run in reversed(trace.schedule)]

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
+from vlmplan.engines.gather_order import training_sizes
 from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gather_wrappers import wrappers
 from vlmplan.engines.parameters import ParameterTable
@@ -17,7 +18,7 @@ def weight_gathers(trace: Trace, recipe: Recipe, table: ParameterTable, num_rank
     first of the run; after that the group that has a copy is, in collectives apart where both are wanted.
     """
     often, hpz, kind = recipe.grad_accum, recipe.hpz, CollectiveKind.ALL_GATHER
-    walk = gather_walk(trace, recipe.zero, wrappers=wrappers(recipe, table))
+    walk = gather_walk(trace, training_sizes(recipe), wrappers=wrappers(recipe, table))
     for phase, sent in ((StepPhase.FORWARD, walk.forward.sent), (StepPhase.BACKWARD, walk.backward.sent)):
         trained, frozen = padded_total(sent.trained, num_ranks), padded_total(sent.frozen, num_ranks)
         if hpz == 1:

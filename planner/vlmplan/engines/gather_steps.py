@@ -18,7 +18,7 @@ class GatherSteps:
     uses of weights, each with its step; ``traversed`` are the elements up to each step, as a module that is no leaf
     counts and as a leaf does, where the reuse distance asks for them. Weights up to the persistence threshold are in
     no module here. ``again`` are the steps of a reference's forward on the same modules which are those that forward
-    began with; empty where there is none.
+    began with; empty where there is none. ``first_adapter`` is the step of the first module that is trained whole.
     """
 
     def __init__(self, trace: Trace, zero: ZeroSettings, *, num_ranks: int, omitted: Mapping[int, Passed]) -> None:
@@ -35,6 +35,8 @@ class GatherSteps:
         beside = [is_of_copy(run) for run in trace.schedule for _ in used[run.key][0]]
         self._of_copy = {step for step, is_copys in enumerate(beside) if is_copys}
         self.again = self._again(trace, used)
+        first = (module for run in trace.schedule for module in used[run.key][0])
+        self.first_adapter = next((step for step, one in enumerate(first) if _is_adapter(one)), self.first_of_backward)
         self.order = [(weight, step) for step, module in enumerate(self.modules) for weight in module.weights]
         weighted = (step for _, step in self.order if step >= self.first_of_backward)
         self.inside_head = next(weighted, len(self.modules)) + 1
@@ -86,6 +88,12 @@ class GatherSteps:
             aligned = -(-num_bytes // n) * n
             known = self.weight_by_key[key] = GatheredWeight(key, numel, num_bytes, aligned, parameter.requires_grad)
         return known
+
+
+def _is_adapter(module: Any) -> bool:
+    """Whether it does not run where adapters are off; those around base layers do."""
+    is_container = getattr(module, "is_container", False)
+    return not is_container and all(weight.requires_grad for weight in module.parameters_by_name.values())
 
 
 def _fetched(events: list[Event]) -> list[Any]:

@@ -6,6 +6,7 @@ DeepSpeed prefetches before each module runs, forward and backward, whatever wei
 
 from typing import NamedTuple
 
+from vlmplan.engines.gather_order import Lost, loses_order_at
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind
@@ -23,13 +24,14 @@ class Wrappers(NamedTuple):
     it and the final norm (``inside``), of a model that sees the model without its head and the language model in it.
 
     Where the model reads its head (``ReadHead``), no ``LossModule`` is around it, it has a weight itself, and one of
-    these is inside of it: ``more`` are then all that are left.
+    these is inside of it: ``more`` are then all that are left. ``lost``: from where on none of them prefetches.
     """
 
     forward: int = OUTSIDE_HEAD + INSIDE_HEAD
     outside: int = OUTSIDE_HEAD
     inside: int = INSIDE_HEAD
     more: int = 0
+    lost: Lost = Lost.NEVER
 
 
 WITHOUT_ADAPTERS = Wrappers()
@@ -40,4 +42,5 @@ def wrappers(recipe: Recipe, table: ParameterTable) -> Wrappers:
     more = OF_ADAPTERS if recipe.trains_adapters else 0
     outside = 1 if recipe.loss in LOSSES_INSIDE else OUTSIDE_HEAD + more
     inside = table.embedding_path.count(".") - table.head_path.count(".")  # the embedding is where the final norm is
-    return Wrappers(forward=OUTSIDE_HEAD + INSIDE_HEAD + more, outside=outside, inside=inside, more=more)
+    lost = loses_order_at(recipe)
+    return Wrappers(forward=OUTSIDE_HEAD + INSIDE_HEAD + more, outside=outside, inside=inside, more=more, lost=lost)

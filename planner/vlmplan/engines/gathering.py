@@ -15,6 +15,7 @@ from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_counts import GatherCounts
+from vlmplan.engines.gather_order import Lost
 from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key, Passed
 from vlmplan.engines.gather_steps import GatherSteps
 from vlmplan.engines.gather_wrappers import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
@@ -57,8 +58,10 @@ class GatheredWeights:
         self._order, self._traversed, self._first_of_backward = steps.order, steps.traversed, steps.first_of_backward
         self._inside_reader = wrappers.inside
         self._again = steps.again
+        if wrappers.lost is Lost.AT_ADAPTERS:
+            self._again = range(steps.first_adapter)
         if self._steps and self._steps[0].reads_head:
-            self._wrappers = Wrappers(forward=wrappers.more, outside=wrappers.more, inside=0)
+            self._wrappers = Wrappers(forward=wrappers.more, outside=wrappers.more, inside=0, lost=wrappers.lost)
         self._inside_head = steps.inside_head
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
         self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
@@ -183,6 +186,8 @@ class GatheredWeights:
         """Backward begins with the modules around all others, before that of a loss which is made inside of one of
         them. Returns the most that was live."""
         self._peak, self.gathers = self.live_bytes, []
+        if self._wrappers.lost is Lost.AT_BACKWARD:
+            self._lose_order()
         self._prefetch_times(self._wrappers.outside)
         return max(self._peak, self.live_bytes)
 

@@ -15,6 +15,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import overfills
 from vlmplan.engines.engine import is_copy, weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.gather_order import UNKNOWN_ORDER, training_sizes
 from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gather_wrappers import wrappers
@@ -27,10 +28,6 @@ from vlmplan.units import DType
 
 NORM_ELEMENTS = 250_000_000
 """Elements at a time of the norm of an offloaded gradient (``_constant_buffered_norm2``)."""
-
-
-UNKNOWN_ORDER = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
-"""What DeepSpeed does with weights while it does not know which module comes next."""
 
 
 class Zero3(Zero3Formulas):
@@ -292,7 +289,7 @@ class Zero3(Zero3Formulas):
         gathered = [one for one, _ in self.table.kinds if not self.shards.is_persistent(one)]
         is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
         num_ranks = self.num_ranks if is_padded else min(self.num_ranks, 2)
-        walk = gather_walk(trace, self.recipe.zero, wrappers=wrappers(self.recipe, self.table), num_ranks=num_ranks)
+        walk = gather_walk(trace, training_sizes(self.recipe), wrappers=wrappers(self.recipe, self.table), num_ranks=num_ranks)
         return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:

@@ -55,6 +55,7 @@ class RolloutRuns:
             kept=NOTHING_KEPT,
             has_copy=recipe.reference is Reference.COPY,
             leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
+            runs_once=recipe.micro_batches_at_once == 1,
             generated=generated,
             whole_bytes=self._whole_bytes(recipe, num_ranks) if generated is not None else 0,
             sync_bytes=None if generated is not None else self._sync_bytes(recipe, num_ranks),
@@ -152,14 +153,8 @@ class RolloutRuns:
         return self._generations[key]
 
     def _looked_up(self, recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
-        """Old log-probabilities where answers are not of the model as it is or not by itself (TRL 1.16: with vLLM
-        always, and where a generation is not of one step), and those of the reference."""
-        task = recipe.task
-        assert task is not None
-        needs_old = (
-            task.generation is not Generation.TRANSFORMERS or recipe.grad_accum % recipe.micro_batches_at_once != 0
-        )
-        references = [Reference.NONE] if needs_old else []
+        """Old log-probabilities, and those of the reference."""
+        references = [Reference.NONE] if recipe.looks_up_old_probabilities else []
         references += [recipe.reference] if recipe.reference is not Reference.NONE else []
         return [self._pass(recipe, backend, reference) for reference in references]
 

@@ -20,13 +20,16 @@ from vlmplan.memory.phases import GENERATE_PHASE, REFERENCE_PHASE, SYNC_PHASE, P
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout(Evaluated):
     """``passes`` are forwards of one micro batch for log-probabilities; ``has_copy``: the last of them is a second
-    model's, ``leaves_adapters_out``: it runs without adapters. ``generated`` is what transformers generates, None where
-    vLLM does. ``whole_bytes``: weights that are gathered for that (``ds3_gather_for_generation``). ``sync_bytes``: what
-    sending weights to vLLM takes beside them; None where nothing is sent. ``is_within_step``: answers are made between
-    two micro batches of a step too, beside the gradients of the earlier ones."""
+    model's, ``leaves_adapters_out``: it runs without adapters. ``runs_once``: for one micro batch of a generation.
+    ``generated`` is what transformers generates, None where vLLM does. ``whole_bytes``: weights that are gathered
+    for that (``ds3_gather_for_generation``). ``sync_bytes``: what sending weights to vLLM takes beside them; None
+    where nothing is sent. ``is_within_step``: answers are made between two micro batches of a step too, beside the
+    gradients of the earlier ones.
+    """
 
     has_copy: bool = False
     leaves_adapters_out: bool = False
+    runs_once: bool = False
     whole_bytes: int = 0
     sync_bytes: int | None = None
     is_within_step: bool = False
@@ -60,13 +63,13 @@ class Rollout(Evaluated):
         return Phase(name=GENERATE_PHASE, resident=tracker.now(), peak=tracker.peak)
 
     def _look_up(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
-        """A second model's weights are gathered by themselves, as they come. So are the model's own without adapters:
-        at the first that is missing DeepSpeed finds that it does not know the order (``trace_prologue``)."""
+        """A second model's weights are gathered by themselves, as they come. So are the model's own without adapters,
+        whose order the first of several forwards records (``engines.gather_order``)."""
         tracker.start_phase()
         for number, one in enumerate(self.passes):
             is_last = number == len(self.passes) - 1
-            loses_order = self.leaves_adapters_out and is_last
-            is_alone = loses_order or (self.has_copy and is_last)
+            is_alone = (self.leaves_adapters_out or self.has_copy) and is_last
+            loses_order = self.leaves_adapters_out and is_last and self.runs_once
             gathered = GatheredForEvaluation.of(engine, one.trace if is_alone else training, loses_order=loses_order)
             if gathered is not None:
                 gathered.weights.begin_forward()

@@ -1,0 +1,53 @@
+"""Whether ZeRO-3 knows which module comes next, by which it prefetches weights and keeps them for their next use.
+
+DeepSpeed records the order of modules in one micro batch and goes by it in the next (``ZeRoTraceMode`` in
+``zero/partitioned_param_coordinator.py``, 0.19.8). Every forward of the model begins a new order, or completes one; and
+what does not go as the order says makes it invalid, so that it is recorded anew in the forward after that.
+"""
+
+from dataclasses import replace
+from enum import IntEnum
+
+from vlmplan.recipe import Recipe
+from vlmplan.training_task import Generation, Reference
+from vlmplan.zero_settings import ZeroSettings
+
+UNKNOWN_ORDER = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+"""What DeepSpeed does with weights while it does not know which module comes next."""
+
+
+class Lost(IntEnum):
+    """Where in a micro batch the order that it began with turns out to be wrong."""
+
+    NEVER = 0
+    AT_START = 1
+    AT_ADAPTERS = 2
+    AT_BACKWARD = 3
+
+
+def training_sizes(recipe: Recipe) -> ZeroSettings:
+    """The recipe's sizes as forward and backward of its micro batches have them."""
+    return replace(recipe.zero, **UNKNOWN_ORDER) if loses_order_at(recipe) is Lost.AT_START else recipe.zero
+
+
+def loses_order_at(recipe: Recipe) -> Lost:
+    """``NEVER`` where some micro batch goes by a recorded order; the last ones before answers are generated do.
+
+    Of GRPO (TRL 1.16): hooks that come back behind ``generate`` of transformers make it invalid (``add_hooks`` in
+    ``trl/models/utils.py``), and the first micro batch records it. Where forwards without gradients come between, old
+    log-probabilities or a reference with adapters off, they leave an order of their own, which the first micro batch
+    finds to be wrong, so that the second one records. Answers of vLLM take no hooks away: there an order holds until
+    adapters are missing.
+    """
+    task = recipe.task
+    if task is None or not task.is_grpo:
+        return Lost.NEVER
+    is_switched = recipe.reference is Reference.ADAPTER_OFF
+    if task.generation is not Generation.TRANSFORMERS and not is_switched:
+        return Lost.NEVER
+    runs_before = is_switched or recipe.looks_up_old_probabilities
+    if recipe.micro_batches_at_once >= 2 + runs_before:
+        return Lost.NEVER
+    if not runs_before:
+        return Lost.AT_START
+    return Lost.AT_ADAPTERS if is_switched else Lost.AT_BACKWARD
