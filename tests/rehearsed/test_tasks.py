@@ -51,3 +51,20 @@ def test_every_phase_under_zero_3_is_near_the_rehearsed_one(options):
     planned = {phase["name"]: phase["peak_bytes"] for phase in call(*words, "--json").document["phases"]}
     errors = {name: planned[name] / num_bytes - 1 for name, num_bytes in PHASES[options].items()}
     assert all(abs(one) <= 0.01 for one in errors.values()), errors
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "reference_bytes"),
+    [("--no-activation-checkpointing", 6_936_801_792), ("--activation-checkpointing", 3_787_661_824)],
+)
+def test_the_reference_begins_with_as_many_whole_weights_as_deepspeeds_own_sizes_let_it_prefetch(
+    tmp_path: Path, checkpoints: str, reference_bytes: int
+):
+    """Llama-3.2-1B with LoRA on 4 GPUs, rehearsed with DeepSpeed's own sizes: up to 10^9 elements are whole."""
+    config = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(config))
+    words = ("--model", "llama-3.2-1b", "--gpu", "h100-sxm:4", "--ds-config", str(file), "--method", "lora")
+    words += ("--task", "dpo", "--seq-len", "512", "--max-completion-tokens", "128", checkpoints)
+    planned = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words, "--json").document["phases"]}
+    assert planned["reference"] == pytest.approx(reference_bytes, rel=0.002)

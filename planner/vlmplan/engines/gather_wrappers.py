@@ -14,6 +14,9 @@ from vlmplan.recipe_choices import LossKind
 OUTSIDE_HEAD, INSIDE_HEAD, OF_ADAPTERS = 2, 1, 2
 """The trainer's ``LossModule`` and the model with its head; the model without its head, of a text model; peft's two
 around the model."""
+BEFORE_FIRST_PRODUCT = 3
+"""Positions, the first layer and its attention, between the embedding and the first product. Where an order holds for
+these modules alone, what they prefetch is much of all; in a whole micro batch later modules do it as well."""
 LOSSES_INSIDE = (LossKind.CHUNKED, LossKind.LIGER)
 """They are made where the head is: what the model returns then is no tensor of the graph, and no backward goes through
 the modules between ``LossModule`` and the head."""

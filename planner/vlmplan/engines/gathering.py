@@ -18,7 +18,7 @@ from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_order import Lost
 from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key, Passed
 from vlmplan.engines.gather_steps import GatherSteps
-from vlmplan.engines.gather_wrappers import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
+from vlmplan.engines.gather_wrappers import BEFORE_FIRST_PRODUCT, INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
 from vlmplan.zero_settings import ZeroSettings
 
 
@@ -170,6 +170,8 @@ class GatheredWeights:
             self._begin_again()
         elif self._again and self._step == self._again.stop:
             self._lose_order()
+        elif self._again and self._step == self._again.start + 2:  # behind the head, which is read, and the embedding
+            self._prefetch_times(BEFORE_FIRST_PRODUCT)
         elif self._step == self._inside_head:
             self._prefetch_times(self._wrappers.inside)
         if module.weights:
