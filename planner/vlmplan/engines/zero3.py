@@ -289,7 +289,9 @@ class Zero3(Zero3Formulas):
         gathered = [one for one, _ in self.table.kinds if not self.shards.is_persistent(one)]
         is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
         num_ranks = self.num_ranks if is_padded else min(self.num_ranks, 2)
-        walk = gather_walk(trace, training_sizes(self.recipe), wrappers=wrappers(self.recipe, self.table), num_ranks=num_ranks)
+        walk = gather_walk(
+            trace, training_sizes(self.recipe), wrappers=wrappers(self.recipe, self.table), num_ranks=num_ranks
+        )
         return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
