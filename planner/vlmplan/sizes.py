@@ -50,16 +50,33 @@ def zero_settings(
 
     Stage 3 keeps two layers' weights whole and fetches the next one ahead, and under activation checkpointing lets a
     layer's weights live from recomputation to backward; lean, every module's weights come and go by themselves.
-    Overlapping takes a second bucket, but stage 1 would keep all gradients until after backward without it.
+    Overlapping takes a second bucket, but stage 1 would keep all gradients until after backward without it. There a
+    bucket is no smaller than it takes to keep least.
     """
     rate = link_bytes_per_second(cluster) or UNKNOWN_LINK_BYTES_PER_SECOND
     wanted = COLLECTIVE_LATENCY_SECONDS * rate / LATENCY_FRACTION / table.trained_dtype.num_bytes
     bucket = min(MAX_BUCKET_ELEMENTS, max(MIN_BUCKET_ELEMENTS, round(wanted)))
     if low_memory:
         bucket = MIN_BUCKET_ELEMENTS
+    if recipe.zero_stage == 1 and cluster.num_gpus > 1:
+        bucket = max(bucket, _least_of_stage_1(table))
     bucket = even(min(bucket, max(table.num_trained, 2)))
     overlaps = recipe.zero_stage == 1 or (recipe.zero_stage in (2, 3) and not low_memory)
     return _zero_settings(model, bucket, overlaps=cluster.num_gpus > 1 and overlaps, low_memory=low_memory)
+
+
+def _least_of_stage_1(table: ParameterTable) -> int:
+    """Elements of the bucket with which stage 1 keeps least in backward: two buckets, and to its end every gradient
+    that is larger than one, but for those of which the rank has a share (``reduce_ipg_grads``)."""
+    if _least_of_stage_1 not in table.memo:
+        trained = [(one.numel, count) for one, count in table.kinds if one.requires_grad]
+
+        def kept(bucket: int) -> int:
+            return 2 * bucket + sum(numel * count for numel, count in trained if numel > bucket)
+
+        sizes = {MIN_BUCKET_ELEMENTS, *(numel for numel, _ in trained if numel > MIN_BUCKET_ELEMENTS)}
+        table.memo[_least_of_stage_1] = min(sorted(sizes), key=kept)
+    return table.memo[_least_of_stage_1]
 
 
 @lru_cache(maxsize=1024)
