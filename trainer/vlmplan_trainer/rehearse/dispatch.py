@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from vlmplan_trainer.gradient_sums import is_in_place
 from vlmplan_trainer.rehearse import finite
 from vlmplan_trainer.rehearse.collectives import Collectives
 from vlmplan_trainer.rehearse.flops import formula_of
@@ -34,14 +33,13 @@ from vlmplan_trainer.rehearse.shapes import (
     remembered,
     signature,
 )
+from vlmplan_trainer.rehearse.special_operations import SPECIAL, exchanged
 from vlmplan_trainer.rehearse.values import forget_value, give_value, known_value, own_elements, value_of
 from vlmplan_trainer.rehearse.work import OperationWork, Work, work_of
 
 aten = torch.ops.aten
 KNOWN_ELEMENTS = 20_000_000
 """Integer tensors up to this size keep their values, ..."""
-FILLED_ELEMENTS = 1 << 16
-"""Integer tensors up to this size have their values from the first where they are made empty."""
 KNOWN_FLOATS = 1 << 23
 """... and tensors of floats: an optimizer's count of its steps, what the loss tries a model with, and the weights by
 which Gemma 4 pools patches, 705,600 an image, whose zeros tell what is padding."""
@@ -111,11 +109,11 @@ class Rehearsal(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         if operation.is_message:
-            return self._counted(self.collectives(func, args, kwargs), func)
+            return self.counted(self.collectives(func, args, kwargs), func)
         if operation.kernel is not None:
             result, passing = operation.kernel(*args, **kwargs)
             self._count_work(func, args, kwargs, result, self._count_flops(operation, args, kwargs, result))
-            self._counted(result, func)
+            self.counted(result, func)
             self.ledger.pass_through(passing)
             return result
         return self._shaped(operation, args, kwargs)
@@ -124,7 +122,7 @@ class Rehearsal(TorchDispatchMode):
         """What is to be known of an operation, when it comes for the first time."""
         found = self._operations[id(func)] = Operation(
             func=func,
-            special=_exchanged if func.namespace == "deepspeed" else SPECIAL.get(func),
+            special=exchanged if func.namespace == "deepspeed" else SPECIAL.get(func),
             kernel=KERNELS.get(func),
             is_message=func.namespace == "c10d",
             is_mutable=func._schema.is_mutable,
@@ -158,14 +156,14 @@ class Rehearsal(TorchDispatchMode):
         except (DynamicOutputShapeException, DataDependentOutputException):
             if not is_known:
                 return self.bounded(func, args, kwargs)
-            return tree_map(self._fake_like(inputs), self._real(func, args, kwargs))
+            return tree_map(self.fake_like(inputs), self._real(func, args, kwargs))
         flops = self._count_flops(operation, args, kwargs, result)
         work = self._count_work(func, args, kwargs, result, flops)
         if key is not None and operation.results is not None:
             self._remember(operation.results, key, result, inputs, args, kwargs, flops, work)
         if is_known or (has_values and operation.is_mutable):
             self._follow(func, args, kwargs, result, is_known=is_known)
-        return self._counted(result, func)
+        return self.counted(result, func)
 
     def _again(
         self,
@@ -215,7 +213,7 @@ class Rehearsal(TorchDispatchMode):
             found.flops, found.work = flops, work
             results[key] = found
 
-    def _counted(self, result: Any, func: Any) -> Any:
+    def counted(self, result: Any, func: Any) -> Any:
         if isinstance(result, torch.Tensor):
             self.ledger.note(result, func, self._maker)
             return result
@@ -249,7 +247,7 @@ class Rehearsal(TorchDispatchMode):
         with unset_fake_temporarily():
             return func(*args, **kwargs)
 
-    def _fake_like(self, inputs: Sequence[torch.Tensor]) -> Callable[[Any], Any]:
+    def fake_like(self, inputs: Sequence[torch.Tensor]) -> Callable[[Any], Any]:
         device = next((t.device for t in inputs if t.device.type != "cpu"), torch.device("cpu"))
 
         def fake(item: Any) -> Any:
@@ -305,96 +303,3 @@ def _is_worth_knowing(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
         and "empty" not in func.name()
         and func is not aten.histc.default  # CPUs have none for integers
     )
-
-
-Special = Callable[[Rehearsal, Any, Any, Any], Any]
-
-
-def _scalar(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    value = value_of(args[0])
-    if value is not None:
-        with unset_fake_temporarily():
-            return value.item()
-    return mode.unknown_number(args[0])
-
-
-def _empty(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """Small tensors of integers are made to be filled: with what is known, place by place (offsets of samples)."""
-    result = func(*args, **kwargs)
-    if isinstance(result, FakeTensor) and not result.dtype.is_floating_point and result.numel() <= FILLED_ELEMENTS:
-        with unset_fake_temporarily():
-            zeros = torch.zeros(result.shape, dtype=result.dtype)
-        give_value(result, zeros)
-    return mode._counted(result, func)
-
-
-def _lifted(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """``torch.tensor(numbers)``. Fake tensors keep such numbers too, and would compute with them on the device."""
-    result = func(*args, **kwargs)
-    if isinstance(result, FakeTensor) and value_of(args[0]) is not None:
-        result.constant = None
-        give_value(result, value_of(args[0]))
-    return mode._counted(result, func)
-
-
-def _indexed(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """Masks whose values are known become positions, so that the result has a size."""
-    indices = []
-    changed = False
-    for index in args[1]:
-        value = None if index is None else value_of(index)
-        if index is None or index.dtype != torch.bool or value is None:
-            indices.append(index)
-            continue
-        changed = True
-        with unset_fake_temporarily():
-            positions = [position.contiguous() for position in value.nonzero().unbind(1)]
-        indices.extend(mode._fake_like([index])(position) for position in positions)
-    if not changed:
-        return NotImplemented
-    return mode.__torch_dispatch__(func, (), (args[0], indices, *args[2:]), kwargs)
-
-
-def _finite(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """Numbers that are not known, such as pixels and losses, are taken to be finite and not zero."""
-    found = finite.answer(func, args) if value_of(args[0]) is None else None
-    if found is None:
-        return NotImplemented
-    result = mode._counted(func(*args, **kwargs), func)
-    finite.keep(result, found)
-    if func is aten.isinf.default and not args[0].is_cpu:  # all absolute values (``isinf`` in ``TensorCompare.cpp``)
-        mode.ledger.pass_through([args[0].numel() * args[0].element_size()])
-    return result
-
-
-def _pinned(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """Page-locked memory is host memory; whether a tensor lies in it changes no size."""
-    return mode._counted(torch.empty_like(args[0]), func)
-
-
-def _is_pinned(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    return args[0].device.type == "cpu"
-
-
-def _summed(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """Two gradients of one tensor, added where the engine would add them."""
-    return args[0] if is_in_place(args, kwargs, depth=2) else NotImplemented
-
-
-def _exchanged(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """DeepSpeed's all-to-all among the ranks of a sample, which is an operation of its own."""
-    mode.collectives.count("alltoall_base", args[0].numel() * args[0].element_size())
-    return NotImplemented
-
-
-SPECIAL: dict[Any, Special] = {
-    aten._local_scalar_dense.default: _scalar,
-    aten.lift_fresh.default: _lifted,
-    aten.lift_fresh_copy.default: _lifted,
-    aten.index.Tensor: _indexed,
-    **dict.fromkeys((*finite.LOOKED_FOR, *finite.COMPARED, *finite.COMPARED_WITH_NUMBER), _finite),
-    aten._pin_memory.default: _pinned,
-    aten.is_pinned.default: _is_pinned,
-    aten.add.Tensor: _summed,
-    aten.empty.memory_format: _empty,
-}

@@ -10,12 +10,11 @@ from torch import library as operators
 
 CHUNK = 64
 """``chunk_size``, which transformers does not set."""
-OPERATION = "kernel_products"
+OPERATION = "vlmplan_rehearsal::kernel_products"
 """An operation that does nothing: it tells how many FLOPs a kernel takes (``flops``)."""
 
-_operations = operators.Library("vlmplan_rehearsal", "DEF")
-_operations.define(f"{OPERATION}(Tensor x, int flops) -> ()")
-_operations.impl(OPERATION, lambda x, flops: None, "CompositeExplicitAutograd")
+operators.define(OPERATION, "(Tensor x, int flops) -> ()")
+operators.impl(OPERATION, "default", lambda x, flops: None)
 
 
 def called_as_fla_does(rule: type[torch.autograd.Function]) -> Callable[..., tuple[Tensor, None]]:

@@ -145,7 +145,7 @@ class ScriptRehearsal(Rehearsal):
         if make is None:
             raise UnknownSizeError(f"what {name} returns depends on numbers that a rehearsal does not have") from None
         self.unknowns.bound(name)
-        return self._counted(make(*args, **kwargs), func)
+        return self.counted(make(*args, **kwargs), func)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.add.Tensor and is_in_place(args, kwargs, depth=1):  # asks who called, so not from further in

@@ -1,0 +1,128 @@
+"""Operations that a rehearsal answers itself, by what it knows of values, where torch's shape functions do not suffice.
+
+Each is asked with the mode, the operation and its arguments, and returns ``NotImplemented`` where it has no answer.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from vlmplan_trainer.gradient_sums import is_in_place
+from vlmplan_trainer.rehearse import finite
+from vlmplan_trainer.rehearse.collectives import Collectives
+from vlmplan_trainer.rehearse.ledger import Ledger
+from vlmplan_trainer.rehearse.values import give_value, value_of
+
+aten = torch.ops.aten
+FILLED_ELEMENTS = 1 << 16
+"""Integer tensors up to this size have their values from the first where they are made empty."""
+
+
+class Mode(Protocol):
+    """What these operations need of the mode they run under (``Rehearsal``)."""
+
+    ledger: Ledger
+    collectives: Collectives
+
+    def counted(self, result: Any, func: Any) -> Any: ...
+
+    def fake_like(self, inputs: Sequence[torch.Tensor]) -> Callable[[Any], Any]: ...
+
+    def unknown_number(self, tensor: torch.Tensor) -> Any: ...
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any: ...
+
+
+Special = Callable[[Mode, Any, Any, Any], Any]
+
+
+def _scalar(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    value = value_of(args[0])
+    if value is not None:
+        with unset_fake_temporarily():
+            return value.item()
+    return mode.unknown_number(args[0])
+
+
+def _empty(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Small tensors of integers are made to be filled: with what is known, place by place (offsets of samples)."""
+    result = func(*args, **kwargs)
+    if isinstance(result, FakeTensor) and not result.dtype.is_floating_point and result.numel() <= FILLED_ELEMENTS:
+        with unset_fake_temporarily():
+            zeros = torch.zeros(result.shape, dtype=result.dtype)
+        give_value(result, zeros)
+    return mode.counted(result, func)
+
+
+def _lifted(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """``torch.tensor(numbers)``. Fake tensors keep such numbers too, and would compute with them on the device."""
+    result = func(*args, **kwargs)
+    if isinstance(result, FakeTensor) and value_of(args[0]) is not None:
+        result.constant = None
+        give_value(result, value_of(args[0]))
+    return mode.counted(result, func)
+
+
+def _indexed(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Masks whose values are known become positions, so that the result has a size."""
+    indices = []
+    changed = False
+    for index in args[1]:
+        value = None if index is None else value_of(index)
+        if index is None or index.dtype != torch.bool or value is None:
+            indices.append(index)
+            continue
+        changed = True
+        with unset_fake_temporarily():
+            positions = [position.contiguous() for position in value.nonzero().unbind(1)]
+        indices.extend(mode.fake_like([index])(position) for position in positions)
+    if not changed:
+        return NotImplemented
+    return mode.__torch_dispatch__(func, (), (args[0], indices, *args[2:]), kwargs)
+
+
+def _finite(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Numbers that are not known, such as pixels and losses, are taken to be finite and not zero."""
+    found = finite.answer(func, args) if value_of(args[0]) is None else None
+    if found is None:
+        return NotImplemented
+    result = mode.counted(func(*args, **kwargs), func)
+    finite.keep(result, found)
+    if func is aten.isinf.default and not args[0].is_cpu:  # all absolute values (``isinf`` in ``TensorCompare.cpp``)
+        mode.ledger.pass_through([args[0].numel() * args[0].element_size()])
+    return result
+
+
+def _pinned(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Page-locked memory is host memory; whether a tensor lies in it changes no size."""
+    return mode.counted(torch.empty_like(args[0]), func)
+
+
+def _is_pinned(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0].device.type == "cpu"
+
+
+def _summed(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Two gradients of one tensor, added where the engine would add them."""
+    return args[0] if is_in_place(args, kwargs, depth=2) else NotImplemented
+
+
+def exchanged(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """DeepSpeed's all-to-all among the ranks of a sample, which is an operation of its own."""
+    mode.collectives.count("alltoall_base", args[0].numel() * args[0].element_size())
+    return NotImplemented
+
+
+SPECIAL: dict[Any, Special] = {
+    aten._local_scalar_dense.default: _scalar,
+    aten.lift_fresh.default: _lifted,
+    aten.lift_fresh_copy.default: _lifted,
+    aten.index.Tensor: _indexed,
+    **dict.fromkeys((*finite.LOOKED_FOR, *finite.COMPARED, *finite.COMPARED_WITH_NUMBER), _finite),
+    aten._pin_memory.default: _pinned,
+    aten.is_pinned.default: _is_pinned,
+    aten.add.Tensor: _summed,
+    aten.empty.memory_format: _empty,
+}
