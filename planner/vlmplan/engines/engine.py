@@ -294,11 +294,6 @@ def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
     return parameter.numel * recipe.precision.dtype.num_bytes if is_upcast else 0
 
 
-def is_copy(entry: NamedParameter) -> bool:
-    """Whether it is trained in a copy beside the frozen original (peft's ``modules_to_save``)."""
-    return ".modules_to_save." in entry.name
-
-
 def weight(entry: NamedParameter) -> tuple[str, str]:
     """Owner of a whole weight."""
     return "weight", entry.name

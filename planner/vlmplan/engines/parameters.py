@@ -195,6 +195,11 @@ class ParameterTable(FlatBuffer):
         return self.tied_bytes > 0 and not self._model.head.weight.requires_grad
 
     @cached_property
+    def largest_copy_bytes(self) -> int:
+        """The largest weight that is trained in a copy beside its frozen original."""
+        return max([one.parameter.num_bytes for one in self.entries if is_copy(one)], default=0)
+
+    @cached_property
     def largest_module_bytes(self) -> int:
         """The own weights of the module that has most: what ZeRO-3 gathers together at the least."""
         return max(num_bytes for num_bytes, _ in self._modules)
@@ -225,6 +230,11 @@ class ParameterTable(FlatBuffer):
 
     def ordinal(self, parameter: Any, layer: int | None) -> int:
         return self.ordinals[(id(parameter), layer)]
+
+
+def is_copy(entry: NamedParameter) -> bool:
+    """Whether it is trained in a copy beside the frozen original (peft's ``modules_to_save``)."""
+    return ".modules_to_save." in entry.name
 
 
 def _by_dtype(entries: Iterable[NamedParameter]) -> dict[DType, list[tuple[int, ...]]]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import overfills
-from vlmplan.engines.engine import is_copy, weight
+from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_order import UNKNOWN_ORDER, training_sizes
 from vlmplan.engines.gather_replay import GatherReplay
@@ -21,7 +21,7 @@ from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gather_wrappers import wrappers
 from vlmplan.engines.gathering import GatheredWeights
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes
-from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.parameters import ParameterTable, is_copy
 from vlmplan.engines.zero3_formulas import Zero3Formulas
 from vlmplan.recipe import Recipe
 from vlmplan.units import DType

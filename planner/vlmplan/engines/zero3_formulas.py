@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded, padded_total, reductions
 from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import Engine, ModelStates, is_copy
+from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import NULL_SINK, Sink
 from vlmplan.engines.gather_collectives import weight_gathers
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes
@@ -110,7 +110,7 @@ class Zero3Formulas(Engine):
     def loading_bound(self, states: ModelStates) -> int:
         tied = self.table.tied_numel * self.recipe.precision.dtype.num_bytes
         adapters = self.table.trained_bytes if self.recipe.trains_adapters else 0
-        copied = max([one.parameter.num_bytes for one in self.trained if is_copy(one)], default=0) if adapters else 0
+        copied = self.table.largest_copy_bytes if adapters else 0
         module = self.table.largest_module_bytes
         arriving = -(-module // self.num_ranks) if self.offloads_weights else 0
         padding = len(self.table.entries) * self.num_ranks
