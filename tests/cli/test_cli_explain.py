@@ -130,6 +130,16 @@ def test_a_plan_file_is_explained_as_it_is(tmp_path, monkeypatch):
     assert (plan["value"], plan["is_written"]) == (written["stage3_max_live_parameters"], True)
 
 
+def test_a_plan_of_samples_is_the_one_that_estimate_has(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    turns = [{"role": "user", "content": "why? " * 300}, {"role": "assistant", "content": "because " * 40}]
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 40)
+    words = (*IN_PLAN, "--data", "chats.jsonl")
+    plan = explained("reduce_bucket_size", *words)["plan"]
+    estimate = call("estimate", *words, "--json").document
+    assert plan["peak_allocated_bytes"] == estimate["peak_allocated_bytes"]
+
+
 @pytest.mark.parametrize("name", ["reduce_bucket_size", "zero_optimization.stage", "steps_per_print"])
 def test_nothing_is_wider_than_80_columns(monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vlmplan.cli.options import ONE_CLUSTER, WORKLOAD
+from vlmplan.cli.options import DATA, ONE_CLUSTER, WORKLOAD
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse import OUTPUT, rehearse
 from vlmplan.cli.rehearse_script import SCRIPT
@@ -52,7 +52,7 @@ OPTIONS = {
 
 def given(model: Path, **changes: Any) -> dict[str, Any]:
     """The options of ``vlmplan rehearse`` that make a plan."""
-    num_options = len(WORKLOAD) + len(ONE_CLUSTER) + len(RECIPE) + len(EVALUATION) + len(TASK)
+    num_options = len(DATA) + len(WORKLOAD) + len(ONE_CLUSTER) + len(RECIPE) + len(EVALUATION) + len(TASK)
     before = len(("--plan", "--config"))
     names = [option.name for option in rehearse.params if option.name is not None]
     values = dict.fromkeys(names[before : before + num_options])

@@ -183,6 +183,17 @@ def test_a_rehearsal_that_dies_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     says(refusal("rehearse", "--model", "small-llama", *WORDS), "ended before it began: RuntimeError: aten::thing")
 
 
+def test_samples_decide_what_is_rehearsed_as_they_do_what_is_estimated():
+    turns = [{"role": "user", "content": "why? " * 300}, {"role": "assistant", "content": "because " * 40}]
+    Path("chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 40)
+    words = ("--model", "small-llama", "--data", "chats.jsonl", *WORDS[:4], *WORDS[6:], "--json")
+    found, estimate = call("rehearse", *words).document, call("estimate", *words).document
+    assert found["estimated_peak_device_bytes"] == estimate["peak_device_bytes"]
+    assert found["estimated_peak_device_bytes"] != rehearse("--json").document["estimated_peak_device_bytes"]
+    assert found["data"]["tokens"] == estimate["data"]["tokens"]
+    assert "data: chats.jsonl: 40 samples" in call("rehearse", *words[:-1]).out
+
+
 # -- plans -----------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +203,16 @@ def test_a_plan_is_rehearsed_as_its_options_are():
     assert by_plan.code == DONE, by_plan.err
     for name in ("phases", "peak_device_bytes", "estimated_peak_device_bytes", "components_at_peak"):
         assert by_plan.document[name] == by_options.document[name], name
+
+
+def test_a_folder_stands_for_the_plan_in_it():
+    Path("plan").mkdir()
+    write_plan(planned()[0], Path("plan/plan.json"))
+    by_folder, by_file = (call("rehearse", "--plan", path, "--json") for path in ("plan", "plan/plan.json"))
+    assert by_folder.code == DONE, by_folder.err
+    assert by_folder.document == by_file.document
+    Path("plan/plan.json").unlink()
+    says(refusal("rehearse", "--plan", "plan"), "plan/plan.json does not exist")
 
 
 def test_a_plan_goes_with_no_options_of_estimate():

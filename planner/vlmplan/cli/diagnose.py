@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from vlmplan.request import Request
 
 MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
-PLAN = click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="The plan.json that the run was of.")
+PLAN = click.option(
+    "--plan", "plan_file", type=FILE, metavar="FILE", help="The plan.json that the run was of, or its folder."
+)
 
 
 @click.command()

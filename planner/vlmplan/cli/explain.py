@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from vlmplan.cli.option_kinds import options
-from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, WORKLOAD
+from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, ONE_CLUSTER, WORKLOAD
 from vlmplan.cli.output import print_document
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse import MODEL, PLAN
@@ -15,7 +15,7 @@ from vlmplan.cli.task_options import TASK
 
 @click.command()
 @click.argument("name", metavar="[KEY]", required=False)
-@options(PLAN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG, JSON)
+@options(PLAN, CONFIG, MODEL, DATA, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG, JSON)
 @click.pass_context
 def explain(
     ctx: click.Context,

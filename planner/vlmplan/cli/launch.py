@@ -263,10 +263,9 @@ class _Planned:
 def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch_request: "LaunchRequest") -> _Planned:
     """The plan of the file, of the resumed run, or of the options."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.emit import PLAN_FILE
     from vlmplan.launch.prepared import planned
     from vlmplan.launch.resuming import asks_for_another_plan, kept_options, request_to_go_on
-    from vlmplan.plan import read_plan
+    from vlmplan.plan import PLAN_FILE, read_plan
     from vlmplan.request import parse
 
     before = launch_request.trainer.output_dir / PLAN_FILE

@@ -13,7 +13,13 @@ from vlmplan.training import MONITOR_PACKAGES, SCHEDULES
 CURRICULUM_FILE = "curriculum.json"
 """In the output folder of a curriculum: what it is."""
 PLAN = (
-    click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="A plan.json; or give options of estimate."),
+    click.option(
+        "--plan",
+        "plan_file",
+        type=FILE,
+        metavar="FILE",
+        help="A plan.json, or the folder it is in; or options of estimate.",
+    ),
     click.option("--curriculum", type=FILE, metavar="FILE", help="A YAML file of stages, one after another."),
     click.option("--demo", is_flag=True, help="A tiny model and made-up images on 2 CPU ranks; no download."),
 )

@@ -47,14 +47,18 @@ def of_estimate(request: "Request", result: "Estimate") -> OfData | None:
 
 def of_search(request: "Request", best: "Estimate | None") -> OfData | None:
     """The run of the best setup that a search found on the request's samples; None without samples."""
-    if request.from_data is None:
-        return None
-    source = request.from_data.source
-    if best is None:
-        return OfData(source=source)
+    samples = of_samples(request)
+    if samples is None or best is None:
+        return samples
     from vlmplan.data_plan.outlook import Outlooks
 
+    source = samples.source
     return OfData(source=source, estimate=best, outlook=Outlooks(best, source).of(source))
+
+
+def of_samples(request: "Request") -> OfData | None:
+    """The request's samples alone; None without any."""
+    return None if request.from_data is None else OfData(source=request.from_data.source)
 
 
 def described_data(found: OfData | None) -> dict[str, Any]:

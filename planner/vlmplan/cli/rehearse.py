@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.day import today
+from vlmplan.cli.of_data import described_data, of_samples, print_of_data
 from vlmplan.cli.option_kinds import FILE, options
 from vlmplan.cli.option_words import ClickValues
-from vlmplan.cli.options import CATALOG, CONFIG, JSON, ONE_CLUSTER, REPORT, WORKLOAD
+from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, ONE_CLUSTER, REPORT, WORKLOAD
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words, script_text
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
     from vlmplan.search.way_out import WayOut
 
 EXIT_DOES_NOT_FIT = 3
-PLAN = click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="A plan.json; or give options of estimate.")
+PLAN = click.option(
+    "--plan",
+    "plan_file",
+    type=FILE,
+    metavar="FILE",
+    help="A plan.json, or the folder it is in; or options of estimate.",
+)
 MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
 OUTPUT = (
     click.option("--rank", type=int, metavar="N", help="Whose GPU.  [default: the fullest]"),
@@ -78,7 +85,7 @@ class AskedPlan:
 
 
 @click.command()
-@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, OUTPUT, SCRIPT, CATALOG, JSON)
+@options(PLAN, CONFIG, MODEL, DATA, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, OUTPUT, SCRIPT, CATALOG, JSON)
 @click.pass_context
 def rehearse(
     ctx: click.Context,
@@ -121,7 +128,7 @@ def rehearse(
     text = command_text(rehearse, catalog_files, order=() if asked.request is None else tuple(given))
     words = asked_words(asked, plan_file, text)
     files.write(found, lambda: _report(found, asked.notes, way_out, text, words), lambda: _picture(found))
-    _answer(found, asked.notes, way_out, text, as_json=as_json)
+    _answer(found, asked, way_out, text, as_json=as_json)
     return 0 if fits else EXIT_DOES_NOT_FIT
 
 
@@ -168,22 +175,25 @@ def _report(
 
 def _answer(
     found: "Comparison",
-    notes: list[str],
+    asked: AskedPlan,
     way_out: "WayOut | None",
     command: "Callable[[Request], str]",
     *,
     as_json: bool,
 ) -> None:
     """Print what was rehearsed and the way out, whose ``command`` is this one with changes."""
+    data = None if asked.request is None else of_samples(asked.request)
     if as_json:
         from vlmplan.answers import rehearsal, to_fit
 
-        print_document(rehearsal.document(found, notes) | to_fit.document(way_out, command, today()))
+        document = rehearsal.document(found, asked.notes) | described_data(data)
+        print_document(document | to_fit.document(way_out, command, today()))
         return
     from vlmplan.answers.rehearsal import print_rehearsal
     from vlmplan.answers.to_fit import print_way_out
 
-    print_rehearsal(found, notes)
+    print_rehearsal(found, asked.notes)
+    print_of_data(data)
     print_way_out(way_out, command, today())
 
 

@@ -12,9 +12,9 @@ from vlmplan.emit.sky import has_sky_yaml, sky_text
 from vlmplan.emit.wheel import wheel_bytes, wheel_name
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomically
-from vlmplan.plan import Plan, plan_text
+from vlmplan.plan import PLAN_FILE, Plan, plan_text
 
-PLAN_FILE, DS_CONFIG_FILE, LAUNCH_FILE, HOSTFILE = "plan.json", "ds_config.json", "launch.sh", "hostfile"
+DS_CONFIG_FILE, LAUNCH_FILE, HOSTFILE = "ds_config.json", "launch.sh", "hostfile"
 SLURM_FILE, SKY_FILE = "job.slurm", "sky.yaml"
 
 

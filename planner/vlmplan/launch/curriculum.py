@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmplan.emit import PLAN_FILE
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.launch.plan_changes import plan_problems
 from vlmplan.launch.prepared import planned
 from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
-from vlmplan.plan import Plan, read_plan
+from vlmplan.plan import PLAN_FILE, Plan, read_plan
 from vlmplan.recipe_choices import Method
 from vlmplan.request import Request, parse
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.child_process import empty_folder, last_words, run_python
-from vlmplan.emit import PLAN_FILE
 from vlmplan.json_reader import JsonDict
-from vlmplan.plan import Plan, write_plan
+from vlmplan.plan import PLAN_FILE, Plan, write_plan
 from vlmplan.training import TrainerOptions
 
 LOOK = "vlmplan_trainer.look"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from vlmplan.catalog import load_catalog
 from vlmplan.data_file import num_records_in
-from vlmplan.emit import PLAN_FILE
 from vlmplan.launch.data_look import DataLook, looked_at
 from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
 from vlmplan.launch.optimizer_settings import refuse_other_settings
@@ -15,7 +14,7 @@ from vlmplan.launch.preflight import Findings, data_problems, missing_packages, 
 from vlmplan.launch.resuming import LaunchRequest, record_to_keep
 from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
-from vlmplan.plan import Plan, plan_from_estimate
+from vlmplan.plan import PLAN_FILE, Plan, plan_from_estimate
 from vlmplan.request import Request
 from vlmplan.requested import requested_estimate
 from vlmplan.training import TrainerOptions

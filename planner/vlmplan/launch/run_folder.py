@@ -21,11 +21,11 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vlmplan.emit import DS_CONFIG_FILE, PLAN_FILE, file_texts
+from vlmplan.emit import DS_CONFIG_FILE, file_texts
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import READABLE, text_if_there, write_atomically
 from vlmplan.launch.plan_changes import plan_changes, plan_problems
-from vlmplan.plan import Plan, read_plan
+from vlmplan.plan import PLAN_FILE, Plan, read_plan
 from vlmplan.run_record import RECORD_FILE, RunRecord, record_text
 from vlmplan.training import (
     ADAPTER_FOLDER,

@@ -13,7 +13,7 @@ Schema ``vlmplan.plan/1``. ``plan_from_json(plan.as_json())`` is the plan again.
     versions    of the libraries that the estimate was checked with
 """
 
-from vlmplan.plan.file import plan_from_json, plan_text, read_plan, write_plan
+from vlmplan.plan.file import PLAN_FILE, plan_from_json, plan_text, read_plan, write_plan
 from vlmplan.plan.making import largest_parameter, plan_from_estimate
 from vlmplan.plan.record import (
     SCHEMA,
@@ -25,6 +25,7 @@ from vlmplan.plan.record import (
 )
 
 __all__ = [
+    "PLAN_FILE",
     "SCHEMA",
     "Expectation",
     "ExpectedPhase",

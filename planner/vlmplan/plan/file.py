@@ -24,6 +24,8 @@ from vlmplan.recipe_json import recipe_from_json
 from vlmplan.versions import VLMPLAN_VERSION
 from vlmplan.workload import ModelFiles, Workload
 
+PLAN_FILE = "plan.json"
+
 
 def plan_text(plan: Plan) -> str:
     """plan.json."""
@@ -36,8 +38,10 @@ def write_plan(plan: Plan, path: Path, *, force: bool = False) -> None:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a file. Raises UnavailableError if it cannot be read, InputError if it is not a sound plan."""
-    return plan_from_json(read_json_object(path), source=str(path))
+    """The plan in a file, or in the folder that it was written to with the files made of it. Raises UnavailableError if
+    it cannot be read, InputError if it is not a sound plan."""
+    file = path / PLAN_FILE if path.is_dir() else path
+    return plan_from_json(read_json_object(file), source=str(file))
 
 
 def plan_from_json(values: Mapping[str, Any], *, source: str = "plan") -> Plan:
