@@ -13,6 +13,7 @@ from torch_probe import Measured, measured_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.units import DType
+from vlmplan.workload import EAGER_TOWER_TYPES
 
 
 def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -25,7 +26,7 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     has_class_of_images = type(real_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     auto_class = AutoModelForImageTextToText if has_class_of_images else AutoModelForCausalLM
     chosen: Any = attention
-    if getattr(real_config, "audio_config", None) is not None:  # an audio tower has no other attention
+    if getattr(real_config, "audio_config", None) is not None and model_type in EAGER_TOWER_TYPES:
         chosen = dict.fromkeys(("", *real_config.sub_configs), attention) | {"audio_config": "eager"}
     return auto_class.from_config(real_config, dtype=dtype, attn_implementation=chosen)
 

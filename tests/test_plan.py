@@ -85,6 +85,8 @@ def test_a_recipe_read_back_is_the_same_recipe(recipe):
         ),
         seq_len=st.integers(1, 10**6),
         images_per_sample=st.integers(0, 100),
+        audios_per_sample=st.integers(0, 100),
+        audio_seconds=st.floats(0.01, 1e4),
         num_samples=st.integers(1, 10**9),
         epochs=st.floats(0.01, 1e6),
         global_batch=st.none() | st.integers(1, 10**6),

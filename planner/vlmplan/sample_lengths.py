@@ -16,7 +16,7 @@ from pathlib import Path
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, VaryingLengths
 from vlmplan.files import text_of
-from vlmplan.sample_images import image_tokens
+from vlmplan.sample_audio import encoded_tokens
 from vlmplan.workload import Workload
 
 VARY = "vary"
@@ -73,7 +73,7 @@ def sample_lengths(text: str, workload: Workload) -> SampleLengths:
 
     Longer samples than the plan's are cut, as the trainer does. Raises InputError or UnavailableError.
     """
-    least = image_tokens(workload) if workload.images_per_sample else 0
+    least = encoded_tokens(workload)
     most = workload.seq_len
     spread = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text)
     if text == VARY:
@@ -85,7 +85,7 @@ def sample_lengths(text: str, workload: Workload) -> SampleLengths:
         return _of_file(Path(text), least, most)
     shortest, longest = (min(int(part), most) for part in spread.groups())
     if not max(1, least) <= shortest <= longest:
-        images = f"; the images of a sample take {least:,}" if least else ""
+        images = f"; the images and sounds of a sample take {least:,}" if least else ""
         raise InputError(
             f"--sample-lengths is {text}; SHORTEST-LONGEST in tokens is needed, the shortest at least "
             f"{max(1, least):,}{images}"

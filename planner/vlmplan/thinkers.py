@@ -58,10 +58,7 @@ def thinker_config(config: JsonDict, *, source: str) -> JsonDict:
 def thinker_note(name: str, config: JsonDict) -> str:
     """What the user should know of a whole model of which the thinker is planned."""
     others = THINKERS[str(config["model_type"])].others
-    return (
-        f"Of {name} the thinker is planned and trained; {others} are neither loaded nor counted. Samples with sound "
-        f"are not planned: its audio tower is idle."
-    )
+    return f"Of {name} the thinker is planned and trained; {others} are neither loaded nor counted."
 
 
 def thinker_class(model_type: str) -> str | None:

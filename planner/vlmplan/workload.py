@@ -15,8 +15,14 @@ DEFAULT_GLOBAL_BATCH = 16
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_IMAGE_SIZE = (448, 448)
 MAX_NUM_SAMPLES = 10**12
+EAGER_TOWER_TYPES = frozenset({"gemma3n", "gemma4"})
+"""Models whose audio tower has attention of its own, and refuses the names of others: ``_supports_sdpa`` of
+``Gemma3nAudioEncoder`` and ``Gemma4AudioModel`` is False in transformers 5.23."""
+MAX_AUDIO_SECONDS = 86_400
+"""A day."""
 LEAST_TEXT_TOKENS = 256
-"""Room for text beside images that take more than the default length, which is then a multiple of this. A choice."""
+"""Room for text beside images and sounds that take more than the default length, which is then a multiple of this.
+A choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +54,13 @@ class ModelFiles:
 
     @property
     def has_audio_tower(self) -> bool:
-        """Whether it has a tower for sound, for which transformers knows eager attention alone (Gemma 4 E2B)."""
+        """Whether it has a tower for sound."""
         return bool(self.config.get("audio_config"))
+
+    @property
+    def has_eager_tower(self) -> bool:
+        """Whether it has a tower for which transformers knows eager attention alone (Gemma 3n, Gemma 4 E2B)."""
+        return self.has_audio_tower and self.model_type in EAGER_TOWER_TYPES
 
     @property
     def quant_method(self) -> str | None:
@@ -70,13 +81,22 @@ class ModelFiles:
         return self.quant_method == "fp8"
 
 
-def seq_len_with_text(num_image_tokens: int) -> int:
-    """Tokens of a sample whose images take more than the default length.
+def check_audio(audios_per_sample: int, seconds: float) -> None:
+    """Raise InputError for numbers of sounds, and for their seconds, that cannot be."""
+    if not 0 <= audios_per_sample <= MAX_COUNT:
+        allowed = "0 or more" if audios_per_sample < 0 else f"at most {MAX_COUNT:,}"
+        raise InputError(f"--audios-per-sample is {audios_per_sample}; {allowed} is needed")
+    if audios_per_sample and not 0 < seconds <= MAX_AUDIO_SECONDS:
+        raise InputError(f"--audio-seconds is {seconds:g}; above 0 and at most {MAX_AUDIO_SECONDS:,} is needed")
+
+
+def seq_len_with_text(num_encoded_tokens: int) -> int:
+    """Tokens of a sample whose images and sounds take more than the default length.
 
     >>> seq_len_with_text(1024)
     1280
     """
-    return -(-(num_image_tokens + LEAST_TEXT_TOKENS) // LEAST_TEXT_TOKENS) * LEAST_TEXT_TOKENS
+    return -(-(num_encoded_tokens + LEAST_TEXT_TOKENS) // LEAST_TEXT_TOKENS) * LEAST_TEXT_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +108,7 @@ class Workload:
     ``global_batch`` is samples per optimizer step over all GPUs; None where micro batch and accumulation decide it.
     ``saving`` says when checkpoints are written and how many stay, which no byte and second of training depends on.
     ``video_fps`` frames of each second and ``video_frames`` of each video are taken at the most where samples have
-    videos; None: as many as the model's processor takes.
+    videos; None: as many as the model's processor takes. ``audios_per_sample`` sounds are of ``audio_seconds`` each.
     """
 
     model: ModelFiles
@@ -105,6 +125,8 @@ class Workload:
     saving: Saving = field(default_factory=Saving)
     video_fps: float | None = None
     video_frames: int | None = None
+    audios_per_sample: int = 0
+    audio_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         least = {"seq_len": 1, "images_per_sample": 0, "image_width": 1, "image_height": 1, "num_samples": 1}
@@ -114,6 +136,7 @@ class Workload:
             if not minimum <= value <= most:
                 allowed = f"{minimum} or more" if value < minimum else f"at most {most:,}"
                 raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
+        check_audio(self.audios_per_sample, self.audio_seconds)
         if self.sample_len is not None and not 1 <= self.sample_len <= self.seq_len:
             raise InputError(
                 f"--sample-len is {self.sample_len}; 1 to {self.seq_len}, the tokens of a packed row (--seq-len), is "
@@ -124,6 +147,11 @@ class Workload:
         if self.global_batch is not None and not 1 <= self.global_batch <= MAX_COUNT:
             allowed = "1 or more" if self.global_batch < 1 else f"at most {MAX_COUNT:,}"
             raise InputError(f"--global-batch is {self.global_batch}; {allowed} is needed")
+
+    @property
+    def has_encoded_inputs(self) -> bool:
+        """Whether samples have what a tower encodes: images or sound."""
+        return self.images_per_sample + self.audios_per_sample > 0
 
     @property
     def total_samples(self) -> float:
@@ -140,6 +168,8 @@ class Workload:
             "sample_len": self.sample_len,
             "images_per_sample": self.images_per_sample,
             "image_size": f"{self.image_width}x{self.image_height}" if self.images_per_sample else None,
+            "audios_per_sample": self.audios_per_sample,
+            "audio_seconds": self.audio_seconds if self.audios_per_sample else None,
             "num_samples": self.num_samples,
             "epochs": self.epochs,
             "global_batch": self.global_batch,

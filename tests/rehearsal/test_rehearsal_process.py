@@ -72,6 +72,8 @@ def test_the_trainer_gets_plan_samples_rank_and_card(pretend: Pretend, tmp_path:
         "sequences": None,
         "width": plan.workload.image_width,
         "height": plan.workload.image_height,
+        "audios_per_sample": 0,
+        "audio": None,
     }
     assert (request["rank"], request["num_steps"], request["compute_capability"]) == (1, 4, [8, 0])
     assert request["total_bytes"] == estimate.cluster.node.gpu.usable_bytes

@@ -185,9 +185,7 @@ def heading(estimate: Estimate) -> str:
 
 def setup_text(estimate: Estimate) -> str:
     """How it is trained: everything that decides bytes and seconds."""
-    return recipe_text(
-        estimate.recipe, num_gpus=estimate.cluster.num_gpus, sees=estimate.workload.images_per_sample > 0
-    )
+    return recipe_text(estimate.recipe, num_gpus=estimate.cluster.num_gpus, sees=estimate.workload.has_encoded_inputs)
 
 
 def _parts_text(estimate: Estimate) -> str:
@@ -335,16 +333,19 @@ def _assumed(estimate: Estimate, notes: Sequence[str]) -> Iterator[str]:
 def workload_text(estimate: Estimate) -> str:
     """The workload of the estimate."""
     workload = estimate.workload
-    images = ""
+    encoded: list[str] = []
     if workload.images_per_sample:
         size = f"{workload.image_width}x{workload.image_height}"
-        images = f" with {counted(workload.images_per_sample, 'image')} of {size}"
+        encoded.append(f"{counted(workload.images_per_sample, 'image')} of {size}")
+    if workload.audios_per_sample:
+        encoded.append(f"{counted(workload.audios_per_sample, 'sound')} of {workload.audio_seconds:g} s")
+    with_them = f" with {' and '.join(encoded)}" if encoded else ""
     entries, task = counted(workload.num_samples, "sample"), estimate.recipe.task
     if task is not None and task.is_grpo:
         entries = f"{counted(workload.num_samples, 'prompt')} with {task.samples_per_prompt} answers each, rows"
     elif task is not None:
         entries = f"{counted(workload.num_samples, 'pair')}, rows"
     return (
-        f"{entries} of {workload.seq_len:,} tokens{images}, "
+        f"{entries} of {workload.seq_len:,} tokens{with_them}, "
         f"{counted(workload.epochs, 'epoch')}, {counted(estimate.samples_per_step, 'sample')} a step"
     )

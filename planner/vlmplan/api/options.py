@@ -33,6 +33,8 @@ class SampleOptions(TypedDict, total=False):
     video_seconds: float | None
     video_fps: float | None
     video_size: str | tuple[int, int] | None
+    audio_seconds: float | None
+    audios_per_sample: int | None
     num_samples: int | None
     epochs: float | None
     global_batch: int | None

@@ -22,7 +22,11 @@ from vlmplan.recipe_choices import LossKind
 from vlmplan.units import Choice, DType
 
 if TYPE_CHECKING:
+    from vlmplan.architecture.audio import AudioShape
     from vlmplan.architecture.images import ImageShape
+
+Input = tuple[tuple[int, ...], DType]
+"""Shape and type of a tensor of a batch."""
 
 
 class Part(Choice):
@@ -37,16 +41,18 @@ class Part(Choice):
 class Batch:
     """The shape of one micro batch on one GPU.
 
-    ``num_tokens`` are positions of the language model per sample, image tokens included; ``images_per_sample`` images
-    of equal shape ``image`` lie inside them. ``sequences``: the samples are in one row, one behind the other, and these
-    are their lengths; None: a row for each. ``pixel_dtypes`` are as ``Recipe.pixel_dtypes`` has them; none is the type
-    that the model computes in.
+    ``num_tokens`` are positions of the language model per sample, those of ``images_per_sample`` images of equal shape
+    ``image`` and of ``audios_per_sample`` sounds of equal shape ``audio`` included. ``sequences``: the samples are in
+    one row, one behind the other, and these are their lengths; None: a row for each. ``pixel_dtypes``, of spectrograms
+    too, are as ``Recipe.pixel_dtypes`` has them; none is the type that the model computes in.
     """
 
     micro_batch: int
     num_tokens: int
     images_per_sample: int = 0
     image: "ImageShape | None" = None
+    audios_per_sample: int = 0
+    audio: "AudioShape | None" = None
     sequence_parallel: int = 1
     """Ranks that share each sample; ``num_tokens`` are those of one."""
     sequences: PackedLengths | None = None
@@ -68,6 +74,10 @@ class Batch:
     @property
     def num_images(self) -> int:
         return self.micro_batch * self.images_per_sample
+
+    @property
+    def num_audios(self) -> int:
+        return self.micro_batch * self.audios_per_sample
 
 
 class NamedParameter(NamedTuple):
@@ -191,8 +201,16 @@ class Model(Module):
         """Shape of the pixel values of the micro batch, None without a vision encoder."""
         return None
 
-    def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
-        """Shapes and types of the further inputs that the processor makes from images, such as pixel masks."""
+    def more_inputs(self, batch: Batch) -> Sequence[Input]:
+        """The further inputs that the processor makes from images, such as pixel masks."""
+        return ()
+
+    def spectrogram_shape(self, batch: Batch) -> tuple[int, ...] | None:
+        """Shape of the spectrograms of the micro batch's sounds, None without an audio tower."""
+        return None
+
+    def more_audio_inputs(self, batch: Batch) -> Sequence[Input]:
+        """The further inputs that the processor makes from sounds, such as masks of frames."""
         return ()
 
     def run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
@@ -203,26 +221,37 @@ class Model(Module):
             return self._run(tape.again(), batch, backend, loss=loss)
 
     def inputs(self, tape: Tape, batch: Batch) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """The tensors of a batch: token ids, pixels as the model gets them where there are images, and the others."""
+        """The tensors of a batch: token ids, pixels as the model gets them where there are images, and the others.
+
+        Spectrograms, as it gets them, are the tape's.
+        """
         with tape.section("batch"):
             ids, *others = (tape.tensor(*described) for described in _id_inputs(batch))
-            if not batch.num_images:
-                return ids, None, others
-            pixel_shape = self.pixel_shape(batch)
             dtypes = batch.pixel_dtypes or (self.compute_dtype(tape),)
-            of_images = [] if pixel_shape is None else [tape.tensor(pixel_shape, dtype) for dtype in dtypes]
-            pixels = of_images.pop() if of_images else None
-            others += [*of_images, *(tape.tensor(*described) for described in self.more_inputs(batch))]
+            floats, integers = self._encoded_inputs(batch)
+            of_floats = [None if shape is None else [tape.tensor(shape, dtype) for dtype in dtypes] for shape in floats]
+            pixels, tape.spectrograms = (None if made is None else made.pop() for made in of_floats)
+            others += [one for made in of_floats for one in made or ()]
+            others += [tape.tensor(*described) for described in integers]
         return ids, pixels, others
+
+    def _encoded_inputs(self, batch: Batch) -> tuple[Sequence[tuple[int, ...] | None], list[Input]]:
+        """Shapes of pixels and spectrograms, each None where there are none, and the inputs beside them."""
+        floats: list[tuple[int, ...] | None] = [None, None]
+        others: list[Input] = []
+        if batch.num_images:
+            floats[0] = self.pixel_shape(batch)
+            others += self.more_inputs(batch)
+        if batch.num_audios:
+            floats[1] = self.spectrogram_shape(batch)
+            others += self.more_audio_inputs(batch)
+        return floats, others
 
     def sent_bytes(self, batch: Batch) -> list[int]:
         """Of each tensor of a batch as it comes to the GPU, of one that says its ``pixel_dtypes``."""
-        described = _id_inputs(batch)
-        pixel_shape = self.pixel_shape(batch) if batch.num_images else None
-        if pixel_shape is not None:
-            described.append((pixel_shape, batch.pixel_dtypes[0]))
-        if batch.num_images:
-            described += self.more_inputs(batch)
+        floats, others = self._encoded_inputs(batch)
+        of_floats = [(shape, batch.pixel_dtypes[0]) for shape in floats if shape is not None]
+        described = [*_id_inputs(batch), *of_floats, *others]
         return [math.prod(shape) * dtype.num_bytes for shape, dtype in described]
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
@@ -270,10 +299,10 @@ class Model(Module):
         return self.head.weight.dtype
 
 
-def _id_inputs(batch: Batch) -> list[tuple[tuple[int, ...], DType]]:
+def _id_inputs(batch: Batch) -> list[Input]:
     """input_ids, labels and attention_mask, or position_ids where all are one row; and the places of tokens where ranks
     share samples, the same for all."""
-    inputs: list[tuple[tuple[int, ...], DType]] = [(batch.token_shape, DType.INT64)] * 3
+    inputs: list[Input] = [(batch.token_shape, DType.INT64)] * 3
     return inputs if batch.sequence_parallel == 1 else [*inputs, ((1, batch.num_tokens), DType.INT64)]
 
 

@@ -16,7 +16,7 @@ thousandth of what attention holds."""
 
 @dataclass(frozen=True, slots=True)
 class PackedLengths:
-    """``runs`` of equal sequences in each image, (length, how many), in order; and that ``num_images`` times."""
+    """``runs`` of equal sequences in each image (or sound), (length, how many), in order; ``num_images`` times."""
 
     runs: tuple[tuple[int, int], ...]
     num_images: int = 1

@@ -206,6 +206,8 @@ class ForwardTape(CheckpointRecorder):
         self.leaves: list[Tensor] = []
         # The widest attention head seen, for which kernels differ between GPUs.
         self.widest_head = 0
+        # The spectrograms of the batch, for the towers that hear them.
+        self.spectrograms: Tensor | None = None
         # Keys and values of the tokens so far, where text is generated (``attention.KeyCache``).
         self.key_cache: Any = None
         # The nodes whose outputs are inputs of reused layers, with the section of the layer.

@@ -33,6 +33,7 @@ from vlmplan.recipe_choices import (
 from vlmplan.request import Options, OptionValue, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.rules.sequences import RECURRENT_TYPES
+from vlmplan.sample_audio import encoded_tokens
 from vlmplan.sample_images import image_tokens
 from vlmplan.units import divisors
 
@@ -149,7 +150,7 @@ def _delta_kernels(at: RequestedSetup) -> Levels:
 
 
 def _vision_checkpointing(at: RequestedSetup) -> Levels:
-    if at.recipe.vision_activation_checkpointing or not at.workload.images_per_sample:
+    if at.recipe.vision_activation_checkpointing or not at.workload.has_encoded_inputs:
         return ()
     options = {"vision_activation_checkpointing": True}
     return (Change(name="activation checkpointing of the vision tower", options=options),)
@@ -367,12 +368,12 @@ def sample_changes(at: RequestedSetup, shares: tuple[tuple[int, int], ...] = SHA
 
 
 def text_change(at: RequestedSetup, part: int, whole: int) -> Change | None:
-    """``part`` of ``whole`` of the tokens that are no image's."""
-    images = image_tokens(at.workload)
-    text = (at.workload.seq_len - images) * part // whole
+    """``part`` of ``whole`` of the tokens that are no image's and no sound's."""
+    encoded = encoded_tokens(at.workload)
+    text = (at.workload.seq_len - encoded) * part // whole
     if not text:
         return None
-    return Change(name=f"{part}/{whole} of the text", options={"seq_len": images + text}, keeps_results=False)
+    return Change(name=f"{part}/{whole} of the text", options={"seq_len": encoded + text}, keeps_results=False)
 
 
 def image_change(at: RequestedSetup, part: int, whole: int, *, dropped_text: int = 0) -> Change | None:
@@ -390,6 +391,6 @@ def image_change(at: RequestedSetup, part: int, whole: int, *, dropped_text: int
 
 
 def _both(at: RequestedSetup, part: int, whole: int) -> Change | None:
-    dropped = (at.workload.seq_len - image_tokens(at.workload)) * (whole - part) // whole
+    dropped = (at.workload.seq_len - encoded_tokens(at.workload)) * (whole - part) // whole
     images = image_change(at, part, whole, dropped_text=dropped)
     return None if images is None else replace(images, name=f"{part}/{whole} of the text, {images.name}")

@@ -32,7 +32,7 @@ NOT_PLANNED = {
     "ranking": "preferences are not planned, supervised fine-tuning is",
     "kto_tag": "preferences are not planned, supervised fine-tuning is",
     "videos": "vlmplan has no memory model of videos",
-    "audios": "vlmplan has no memory model of sound",
+    "audios": "sound in samples is not read; --audio-seconds says how much of it there is",
 }
 
 

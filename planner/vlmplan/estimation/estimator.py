@@ -39,6 +39,7 @@ from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
+from vlmplan.sample_audio import sample_audio
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import RolloutWork, TimedStep, step_flops, timed_step
@@ -106,7 +107,7 @@ class Estimator(TracedModel):
     def with_samples(self, workload: Workload) -> "Estimator":
         """The same model on the samples of another workload of it. Raises InputError as a new estimator does."""
         other = copy(self)
-        other.workload, other.image = workload, sample_image(workload)
+        other.workload, other.image, other.audio = workload, sample_image(workload), sample_audio(workload)
         other._traces, other._operations = {}, {}
         other._evaluations = other._new_evaluations()
         other._references = ReferenceRuns(other.model, other._batch, other._trace_key)

@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+from vlmplan.architecture.audio import AudioShape
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
@@ -29,14 +30,16 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
     return tape
 
 
-def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None) -> Batch:
-    """The shape of a micro batch on one GPU; ``image`` is that of the workload's images."""
+def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio: AudioShape | None) -> Batch:
+    """The shape of a micro batch on one GPU; ``image`` is that of the workload's images, ``audio`` of its sounds."""
     return Batch(
         micro_batch=recipe.rows,
         num_tokens=-(-workload.seq_len // recipe.sequence_parallel),
         sequence_parallel=recipe.sequence_parallel,
         images_per_sample=workload.images_per_sample,
         image=image,
+        audios_per_sample=workload.audios_per_sample,
+        audio=audio,
         sequences=packed_samples(recipe, workload),
         pixel_dtypes=recipe.pixel_dtypes,
         scored_tokens=scored_tokens(recipe, workload, image),

@@ -10,8 +10,8 @@ from vlmplan.workload import Workload
 def packed_samples(recipe: Recipe, workload: Workload) -> PackedLengths | None:
     """Their lengths; None where each sample has a row of its own.
 
-    A packed row has as many of ``sample_len`` tokens as fit, and one of the rest. Raises InputError for images in
-    packed rows, of which a plan does not know how many there would be (TRL 1.16 refuses them too,
+    A packed row has as many of ``sample_len`` tokens as fit, and one of the rest. Raises InputError for images and
+    sounds in packed rows, of which a plan does not know how many there would be (TRL 1.16 refuses images too,
     ``sft_trainer.py``), and for a ``sample_len`` that says nothing.
     """
     if workload.sample_len is not None and recipe.batching is not Batching.PACKED:
@@ -19,10 +19,12 @@ def packed_samples(recipe: Recipe, workload: Workload) -> PackedLengths | None:
             f"--sample-len {workload.sample_len} is of samples in packed rows, but --batching is "
             f"{recipe.batching.value}; give --batching packed, or leave it off"
         )
-    if workload.images_per_sample and recipe.batching is Batching.PACKED:
+    if workload.has_encoded_inputs and recipe.batching is Batching.PACKED:
+        kind = "images" if workload.images_per_sample else "sounds"
+        way = "--images-per-sample 0" if workload.images_per_sample else "leave --audio-seconds off"
         raise InputError(
-            "--batching packed is for text: how many images a row has is not known before; give --batching "
-            "padding-free, or --images-per-sample 0"
+            f"--batching packed is for text: how many {kind} a row has is not known before; give --batching "
+            f"padding-free, or {way}"
         )
     if not recipe.batching.is_flat:
         return None

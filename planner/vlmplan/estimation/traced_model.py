@@ -19,6 +19,7 @@ from vlmplan.estimation.references import ReferenceRuns
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AttentionImplementation, LinearAttention
+from vlmplan.sample_audio import sample_audio
 from vlmplan.sample_images import sample_image
 from vlmplan.training_task import Reference
 from vlmplan.workload import Workload
@@ -35,7 +36,7 @@ class TracedModel:
         """``widest_head``: of the model's attention heads, if another of the same model has found out. Raises
         InputError where FSDP2 knows no layers to shard."""
         self.workload = workload
-        self.image = sample_image(workload)
+        self.image, self.audio = sample_image(workload), sample_audio(workload)
         self.model = prepared_model(model_tree(workload.model), recipe)
         self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
         if recipe.fsdp and not self.table.stacks_by_label:
@@ -82,7 +83,7 @@ class TracedModel:
         return recipe.vision_activation_checkpointing and self._others_can_checkpoint
 
     def _batch(self, recipe: Recipe) -> Batch:
-        return batch_of(recipe, self.workload, self.image)
+        return batch_of(recipe, self.workload, self.image, self.audio)
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         set_checkpointing(self.model.stacks(), recipe)

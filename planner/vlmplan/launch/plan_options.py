@@ -45,6 +45,8 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
             global_batch=workload.global_batch,
             video_fps=workload.video_fps,
             video_frames=workload.video_frames,
+            audios_per_sample=workload.audios_per_sample or None,
+            audio_seconds=workload.audio_seconds or None,
         ),
         hardware=HardwareRequest(gpus=(choice,), num_nodes=plan.hardware.num_nodes, host_ram_gib=host_ram_gib),
         recipe=recipe,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, EXTRACTOR
 from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import FAMILIES
@@ -53,6 +54,8 @@ def files_of_texts(
         notes.append(thinker_note(name, whole))
     if config["model_type"] in IDLE_AUDIO_TYPES:
         notes.append(f"Samples with sound are not planned: the audio tower of {name} is idle.")
+    elif config["model_type"] in AUDIO_MODEL_TYPES:
+        notes.append(f"Without --audio-seconds samples have no sound: the audio tower of {name} is idle.")
     if config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config)):
         notes.append(
             f"No gradient comes to the indexers of {name}, which choose keys by their positions: their weights stay as "
@@ -129,10 +132,15 @@ def why_unsupported(model: ModelFiles) -> str:
 
 
 def _image_settings(texts: Mapping[str, str], source: str) -> JsonDict | None:
-    """The settings of the image processor; newer checkpoints keep them in processor_config.json."""
+    """The settings of the image processor; newer checkpoints keep them in processor_config.json. Those of the feature
+    extractor are among them, or under its name where processor_config.json has them, which transformers 5.23 asks first
+    (``get_feature_extractor_dict`` in ``feature_extraction_utils.py``)."""
     if PREPROCESSOR in texts:
-        return parsed_settings(texts[PREPROCESSOR], source=source.replace(CONFIG, PREPROCESSOR))
-    return _part_of_processor(texts, source, "image_processor")
+        settings = parsed_settings(texts[PREPROCESSOR], source=source.replace(CONFIG, PREPROCESSOR))
+    else:
+        settings = _part_of_processor(texts, source, "image_processor")
+    extractor = _part_of_processor(texts, source, EXTRACTOR)
+    return settings if extractor is None else {**(settings or {}), EXTRACTOR: extractor}
 
 
 def _video_settings(texts: Mapping[str, str], source: str) -> JsonDict | None:

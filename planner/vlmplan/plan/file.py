@@ -88,6 +88,8 @@ def _workload(section: JsonObject, model: JsonObject) -> Workload:
         global_batch=section.maybe("global_batch", section.count),
         video_fps=section.maybe("video_fps", section.number) if "video_fps" in section else None,
         video_frames=section.maybe("video_frames", section.count) if "video_frames" in section else None,
+        audios_per_sample=section.count("audios_per_sample") if "audios_per_sample" in section else 0,
+        audio_seconds=section.number("audio_seconds") if "audio_seconds" in section else 0.0,
         samples_per_entry=section.count("samples_per_entry", least=1) if "samples_per_entry" in section else 1,
     )
     section.close()

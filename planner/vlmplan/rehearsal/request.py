@@ -10,6 +10,7 @@ from vlmplan.hardware import Gpu
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan
 from vlmplan.plan.task_problems import plan_problems
+from vlmplan.sample_audio import sample_audio
 from vlmplan.sample_images import sample_image
 from vlmplan.training_task import TrainingTask
 
@@ -53,7 +54,8 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
             "--eval-new-tokens and --no-eval-loss are not rehearsed: the bundled trainer generates nothing"
         )
     workload, gpu = estimate.workload, estimate.cluster.node.gpu  # a plan of a file knows no more than the files
-    image, packed = sample_image(workload), packed_samples(plan.recipe, workload)
+    image, audio = sample_image(workload), sample_audio(workload)
+    packed = packed_samples(plan.recipe, workload)
     request: JsonDict = {
         "plan": plan.as_json(),
         "samples": {
@@ -64,6 +66,8 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
             "image": None if image is None else asdict(image),
             "width": workload.image_width,
             "height": workload.image_height,
+            "audios_per_sample": workload.audios_per_sample,
+            "audio": None if audio is None else asdict(audio),
         },
         "rank": rank,
         "compute_capability": list(gpu.compute_capability or AMPERE),

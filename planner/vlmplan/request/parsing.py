@@ -53,7 +53,28 @@ def own_request(options: Options, given_model: ModelFiles | None = None) -> Requ
     own = Request().with_options({name: value for name, value in options.items() if name not in FILES})
     own = _for_its_task(own, configured=options.get("config"))
     own = own if given_model is None else replace(own, model=given_model.id, given_model=given_model)
+    _check_audio(own, options)
     return with_videos(own, options)
+
+
+def _check_audio(own: Request, options: Options) -> None:
+    """Raise InputError for sounds without a length, beside samples that are described in another way, and of tasks."""
+    asked = own.workload
+    if not asked.num_audios:
+        return
+    if asked.audio_seconds is None:
+        raise InputError(
+            f"--audios-per-sample is {asked.audios_per_sample} without --audio-seconds; give the seconds of each sound"
+        )
+    given = f"--audio-seconds is {asked.audio_seconds:g}"
+    for name in ("data", "config"):
+        if options.get(name) is not None:
+            raise InputError(
+                f"{given}, but --{name} {options[name]} says itself what samples are like, and sound in samples is not "
+                f"read; leave one of them off"
+            )
+    if own.task.task() is not None:
+        raise InputError(f"{given}, but samples with sound are planned without --task; leave one of them off")
 
 
 def _for_its_task(own: Request, *, configured: OptionValue) -> Request:

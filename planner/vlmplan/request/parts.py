@@ -21,7 +21,7 @@ from vlmplan.training_task import (
     TrainingTask,
 )
 from vlmplan.units import GIB, MAX_COUNT
-from vlmplan.workload import DEFAULT_IMAGE_SIZE
+from vlmplan.workload import DEFAULT_IMAGE_SIZE, check_audio
 
 MAX_INTER_NODE_GBIT = 1_000_000
 """What no network comes near."""
@@ -40,7 +40,8 @@ class Objective(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
     """Samples and the amount of training, which ``Workload`` checks. ``image_size`` is (width, height) in pixels.
-    ``video_fps`` and ``video_frames`` limit what is taken of the videos of given samples.
+    ``video_fps`` and ``video_frames`` limit what is taken of the videos of given samples. Where the seconds of a sound
+    are said and no number of sounds, a sample has one.
 
     ``saving`` is what the configuration of another trainer says of its checkpoints; ``save_every`` steps and
     ``keep_last`` are the user's own.
@@ -58,12 +59,20 @@ class WorkloadRequest:
     saving: Saving | None = None
     video_fps: float | None = None
     video_frames: int | None = None
+    audios_per_sample: int | None = None
+    audio_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        check_audio(self.num_audios, 1.0 if self.audio_seconds is None else self.audio_seconds)
         for flag, value in (("--save-every", self.save_every), ("--keep-last", self.keep_last)):
             if value is not None and not 1 <= value <= MAX_COUNT:
                 allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
                 raise InputError(f"{flag} is {value}; {allowed} is needed")
+
+    @property
+    def num_audios(self) -> int:
+        """Sounds of a sample."""
+        return int(self.audio_seconds is not None) if self.audios_per_sample is None else self.audios_per_sample
 
 
 MAX_VIDEO_SECONDS, MAX_VIDEO_FPS = 86_400, 240

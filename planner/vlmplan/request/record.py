@@ -355,7 +355,7 @@ OPTIONS: Mapping[str, _Option] = {
     "num_nodes": _Option(part="hardware", field="num_nodes"),
     "ds_config": _Option(part="", field="ds_config", reads=_ds_config, write=_path_of),
     **_part("workload", "seq_len", "sample_len", "images_per_sample", "num_samples", "epochs", "global_batch"),
-    **_part("workload", "save_every", "keep_last"),
+    **_part("workload", "audios_per_sample", "audio_seconds", "save_every", "keep_last"),
     "host_ram": _Option(part="hardware", field="host_ram_gib"),
     "disk": _Option(part="hardware", field="disk_gib"),
     "image_size": _Option(part="workload", field="image_size", reads=image_size, write=_size_text),

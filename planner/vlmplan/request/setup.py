@@ -23,9 +23,11 @@ from vlmplan.request.parts import HardwareRequest, WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
 from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, model_facts
+from vlmplan.sample_audio import audio_tokens, encoded_tokens, sample_audio
 from vlmplan.sample_images import image_tokens, sample_image
 from vlmplan.saving import Interval, Saving, saving_of
 from vlmplan.training_task import TrainingTask
+from vlmplan.units import counted
 from vlmplan.workload import (
     DEFAULT_EPOCHS,
     DEFAULT_IMAGE_SIZE,
@@ -80,8 +82,8 @@ def requested_saving(request: Request) -> Saving:
 def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None = None) -> Workload:
     """The workload; a model that takes images gets one per sample unless the user says otherwise.
 
-    Where the user says nothing of length and images, and the default image takes more than the default length, the
-    length leaves room for text beside it.
+    Where the user says nothing of length and images, and the default image takes more than the default length, or where
+    sounds do and he says nothing of length, the length leaves room for text beside them.
     """
     images = asked.images_per_sample
     if images is None:
@@ -102,11 +104,14 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
         saving=saving or Saving(),
         video_fps=asked.video_fps,
         video_frames=asked.video_frames,
+        audios_per_sample=asked.num_audios,
+        audio_seconds=asked.audio_seconds or 0.0,
     )
-    is_decided = any(value is not None for value in (asked.seq_len, asked.images_per_sample, asked.image_size))
-    if is_decided or image_tokens(workload) <= DEFAULT_SEQ_LEN:
+    are_images_decided = asked.images_per_sample is not None or asked.image_size is not None
+    is_decided = asked.seq_len is not None or (are_images_decided and not asked.num_audios)
+    if is_decided or encoded_tokens(workload) <= DEFAULT_SEQ_LEN:
         return workload
-    return replace(workload, seq_len=seq_len_with_text(image_tokens(workload)))
+    return replace(workload, seq_len=seq_len_with_text(encoded_tokens(workload)))
 
 
 def with_task(workload: Workload, task: TrainingTask | None) -> Workload:
@@ -277,11 +282,20 @@ def samples_per_step(request: Request) -> int | None:
 
 
 def length_notes(workload: Workload, asked: WorkloadRequest) -> list[str]:
-    """What the user should know of ``--seq-len``: a default that was raised, positions the model was not made for."""
+    """What the user should know of ``--seq-len``, a default that was raised, positions the model was not made for, and
+    of what sounds become."""
     notes: list[str] = []
     if asked.seq_len is None and workload.seq_len != DEFAULT_SEQ_LEN:
+        kinds = [name for name, tokens in (("images", image_tokens), ("sounds", audio_tokens)) if tokens(workload)]
         notes.append(
-            f"--seq-len is taken as {workload.seq_len:,}: the images of a sample take {image_tokens(workload):,} tokens"
+            f"--seq-len is taken as {workload.seq_len:,}: the {' and '.join(kinds)} of a sample take "
+            f"{encoded_tokens(workload):,} tokens"
+        )
+    audio = sample_audio(workload)
+    if audio is not None:
+        notes.append(
+            f"a sound of {workload.audio_seconds:g} s is {counted(audio.num_frames, 'frame')} of a spectrogram and "
+            f"{counted(audio.num_tokens, 'token')}; vlmplan's own trainer reads no sound, and launch refuses this plan"
         )
     longest = context_length(workload.model)
     if longest is not None and workload.seq_len > longest:

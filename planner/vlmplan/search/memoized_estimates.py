@@ -215,7 +215,7 @@ class MemoizedEstimates:
         traced = self._traced.get(key)
         if traced is None:
             traced = self._traced[key] = TracedBatches(estimator, recipe, capability, self._largest, ends)
-        return traced.micro_batches(Switches.of(recipe, has_others=self.workload.images_per_sample > 0))
+        return traced.micro_batches(Switches.of(recipe, has_others=self.workload.has_encoded_inputs))
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         """What a GPU holds throughout the step."""

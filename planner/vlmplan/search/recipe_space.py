@@ -36,9 +36,7 @@ class RecipeSpace:
         self._made_for = made_for
         self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
         self._batch_sizes: dict[int, Sequence[BatchSize]] = {}
-        self.choices = RecipeChoices(
-            workload, fixed, has_other_layers=workload.images_per_sample > 0, made_for=made_for
-        )
+        self.choices = RecipeChoices(workload, fixed, has_other_layers=workload.has_encoded_inputs, made_for=made_for)
         largest, ranks = self.batch_sizes(1)[-1][0], fixed.sequence_parallel or 1
         self.models = MemoizedEstimates(
             workload, self.choices.switches, largest, shared or SharedTraces(), sequence_parallel=ranks

@@ -44,6 +44,11 @@ def test_the_program_of_the_plain_trainer_loads_the_class_that_takes_images(name
     assert f"from transformers import {kind} as ModelClass" in script_text([], EAGER, Workload(model=model))
 
 
+def test_sdpa_is_said_beside_an_audio_tower_that_takes_it():
+    model = ModelFiles(id="phi-4-multimodal", config=packaged_config("phi-4-multimodal"))
+    assert attention_setting("attn_implementation", Recipe(), model) == {"attn_implementation": "sdpa"}
+
+
 @pytest.mark.sweep
 def test_transformers_refuses_sdpa_for_all_parts_and_chooses_it_for_the_decoder_by_itself():
     torch = pytest.importorskip("torch")

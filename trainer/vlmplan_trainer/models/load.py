@@ -22,7 +22,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.thinkers import THINKERS
 from vlmplan.units import DType
-from vlmplan.workload import ModelFiles
+from vlmplan.workload import EAGER_TOWER_TYPES, ModelFiles
 from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts, freeze
@@ -278,8 +278,8 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
 
 
 def _attention(config: Any, recipe: Recipe) -> str | dict[str, str]:
-    """``attn_implementation``: an audio tower has eager attention alone (``Gemma4AudioModel``), and refuses others."""
-    if getattr(config, "audio_config", None) is None:
+    """``attn_implementation``, where an audio tower has eager attention alone for each part."""
+    if getattr(config, "audio_config", None) is None or config.model_type not in EAGER_TOWER_TYPES:
         return recipe.attention.value
     sections = dict.fromkeys(("", *config.sub_configs), recipe.attention.value)
     return sections | {"audio_config": "eager"}

@@ -27,10 +27,11 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
     from vlmplan.plan import plan_from_json
     from vlmplan_trainer.rehearse.batch import ImageSpec, Samples
     from vlmplan_trainer.rehearse.run import Request, rehearse
+    from vlmplan_trainer.rehearse.sounds import AudioSpec
 
     logging.set_verbosity_error()
     samples = dict(request.pop("samples"))
-    image = samples.pop("image")
+    image, audio = samples.pop("image"), samples.pop("audio", None)
     sequences = samples.pop("sequences", None)
     samples["sequences"] = None if sequences is None else tuple(sequences)
     plan = plan_from_json(request.pop("plan"))
@@ -38,7 +39,11 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
     return rehearse(
         Request(
             plan=plan,
-            samples=Samples(**samples, image=None if image is None else ImageSpec(**image)),
+            samples=Samples(
+                **samples,
+                image=None if image is None else ImageSpec(**image),
+                audio=None if audio is None else AudioSpec(**audio),
+            ),
             compute_capability=capability,
             say=say_phase_begins,
             **request,

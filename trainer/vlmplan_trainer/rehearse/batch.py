@@ -15,6 +15,7 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import SEQUENCE_KEYS
 from vlmplan_trainer.data.flat_rows import flat_row
 from vlmplan_trainer.probe import model_class
+from vlmplan_trainer.rehearse.sounds import AudioSpec, audio_token, sound_inputs, with_sounds
 
 IGNORED_LABEL = -100
 FIRST_IMAGE = 4
@@ -55,7 +56,8 @@ class ImageSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """A micro batch of equal samples: ``num_tokens`` each, ``images_per_sample`` images of ``width`` x ``height``.
+    """A micro batch of equal samples: ``num_tokens`` each, ``images_per_sample`` images of ``width`` x ``height`` and
+    ``audios_per_sample`` sounds.
 
     ``sequences``: all are one row, and each is made of parts of these lengths, which are samples of their own; None: a
     row for each.
@@ -68,6 +70,8 @@ class Samples:
     width: int = 0
     height: int = 0
     sequences: tuple[int, ...] | None = None
+    audios_per_sample: int = 0
+    audio: AudioSpec | None = None
 
     @property
     def num_images(self) -> int:
@@ -88,15 +92,20 @@ def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] |
     if samples.image is not None and config.model_type not in _FAMILIES:
         return _as_processed(config, samples, preprocessor)
     token = _image_token(config) if samples.image is not None else None
-    ids = _token_ids(samples, token)
+    ids = _token_ids(config, samples, token)
     labels = ids.clone()
     labels[:, : ids.shape[1] // 2] = IGNORED_LABEL
     labels[ids == token] = IGNORED_LABEL
-    values = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
-    if samples.image is None:
-        return MicroBatch(_laid_out(values, samples), {})
-    more, shapes = _FAMILIES[config.model_type](config, samples, samples.image, ids, token)
-    return MicroBatch(_laid_out(values | more, samples), shapes)
+    values, shapes = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}, {}
+    if samples.audio is not None:
+        labels[ids == audio_token(config)] = IGNORED_LABEL
+        num_audios = samples.micro_batch * samples.audios_per_sample
+        more, shapes = sound_inputs(config, samples.audio, num_audios)
+        values |= more
+    if samples.image is not None:
+        more, of_images = _FAMILIES[config.model_type](config, samples, samples.image, ids, token)
+        values, shapes = values | more, shapes | of_images
+    return MicroBatch(_laid_out(values, samples), shapes)
 
 
 def _as_processed(config: Any, samples: Samples, preprocessor: Mapping[str, Any] | None) -> MicroBatch:
@@ -147,18 +156,22 @@ def _image_token(config: Any) -> int:
     raise InputError(f"the configuration of {config.model_type} has no image_token_id")
 
 
-def _token_ids(samples: Samples, token: int | None) -> torch.Tensor:
-    """(micro_batch, tokens): text, then every image's placeholders with the rest of its tokens as text around them."""
-    row = torch.arange(samples.num_tokens) % TEXT_TOKENS + 5
+def _token_ids(config: Any, samples: Samples, token: int | None) -> torch.Tensor:
+    """(micro_batch, tokens): text, then every image's placeholders with the rest of its tokens as text around them, and
+    sounds at the end."""
+    num_sound_tokens = 0 if samples.audio is None else samples.audio.num_tokens * samples.audios_per_sample
+    row = torch.arange(samples.num_tokens - num_sound_tokens) % TEXT_TOKENS + 5
     if token is not None:
         row[row == token] += 1
         assert samples.image is not None
-        num_text = samples.num_tokens - samples.image.num_tokens * samples.images_per_sample
+        num_text = len(row) - samples.image.num_tokens * samples.images_per_sample
         between = min(BETWEEN_IMAGES, num_text // samples.images_per_sample)
         place = min(FIRST_IMAGE, num_text - between * (samples.images_per_sample - 1))
         for _ in range(samples.images_per_sample):
             row[place : place + samples.image.num_placeholder_tokens] = token
             place += samples.image.num_tokens + between
+    if samples.audio is not None:
+        row = with_sounds(config, row, samples.audio, samples.audios_per_sample)
     return row.repeat(samples.micro_batch, 1)
 
 

@@ -13,7 +13,7 @@ from vlmplan.architecture.families.omni_audio import Qwen25OmniAudio
 from vlmplan.architecture.families.omni_thinker import OmniThinker, ThinkerModel
 from vlmplan.architecture.families.packed_patches import MultimodalDecoder, PatchAttention, joined_features, scattered
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -50,11 +50,12 @@ class Qwen25OmniModel(ThinkerModel):
         embeddings = self.language_model.embed(ids)
         # What lives until this function returns: the encoder's output object, joined features, masks, positions.
         held: list[Tensor] = []
+        embeddings = self.with_sounds(ids, embeddings, batch, backend, held)
         if pixels is not None:
-            held += self.visual(pixels, batch, backend)
+            encoded = self.visual(pixels, batch, backend)
             with ids.tape.section("scatter"):
-                held.append(joined_features(held[1], batch.num_images))
-                embeddings = scattered(ids, embeddings, held[2])
+                held += [*encoded, joined_features(encoded[1], batch.num_images)]
+                embeddings = scattered(ids, embeddings, held[-1])
                 held += [ids.tape.tensor(ids.shape, DType.BOOL) for _ in range(2)]
         held += self.positions(ids, has_images=pixels is not None)
         return self.language_model(embeddings, backend)
@@ -64,6 +65,6 @@ def build(config: Config) -> OmniThinker:
     """The thinker; its own level alone decides whether embedding and head are one weight."""
     shape = decoder_shape(config.section("text_config"))
     visual = VisionEncoder(config.section("vision_config"))
-    audio_tower: Module = Qwen25OmniAudio(config.section("audio_config"))
+    audio_tower = Qwen25OmniAudio(config.section("audio_config"))
     model = Qwen25OmniModel(audio_tower, visual, MultimodalDecoder(shape))
     return OmniThinker(model, ties_weights=config.boolean("tie_word_embeddings"))

@@ -94,7 +94,7 @@ def attention_setting(
     key: str, recipe: Recipe, model: ModelFiles, names: Mapping[str, AttentionImplementation] = ATTENTION
 ) -> dict[str, str]:
     """``key`` with the name of the attention; left out where transformers has to choose it for each part."""
-    if recipe.attention is AttentionImplementation.SDPA and model.has_audio_tower:
+    if recipe.attention is AttentionImplementation.SDPA and model.has_eager_tower:
         return {}
     return {key: next(name for name, known in names.items() if known is recipe.attention)}
 

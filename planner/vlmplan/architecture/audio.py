@@ -1,0 +1,100 @@
+"""What a sound of some seconds becomes: frames of a spectrogram for the audio tower, tokens of the language model.
+
+Source: the feature extractors and processors of transformers 5.23; each function names the class that it restates.
+Pure arithmetic on the dictionaries of config.json and preprocessor_config.json. What the files lack has the default of
+the extractor's class.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmplan.architecture.images.settings import Settings, count, file_settings, section
+from vlmplan.errors import InputError, UnknownNameError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioShape:
+    """What one sound becomes.
+
+    ``num_tokens`` are positions in the language model that features of the sound are put into; what only the chat
+    template writes around them (``<|audio_bos|>``) counts as text. ``num_frames`` of the spectrogram are of the sound,
+    of ``num_padded_frames`` that the model is handed.
+    """
+
+    num_tokens: int
+    num_frames: int
+    num_padded_frames: int
+
+
+def audio_shape(
+    config: Mapping[str, Any], preprocessor_config: Mapping[str, Any] | None, *, seconds: float
+) -> AudioShape:
+    """What a sound of ``seconds`` becomes in the model that ``config`` describes, which has to be one of
+    ``AUDIO_MODEL_TYPES``; the settings of the feature extractor are in ``preprocessor_config``.
+
+    Raises UnknownNameError for another model type, InputError for settings that are none and for a sound that is too
+    short to leave a token.
+    """
+    model_type = str(config.get("model_type"))
+    if model_type not in _SHAPES:
+        raise UnknownNameError("model type with sound", model_type, _SHAPES)
+    preprocessor = file_settings(preprocessor_config or {}, "preprocessor_config.json: ")
+    settings = section(preprocessor, EXTRACTOR) or preprocessor
+    shape = _SHAPES[model_type](file_settings(config, "config.json: "), settings, seconds)
+    if shape.num_tokens < 1:
+        raise InputError(f"--audio-seconds is {seconds:g}, too short for a token of a {model_type}; give more")
+    return shape
+
+
+EXTRACTOR = "feature_extractor"
+"""Key of the extractor's settings inside processor_config.json, where newer checkpoints keep them."""
+
+
+def _num_values(settings: Settings, seconds: float) -> int:
+    """Values of the waveform."""
+    return round(seconds * count(settings, "sampling_rate", 16_000))
+
+
+def _qwen2_5_omni_shape(config: Settings, settings: Settings, seconds: float) -> AudioShape:
+    """``WhisperFeatureExtractor`` as ``Qwen2_5OmniProcessor`` calls it: longer sounds are cut to ``chunk_length``
+    seconds, shorter ones padded to it, with a mask of which every ``hop_length``-th element is taken."""
+    hop = count(settings, "hop_length", 160)
+    longest = count(settings, "chunk_length", 30) * count(settings, "sampling_rate", 16_000)
+    num_padded = longest // hop
+    num_frames = min(-(-min(_num_values(settings, seconds), longest) // hop), num_padded)
+    convolved = (num_frames - 1) // 2 + 1  # ``_get_feat_extract_output_lengths``
+    return AudioShape(num_tokens=(convolved - 2) // 2 + 1, num_frames=num_frames, num_padded_frames=num_padded)
+
+
+CHUNK_TOKENS = 13
+"""Of a whole chunk in ``_get_feat_extract_output_lengths`` of Qwen3-Omni."""
+
+
+def _qwen3_omni_shape(config: Settings, settings: Settings, seconds: float) -> AudioShape:
+    """``WhisperFeatureExtractor`` as ``Qwen3OmniMoeProcessor`` calls it: no sound is cut, and all are as long here."""
+    num_frames = _num_values(settings, seconds) // count(settings, "hop_length", 160)
+    window = count(section(config, "audio_config"), "n_window", 50)
+    num_chunks, rest = divmod(num_frames, 2 * window)
+    num_tokens = num_chunks * CHUNK_TOKENS + halved(rest, times=3)
+    return AudioShape(num_tokens=num_tokens, num_frames=num_frames, num_padded_frames=num_frames)
+
+
+def halved(length: int, *, times: int = 1) -> int:
+    """What convolutions with a stride of 2 that are padded by one leave of ``length``.
+
+    >>> halved(100, times=3)
+    13
+    """
+    for _ in range(times):
+        length = (length - 1) // 2 + 1
+    return length
+
+
+_SHAPES: Mapping[str, Callable[[Settings, Settings, float], AudioShape]] = {
+    "qwen2_5_omni_thinker": _qwen2_5_omni_shape,
+    "qwen3_omni_moe_thinker": _qwen3_omni_shape,
+}
+
+AUDIO_MODEL_TYPES = tuple(_SHAPES)
+"""The ``model_type`` values of config.json that ``audio_shape`` knows."""

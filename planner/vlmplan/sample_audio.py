@@ -1,0 +1,48 @@
+"""What the sounds of one sample become, and with its images: tokens of the language model."""
+
+from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, AudioShape, audio_shape
+from vlmplan.errors import InputError
+from vlmplan.sample_images import image_tokens
+from vlmplan.workload import Workload
+
+
+def sample_audio(workload: Workload) -> AudioShape | None:
+    """What one sound of the workload becomes; None for samples without sound.
+
+    Raises InputError if the model hears nothing, or vlmplan does not describe how, or if images and sounds do not fit
+    in the sequence.
+    """
+    if not workload.audios_per_sample:
+        return None
+    model = workload.model
+    if model.model_type not in AUDIO_MODEL_TYPES:
+        is_unknown = model.has_audio_tower
+        why = f"vlmplan does not describe how {model.id} hears" if is_unknown else f"{model.id} takes no sound"
+        raise InputError(f"--audio-seconds is {workload.audio_seconds:g}, but {why}; leave it off")
+    audio = audio_shape(model.config, model.preprocessor, seconds=workload.audio_seconds)
+    needed = encoded_tokens(workload)
+    if needed > workload.seq_len:
+        images = f"{workload.images_per_sample} image(s) and " if workload.images_per_sample else ""
+        raise InputError(
+            f"--seq-len is {workload.seq_len}, but {images}{workload.audios_per_sample} sound(s) of "
+            f"{workload.audio_seconds:g} s take {needed} tokens of {model.id}; give at least that many tokens, or "
+            f"fewer or shorter sounds"
+        )
+    return audio
+
+
+def audio_tokens(workload: Workload) -> int:
+    """Tokens that the sounds of one sample take in the language model; 0 where the model is not known to hear.
+
+    Raises InputError for sounds that the feature extractor refuses.
+    """
+    model = workload.model
+    if not workload.audios_per_sample or model.model_type not in AUDIO_MODEL_TYPES:
+        return 0
+    audio = audio_shape(model.config, model.preprocessor, seconds=workload.audio_seconds)
+    return audio.num_tokens * workload.audios_per_sample
+
+
+def encoded_tokens(workload: Workload) -> int:
+    """Tokens that the images and the sounds of one sample take; the others are text. Raises as both do."""
+    return image_tokens(workload) + audio_tokens(workload)

@@ -1,0 +1,111 @@
+"""Sounds of samples: asked for by their seconds, planned with the towers that hear them, refused with the option."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from planned import model_files
+from vlmplan.errors import InputError
+from vlmplan.estimation.packed_samples import packed_samples
+from vlmplan.models.description import files_of_texts
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Batching
+from vlmplan.request import Request, length_notes, parse, workload_of
+from vlmplan.sample_audio import audio_tokens, encoded_tokens, sample_audio
+from vlmplan.sample_images import image_tokens
+from vlmplan.workload import DEFAULT_SEQ_LEN, Workload
+
+QWEN = {"model": "qwen2.5-omni-7b"}
+SOUND = {**QWEN, "audio_seconds": 30}
+TOKENS = 30 * 25
+
+
+def planned(options) -> Workload:
+    request = parse(options)
+    return workload_of(request.model_files, request.workload)
+
+
+def test_a_sample_has_one_sound_where_its_seconds_are_said():
+    workload = planned(SOUND)
+    assert (workload.audios_per_sample, workload.audio_seconds) == (1, 30)
+    assert audio_tokens(workload) == TOKENS
+    assert encoded_tokens(workload) == TOKENS + image_tokens(workload)
+    assert audio_tokens(planned(QWEN)) == 0
+
+
+def test_a_length_that_nobody_said_has_room_for_text_beside_images_and_sounds():
+    workload = planned({**SOUND, "audios_per_sample": 3})
+    tokens = 3 * TOKENS + image_tokens(workload)
+    assert workload.seq_len == -(-(tokens + 256) // 256) * 256
+    [taken, becomes] = length_notes(workload, parse({**SOUND, "audios_per_sample": 3}).workload)
+    assert f"the images and sounds of a sample take {tokens:,} tokens" in taken
+    assert becomes.startswith("a sound of 30 s is 3,000 frames of a spectrogram and 750 tokens")
+    assert planned({**SOUND, "images_per_sample": 0}).seq_len == DEFAULT_SEQ_LEN
+
+
+def test_options_and_plans_keep_the_sounds():
+    request = parse({**SOUND, "audios_per_sample": 2})
+    options = {name: value for name, value in request.options().items() if value is not None}
+    assert options == {**SOUND, "audios_per_sample": 2}
+    assert Request().with_options(options) == request
+    assert planned(SOUND).as_json()["audio_seconds"] == 30
+    assert planned(QWEN).as_json()["audio_seconds"] is None
+
+
+def test_sounds_that_fill_more_than_a_sample_are_refused_with_what_they_take():
+    workload = planned({**SOUND, "seq_len": TOKENS, "images_per_sample": 0})
+    assert sample_audio(workload) is not None
+    with pytest.raises(InputError) as caught:
+        sample_audio(replace(workload, seq_len=TOKENS - 1))
+    assert f"1 sound(s) of 30 s take {TOKENS} tokens of qwen2.5-omni-7b" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({**QWEN, "audio_seconds": 0}, ["--audio-seconds is 0", "above 0"]),
+        ({**QWEN, "audio_seconds": 90_000}, ["--audio-seconds is 90000", "at most 86,400"]),
+        ({**QWEN, "audios_per_sample": 2}, ["--audios-per-sample is 2", "give the seconds of each sound"]),
+        ({**SOUND, "audios_per_sample": -1}, ["--audios-per-sample is -1", "0 or more"]),
+        ({**SOUND, "data": "samples.json"}, ["--audio-seconds is 30", "--data samples.json"]),
+        ({**SOUND, "config": "sft.yaml"}, ["--audio-seconds is 30", "--config sft.yaml"]),
+        ({**SOUND, "task": "dpo"}, ["--audio-seconds is 30", "--task"]),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_options(options, named):
+    with pytest.raises(InputError) as caught:
+        parse(options)
+    assert all(word in str(caught.value) for word in named), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("alias", "why"),
+    [
+        ("qwen2.5-vl-7b", "qwen2.5-vl-7b takes no sound"),
+        ("qwen3-0.6b", "qwen3-0.6b takes no sound"),
+        ("gemma-4-31b", "gemma-4-31b takes no sound"),
+    ],
+)
+def test_models_that_hear_nothing_refuse_sounds_in_one_sentence(alias, why):
+    workload = Workload(model=model_files(alias), audios_per_sample=1, audio_seconds=5)
+    with pytest.raises(InputError, match=rf"^--audio-seconds is 5, but {why}; leave it off$"):
+        sample_audio(workload)
+
+
+def test_settings_of_a_feature_extractor_in_a_file_of_the_whole_processor_are_those_that_count():
+    texts = {
+        "config.json": json.dumps({"model_type": "qwen2_5_omni_thinker"}),
+        "processor_config.json": json.dumps({"feature_extractor": {"chunk_length": 300, "hop_length": 80}}),
+    }
+    files = files_of_texts("mine", texts, source="config.json", hub_id=None)
+    audio = sample_audio(Workload(model=files, seq_len=4096, audios_per_sample=1, audio_seconds=40))
+    assert audio is not None
+    assert (audio.num_frames, audio.num_padded_frames) == (40 * 200, 300 * 200)
+    assert any("Without --audio-seconds samples have no sound" in note for note in files.notes)
+
+
+def test_packed_rows_have_no_sounds():
+    workload = replace(planned(SOUND), images_per_sample=0)
+    with pytest.raises(InputError, match="how many sounds a row has is not known before"):
+        packed_samples(Recipe(batching=Batching.PACKED), workload)

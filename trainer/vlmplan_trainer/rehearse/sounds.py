@@ -1,0 +1,52 @@
+"""Sounds of a rehearsed micro batch: their tokens in the rows of ids, masks of their frames, spectrograms by shape.
+
+What a sound becomes is the planner's ``AudioShape``, which is held to transformers' own feature extractors.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Made = tuple[dict[str, torch.Tensor], dict[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioSpec:
+    """One sound, in the words of ``vlmplan.architecture.audio.AudioShape``."""
+
+    num_tokens: int
+    num_frames: int
+    num_padded_frames: int
+
+
+def with_sounds(config: Any, row: torch.Tensor, audio: AudioSpec, count: int) -> torch.Tensor:
+    """``row`` of ids with ``count`` sounds behind it, each between two tokens where those are free in it."""
+    num_markers = 2 * count if len(row) >= 2 * count else 0
+    around = [audio_token(config, "audio_start_token_id")] if num_markers else []
+    behind = [audio_token(config, "audio_end_token_id")] if num_markers else []
+    sound = torch.tensor([*around, *[audio_token(config)] * audio.num_tokens, *behind])
+    return torch.cat([row[: len(row) - num_markers], *[sound] * count])
+
+
+def audio_token(config: Any, name: str = "audio_token_id") -> int:
+    """The id that stands for a token of sound, or the one of another ``name``; 4 where the configuration has none."""
+    return int(getattr(config, name, None) or 4)
+
+
+def sound_inputs(config: Any, audio: AudioSpec, num_audios: int) -> Made:
+    """What the processor hands to the model of ``num_audios`` sounds beside their tokens."""
+    return _FAMILIES[config.model_type](config, audio, num_audios)
+
+
+def _padded_spectrograms(config: Any, audio: AudioSpec, num_audios: int) -> Made:
+    """Spectrograms, mel bins first, with a mask of their frames in 32 bit, as numpy makes it (Whisper's extractor)."""
+    is_of_sound = torch.arange(audio.num_padded_frames) < audio.num_frames
+    values = {"feature_attention_mask": is_of_sound.int().repeat(num_audios, 1)}
+    return values, {"input_features": (num_audios, config.audio_config.num_mel_bins, audio.num_padded_frames)}
+
+
+_FAMILIES: Mapping[str, Callable[[Any, AudioSpec, int], Made]] = {
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _padded_spectrograms),
+}
