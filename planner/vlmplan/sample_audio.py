@@ -46,3 +46,9 @@ def audio_tokens(workload: Workload) -> int:
 def encoded_tokens(workload: Workload) -> int:
     """Tokens that the images and the sounds of one sample take; the others are text. Raises as both do."""
     return image_tokens(workload) + audio_tokens(workload)
+
+
+def encoded_kinds(workload: Workload) -> str:
+    """What ``encoded_tokens`` are of, in words."""
+    kinds = {"images": workload.images_per_sample, "sounds": workload.audios_per_sample}
+    return " and ".join(name for name, count in kinds.items() if count)

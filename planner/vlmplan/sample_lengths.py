@@ -16,7 +16,7 @@ from pathlib import Path
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, VaryingLengths
 from vlmplan.files import text_of
-from vlmplan.sample_audio import encoded_tokens
+from vlmplan.sample_audio import encoded_kinds, encoded_tokens
 from vlmplan.workload import Workload
 
 VARY = "vary"
@@ -85,10 +85,10 @@ def sample_lengths(text: str, workload: Workload) -> SampleLengths:
         return _of_file(Path(text), least, most)
     shortest, longest = (min(int(part), most) for part in spread.groups())
     if not max(1, least) <= shortest <= longest:
-        images = f"; the images and sounds of a sample take {least:,}" if least else ""
+        encoded = f"; the {encoded_kinds(workload)} of a sample take {least:,}" if least else ""
         raise InputError(
             f"--sample-lengths is {text}; SHORTEST-LONGEST in tokens is needed, the shortest at least "
-            f"{max(1, least):,}{images}"
+            f"{max(1, least):,}{encoded}"
         )
     return SampleLengths(source=f"{shortest:,} to {longest:,} tokens, evenly", shortest=shortest, longest=longest)
 

@@ -140,7 +140,7 @@ def test_the_recipe_says_every_option_and_can_be_read_back(model: str, gpu: str,
     recipe = dict(values["recipe"])
     workload = ("model", "seq_len", "images_per_sample", "image_size", "num_samples", "epochs", "global_batch")
     assert {name: recipe.pop(name) for name in workload}["model"] == model
-    assert recipe.pop("sample_len") is None
+    assert [recipe.pop(name) for name in ("sample_len", "audios_per_sample", "audio_seconds")] == [None, 0, None]
     read = recipe_from_json(recipe)
     assert read.as_json() == recipe
     num_gpus = values["gpu"]["count"] * values["gpu"]["num_nodes"]

@@ -23,8 +23,8 @@ from vlmplan.request.parts import HardwareRequest, WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
 from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, model_facts
-from vlmplan.sample_audio import audio_tokens, encoded_tokens, sample_audio
-from vlmplan.sample_images import image_tokens, sample_image
+from vlmplan.sample_audio import encoded_kinds, encoded_tokens, sample_audio
+from vlmplan.sample_images import sample_image
 from vlmplan.saving import Interval, Saving, saving_of
 from vlmplan.training_task import TrainingTask
 from vlmplan.units import counted
@@ -286,9 +286,8 @@ def length_notes(workload: Workload, asked: WorkloadRequest) -> list[str]:
     of what sounds become."""
     notes: list[str] = []
     if asked.seq_len is None and workload.seq_len != DEFAULT_SEQ_LEN:
-        kinds = [name for name, tokens in (("images", image_tokens), ("sounds", audio_tokens)) if tokens(workload)]
         notes.append(
-            f"--seq-len is taken as {workload.seq_len:,}: the {' and '.join(kinds)} of a sample take "
+            f"--seq-len is taken as {workload.seq_len:,}: the {encoded_kinds(workload)} of a sample take "
             f"{encoded_tokens(workload):,} tokens"
         )
     audio = sample_audio(workload)
