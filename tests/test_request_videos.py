@@ -42,6 +42,27 @@ def test_seconds_are_the_frames_that_the_processor_takes_of_them():
     assert thin.workload.images_per_sample == 8 // 2
 
 
+@pytest.mark.parametrize("model", ["smolvlm2-2.2b", "llava-onevision-0.5b"])
+def test_frames_that_are_no_images_to_the_model_stay_frames(model: str):
+    request = parse({"model": model, "video_frames": 16, "videos_per_sample": 2})
+    asked = request.workload
+    assert (asked.images_per_sample, asked.clip_frames, asked.video_frames) == (2, 16, 16)
+    per_video = 16 * (81 + 3) if model.startswith("smolvlm") else 16 * 14 * 14 + 1
+    assert image_tokens(workload_of(request.model_files, asked)) == 2 * per_video
+    assert request.video_notes[0].endswith(
+        "planned as 32 frames of 384x384, which the model sees otherwise than images"
+    )
+    again = {name: value for name, value in request.options().items() if value is not None}
+    assert parse(again).workload == asked
+    with pytest.raises(InputError, match="becomes one of 384x384; leave it off"):
+        parse({"model": model, "video_frames": 16, "image_size": "64x64"})
+
+
+def test_seconds_of_smolvlm_are_a_frame_each_and_64_at_the_most():
+    long, short = (parse({"model": "smolvlm2-2.2b", "video_seconds": seconds}) for seconds in (100, 40.6))
+    assert (long.workload.clip_frames, short.workload.clip_frames) == (64, 41)
+
+
 def test_several_videos_and_odd_frames_are_counted():
     request = parse({**VIDEO, "video_frames": 17, "videos_per_sample": 3})
     assert request.workload.images_per_sample == 3 * (17 + 1) // 2
@@ -115,6 +136,11 @@ def test_a_given_model_takes_the_defaults_of_its_processor():
         ({**QWEN, "video_seconds": 9, "data": "samples.json"}, ["--video-seconds", "--data samples.json"]),
         ({"model": "glm-4.6v-flash", "video_seconds": 9, "video_fps": 1}, ["--video-fps is 1", "GLM-4.6V", "leave it"]),
         ({"model": "internvl3-1b", "video_seconds": 9}, ["give --video-fps"]),
+        ({"model": "llava-onevision-0.5b", "video_seconds": 9}, ["no number of frames", "give --video-frames"]),
+        (
+            {"model": "llava-onevision-0.5b", "video_seconds": 9, "video_fps": 1},
+            ["--video-fps is 1", "as many frames each", "give --video-frames"],
+        ),
         ({"model": "tinyllama-1.1b", "video_seconds": 9}, ["--video-seconds is 9", "tinyllama-1.1b", "qwen3_vl"]),
     ],
 )

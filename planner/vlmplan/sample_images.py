@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, ImageShape, image_shape
+from vlmplan.architecture.images.videos import clip_shape
 from vlmplan.errors import InputError
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.workload import Workload
@@ -23,11 +24,16 @@ def sample_image(workload: Workload) -> ImageShape | None:
     needed = image_tokens(workload)
     if needed > workload.seq_len:
         raise InputError(
-            f"--seq-len is {workload.seq_len}, but {workload.images_per_sample} image(s) of "
-            f"{workload.image_width}x{workload.image_height} take {needed} tokens of {model.id}; "
-            f"give at least that many tokens, or smaller or fewer images"
+            f"--seq-len is {workload.seq_len}, but {workload.images_per_sample} {_kind(workload)} take {needed} tokens "
+            f"of {model.id}; give at least that many tokens, or "
+            f"{'smaller or fewer images' if workload.clip_frames is None else 'fewer frames'}"
         )
     return image
+
+
+def _kind(workload: Workload) -> str:
+    size = f"{workload.image_width}x{workload.image_height}"
+    return f"image(s) of {size}" if workload.clip_frames is None else f"video(s) of {workload.clip_frames} frames"
 
 
 def image_tokens(workload: Workload) -> int:
@@ -55,6 +61,8 @@ def _one_image(workload: Workload) -> ImageShape:
         sees = isinstance(model, ProbedModelFiles) and "images" in inputs_beside_text(model.layout)
         why = f"vlmplan does not describe how {model.id} sees" if sees else f"{model.id} takes no images"
         raise InputError(f"--images-per-sample is {workload.images_per_sample}, but {why}")
+    if workload.clip_frames is not None:
+        return clip_shape(model.config, model.preprocessor, num_frames=workload.clip_frames)
     return image_shape(
         model.config,
         model.preprocessor,

@@ -108,7 +108,9 @@ class Workload:
     ``global_batch`` is samples per optimizer step over all GPUs; None where micro batch and accumulation decide it.
     ``saving`` says when checkpoints are written and how many stay, which no byte and second of training depends on.
     ``video_fps`` frames of each second and ``video_frames`` of each video are taken at the most where samples have
-    videos; None: as many as the model's processor takes. ``audios_per_sample`` sounds are of ``audio_seconds`` each.
+    videos; None: as many as the model's processor takes. ``clip_frames``: what counts as images are videos of so many
+    frames, of a model that sees those otherwise than images; None: they are images. ``audios_per_sample`` sounds are of
+    ``audio_seconds`` each.
     """
 
     model: ModelFiles
@@ -127,6 +129,7 @@ class Workload:
     video_frames: int | None = None
     audios_per_sample: int = 0
     audio_seconds: float = 0.0
+    clip_frames: int | None = None
 
     def __post_init__(self) -> None:
         least = {"seq_len": 1, "images_per_sample": 0, "image_width": 1, "image_height": 1, "num_samples": 1}
@@ -170,6 +173,7 @@ class Workload:
             "image_size": f"{self.image_width}x{self.image_height}" if self.images_per_sample else None,
             "audios_per_sample": self.audios_per_sample,
             "audio_seconds": self.audio_seconds if self.audios_per_sample else None,
+            **({} if self.clip_frames is None else {"frames_per_video": self.clip_frames}),
             "num_samples": self.num_samples,
             "epochs": self.epochs,
             "global_batch": self.global_batch,

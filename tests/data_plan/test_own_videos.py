@@ -73,6 +73,38 @@ def test_frames_smaller_than_an_image_may_be_are_planned_side_by_side():
     assert (workload.images_per_sample, workload.image_size) == (shape.num_images, (160, 96 * at_once))
 
 
+def test_frames_that_are_no_images_to_the_model_are_planned_as_frames():
+    """SmolVLM takes a frame a second, 64 at the most; LLaVA-OneVision as many of each as are asked for."""
+    chats("long.mp4", "short.mp4", "cat.png")
+    long, short, image = shapes("smolvlm2-2.2b")
+    assert (long.image_tokens, short.image_tokens) == (int(LONG_SECONDS) * 84, round(LONG_SECONDS / 10) * 84)
+    assert (long.patches, image.patches) == (int(LONG_SECONDS) * 729, 17 * 729)
+    planned = asked("smolvlm2-2.2b").with_room_for_images().workload
+    assert (planned.images_per_sample, planned.clip_frames) == (1, int(LONG_SECONDS))
+    long, short, image = shapes("llava-onevision-7b", video_frames=8)
+    assert long.image_tokens == short.image_tokens == 8 * 14 * 14 + 1
+    room = asked("llava-onevision-7b", video_frames=8).with_room_for_images().workload
+    blanks = 2 + 1  # tiles of an image and of a video, for micro batches without one of them
+    assert (room.images_per_sample, room.clip_frames, room.image_size) == (1, 8 + blanks, (384, 384))
+    chats("long.mp4 short.mp4", "short.mp4")
+    workload = asked("llava-onevision-7b", video_frames=8).workload
+    assert (workload.images_per_sample, workload.clip_frames) == (2, 8)
+
+
+def test_a_sample_with_images_and_videos_is_none_of_smolvlms():
+    chats("short.mp4", "short.mp4 cat.png")
+    source = asked("smolvlm2-2.2b").from_data.source
+    assert (len(source.found.shapes), source.found.num_refused) == (1, 1)
+    assert "keeps the videos alone" in source.found.sentences[0]
+
+
+def test_a_video_with_fewer_frames_than_llava_onevision_takes_is_one_bad_sample():
+    chats("one.mp4", "short.mp4")
+    source = asked("llava-onevision-7b", video_frames=8).from_data.source
+    assert (len(source.found.shapes), source.dataset.num_bad) == (1, 1)
+    assert "it has 1 frame, and 8 of every video are taken" in source.dataset.sentences[0]
+
+
 def test_options_say_how_many_frames_are_taken_at_the_most():
     chats("long.mp4")
     [few] = shapes(video_frames=16)
@@ -132,12 +164,13 @@ def test_what_does_not_go_with_videos_is_refused_in_a_sentence(model: str, optio
         asked(model, **options)
 
 
-def test_images_and_videos_are_not_planned_together_for_models_that_take_one_for_the_other():
-    chats("short.mp4", "cat.png")
-    with pytest.raises(InputError, match="has images and videos, and models of type glm4v see either"):
-        asked("glm-4.1v-9b")
-    chats("short.mp4")
-    assert shapes("glm-4.1v-9b")[0].num_images
+def test_images_and_videos_are_planned_together_where_they_are_one_tensor():
+    """GLM-4V sees both as images, so that no micro batch needs a blank one of the other kind."""
+    chats("short.mp4 cat.png", "short.mp4", "cat.png")
+    source = asked("glm-4.1v-9b").from_data.source
+    both, video, image = source.found.shapes
+    assert both.patches == video.patches + image.patches
+    assert source.found.blank == (0, 0, 0, 0)
 
 
 def test_a_scan_that_was_kept_is_of_the_same_rule():

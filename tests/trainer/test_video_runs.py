@@ -35,8 +35,9 @@ def clips(tmp_path: Path) -> Path:
     return jsonl(tmp_path, *[row] * NUM_SAMPLES)
 
 
-def plan_of(model: Path, data: Path) -> Plan:
+def plan_of(model: Path, data: Path, **more: object) -> Plan:
     options = {"model": str(model), "gpu": "cpu:1", "method": "full", "micro_batch": 1, "grad_accum": 1, "data": data}
+    options |= more
     return planned(parse(options), (), TrainerOptions(output_dir=Path("unused"), train_data=data))[0]
 
 

@@ -66,6 +66,7 @@ def _covering_json(covers: Covering, peak_bytes: int) -> JsonDict:
         "seq_len": covers.seq_len,
         "images_per_sample": covers.images_per_sample,
         "image_size": None if size is None else _size_text(size),
+        **({} if covers.clip_frames is None else {"frames_per_video": covers.clip_frames}),
         "peak_allocated_bytes": peak_bytes,
     }
 
@@ -113,6 +114,9 @@ def _covering_text(covers: Covering) -> str:
     text = f"samples of {covers.seq_len:,} tokens"
     if covers.image_size is None:
         return text
+    if covers.clip_frames is not None:
+        videos = counted(covers.images_per_sample, "video")
+        return f"{text} with {videos} of {counted(covers.clip_frames, 'frame')}"
     return f"{text} with {counted(covers.images_per_sample, 'image')} of {_size_text(covers.image_size)}"
 
 

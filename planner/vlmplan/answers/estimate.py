@@ -337,6 +337,9 @@ def workload_text(estimate: Estimate) -> str:
     if workload.images_per_sample:
         size = f"{workload.image_width}x{workload.image_height}"
         encoded.append(f"{counted(workload.images_per_sample, 'image')} of {size}")
+    if workload.clip_frames is not None:
+        videos = counted(workload.images_per_sample, "video")
+        encoded = [f"{videos} of {counted(workload.clip_frames, 'frame')}"]
     if workload.audios_per_sample:
         encoded.append(f"{counted(workload.audios_per_sample, 'sound')} of {workload.audio_seconds:g} s")
     with_them = f" with {' and '.join(encoded)}" if encoded else ""

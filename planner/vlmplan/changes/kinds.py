@@ -379,7 +379,7 @@ def text_change(at: RequestedSetup, part: int, whole: int) -> Change | None:
 def image_change(at: RequestedSetup, part: int, whole: int, *, dropped_text: int = 0) -> Change | None:
     """Images with this part of their sides; the text stays, but for ``dropped_text`` tokens of it."""
     workload = at.workload
-    if not workload.images_per_sample:
+    if not workload.images_per_sample or workload.clip_frames is not None:  # a frame has the tower's size
         return None
     width, height = workload.image_width * part // whole, workload.image_height * part // whole
     with suppress(InputError):

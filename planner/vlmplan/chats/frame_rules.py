@@ -1,8 +1,8 @@
 """Which frames of a video a model is given, and what its processor writes between them: by the video's header alone.
 
 Source: ``sample_frames`` in transformers 5.23 models/*/video_processing_*.py of ``qwen2_vl``, ``qwen3_vl``, ``glm4v``,
-``glm46v`` and ``internvl``, and ``replace_video_token`` in their processing_*.py. The planner counts by these rules,
-and the trainer decodes those frames.
+``glm46v``, ``internvl`` and ``smolvlm``, and in video_processing_utils.py for ``llava_onevision``. The planner counts
+by these rules, and the trainer decodes those frames.
 """
 
 import struct
@@ -28,6 +28,8 @@ QWEN_LEAST_FRAMES, QWEN_MOST_FRAMES = 4, 768
 """``min_frames`` and ``max_frames`` of Qwen's classes."""
 GLM_MOST_SECONDS = 300
 """``max_duration`` of ``Glm4vVideoProcessor``."""
+SKIPPED_SECONDS = 1
+"""``skip_secs`` of ``SmolVLMVideoProcessor.sample_frames``: at both ends of a long video."""
 GLM_MOST_FRAMES, GLM46V_MOST_FRAMES = 600, 640
 """So many seconds at 2 frames a second, and ``MAX_FRAME_COUNT_DYNAMIC`` of ``sample_frames``."""
 
@@ -40,6 +42,8 @@ class Sampler(Enum):
     GLM4V = "Glm4vVideoProcessor"
     GLM46V = "Glm46VVideoProcessor"
     INTERNVL = "InternVLVideoProcessor"
+    SMOLVLM = "SmolVLMVideoProcessor"
+    LLAVA_ONEVISION = "LlavaOnevisionVideoProcessor"
 
 
 SAMPLERS: Mapping[str, Sampler] = {
@@ -48,8 +52,17 @@ SAMPLERS: Mapping[str, Sampler] = {
     **dict.fromkeys(("glm4v", "glm4v_moe"), Sampler.GLM4V),
     "glm46v": Sampler.GLM46V,
     "internvl": Sampler.INTERNVL,
+    "smolvlm": Sampler.SMOLVLM,
+    "llava_onevision": Sampler.LLAVA_ONEVISION,
 }
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
+CLIP_SAMPLERS = (Sampler.SMOLVLM, Sampler.LLAVA_ONEVISION)
+"""Of models to which a frame is not what an image of any size is: SmolVLM cuts images into tiles and frames not, and
+LLaVA-OneVision pools the features of frames."""
+GLM_SAMPLERS = (Sampler.GLM4V, Sampler.GLM46V)
+"""Of models that see two frames of a video exactly as an image: with its token, in a row of patches of its own."""
+ONE_INPUT_SAMPLERS = (Sampler.INTERNVL, Sampler.SMOLVLM, *GLM_SAMPLERS)
+"""Of models that are given images and videos as one tensor, so that their tower runs once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +109,10 @@ class FrameRule:
                 return _even(self._glm46v_frames(seconds))
             case Sampler.INTERNVL:
                 return self.num_frames or max(1, int(seconds * self._rate))
+            case Sampler.SMOLVLM:
+                return max(1, min(round(self._rate * seconds), self._number))
+            case Sampler.LLAVA_ONEVISION:
+                return self._number
 
     def indices(self, header: VideoHeader) -> list[int]:
         """The frames that are taken of a video, counted from 0. Raises InputError for one that the processor refuses,
@@ -119,6 +136,12 @@ class FrameRule:
         if not self.fps or self.fps <= 0:
             raise InputError("its video processor says no frames a second; give --video-fps")
         return self.fps
+
+    @property
+    def _number(self) -> int:
+        if self.num_frames is None:
+            raise InputError("its video processor says no number of frames; give --video-frames")
+        return self.num_frames
 
     @property
     def _max_frames(self) -> int:
@@ -149,6 +172,10 @@ class FrameRule:
             case Sampler.INTERNVL:
                 wanted = min(self.wanted_frames(header.num_frames / header.fps), header.num_frames)
                 return _steps(header.num_frames, wanted, first=header.num_frames / wanted / 2)
+            case Sampler.SMOLVLM:
+                return self._of_smolvlm(header)
+            case Sampler.LLAVA_ONEVISION:
+                return self._of_llava_onevision(header)
 
     def _of_qwen2_vl(self, header: VideoHeader) -> list[int]:
         merged, total = self.merged_frames, header.num_frames
@@ -188,6 +215,25 @@ class FrameRule:
             return _spread(found[0], found[-1], wanted)
         return found if len(found) == wanted else _spread(0, total - 1, wanted)
 
+    def _of_smolvlm(self, header: VideoHeader) -> list[int]:
+        """Evenly from the first frame to the last, or without a second at both ends."""
+        first, last = 0, header.num_frames - 1
+        if header.seconds - 2 * SKIPPED_SECONDS > self._number * self._rate:
+            skipped = SKIPPED_SECONDS * header.fps
+            first, last = int(skipped), min(int(header.num_frames - skipped), last)
+        if first >= last:
+            first, last = 0, header.num_frames - 1
+        return sorted({*_spread(first, last, self.wanted_frames(header.seconds))})
+
+    def _of_llava_onevision(self, header: VideoHeader) -> list[int]:
+        """As many of every video, which the model takes in one tensor."""
+        if header.num_frames < self._number:
+            raise InputError(
+                f"it has {counted(header.num_frames, 'frame')}, and {self._number} of every video are taken; fewer "
+                f"(--video-frames) or a longer one is needed"
+            )
+        return [place * header.num_frames // self._number for place in range(self._number)]
+
 
 def frame_rule(
     sampler: Sampler, settings: FrameSettings, *, fps: float | None = None, most_frames: int | None = None
@@ -197,13 +243,20 @@ def frame_rule(
     if sampler is Sampler.INTERNVL:
         fixed = settings.num_frames if fps is None else None
         return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=fixed, most_frames=most_frames)
+    if sampler in CLIP_SAMPLERS:
+        if sampler is Sampler.LLAVA_ONEVISION and fps is not None:
+            raise InputError(
+                f"--video-fps is {fps:g}, but LLaVA-OneVision takes videos of as many frames each; give --video-frames"
+            )
+        numbers = [number for number in (settings.num_frames, most_frames) if number is not None]
+        return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=min(numbers, default=None))
     if sampler is Sampler.GLM46V and fps is not None:
         raise InputError(
             f"--video-fps is {fps:g}, but the processor of GLM-4.6V goes by a video's length; leave it off"
         )
     is_glm4v = sampler is Sampler.GLM4V
     glm_frames = GLM_MOST_FRAMES if is_glm4v else GLM46V_MOST_FRAMES
-    is_glm = is_glm4v or sampler is Sampler.GLM46V
+    is_glm = sampler in GLM_SAMPLERS
     return FrameRule(
         sampler=sampler,
         fps=fps or settings.fps or FRAMES_PER_SECOND,
@@ -215,38 +268,6 @@ def frame_rule(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameTexts:
-    """What stands between the tokens of a video's frames: ``texts``, each between special tokens or at an end of all,
-    and ``num_special`` such tokens."""
-
-    texts: tuple[str, ...] = ()
-    num_special: int = 0
-
-
-def frame_texts(rule: FrameRule, indices: Sequence[int], header: VideoHeader) -> FrameTexts:
-    """What the processor writes of frames: when they are, or their number. InternVL's marks around a frame are an
-    image's own, and are not among them."""
-    if rule.sampler is Sampler.QWEN2_VL:
-        return FrameTexts()
-    if rule.sampler is Sampler.INTERNVL:
-        return FrameTexts(
-            texts=tuple(f"{'' if place == 0 else chr(10)}Frame{place + 1}: " for place in range(len(indices)))
-        )
-    seconds = [index / header.fps for index in indices]
-    merged = rule.merged_frames
-    seconds += [seconds[-1]] * (-len(seconds) % merged)
-    firsts, lasts = seconds[::merged], seconds[merged - 1 :: merged]
-    match rule.sampler:
-        case Sampler.QWEN3_VL:
-            texts = [f"<{(first + last) / 2:.1f} seconds>" for first, last in zip(firsts, lasts, strict=True)]
-        case Sampler.GLM46V:
-            texts = [f"{first:.1f} seconds" for first in firsts]
-        case _:
-            texts = [f"{int(first)}" for first in firsts]
-    return FrameTexts(texts=tuple(texts), num_special=2 * len(texts))
-
-
 def no_videos(model_type: str) -> str | None:
     """Why samples with videos are not read for models of ``model_type``; None: they are."""
     if model_type in SAMPLERS:
@@ -254,13 +275,19 @@ def no_videos(model_type: str) -> str | None:
     return f"videos are not read for models of type {model_type}; they are for those of {', '.join(SAMPLERS)}"
 
 
-def refuse_both_kinds(model_type: str, *, has_images: bool, has_videos: bool, source: str) -> None:
-    """Raise InputError where a model is to see images and videos in one micro batch and cannot: GLM-4V's takes every
-    token of either for one of the other (``get_placeholder_mask`` in its modeling_*.py)."""
-    if has_images and has_videos and SAMPLERS.get(model_type) in (Sampler.GLM4V, Sampler.GLM46V):
+def refuse_together(rule: FrameRule, headers: Sequence[VideoHeader], *, has_images: bool) -> None:
+    """Raise InputError for what the processor does not take in one sample: InternVL's puts the videos into one tensor,
+    SmolVLM's writes the pixels of videos over those of images."""
+    if rule.sampler is Sampler.SMOLVLM and headers and has_images:
         raise InputError(
-            f"{source} has images and videos, and models of type {model_type} see either in a micro batch, not both; "
-            f"samples with images or samples with videos have to go"
+            "the sample shows images and videos, of which the model's processor keeps the videos alone; either have to "
+            "go to another sample"
+        )
+    counts = {len(rule.indices(header)) for header in headers} if rule.sampler is Sampler.INTERNVL else set[int]()
+    if len(counts) > 1:
+        raise InputError(
+            f"the sample's videos have {' and '.join(map(str, sorted(counts)))} frames, and the model's processor "
+            f"takes several only where they have as many each"
         )
 
 
@@ -300,4 +327,4 @@ def _spread(first: int, last: int, number: int) -> list[int]:
     if number < 2:
         return [first] * number
     step = (last - first) / (number - 1)
-    return [*(first + floor(place * step) for place in range(number - 1)), last]
+    return [*(floor(place * step + first) for place in range(number - 1)), last]

@@ -69,12 +69,17 @@ class Sample:
     is_plain: bool = False
 
     @property
+    def shown(self) -> tuple[ImagePart | VideoPart, ...]:
+        """Images and videos, in the order of the text."""
+        return tuple(part for turn in self.turns for part in turn.content if not isinstance(part, TextPart))
+
+    @property
     def images(self) -> tuple[ImagePart, ...]:
-        return tuple(part for turn in self.turns for part in turn.content if isinstance(part, ImagePart))
+        return tuple(part for part in self.shown if isinstance(part, ImagePart))
 
     @property
     def videos(self) -> tuple[VideoPart, ...]:
-        return tuple(part for turn in self.turns for part in turn.content if isinstance(part, VideoPart))
+        return tuple(part for part in self.shown if isinstance(part, VideoPart))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,11 @@ Memory of the vision encoder goes with its patches, that of the language model w
 that a micro batch has no fewer patches than the real one, and each row no fewer tokens.
 """
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from vlmplan.architecture.images import ImageShape
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_plan.lengths import SampleShapes
 from vlmplan.dataset.images import ImageAmounts
@@ -14,11 +16,21 @@ from vlmplan.dataset.images import ImageAmounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covering:
-    """Every sample has ``seq_len`` tokens and ``images_per_sample`` images of ``image_size`` (width, height)."""
+    """Every sample has ``seq_len`` tokens and ``images_per_sample`` images of ``image_size`` (width, height), or as
+    many videos of ``clip_frames`` where their model sees frames otherwise than images."""
 
     seq_len: int
     images_per_sample: int = 0
     image_size: Size | None = None
+    clip_frames: int | None = None
+
+    def image(self, amounts: ImageAmounts, size: Size | None = None) -> ImageShape:
+        """What one of the images becomes, of another ``size`` where that is said."""
+        if self.clip_frames is not None:
+            return amounts.clip(self.clip_frames)
+        shown = size or self.image_size
+        assert shown is not None
+        return amounts.shape(shown, self.images_per_sample)
 
 
 def covering(
@@ -33,6 +45,8 @@ def covering(
     if not num_patches:
         return Covering(seq_len=num_tokens)
     least = -(-num_images // num_rows)
+    if samples.frame_patches is not None:
+        return clips_covering(samples, amounts, num_tokens=num_tokens, num_patches=num_patches / num_rows, count=least)
     most = max(least, max(shape.num_images for shape in samples.shapes))
     best: tuple[int, int, Size] | None = None
     for count in range(least, most + 1):
@@ -49,6 +63,18 @@ def covering(
         best = (count * amounts.shape(size, count).num_tokens, count, size)
     taken, count, size = best
     return Covering(seq_len=max(num_tokens, taken), images_per_sample=count, image_size=size)
+
+
+def clips_covering(
+    samples: SampleShapes, amounts: ImageAmounts, *, num_tokens: int, num_patches: float, count: int
+) -> Covering:
+    """``count`` videos a sample that have its patches, those of its images too: SmolVLM's tiles are frames to its
+    tower."""
+    assert samples.frame_patches is not None
+    frames = math.ceil(num_patches / (count * samples.frame_patches))
+    taken = count * amounts.clip(frames).num_tokens
+    size = samples.sizes[-1][1]
+    return Covering(seq_len=max(num_tokens, taken), images_per_sample=count, image_size=size, clip_frames=frames)
 
 
 def _smallest(samples: SampleShapes, num_patches: int) -> Size | None:

@@ -39,7 +39,8 @@ NOTHING = Shape(0)
 class SampleShapes:
     """Every sample of a data set as a model sees it. ``sizes`` are those of the images that its processor is given,
     with the patches of each; ``num_refused`` samples show an image that it refuses. ``blank`` is what the bundled
-    trainer may add to a micro batch of samples with images and others with videos, so that each shows both."""
+    trainer may add to a micro batch of samples with images and others with videos, so that each shows both.
+    ``frame_patches`` are those of a frame where samples have videos that are no images to the model."""
 
     shapes: tuple[Shape, ...]
     sizes: tuple[tuple[int, Size], ...]
@@ -47,6 +48,7 @@ class SampleShapes:
     num_refused: int
     sentences: tuple[str, ...]
     blank: Shape = NOTHING
+    frame_patches: int | None = None
 
     @property
     def longest(self) -> int:
@@ -133,12 +135,14 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
         num_refused=len(refused),
         sentences=tuple(dict.fromkeys(refused))[:1],
         blank=_blank(dataset, amounts, videos),
+        frame_patches=amounts.clip(1).num_patches if dataset.has_videos and videos.are_clips else None,
     )
 
 
 def _shape(sample: SampleSize, amounts: ImageAmounts, videos: VideoAmounts, sizes: dict[Size, int]) -> Shape:
     """One sample; the sizes of its images go into ``sizes``, with their patches. Raises InputError for what the model's
     processor refuses."""
+    videos.refuse_together(sample)
     shown = [videos.seen(video) for video in sample.videos]
     image_tokens, patches = sum(video.num_tokens for video in shown), sum(video.num_patches for video in shown)
     for video in shown:
@@ -146,7 +150,7 @@ def _shape(sample: SampleSize, amounts: ImageAmounts, videos: VideoAmounts, size
     seen_sizes = [amounts.seen_size(size) for size in sample.images]
     num_images = len(seen_sizes) + sum(video.num_images for video in shown)
     for seen in seen_sizes:
-        made = amounts.shape(seen, num_images)
+        made = amounts.shape(seen, len(seen_sizes))
         image_tokens += made.num_tokens
         patches += made.num_patches
         sizes[seen] = made.num_patches

@@ -127,7 +127,7 @@ def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, 
     least = max(1, -(-taken // LIMIT_MULTIPLE))
     length = largest(lambda count: fits(replace(bound, seq_len=count * LIMIT_MULTIPLE), rows), most, least)
     side = None
-    if bound.image_size is not None:
+    if bound.image_size is not None and bound.clip_frames is None:
         side = largest(lambda count: fits(_with_room(bound, outlooks, SIDE_STEP * count), rows), MOST_SIDE // SIDE_STEP)
     return Largest(
         micro_batch=micro_batch,

@@ -78,7 +78,7 @@ class Outlooks:
 
     def image_tokens(self, covers: Covering, size: Size) -> int:
         """Tokens of an image of this size in such a sample. Raises InputError for one that is refused."""
-        return self._source.amounts.shape(size, covers.images_per_sample).num_tokens
+        return covers.image(self._source.amounts, size).num_tokens
 
     def of(self, source: DataSource, most_samples: int | None = None) -> Outlook:
         """What becomes of the samples of ``source``; of ``most_samples`` of them where a beginning will do."""
@@ -136,6 +136,7 @@ class Outlooks:
             images_per_sample=covers.images_per_sample,
             image_width=width,
             image_height=height,
+            clip_frames=covers.clip_frames,
         )
 
     def _run_seconds(self, run: "_Run", coverings: "_Coverings", grad_accum: int) -> float | None:
@@ -219,9 +220,7 @@ class _Coverings:
 
     def patches_of(self, covers: Covering) -> int:
         """That a micro batch of such samples has."""
-        assert covers.image_size is not None
-        shape = self._amounts.shape(covers.image_size, covers.images_per_sample)
-        return self._num_rows * covers.images_per_sample * shape.num_patches
+        return self._num_rows * covers.images_per_sample * covers.image(self._amounts).num_patches
 
 
 @dataclass(slots=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.chats.downscaling import Size
-from vlmplan.chats.frame_rules import refuse_both_kinds
-from vlmplan.data_plan.covering import Covering, covering, covering_every_order
+from vlmplan.data_plan.covering import Covering, clips_covering, covering, covering_every_order
 from vlmplan.data_plan.lengths import SampleShapes, Trained, sample_shapes, trained
 from vlmplan.data_rules import DataRules
 from vlmplan.dataset import Dataset, dataset
@@ -68,14 +67,28 @@ class DataSource:
         )
 
     @property
-    def room(self) -> tuple[int, Size]:
-        """So many images of one size that no sample has more or larger ones. Frames of videos need no more than the
-        patches of all images together."""
+    def room(self) -> Covering:
+        """So many images of one size that no sample has more or larger ones, in no more tokens than they take. Frames
+        of videos need no more than the patches of all images together."""
+        samples = self.trained.samples
+        most, size = self._room
+        if samples.frame_patches is not None:
+            patches = samples.most_patches + samples.blank.patches
+            return clips_covering(samples, self.amounts, num_tokens=0, num_patches=patches, count=most)
+        tokens = most * self.amounts.shape(size, most).num_tokens
+        return Covering(seq_len=tokens, images_per_sample=most, image_size=size)
+
+    @property
+    def _room(self) -> tuple[int, Size]:
+        """Images of the room, and their size."""
         shapes = self.trained.samples.shapes
         most = max(shape.num_images for shape in shapes)
         if not self.dataset.has_videos:
             return most, self.found.sizes[-1][1]
         covers = self.covering
+        if covers.clip_frames is not None:
+            pictures = max(len(sample.images) for sample in self.dataset.samples)
+            return max(covers.images_per_sample, pictures), self.found.sizes[-1][1]
         assert covers.image_size is not None
         pictures = [[self.amounts.seen_size(size) for size in sample.images] for sample in self.dataset.samples]
         sizes = {*(size for shown in pictures for size in shown), covers.image_size}
@@ -143,12 +156,6 @@ class DataSources:
         self._path, self._model = path, model
         self._dataset = dataset(
             path, model, names=rules.names, image_folder=image_folder, videos=video_reading(model, rules)
-        )
-        refuse_both_kinds(
-            model.model_type,
-            has_images=self._dataset.has_pictures,
-            has_videos=self._dataset.has_videos,
-            source=f"--data {path}",
         )
         self._shapes: dict[tuple[Any, ...], SampleShapes] = {}
         self._sources: dict[tuple[DataRules, Limits], DataSource] = {}

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from vlmplan.chats.frame_rules import FrameRule, FrameTexts, frame_texts
+from vlmplan.chats.frame_rules import FrameRule, Sampler
+from vlmplan.chats.frame_texts import IMAGE_TOKEN, SMOLVLM_TEMPLATE, VIDEO_TAG, FrameTexts, frame_texts
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.rendering import ChatRenderer
@@ -79,7 +80,7 @@ class BytesCounter:
         try:
             written = [*_between_frames(sample, self.frames)]
         except InputError as error:
-            return error
+            return InputError(f"{sample.source}: {error}")
         num_bytes = sum(len(turn.text.encode("utf-8", "replace")) for turn in sample.turns)
         num_bytes += sum(len(text) for one in written for text in one.texts)
         num_special = sum(one.num_special for one in written)
@@ -97,6 +98,10 @@ class ExactCounter:
         self._renderer = None
         if texts.template is not None:
             self._renderer = ChatRenderer(texts.template, texts.special_tokens, source=texts.source)
+        self._of_videos = self._renderer
+        self._writes_videos = frames is not None and frames.sampler is Sampler.SMOLVLM
+        if self._writes_videos:
+            self._of_videos = ChatRenderer(SMOLVLM_TEMPLATE, texts.special_tokens, source=texts.source)
         self._placeholders: dict[str, int | None] = {}
 
     @property
@@ -134,10 +139,14 @@ class ExactCounter:
             prompt, completion = (turn.text for turn in sample.turns)
             end = self._texts.special_tokens.get("eos_token", "")
             text = prompt + (completion if completion.endswith(end) else completion + end)
-        elif self._renderer is None:
-            raise InputError("the model has no chat template; samples with prompt and completion as texts can be used")
         else:
-            text = self._renderer.text([self._message(turn) for turn in sample.turns])
+            renderer = self._of_videos if sample.videos else self._renderer
+            if renderer is None:
+                raise InputError(
+                    "the model has no chat template; samples with prompt and completion as texts can be used"
+                )
+            text = renderer.text([self._message(turn) for turn in sample.turns])
+            text = self._with_written_videos(text, sample) if self._writes_videos else text
         begin = self._texts.special_tokens.get("bos_token")
         adds = self._texts.takes_parts or sample.is_plain
         return text, adds and not (begin is not None and text.startswith(begin))
@@ -155,7 +164,7 @@ class ExactCounter:
 
     def _count(self, sample: Sample, ids: list[int]) -> int | InputError:
         placed = 0
-        for kind, article, shown in (("image", "an", len(sample.images)), ("video", "a", len(sample.videos))):
+        for kind, article, shown in self._shown(sample):
             if not shown:
                 continue
             token = self._placeholder(kind)
@@ -171,12 +180,32 @@ class ExactCounter:
                     f"{kind}"
                 )
             placed += shown
+        if self._writes_videos:
+            return len(ids) - placed
         try:
             written = [*_between_frames(sample, self._frames)]
         except InputError as error:
-            return error
+            return InputError(f"{sample.source}: {error}")
         between = sum(one.num_special + sum(map(self._tokens_of, one.texts)) for one in written)
         return len(ids) - placed + between
+
+    def _shown(self, sample: Sample) -> list[tuple[str, str, int]]:
+        """What tokens stand for, and how often they do: frames are images where videos are written in the text."""
+        images, videos = len(sample.images), len(sample.videos)
+        if self._writes_videos and videos:
+            assert self._frames is not None
+            images += sum(len(self._frames.indices(video.header)) for video in sample.videos)
+            videos = 0
+        return [("image", "an", images), ("video", "a", videos)]
+
+    def _with_written_videos(self, text: str, sample: Sample) -> str:
+        """``text`` with what SmolVLM's processor writes in place of each video, one token for a frame. Raises
+        InputError where it does not stand there as often, or the processor refuses one."""
+        written = [IMAGE_TOKEN.join(one.texts) for one in _between_frames(sample, self._frames)]
+        pieces = text.split(VIDEO_TAG)
+        if len(pieces) != 1 + len(written):
+            raise InputError(f"the text has {len(pieces) - 1} times {VIDEO_TAG}, and the sample shows {len(written)}")
+        return "".join(part for pair in zip(pieces, [*written, ""], strict=True) for part in pair)
 
     def _num_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -239,11 +268,16 @@ def token_counter(texts: ModelTexts | None, frames: FrameRule | None = None) -> 
 
 
 def _between_frames(sample: Sample, frames: FrameRule | None) -> Iterator[FrameTexts]:
-    """What is written between the frames of each video. Raises InputError, naming the sample, for one that the model's
+    """What is written between the frames of each video. Raises InputError, naming the video, for one that the model's
     processor refuses."""
-    for video in sample.videos if frames is not None else ():
-        assert frames is not None
+    if frames is None:
+        return
+    taken: list[list[int]] = []
+    for video in sample.videos:
         try:
-            yield frame_texts(frames, frames.indices(video.header), video.header)
+            taken.append(frames.indices(video.header))
         except InputError as error:
-            raise InputError(f"{sample.source}: the video {video.source}: {error}") from None
+            raise InputError(f"the video {video.source}: {error}") from None
+    most = max(map(len, taken), default=0)
+    for video, indices in zip(sample.videos, taken, strict=True):
+        yield frame_texts(frames, indices, video.header, num_shown=most)

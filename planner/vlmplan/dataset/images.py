@@ -4,6 +4,7 @@ import math
 from functools import lru_cache
 
 from vlmplan.architecture.images import ImageShape, image_settings, image_shape
+from vlmplan.architecture.images.videos import clip_shape
 from vlmplan.chats.downscaling import ImageDownscaler, Size
 from vlmplan.data_rules import DataRules
 from vlmplan.errors import InputError
@@ -38,6 +39,10 @@ class ImageAmounts:
         Raises InputError for one that the processor refuses.
         """
         return self._shape(size, num_images)
+
+    def clip(self, num_frames: int) -> ImageShape:
+        """What a video of so many frames becomes, of a model that sees those otherwise than images."""
+        return clip_shape(self._config, self._preprocessor, num_frames=num_frames)
 
     def seen_size(self, size: Size) -> Size:
         """The size that the processor is given."""

@@ -5,13 +5,14 @@ from functools import lru_cache
 
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.video_sampling import frame_rule
-from vlmplan.architecture.images.videos import video_image_shape, video_images
+from vlmplan.architecture.images.videos import CLIP_MODEL_TYPES, video_image_shape, video_images
 from vlmplan.chats.downscaling import Size
 from vlmplan.chats.formats import NO_VIDEOS
-from vlmplan.chats.frame_rules import SAMPLERS, FrameRule, Sampler, no_videos
+from vlmplan.chats.frame_rules import ONE_INPUT_SAMPLERS, SAMPLERS, FrameRule, no_videos, refuse_together
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.data_rules import DataRules, OwnVideoRules, VideoRules
 from vlmplan.dataset.images import ImageAmounts, limited
+from vlmplan.dataset.record import SampleSize
 from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles
 
@@ -79,7 +80,19 @@ class VideoAmounts:
     def needs_both_kinds(self) -> bool:
         """Whether the trainer gives every micro batch an image and a video where the samples have both: for models that
         see them one after the other, so that all ranks run the vision tower as often."""
-        return isinstance(self._rules, OwnVideoRules) and SAMPLERS.get(self._model.model_type) is not Sampler.INTERNVL
+        takes_one = SAMPLERS.get(self._model.model_type) in ONE_INPUT_SAMPLERS
+        return isinstance(self._rules, OwnVideoRules) and not takes_one
+
+    @property
+    def are_clips(self) -> bool:
+        """Whether videos are no images to the model."""
+        return isinstance(self._rules, OwnVideoRules) and self._model.model_type in CLIP_MODEL_TYPES
+
+    def refuse_together(self, sample: SampleSize) -> None:
+        """Raises what ``frame_rules.refuse_together`` does."""
+        if sample.videos and isinstance(self._rules, OwnVideoRules):
+            rule = _own_rule(self._model, self._rules)
+            refuse_together(rule, sample.videos, has_images=bool(sample.images))
 
     def blank(self, side: int) -> SeenVideo:
         """A square video of as few frames as become one row of patches."""

@@ -47,6 +47,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
             video_frames=workload.video_frames,
             audios_per_sample=workload.audios_per_sample or None,
             audio_seconds=workload.audio_seconds or None,
+            clip_frames=workload.clip_frames,
         ),
         hardware=HardwareRequest(gpus=(choice,), num_nodes=plan.hardware.num_nodes, host_ram_gib=host_ram_gib),
         recipe=recipe,

@@ -40,8 +40,8 @@ class Objective(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
     """Samples and the amount of training, which ``Workload`` checks. ``image_size`` is (width, height) in pixels.
-    ``video_fps`` and ``video_frames`` limit what is taken of the videos of given samples. Where the seconds of a sound
-    are said and no number of sounds, a sample has one.
+    ``video_fps`` and ``video_frames`` limit what is taken of the videos of given samples, ``clip_frames`` is that of
+    ``Workload``. Where the seconds of a sound are said and no number of sounds, a sample has one.
 
     ``saving`` is what the configuration of another trainer says of its checkpoints; ``save_every`` steps and
     ``keep_last`` are the user's own.
@@ -61,6 +61,7 @@ class WorkloadRequest:
     video_frames: int | None = None
     audios_per_sample: int | None = None
     audio_seconds: float | None = None
+    clip_frames: int | None = None
 
     def __post_init__(self) -> None:
         check_audio(self.num_audios, 1.0 if self.audio_seconds is None else self.audio_seconds)
@@ -73,6 +74,14 @@ class WorkloadRequest:
     def num_audios(self) -> int:
         """Sounds of a sample."""
         return int(self.audio_seconds is not None) if self.audios_per_sample is None else self.audios_per_sample
+
+    @property
+    def clip_options(self) -> dict[str, int | None]:
+        """How videos that are no images to their model are asked for, by options; none where there are none."""
+        if self.clip_frames is None:
+            return {}
+        videos = {"video_frames": self.clip_frames, "videos_per_sample": self.images_per_sample}
+        return {"images_per_sample": None, "image_size": None, **videos}
 
 
 MAX_VIDEO_SECONDS, MAX_VIDEO_FPS = 86_400, 240

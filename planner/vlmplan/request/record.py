@@ -196,6 +196,8 @@ class Request:
     def option(self, name: str) -> OptionValue:
         """The value of one option; None where it is open, or as ``configured`` has it."""
         option = OPTIONS[name]
+        if self.from_data is None and name in self.workload.clip_options:
+            return self.workload.clip_options[name]
         if name != "config" and self.configured is not None and self._has_as_configured(option):
             return None
         if option.part == "workload" and self.from_data is not None and self._has_as_data(option):
@@ -224,10 +226,16 @@ class Request:
         if self.from_data is None or self.from_data.alone.image_size is None:
             return self
         source, planned = self.from_data.source, self.workload
-        most, size = source.room
-        tokens = most * source.amounts.shape(size, most).num_tokens
-        longest = max(planned.seq_len or 0, tokens)
-        return replace(self, workload=replace(planned, images_per_sample=most, image_size=size, seq_len=longest))
+        room = source.room
+        longest = max(planned.seq_len or 0, room.seq_len)
+        workload = replace(
+            planned,
+            images_per_sample=room.images_per_sample,
+            image_size=room.image_size,
+            clip_frames=room.clip_frames,
+            seq_len=longest,
+        )
+        return replace(self, workload=workload)
 
     def completed(self, defaults: "Request") -> "Request":
         """The same, with what is open here as ``defaults`` has it."""

@@ -106,6 +106,7 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
         video_frames=asked.video_frames,
         audios_per_sample=asked.num_audios,
         audio_seconds=asked.audio_seconds or 0.0,
+        clip_frames=asked.clip_frames,
     )
     are_images_decided = asked.images_per_sample is not None or asked.image_size is not None
     is_decided = asked.seq_len is not None or (are_images_decided and not asked.num_audios)

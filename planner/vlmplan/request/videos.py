@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.video_sampling import sampled_frames
-from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, video_images
+from vlmplan.architecture.images.videos import (
+    CLIP_MODEL_TYPES,
+    VIDEO_MODEL_TYPES,
+    VideoImages,
+    clip_shape,
+    video_images,
+)
 from vlmplan.data_rules import DataRules, OwnVideoRules
 from vlmplan.errors import InputError
 from vlmplan.request.parts import VideoRequest
@@ -33,7 +39,8 @@ def with_videos(own: Request, options: Options) -> Request:
     model = _checked_model(own, options)
     num_frames = _num_frames(asked, model)
     size, said_size = asked.size or DEFAULT_IMAGE_SIZE, own.workload.image_size
-    found = _images(model, num_frames, size, said_size)
+    is_clip = model.model_type in CLIP_MODEL_TYPES
+    found = (_clip if is_clip else _images)(model, num_frames, size, said_size)
     num_videos = 1 if asked.per_sample is None else asked.per_sample
     length = "" if asked.seconds is None else f"{asked.seconds:g} s, "
     text = f"{counted(num_videos, 'video')} of {length}{counted(num_frames, 'frame')} of {_text(size)}"
@@ -45,9 +52,10 @@ def with_videos(own: Request, options: Options) -> Request:
         image_size=(found.width, found.height),
         video_fps=asked.fps,
         video_frames=num_frames,
+        clip_frames=num_frames if is_clip else None,
     )
     notes = (
-        _planned_as(text, found, num_videos, is_said=said_size is not None),
+        _planned_as(text, found, num_videos, is_said=said_size is not None, is_clip=is_clip),
         _of_trainer(own.made_for, num_frames, said_size or size),
         *length_notes,
     )
@@ -157,8 +165,21 @@ def _images(
     return found
 
 
+def _clip(model: ModelFiles, num_frames: int, size: tuple[int, int], said_size: tuple[int, int] | None) -> VideoImages:
+    """What a video is of a model that sees its frames otherwise than images."""
+    found = video_images(model.config, model.video_settings, num_frames=num_frames, width=size[0], height=size[1])
+    if said_size is not None:
+        raise InputError(
+            f"--image-size is {_text(said_size)}, but every frame of a video of {model.id} becomes one of "
+            f"{_text((found.width, found.height))}; leave it off"
+        )
+    return found
+
+
 def _num_tokens(model: ModelFiles, found: VideoImages) -> int:
     """Of one video in the language model."""
+    if model.model_type in CLIP_MODEL_TYPES:
+        return clip_shape(model.config, model.preprocessor, num_frames=found.frames_per_image).num_tokens
     size = {"width": found.width, "height": found.height}
     image = image_shape(model.config, model.preprocessor, **size, num_images_per_sample=found.num_images)
     return found.num_images * image.num_tokens
@@ -177,7 +198,13 @@ def _seq_len(said: int | None, text: str, num_tokens: int, model: ModelFiles) ->
     return taken, (f"--seq-len is taken as {taken:,}: the videos of a sample take {num_tokens:,} tokens",)
 
 
-def _planned_as(text: str, found: VideoImages, num_videos: int, *, is_said: bool) -> str:
+def _planned_as(text: str, found: VideoImages, num_videos: int, *, is_said: bool, is_clip: bool) -> str:
+    if is_clip:
+        return (
+            f"{text} in each sample {'is' if num_videos == 1 else 'are'} planned as "
+            f"{counted(num_videos * found.frames_per_image, 'frame')} of {found.width}x{found.height}, which the model "
+            f"sees otherwise than images"
+        )
     merged = "a frame is" if found.frames_per_image == 1 else f"{found.frames_per_image} frames are"
     images = counted(num_videos * found.num_images, "image")
     size = f"{found.width}x{found.height}{', as --image-size says' if is_said else ''}"

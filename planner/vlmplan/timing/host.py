@@ -67,5 +67,5 @@ def image_seconds(
     """
     of_host = None if gpu is None else measured(gpu, "image_seconds_per_megapixel")
     per_megapixel = (of_host or IMAGE_SECONDS_PER_MEGAPIXEL).at(scenario)
-    num_images = workload.images_per_sample * recipe.micro_batch * recipe.grad_accum
+    num_images = workload.images_per_sample * (workload.clip_frames or 1) * recipe.micro_batch * recipe.grad_accum
     return num_images * workload.image_width * workload.image_height / 1e6 * per_megapixel

@@ -195,7 +195,7 @@ def with_blank(row: Encoded, encoder: Encoder, blank: Encoded) -> Encoded:
     room = encoder.seq_len - blank["input_ids"].shape[1]
     if room < 1:
         raise InputError(f"--seq-len {encoder.seq_len} has no room for an image; a longer one is needed")
-    shown = row.get("mm_token_type_ids", torch.zeros(1, 1))[0].nonzero()
+    shown = torch.isin(row["input_ids"][0], encoder.shown_ids).nonzero()
     room = max(room, int(shown.max()) + 1) if len(shown) else room
     result = {name: value for name, value in row.items() if name not in SEQUENCE_KEYS}
     for name in SEQUENCE_KEYS:

@@ -25,6 +25,7 @@ class ImageMeter:
         self._counts = getattr(processor, "_get_num_multimodal_tokens", None)
         self.num_tokens = lru_cache(KEPT_SIZES)(self._num_tokens)
         self.amounts = lru_cache(KEPT_SIZES)(self._amounts)
+        self.num_tiles = lru_cache(KEPT_SIZES)(self._num_tiles)
         self._num_other_tokens: int | None = None
 
     def _amounts(self, size: Size) -> tuple[float, float]:
@@ -58,6 +59,10 @@ class ImageMeter:
         if self._counts is None or self._num_other_tokens < 0:
             return int(self._made(size)["input_ids"].shape[1])
         return int(amount) + self._num_other_tokens
+
+    def _num_tiles(self, size: Size) -> int:
+        """Tiles that the only image of a sample is cut into, with that of all of it, for processors that cut."""
+        return self._made(size)["pixel_values"].shape[1]
 
     def _made(self, size: Size) -> Any:
         from PIL import Image

@@ -24,7 +24,7 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
-from vlmplan_trainer.data.videos import VideoMeter, frames_of
+from vlmplan_trainer.data.videos import VideoMeter, frames_of, videos_as_images
 from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES
 
 IGNORED_LABEL = -100
@@ -56,7 +56,7 @@ class Encoder:
     ``seq_len``, ``image_size`` (width, height) and ``images_per_sample`` are the plan's: longer samples are cut, larger
     images made smaller, and samples with more images left out. None leaves images as they are. Of a video the frames
     are taken that the processor itself takes, ``video_fps`` of each second and ``video_frames`` at the most where that
-    is said.
+    is said. ``clip_frames``: the plan's images are videos of so many frames.
 
     ``truncated`` and ``skipped`` are the sources of such samples, of all scans and of all that were encoded; ``late``
     has the sentences of those that no scan had found, by their sources.
@@ -73,6 +73,7 @@ class Encoder:
         skips_bad: bool = False,
         video_fps: float | None = None,
         video_frames: int | None = None,
+        clip_frames: int | None = None,
     ) -> None:
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -91,6 +92,7 @@ class Encoder:
         self._image_size = image_size
         self._fitter = ImageDownscaler(self.meter, image_size) if self.meter is not None else None
         self._tried_pixels = PixelBudget()
+        self._clip_frames = clip_frames
         self._video_limits = {"fps": video_fps, "most_frames": video_frames}
         self.truncated: set[str] = set()
         self.skipped: set[str] = set()
@@ -117,6 +119,12 @@ class Encoder:
         ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         return next(token for token in ids if token is not None)
 
+    @cached_property
+    def shown_ids(self) -> Tensor:
+        """Tokens that stand for images and videos."""
+        named = (getattr(self.processor, f"{kind}_token_id", None) for kind in ("image", "video"))
+        return torch.tensor([token for token in named if isinstance(token, int)], dtype=torch.int64)
+
     def encode(self, sample: Sample) -> Encoded:
         """The tensors of a sample. Raises InputError naming it, TooLongError if a cut would hit one of its images or
         videos."""
@@ -134,7 +142,10 @@ class Encoder:
         spans = [(_moved(start, places), _moved(end, places)) for start, end in rendered.spans]
         tensors["labels"] = torch.where(overlapping(characters, spans), tensors["input_ids"][0], IGNORED_LABEL)[None]
         image_tokens = overlapping(characters, [place["new_span"] for place in places])
-        return self._cut(sample, self._known(tensors), _last(image_tokens))
+        known = self._known(tensors)
+        if sample.videos and self.video_meter.makes_images:
+            known = videos_as_images(known, [isinstance(part, VideoPart) for part in sample.shown])
+        return self._cut(sample, known, _last(image_tokens))
 
     def encode_or_nothing(self, sample: Sample) -> Encoded:
         """As ``encode``, but ``nothing`` for a sample that does not fit after all and, if ``skips_bad``, a bad one."""
@@ -176,16 +187,13 @@ class Encoder:
     @cached_property
     def blank_video(self) -> Encoded:
         """As ``blank_image``, a video of as few white frames as become one row of patches."""
-        meter, token = self.video_meter, self.processor.video_token
-        around = [getattr(self.processor, name, None) for name in ("video_start_id", "video_end_id")]
-        if None not in around:  # GLM-4V tells a video's frames from images by what stands around them
-            begin, end = self.tokenizer.convert_ids_to_tokens(around)
-            token = f"{begin}{token}{end}"
-        num_frames = meter.rule.merged_frames
+        if self.video_meter.makes_images:
+            return self.blank_image
+        num_frames = self.video_meter.rule.merged_frames
         blank = torch.full((num_frames, 3, BLANK_SIDE, BLANK_SIDE), 255, dtype=torch.uint8)
         metadata = {"total_num_frames": num_frames, "fps": 1.0, "frames_indices": [*range(num_frames)]}
         made = dict(self.processor(
-            text=[token],
+            text=[self.processor.video_token],
             videos=[blank],
             video_metadata=[metadata],
             do_sample_frames=False,
@@ -244,6 +252,11 @@ class Encoder:
         if self._image_size is None or self.meter is None:
             return False
         fits = [self.fit((image.width, image.height)).canvas for image in sample.images]
+        if self.video_meter.makes_clips:  # tiles, each of which is a frame to the vision tower
+            room = self._clip_frames or self.meter.num_tiles(self._image_size)
+            tiles = self.meter.num_tiles(fits[0]) if len(fits) == 1 else len(fits)
+            tiles += sum(self.video_meter.num_patches(video.header) for video in sample.videos)
+            return tiles <= self.images_per_sample * room
         patches = sum(self.meter.amounts(size)[1] for size in fits)
         patches += sum(self.video_meter.num_patches(video.header) for video in sample.videos)
         return patches <= self.images_per_sample * self.meter.amounts(self._image_size)[1]
@@ -277,7 +290,8 @@ class Encoder:
             frames_of(part, one["frames_indices"], name=f"{sample.source}: video {number}")
             for number, (part, one) in enumerate(zip(sample.videos, metadata, strict=True), start=1)
         ]
-        return {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
+        found = {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
+        return found | ({"videos_kwargs": {"return_tensors": "pt"}} if meter.writes_videos else {})  # which it needs
 
     def try_video(self, part: VideoPart, *, name: str) -> None:
         """Decode a video, of the first ones before training. Raises InputError, naming ``name``, for a broken one."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vlmplan.chats.frame_rules import no_videos, refuse_both_kinds
+from vlmplan.chats.frame_rules import no_videos
 from vlmplan.chats.samples import MAX_SENTENCES, ReadReport, Sample, read_chats
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
@@ -135,20 +135,12 @@ def _read_training(plan: Plan, options: TrainerOptions) -> tuple[list[Sample], R
 
 def _read(path: Path, plan: Plan, options: TrainerOptions) -> tuple[list[Sample], ReadReport]:
     say_phase(f"reading {path}")
-    model_type = plan.workload.model.model_type
-    samples, report = read_chats(
+    return read_chats(
         path,
         skips_bad=options.skip_bad_samples,
         image_root=options.image_folder,
-        no_videos=no_videos(model_type),
+        no_videos=no_videos(plan.workload.model.model_type),
     )
-    refuse_both_kinds(
-        model_type,
-        has_images=any(sample.images for sample in samples),
-        has_videos=any(sample.videos for sample in samples),
-        source=str(path),
-    )
-    return samples, report
 
 
 def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> Encoder:
@@ -164,6 +156,7 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
         skips_bad=options.skip_bad_samples,
         video_fps=workload.video_fps,
         video_frames=workload.video_frames,
+        clip_frames=workload.clip_frames,
     )
 
 

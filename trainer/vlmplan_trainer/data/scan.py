@@ -7,7 +7,7 @@ images were. So every rank leaves out the same samples, and the ranks' numbers o
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, TextPart, VideoPart
+from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError
 from vlmplan_trainer.data.templates import TemplateError
@@ -43,7 +43,9 @@ class _Images:
     with it."""
 
     places: tuple[tuple[int, int], ...]
-    num_reduced: int
+    num_reduced: int = 0
+    ends: tuple[tuple[int, int], ...] = ()
+    """Where videos end in the text before and after they are written out, where they are text themselves."""
 
     def tokens_gained(self, character: int) -> int:
         """Tokens that the text has more before ``character``, once placeholders are written out."""
@@ -100,15 +102,19 @@ def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
     _refuse_more_images(encoder, sample)
     rendered = encoder.rendered(sample)
     adds = encoder.adds_special_tokens(rendered)
-    made = encoder.tokenizer(rendered.text, add_special_tokens=adds, return_offsets_mapping=True, verbose=False)
+    first = min(start for start, _ in rendered.spans)
+    if sample.videos and encoder.video_meter.writes_videos:
+        text, images = _written(encoder, sample, rendered.text)
+        first += max((after - before for before, after in images.ends if before <= first), default=0)
+    else:
+        text, images = rendered.text, _images(encoder, sample, rendered.text)
+    made = encoder.tokenizer(text, add_special_tokens=adds, return_offsets_mapping=True, verbose=False)
     ends = [end for _, end in made["offset_mapping"]]
-    images = _images(encoder, sample, rendered.text)
-    end_of_text = len(rendered.text) + 1
+    end_of_text = len(text) + 1
     if images.places:
         place, gained = images.places[-1]
         if _tokens_before(place, ends) + gained >= encoder.seq_len:
             raise TooLongError(sample.source, encoder.seq_len, "video" if sample.videos else "image")
-    first = min(start for start, _ in rendered.spans)
     if max(1, _tokens_before(first, ends) + images.tokens_gained(first)) >= encoder.seq_len:
         raise LeftOutError(
             f"{sample.source}: the {'completion' if rendered.is_plain else 'assistant'}'s first word comes after "
@@ -153,7 +159,7 @@ def _has_room(encoder: Encoder, sample: Sample) -> bool:
     """Whether the plan has room for a sample with videos. Raises InputError, naming it, for one that the processor
     refuses."""
     try:
-        encoder.video_meter.refuse_together([video.header for video in sample.videos])
+        encoder.video_meter.refuse_together(sample)
         return encoder.has_room(sample)
     except InputError as error:
         raise InputError(f"{sample.source}: {error}") from None
@@ -162,7 +168,7 @@ def _has_room(encoder: Encoder, sample: Sample) -> bool:
 def _images(encoder: Encoder, sample: Sample, text: str) -> _Images:
     places: list[tuple[int, int]] = []
     place, gained, num_reduced = -1, 0, 0
-    for part in (part for turn in sample.turns for part in turn.content if not isinstance(part, TextPart)):
+    for part in sample.shown:
         token = encoder.processor.image_token if isinstance(part, ImagePart) else encoder.processor.video_token
         place = text.index(token, place + 1)
         try:
@@ -173,6 +179,17 @@ def _images(encoder: Encoder, sample: Sample, text: str) -> _Images:
         num_reduced += is_reduced
         places.append((place, gained))
     return _Images(places=tuple(places), num_reduced=num_reduced)
+
+
+def _written(encoder: Encoder, sample: Sample, text: str) -> tuple[str, _Images]:
+    """``text`` with its videos written out, which have no more tokens than stand there then."""
+    try:
+        written, ends = encoder.video_meter.written([part.header for part in sample.videos], text)
+        for part in sample.videos:
+            encoder.try_video(part, name="the video")
+    except InputError as error:
+        raise InputError(f"{sample.source}: {error}") from None
+    return written, _Images(places=tuple((after - 1, 0) for _, after in ends), ends=tuple(ends))
 
 
 def _tokens_of(encoder: Encoder, part: ImagePart | VideoPart) -> tuple[int, bool]:

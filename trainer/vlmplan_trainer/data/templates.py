@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vlmplan.chats.frame_rules import Sampler
+from vlmplan.chats.frame_texts import SMOLVLM_TEMPLATE
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
 
@@ -60,8 +62,9 @@ class ChatTemplate:
         self._takes_parts = tokenizer is not processor
         self.owner = type(processor).__name__
         self._template = _template_of(processor) or _template_of(tokenizer)
+        is_smolvlm = type(getattr(processor, "video_processor", None)).__name__ == Sampler.SMOLVLM.value
+        self._of_videos = SMOLVLM_TEMPLATE if is_smolvlm else self._template
         self._values: Mapping[str, Any] = tokenizer.special_tokens_map
-        self._has_tags = self._template is not None and GENERATION_TAG.search(self._template) is not None
 
     def rendered(self, sample: Sample) -> Rendered:
         """The text of a sample. Raises InputError naming the sample, or TemplateError where no turn can be found."""
@@ -70,7 +73,7 @@ class ChatTemplate:
             return self._plain(sample)
         if sample.num_prompt_turns is not None:
             return self._completion(sample, sample.num_prompt_turns)
-        if not self._has_tags:
+        if GENERATION_TAG.search(self._template_for(sample) or "") is None:
             text = self._text(sample, sample.turns)
             return Rendered(text=text, spans=self._found_spans(sample, text))
         text, spans = self._render(sample, sample.turns, notes_places=True)
@@ -87,6 +90,10 @@ class ChatTemplate:
         self._refuse_what_cannot_be_written(sample)
         return sample.turns[0].text if sample.is_plain else self._text(sample, sample.turns, is_prompt=True)
 
+    def _template_for(self, sample: Sample) -> str | None:
+        """That of chats with videos where one shows some."""
+        return self._of_videos if sample.videos else self._template
+
     def _refuse_what_cannot_be_written(self, sample: Sample) -> None:
         num_characters = sum(len(turn.text) for turn in sample.turns)
         if num_characters > MAX_CHARACTERS:
@@ -94,7 +101,7 @@ class ChatTemplate:
                 f"{sample.source}: the sample has {num_characters:,} characters of text; at most {MAX_CHARACTERS:,} "
                 f"are encoded"
             )
-        if self._template is None and not sample.is_plain:
+        if self._template_for(sample) is None and not sample.is_plain:
             raise TemplateError(
                 f"the model's {self.owner} has no chat template; a model tuned for chat is needed, or samples with "
                 "prompt and completion as texts"
@@ -173,7 +180,7 @@ class ChatTemplate:
             with _LOCK:
                 rendered: Any = render_jinja_template(
                     [messages],
-                    chat_template=self._template,
+                    chat_template=self._template_for(sample),
                     return_assistant_tokens_mask=notes_places,
                     add_generation_prompt=is_prompt,
                     **self._values,

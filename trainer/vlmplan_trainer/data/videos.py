@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmplan.chats.frame_rules import FrameRule, FrameSettings, Sampler, frame_rule
+from vlmplan.chats.frame_rules import (
+    CLIP_SAMPLERS,
+    GLM_SAMPLERS,
+    FrameRule,
+    FrameSettings,
+    Sampler,
+    frame_rule,
+    refuse_together,
+)
 from vlmplan.chats.samples import Sample, VideoPart
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError, MissingPackageError
@@ -53,6 +61,11 @@ class VideoMeter:
         if getattr(processor.video_processor, "cap_pixels_per_frame", False) is None:
             processor.video_processor.cap_pixels_per_frame = False  # which None means, with a warning
         self.num_tokens = lru_cache(KEPT_VIDEOS)(self._num_tokens)
+        self.makes_clips = self.rule.sampler in CLIP_SAMPLERS
+        self.makes_images = self.rule.sampler in GLM_SAMPLERS
+        self.writes_videos = self.rule.sampler is Sampler.SMOLVLM
+        """In the text, where no token of their own stands for them: their words are tokens together with those around.
+        """
 
     def num_patches(self, header: VideoHeader) -> int:
         """Of all frames in the vision tower; frames, for models that make a tile of each. Raises InputError for a video
@@ -63,7 +76,7 @@ class VideoMeter:
     def _grid(self, header: VideoHeader) -> tuple[int, int, int]:
         """Rows of patches in time, height and width, by the processor's own resizing of frames of nothing."""
         part, num_frames = self._processor.video_processor, len(self.rule.indices(header))
-        if self.rule.sampler is Sampler.INTERNVL:
+        if self.rule.sampler is Sampler.INTERNVL or self.makes_clips:
             return num_frames, 1, 1
         width, height = header.shown_size
         frames = torch.empty(1, num_frames, 3, height, width, dtype=torch.uint8, device="meta")
@@ -81,15 +94,25 @@ class VideoMeter:
         height, width = resized.shape[-2:]
         return -(-num_frames // part.temporal_patch_size), height // part.patch_size, width // part.patch_size
 
-    def refuse_together(self, headers: Sequence[VideoHeader]) -> None:
-        """Raise InputError for videos that the processor does not take in one sample: InternVL's puts them into one
-        tensor."""
-        counts = {len(self.rule.indices(header)) for header in headers}
-        if self.rule.sampler is Sampler.INTERNVL and len(counts) > 1:
-            raise InputError(
-                f"the sample's videos have {' and '.join(map(str, sorted(counts)))} frames, and the model's processor "
-                f"takes several only where they have as many each"
-            )
+    def refuse_together(self, sample: Sample) -> None:
+        """Raises what ``frame_rules.refuse_together`` does."""
+        headers = [part.header for part in sample.videos]
+        refuse_together(self.rule, headers, has_images=bool(sample.images))
+
+    def written(self, headers: Sequence[VideoHeader], text: str) -> tuple[str, list[tuple[int, int]]]:
+        """``text`` with the videos of a sample as SmolVLM's processor writes them into it, and where each ends before
+        and after."""
+        most = max(len(self.rule.indices(header)) for header in headers)
+        token, places = self._processor.video_token, list[tuple[int, int]]()
+        pieces = text.split(token)
+        parts, before, after = [pieces[0]], len(pieces[0]), len(pieces[0])
+        for header, piece in zip(headers, pieces[1:], strict=True):
+            words = self._text(header, most)
+            before, after = before + len(token), after + len(words)
+            places.append((before, after))
+            parts += [words, piece]
+            before, after = before + len(piece), after + len(piece)
+        return "".join(parts), places
 
     def metadata(self, header: VideoHeader) -> dict[str, Any]:
         """What transformers calls the metadata of a video of which these frames are given."""
@@ -108,16 +131,49 @@ class VideoMeter:
         does."""
         return len(self._processor.tokenizer(self._text(header), add_special_tokens=False, verbose=False)["input_ids"])
 
-    def _text(self, header: VideoHeader) -> str:
-        """What the processor writes in place of a video's token, by its own method."""
+    def _text(self, header: VideoHeader, num_shown: int | None = None) -> str:
+        """What the processor writes in place of a video's token, by its own method; ``num_shown`` frames have the
+        tensor that a sample's videos are in."""
         from transformers.video_utils import VideoMetadata
 
         num_frames = len(self.rule.indices(header))
-        if self.rule.sampler is Sampler.INTERNVL:
+        if self.rule.sampler in (Sampler.INTERNVL, Sampler.LLAVA_ONEVISION):
             return self._processor.replace_video_token({VIDEO_PIXELS: [torch.empty(num_frames, 0)]}, 0)
-        grid, metadata = torch.tensor([self._grid(header)]), [VideoMetadata(**self.metadata(header))]
+        metadata = [VideoMetadata(**self.metadata(header))]
+        if self.rule.sampler is Sampler.SMOLVLM:
+            pixels = torch.empty(1, num_shown or num_frames, 0)
+            return self._processor.replace_video_token({"pixel_values": pixels, "video_metadata": metadata}, 0)
+        grid = torch.tensor([self._grid(header)])
         made = {"video_grid_thw": grid, "video_metadata": metadata}
         return self._processor.replace_video_token(made, 0)
+
+
+def videos_as_images(made: dict[str, Tensor], are_videos: Sequence[bool]) -> dict[str, Tensor]:
+    """Tensors of a sample of GLM-4V with each row of a video's patches as the image that it is to the model, in the
+    order of the text; ``are_videos`` says of each that is shown whether it is a video.
+
+    The model has one token for both, and cuts a video's grid into rows itself (``get_video_features`` and
+    ``get_rope_index`` in transformers 5.23 models/glm4v/modeling_glm4v.py): given as images, both may be in one batch.
+    """
+    shown = [*_rows(made, "pixel_values", "image_grid_thw"), *_rows(made, VIDEO_PIXELS, "video_grid_thw")]
+    order = sorted(range(len(are_videos)), key=lambda place: are_videos[place])
+    in_text = [shown[order.index(place)] for place in range(len(are_videos))]
+    others = {name: value for name, value in made.items() if name not in (VIDEO_PIXELS, "video_grid_thw")}
+    grids = [torch.tensor([[1, *grid[1:].tolist()]]).repeat(int(grid[0]), 1) for _, grid in in_text]
+    return {
+        **others,
+        "pixel_values": torch.cat([patches for patches, _ in in_text]),
+        "image_grid_thw": torch.cat(grids),
+        "mm_token_type_ids": made["mm_token_type_ids"].clamp(max=1),
+    }
+
+
+def _rows(made: dict[str, Tensor], pixels: str, grids: str) -> list[tuple[Tensor, Tensor]]:
+    """The patches and the grid of each image, or of each video."""
+    if pixels not in made:
+        return []
+    sizes = made[grids].prod(dim=1).tolist()
+    return [*zip(made[pixels].split(sizes), made[grids], strict=True)]
 
 
 def frame_rule_of(processor: Any, *, fps: float | None, most_frames: int | None) -> FrameRule:

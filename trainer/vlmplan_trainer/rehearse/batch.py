@@ -52,6 +52,7 @@ class ImageSpec:
     num_padding_patches: int = 0
     num_overview_columns: int = 0
     num_overview_rows: int = 0
+    is_clip: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] |
     image processor, which is asked where no function here says what it makes."""
     if samples.image is not None and config.model_type not in _FAMILIES:
         return _as_processed(config, samples, preprocessor)
-    token = _image_token(config) if samples.image is not None else None
+    token = _image_token(config, samples.image)
     ids = _token_ids(config, samples, token)
     labels = ids.clone()
     labels[:, : ids.shape[1] // 2] = IGNORED_LABEL
@@ -147,7 +148,12 @@ def _laid_out(values: dict[str, torch.Tensor], samples: Samples) -> dict[str, to
     return {name: value for name, value in values.items() if name not in SEQUENCE_KEYS} | flat_row(rows, pad_id=0)
 
 
-def _image_token(config: Any) -> int:
+def _image_token(config: Any, image: ImageSpec | None) -> int | None:
+    """The id that features take the place of; of videos that of images too, but for LLaVA-OneVision's."""
+    if image is None:
+        return None
+    if image.is_clip and config.model_type == "llava_onevision":
+        return int(config.video_token_id)
     for section in (config, getattr(config, "vision_config", None)):
         for key in ("image_token_id", "image_token_index"):
             value = getattr(section, key, None)
@@ -282,6 +288,8 @@ def _llama4(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, 
 def _anyres(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
     """Tiles of the best grid and a thumbnail (LLaVA-NeXT, LLaVA-OneVision)."""
     side = config.vision_config.image_size
+    if image.is_clip:
+        return {}, {"pixel_values_videos": (samples.num_images, image.num_vision_sequences, 3, side, side)}
     values = {"image_sizes": torch.tensor([[samples.height, samples.width]] * samples.num_images)}
     if config.model_type == "llava_onevision":
         values["batch_num_images"] = torch.tensor([samples.images_per_sample] * samples.micro_batch)

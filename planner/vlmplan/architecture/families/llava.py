@@ -64,7 +64,7 @@ class LlavaModel(Module):
         if pixels is not None:
             output, pieces = self.image_features(pixels, batch, backend)
             encoded += [output, *pieces]
-            embeddings = scatter_features(ids, embeddings, pieces)
+            embeddings = self.scattered(ids, embeddings, pieces)
             del output, pieces
         return self.language_model(embeddings, backend)
 
@@ -82,6 +82,9 @@ class LlavaModel(Module):
         features = self.multi_modal_projector(self.selected(output))
         per_image = (features.numel // features.shape[-1] // batch.num_images, features.shape[-1])
         return ops.split(features, *[per_image] * batch.num_images)
+
+    def scattered(self, ids: Tensor, embeddings: Tensor, pieces: Sequence[Tensor]) -> Tensor:
+        return scatter_features(ids, embeddings, pieces)
 
     def selected(self, output: VisionOutput) -> Tensor:
         """The hidden states that the projector sees, side by side, without the first feature of each tile."""
@@ -107,14 +110,19 @@ def side_by_side(states: Sequence[Tensor]) -> Tensor:
 
 
 def scatter_features(ids: Tensor, embeddings: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-    """Features put in the place of their placeholder tokens; the output object keeps them as image_hidden_states."""
-    tape = ids.tape
-    with tape.section("scatter"):
-        width = embeddings.shape[-1]
+    """Features of all images, concatenated, put in the place of their placeholder tokens."""
+    width = embeddings.shape[-1]
+    with ids.tape.section("scatter"):
         features = ops.concatenate(pieces, (sum(piece.numel for piece in pieces) // width, width))
-        features = ops.to(features, embeddings.dtype)
-        tape.outputs.append(features.detached())
-        return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
+        return put_features(ids, embeddings, features)
+
+
+def put_features(ids: Tensor, embeddings: Tensor, features: Tensor) -> Tensor:
+    """Features in the place of their placeholder tokens; the output object keeps them as image_hidden_states."""
+    tape = ids.tape
+    features = ops.to(features, embeddings.dtype)
+    tape.outputs.append(features.detached())
+    return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
 
 
 class Llava(TiledImageTextModel):

@@ -75,7 +75,7 @@ class LlavaNextModel(LlavaModel):
         if unpadded != (rows, columns):
             picture = ops.part(picture, width, *unpadded)
         if shrunk != unpadded:
-            picture = ops.resample(picture, 1, width, *shrunk)
+            picture = ops.interpolate(picture, 1, width, *shrunk)
             picture = ops.part(picture, width, *shrunk)
         return picture
 

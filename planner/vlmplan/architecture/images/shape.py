@@ -37,6 +37,9 @@ class ImageShape:
 
     ``num_overview_columns x num_overview_rows`` patches of the whole image come before its tiles where these have
     another number (minicpmv4_6); it is one of the ``num_vision_sequences``.
+
+    ``is_clip``: it is no image but a video whose model sees a frame otherwise than an image (smolvlm, llava_onevision),
+    each frame a sequence of its own.
     """
 
     num_tokens: int
@@ -55,6 +58,7 @@ class ImageShape:
     num_padding_patches: int = 0
     num_overview_columns: int = 0
     num_overview_rows: int = 0
+    is_clip: bool = False
 
     @property
     def num_patches_per_sequence(self) -> int:

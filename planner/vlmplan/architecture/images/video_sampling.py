@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vlmplan.architecture.images.settings import count, file_settings
+from vlmplan.architecture.images.settings import Settings, count, file_settings, section
 from vlmplan.architecture.images.videos import is_glm46v, merged_frames
 from vlmplan.chats.frame_rules import SAMPLERS, FrameRule, FrameSettings, Sampler
 from vlmplan.chats.frame_rules import frame_rule as rule_of
@@ -27,10 +27,13 @@ def frame_rule(
         raise UnknownNameError("model type with videos", model_type, SAMPLERS)
     settings = file_settings(video_settings or {}, "settings of videos: ")
     named = file_settings(config, "config.json: ")
-    sampler, said = SAMPLERS[model_type], settings.get("fps")
+    sampler = SAMPLERS[model_type]
+    sampling: Settings = section(settings, "video_sampling") if sampler is Sampler.SMOLVLM else {}
+    said = sampling.get("fps", settings.get("fps"))
     if sampler in (Sampler.GLM4V, Sampler.GLM46V):
         sampler = Sampler.GLM46V if is_glm46v(named, settings) else Sampler.GLM4V
     numbers = {name: count(settings, name, 0) or None for name in ("num_frames", "min_frames", "max_frames")}
+    numbers["num_frames"] = count(sampling, "max_frames", 0) or numbers["num_frames"]  # ``SmolVLMVideoProcessor``
     found = FrameSettings(
         fps=float(said) if isinstance(said, int | float) and said > 0 else None,
         max_seconds=count(settings, "max_duration", 0) or None,

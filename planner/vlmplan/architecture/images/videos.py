@@ -2,13 +2,13 @@
 
 Follows transformers 5.23: ``resize`` and ``patchify`` of ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``,
 ``Glm4vVideoProcessor`` and ``Glm46VVideoProcessor`` (models/*/video_processing_*.py), and ``InternVLVideoProcessor``,
-which makes one tile of a frame. The towers of the former attend within the patches of ``temporal_patch_size`` frames
-(``cu_seqlens`` by ``grid_thw``: ``t`` sequences of ``h x w`` patches), which are those of one image, whose pixels stand
-there as often.
+``SmolVLMVideoProcessor`` and ``LlavaOnevisionVideoProcessor``, which make one tile of a frame. The towers of the former
+attend within the patches of ``temporal_patch_size`` frames (``cu_seqlens`` by ``grid_thw``: ``t`` sequences of
+``h x w`` patches), which are those of one image, whose pixels stand there as often.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.architecture.config import MAX_INTEGER
@@ -16,7 +16,14 @@ from vlmplan.architecture.images.by_model import image_shape
 from vlmplan.architecture.images.settings import Settings, count, edge, file_settings, flag, section, side
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.architecture.images.smart_resize import check_aspect_ratio, patch_and_merge_size, smart_resize
-from vlmplan.chats.frame_rules import GLM46V_MOST_FRAMES, GLM_MOST_FRAMES, QWEN_MOST_FRAMES, SAMPLERS, Sampler
+from vlmplan.chats.frame_rules import (
+    CLIP_SAMPLERS,
+    GLM46V_MOST_FRAMES,
+    GLM_MOST_FRAMES,
+    QWEN_MOST_FRAMES,
+    SAMPLERS,
+    Sampler,
+)
 from vlmplan.errors import InputError, UnknownNameError
 
 BUDGET_SHARE = 0.9
@@ -144,6 +151,34 @@ def _internvl(video: _Video) -> VideoImages:
     return video.images(width=tile, height=tile, frames_per_image=1)
 
 
+def _clip(video: _Video) -> VideoImages:
+    """The whole video, a tile of each frame."""
+    video.check(least=1, most=10**6)
+    image = clip_shape(video.config, video.settings, num_frames=1)
+    size = {"width": image.resized_width, "height": image.resized_height}
+    return VideoImages(num_images=1, frames_per_image=video.num_frames, **size)
+
+
+def clip_shape(config: Mapping[str, Any], settings: Mapping[str, Any] | None, *, num_frames: int) -> ImageShape:
+    """A video of SmolVLM or LLaVA-OneVision, which is seen by frames of one tile whatever its size; ``settings`` are of
+    the processor of videos or of images, which have the tower's tile alike.
+
+    SmolVLM's frame is an image that is not split. LLaVA-OneVision halves the sides of a frame's features, and puts a
+    newline behind those of all (``get_video_features`` in modeling_llava_onevision.py).
+    """
+    whole, more = {"width": 1, "height": 1}, dict(settings or {})
+    if SAMPLERS[str(config.get("model_type"))] is Sampler.SMOLVLM:
+        frame = image_shape(config, {**more, "do_image_splitting": False}, **whole)
+        per_frame, others = frame.num_placeholder_tokens, frame.num_tokens - frame.num_placeholder_tokens
+        tokens, features = num_frames * (per_frame + others), num_frames * per_frame
+    else:
+        frame = image_shape(config, more, **whole, num_images_per_sample=2)
+        tokens = features = num_frames * (-(-frame.num_patch_rows // 2) * -(-frame.num_patch_columns // 2)) + 1
+    return replace(
+        frame, num_tokens=tokens, num_placeholder_tokens=features, num_vision_sequences=num_frames, is_clip=True
+    )
+
+
 def _check_ratio(video: _Video, *, height: int, width: int) -> None:
     frame = Image(config=video.config, width=video.width, height=video.height)
     check_aspect_ratio(frame, height=height, width=width)
@@ -155,10 +190,13 @@ _OF_SAMPLER: Mapping[Sampler, Callable[[_Video], VideoImages]] = {
     Sampler.GLM4V: _glm4v,
     Sampler.GLM46V: _glm4v,
     Sampler.INTERNVL: _internvl,
+    **dict.fromkeys(CLIP_SAMPLERS, _clip),
 }
 _RULES: Mapping[str, Callable[[_Video], VideoImages]] = {name: _OF_SAMPLER[one] for name, one in SAMPLERS.items()}
 VIDEO_MODEL_TYPES = tuple(_RULES)
 """The ``model_type`` values of config.json that ``video_images`` knows."""
+CLIP_MODEL_TYPES = frozenset(name for name, one in SAMPLERS.items() if one in CLIP_SAMPLERS)
+"""Of them, those whose videos are no images."""
 
 
 def video_images(
@@ -192,6 +230,8 @@ def video_image_shape(
 ) -> ImageShape:
     """What one of the images of a video becomes. They have the size that the processor of videos gives them, whatever
     limits that of images has."""
+    if config.get("model_type") in CLIP_MODEL_TYPES:
+        return clip_shape(config, preprocessor, num_frames=found.frames_per_image)
     limits = {"min_pixels": None, "max_pixels": None, "size": {"shortest_edge": 1, "longest_edge": MAX_INTEGER}}
     resizes = SAMPLERS[str(config.get("model_type"))] is not Sampler.INTERNVL
     settings = {**(preprocessor or {}), **(limits if resizes else {})}
@@ -199,8 +239,10 @@ def video_image_shape(
 
 
 __all__ = [
+    "CLIP_MODEL_TYPES",
     "VIDEO_MODEL_TYPES",
     "VideoImages",
+    "clip_shape",
     "is_glm46v",
     "merged_frames",
     "video_image_shape",

@@ -1,8 +1,9 @@
 """Embedding lookups, and what only moves elements: slices, concatenations, rotary positions, resampling."""
 
 from collections.abc import Sequence
+from functools import reduce
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, pass_through, reduced, to
+from vlmplan.architecture.ops.base import Grads, cast_weight, pass_through, promoted, reduced, to
 from vlmplan.architecture.ops.elementwise import add, mul, scale
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
@@ -48,10 +49,10 @@ def _split_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def concatenate(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """``torch.cat`` or ``stack``: saves nothing; the gradients are views of g."""
+    """``torch.cat`` or ``stack``, in the widest type of the parts: saves nothing; the gradients are views of g."""
     tape = parts[0].tape
-    node = tape.node(tuple(parts), _concatenate_backward, meta=[part.shape for part in parts])
-    out = tape.tensor(shape, parts[0].dtype, node)
+    node = tape.node(tuple(parts), _concatenate_backward, meta=[(part.shape, part.dtype) for part in parts])
+    out = tape.tensor(shape, reduce(promoted, (part.dtype for part in parts)), node)
     tape.move(2 * out.num_bytes)
     return out
 
@@ -60,8 +61,8 @@ def _concatenate_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | No
     (g,) = grads
     assert g is not None
     return [
-        Tensor(g.storage, shape, g.dtype) if needed else None
-        for shape, needed in zip(node.meta, node.needs, strict=True)
+        to(Tensor(g.storage, shape, g.dtype), dtype) if needed else None
+        for (shape, dtype), needed in zip(node.meta, node.needs, strict=True)
     ]
 
 
@@ -169,6 +170,11 @@ def resample(x: Tensor, *shape: int, saves_input: bool = False) -> Tensor:
     out = tape.tensor(shape, x.dtype, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out
+
+
+def interpolate(x: Tensor, *shape: int) -> Tensor:
+    """``interpolate``, under autocast in float32 (``aten/src/ATen/autocast_mode.h``, AT_FORALL_FP32)."""
+    return resample(x if x.tape.autocast is None else to(x, DType.FLOAT32), *shape)
 
 
 def _resample_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:

@@ -1,0 +1,59 @@
+"""Videos of models that see frames otherwise than images: their shape, and a step of transformers' own models."""
+
+from typing import Any
+
+import pytest
+
+from model_table import packaged_config
+from vlmplan.architecture.images.videos import CLIP_MODEL_TYPES, clip_shape
+from vlmplan.architecture.model import Batch
+from vlmplan.models import find_model
+
+NUM_FRAMES, NUM_TEXT_TOKENS, VIDEO_TOKEN = 5, 61, 998
+PIXELS = {"smolvlm2-256m": "pixel_values", "llava-onevision-0.5b": "pixel_values_videos"}
+
+
+def shape_of(alias: str, num_frames: int = NUM_FRAMES) -> Any:
+    return clip_shape(packaged_config(alias), find_model(alias).preprocessor, num_frames=num_frames)
+
+
+def test_a_frame_of_smolvlm_is_an_image_that_is_not_split():
+    found = shape_of("smolvlm2-2.2b")
+    features = (384 // 14) ** 2 // 3**2  # merged three by three
+    assert (found.num_placeholder_tokens, found.num_tokens) == (NUM_FRAMES * features, NUM_FRAMES * (features + 3))
+    assert (found.num_vision_sequences, found.num_patches) == (NUM_FRAMES, NUM_FRAMES * 27**2)
+
+
+def test_frames_of_llava_onevision_have_half_the_sides_and_a_newline_behind_all():
+    found = shape_of("llava-onevision-7b")
+    assert found.num_tokens == found.num_placeholder_tokens == NUM_FRAMES * 14 * 14 + 1
+    assert found.num_patches == NUM_FRAMES * 27 * 27
+
+
+def test_both_are_the_models_whose_frames_are_no_images():
+    assert {packaged_config(alias)["model_type"] for alias in PIXELS} == CLIP_MODEL_TYPES
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("alias", PIXELS)
+def test_a_step_with_videos_takes_what_is_predicted(alias: str, checkpoints: bool):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from family_checks import assert_step_matches
+    from image_batches import IMAGE_TOKEN, cut_config, packaged_preprocessor
+
+    is_llava = alias.startswith("llava")
+    config = cut_config(alias, **({"video_token_index": VIDEO_TOKEN} if is_llava else {"image_token_id": IMAGE_TOKEN}))
+    image = clip_shape(config, packaged_preprocessor(alias), num_frames=NUM_FRAMES)
+    micro_batch, videos = 2, 1
+    num_tokens = videos * image.num_tokens + NUM_TEXT_TOKENS
+    batch = Batch(micro_batch=micro_batch, num_tokens=num_tokens, images_per_sample=videos, image=image)
+    ids = torch.arange(micro_batch * num_tokens).reshape(micro_batch, num_tokens) % 100
+    ids[:, 1 : 1 + videos * image.num_placeholder_tokens] = VIDEO_TOKEN if is_llava else IMAGE_TOKEN
+    inputs = {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
+    sides = (image.resized_height, image.resized_width)
+    if not is_llava:
+        inputs["pixel_attention_mask"] = torch.ones(micro_batch, NUM_FRAMES, *sides, dtype=torch.int64)
+    floats = {PIXELS[alias]: (micro_batch * videos, NUM_FRAMES, 3, *sides)}
+    assert_step_matches(config, batch, inputs, floats, checkpoints=checkpoints, tolerance=0.003)
