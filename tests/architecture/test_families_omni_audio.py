@@ -1,14 +1,9 @@
 """The audio towers of Qwen's Omni thinkers against transformers, op by op."""
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from test_families_omni import AUDIO, IMAGE, QWEN3, QWEN25, START, VOCABULARY, altered
-
-from vlmplan.architecture.audio import audio_shape
-from vlmplan.architecture.images import image_shape
-from vlmplan.architecture.model import Batch
 
 TOKENS = {"audio_start_token_id": VOCABULARY - 4, "audio_end_token_id": VOCABULARY - 5}
 WIDE = {**AUDIO, "d_model": 512, "encoder_ffn_dim": 1536, "encoder_attention_heads": 8, "output_dim": 1024}
@@ -43,39 +38,10 @@ def numbers_of_fake_tensors_on_cpus(monkeypatch):
     monkeypatch.setattr(torch, "tensor", of_numbers)
 
 
-def assert_step(name, *, seconds, audios_per_sample=2, image=None, micro_batch=2, tolerance=0.001, **options):
-    """A step on sounds, each between a start and an end token, behind images where there are any."""
-    pytest.importorskip("transformers")
-    from transformers import AutoConfig
+def assert_step(name, **options):
+    from audio_steps import assert_audio_step
 
-    from family_checks import assert_step_matches
-    from vlmplan_trainer.rehearse.batch import ImageSpec, Samples
-    from vlmplan_trainer.rehearse.batch import micro_batch as made_of
-    from vlmplan_trainer.rehearse.sounds import AudioSpec
-
-    config = CONFIGS[name]
-    audio = audio_shape(config, EXTRACTOR, seconds=seconds)
-    shape = None if image is None else image_shape(config, None, width=image[0], height=image[1])
-    num_tokens = 64 + audio.num_tokens * audios_per_sample + (0 if shape is None else shape.num_tokens)
-    batch = Batch(
-        micro_batch=micro_batch,
-        num_tokens=num_tokens,
-        images_per_sample=0 if shape is None else 1,
-        image=shape,
-        audios_per_sample=audios_per_sample,
-        audio=audio,
-    )
-    values = {key: value for key, value in config.items() if key != "model_type"}
-    samples = Samples(
-        micro_batch=micro_batch,
-        num_tokens=num_tokens,
-        images_per_sample=batch.images_per_sample,
-        image=None if shape is None else ImageSpec(**asdict(shape)),
-        audios_per_sample=audios_per_sample,
-        audio=AudioSpec(**asdict(audio)),
-    )
-    made = made_of(AutoConfig.for_model(config["model_type"], **values), samples)
-    return assert_step_matches(config, batch, made.values, made.shapes, tolerance=tolerance, **options)
+    assert_audio_step(CONFIGS[name], extractor=EXTRACTOR, **options)
 
 
 @pytest.mark.one_in(3)
@@ -89,7 +55,7 @@ def test_a_step_with_sound_keeps_and_peaks_as_in_transformers(name, seconds, che
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_one_sound_in_one_chunk_is_copied_less(name):
-    assert_step(name, seconds=0.9, audios_per_sample=1, micro_batch=1)
+    assert_step(name, seconds=0.9, audios_per_sample=1, rows=1)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

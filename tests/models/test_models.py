@@ -453,9 +453,10 @@ def test_finding_a_packaged_model_takes_milliseconds():
     assert time.process_time() - start < 10 * 0.02
 
 
-def test_that_sound_is_not_planned_is_said_of_a_model_that_hears():
+def test_that_samples_have_no_sound_is_said_of_a_model_that_hears():
     found = find_model("phi-4-multimodal")
-    assert "Samples with sound are not planned: the audio tower of phi-4-multimodal is idle." in found.notes
+    note = "Without --audio-seconds samples have no sound: the audio tower of phi-4-multimodal is idle."
+    assert note in found.notes
 
 
 def test_the_published_layout_of_phi_4_is_refused_and_the_converted_revision_is_not():

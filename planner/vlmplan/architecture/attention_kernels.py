@@ -233,8 +233,11 @@ def _folded(x: Tensor, *, copies: bool) -> Tensor:
     return ops.copy(x) if copies or is_cut_out else x
 
 
-def math_attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout: float) -> Tensor:
-    """torch's fallback: q, k, v cast to float32 and scaled, scores and softmax in float32.
+def math_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout: float, mask: Tensor | None = None
+) -> Tensor:
+    """torch's fallback: q, k, v cast to float32 and scaled, scores and softmax in float32; a ``mask`` of floats is
+    added to the scores.
 
     Causality is a mask of numbers that is added to the scores in place. The softmax finds out which scores are masked:
     a byte for each. Source: ``_scaled_dot_product_attention_math`` and ``_safe_softmax`` in ``attention.cpp`` (16-bit
@@ -244,10 +247,12 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout:
     dtype, num_keys, tape = q.dtype, k.shape[2], q.tape
     q, k, v = (ops.to(x, DType.FLOAT32) for x in (q, k, v))
     scaled = ops.scale(q)
-    mask = _causal_mask(tape, num_tokens, num_keys) if is_causal else None
+    mask = _causal_mask(tape, num_tokens, num_keys) if is_causal else mask
     k, v = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
     scores = ops.matmul(scaled, ops.scale(k), (batch, num_heads, num_tokens, num_keys), head_dim)
-    if mask is not None:
+    if mask is not None and mask.requires_grad:
+        scores = ops.add(scores, mask)
+    elif mask is not None:
         tape.move(2 * scores.num_bytes)
     weights = ops.softmax(scores)
     with tape.charged_to(Kind.TEMPORARY):

@@ -80,6 +80,17 @@ def _qwen3_omni_shape(config: Settings, settings: Settings, seconds: float) -> A
     return AudioShape(num_tokens=num_tokens, num_frames=num_frames, num_padded_frames=num_frames)
 
 
+def _phi4_multimodal_shape(config: Settings, settings: Settings, seconds: float) -> AudioShape:
+    """``Phi4MultimodalFeatureExtractor``: whole windows of the waveform, and tokens of so many frames, rounded up twice
+    (``_compute_audio_embed_size``)."""
+    num_values, window = _num_values(settings, seconds), count(settings, "win_length", 400)
+    num_frames = max(0, (num_values - window) // count(settings, "hop_length", 160) + 1)
+    num_tokens = num_frames * count(settings, "audio_feat_stride", 1)
+    for key, default in (("audio_compression_rate", 8), ("audio_downsample_rate", 1)):
+        num_tokens = -(-num_tokens // count(settings, key, default))
+    return AudioShape(num_tokens=num_tokens, num_frames=num_frames, num_padded_frames=num_frames)
+
+
 def halved(length: int, *, times: int = 1) -> int:
     """What convolutions with a stride of 2 that are padded by one leave of ``length``.
 
@@ -92,6 +103,7 @@ def halved(length: int, *, times: int = 1) -> int:
 
 
 _SHAPES: Mapping[str, Callable[[Settings, Settings, float], AudioShape]] = {
+    "phi4_multimodal": _phi4_multimodal_shape,
     "qwen2_5_omni_thinker": _qwen2_5_omni_shape,
     "qwen3_omni_moe_thinker": _qwen3_omni_shape,
 }

@@ -22,8 +22,6 @@ from vlmplan.workload import ModelFiles
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 """What configurations call the longest sequence, the usual first."""
-IDLE_AUDIO_TYPES = frozenset({"phi4_multimodal"})
-"""With an audio tower that is counted and frozen or trained with the vision tower, and that no sample runs."""
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
@@ -52,9 +50,7 @@ def files_of_texts(
     notes = list(notes)
     if config is not whole:
         notes.append(thinker_note(name, whole))
-    if config["model_type"] in IDLE_AUDIO_TYPES:
-        notes.append(f"Samples with sound are not planned: the audio tower of {name} is idle.")
-    elif config["model_type"] in AUDIO_MODEL_TYPES:
+    if config["model_type"] in AUDIO_MODEL_TYPES:
         notes.append(f"Without --audio-seconds samples have no sound: the audio tower of {name} is idle.")
     if config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config)):
         notes.append(

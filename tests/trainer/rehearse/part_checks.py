@@ -79,12 +79,19 @@ def casts_of_a_weight(mode: Rehearsal) -> dict[str, int]:
 
 
 def attention(
-    *, num_groups: int = 4, has_mask: bool = False, dtype: torch.dtype = torch.bfloat16, is_told: bool = True
+    *,
+    num_groups: int = 4,
+    has_mask: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    is_told: bool = True,
+    lies_apart: bool = False,
 ) -> str:
-    """The backward of what attention ran. ``is_told``: of fewer heads of keys than of queries."""
+    """The backward of what attention ran. ``is_told``: of fewer heads of keys than of queries; ``lies_apart``: keys are
+    not innermost in the mask."""
     query = gpu(2, 4, 300, 64, dtype=dtype, requires_grad=True)
     key, value = (gpu(2, num_groups, 300, 64, dtype=dtype) for _ in "kv")
     mask = gpu(2, 1, 300, 300, dtype=torch.bool) if has_mask else None
+    mask = mask.transpose(2, 3) if mask is not None and lies_apart else mask
     result = scaled_dot_product_attention(
         query, key, value, mask, is_causal=not has_mask, enable_gqa=is_told and num_groups != 4
     )
@@ -98,6 +105,7 @@ def attention_by_card(capability: tuple[int, int], mode: Rehearsal) -> dict[str,
         "one head, not told": attention(num_groups=1, is_told=False),
         "grouped, masked": attention(num_groups=2, has_mask=True),
         "masked": attention(has_mask=True),
+        "masked, keys apart": attention(has_mask=True, lies_apart=True),
         "grouped float32": attention(num_groups=2, dtype=torch.float32),
     }
 

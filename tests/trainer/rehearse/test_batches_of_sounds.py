@@ -46,6 +46,18 @@ def test_thinkers_get_what_whispers_extractor_makes(alias, options):
     assert (mask == real["attention_mask"]).all()
 
 
+def test_phi_4_multimodal_gets_what_its_extractor_makes():
+    transformers = pytest.importorskip("transformers")
+    np = pytest.importorskip("numpy")
+    sounds = [np.zeros(round(1.3 * RATE), dtype=np.float32)] * 2
+    real = transformers.Phi4MultimodalFeatureExtractor()(sounds, sampling_rate=RATE, return_tensors="pt")
+    _, _, made = made_of("phi-4-multimodal", {}, seconds=1.3, num_tokens=200)
+    assert made.shapes == {"audio_input_features": tuple(real["audio_input_features"].shape)}
+    for name in ("audio_embed_sizes", "audio_attention_mask"):
+        assert made.values[name].dtype == real[name].dtype
+        assert (made.values[name] == real[name]).all()
+
+
 @pytest.mark.parametrize("room", [0, 1, 4, 40])
 def test_every_token_of_a_sound_has_its_place_and_no_label(room):
     config, audio, made = made_of("qwen2.5-omni-7b", {}, seconds=3, num_tokens=2 * 75 + room)

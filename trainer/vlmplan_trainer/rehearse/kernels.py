@@ -51,7 +51,9 @@ def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> No
         is_grouped = key.shape[1] != query.shape[1]
         # Fewer heads of keys are for a kernel that is told so (``check_batch_size_and_num_heads_dense``).
         is_flash = runs_flash(capability, query, value, attn_mask) and (enable_gqa or not is_grouped)
-        if not is_flash and is_grouped:
+        # No fused kernel takes a mask whose keys lie apart (``check_last_dim_stride_equals_1_dense``).
+        is_apart = attn_mask is not None and attn_mask.stride(-1) != 1
+        if (not is_flash and is_grouped) or is_apart:
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]

@@ -32,7 +32,8 @@ def with_sounds(config: Any, row: torch.Tensor, audio: AudioSpec, count: int) ->
 
 def audio_token(config: Any, name: str = "audio_token_id") -> int:
     """The id that stands for a token of sound, or the one of another ``name``; 4 where the configuration has none."""
-    return int(getattr(config, name, None) or 4)
+    values = (getattr(section, name, None) for section in (config, config.audio_config))
+    return int(next((value for value in values if value is not None), 4))
 
 
 def sound_inputs(config: Any, audio: AudioSpec, num_audios: int) -> Made:
@@ -47,6 +48,15 @@ def _padded_spectrograms(config: Any, audio: AudioSpec, num_audios: int) -> Made
     return values, {"input_features": (num_audios, config.audio_config.num_mel_bins, audio.num_padded_frames)}
 
 
+def _phi4_multimodal(config: Any, audio: AudioSpec, num_audios: int) -> Made:
+    """Spectrograms, mel bins last, and of several sounds a mask of their frames."""
+    values = {"audio_embed_sizes": torch.full((num_audios,), audio.num_tokens)}
+    if num_audios > 1:
+        values["audio_attention_mask"] = torch.ones(num_audios, audio.num_padded_frames, dtype=torch.bool)
+    return values, {"audio_input_features": (num_audios, audio.num_padded_frames, config.audio_config.input_size)}
+
+
 _FAMILIES: Mapping[str, Callable[[Any, AudioSpec, int], Made]] = {
+    "phi4_multimodal": _phi4_multimodal,
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _padded_spectrograms),
 }

@@ -1,4 +1,4 @@
-"""Phi-4-multimodal: Phi-3 with a vision tower in front, and an audio tower that only weighs.
+"""Phi-4-multimodal: Phi-3 with a vision tower and an audio tower in front.
 
 Source: transformers 5.23 ``models/phi4_multimodal/modeling_phi4_multimodal.py``. The towers lie inside the decoder.
 """
@@ -6,6 +6,7 @@ Source: transformers 5.23 ``models/phi4_multimodal/modeling_phi4_multimodal.py``
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, decoder_shape
@@ -13,7 +14,7 @@ from vlmplan.architecture.families.phi3 import Phi3Decoder, Phi3ForCausalLM, Phi
 from vlmplan.architecture.families.phi4_audio import AudioEmbedding
 from vlmplan.architecture.families.phi4_vision import ImageEmbedding
 from vlmplan.architecture.images.shape import ImageShape
-from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.model import Batch, Input, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -25,17 +26,27 @@ class FeatureEmbedding(Module):
     def __init__(self, config: Config, width: int) -> None:
         super().__init__()
         self.image_embed = ImageEmbedding(config, width)
-        self.audio_embed = AudioEmbedding(config.section("audio_config"), width)
+        self.audio_embed = AudioEmbedding(config.section("audio_config"), width, config.number("embd_pdrop"))
 
     def forward(
         self, ids: Tensor, embeddings: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend
     ) -> Tensor:
         with ids.tape.section("image_masks"):
             masks = [ids.tape.tensor(ids.shape, DType.BOOL) for _ in range(2)]
+        of_images = of_sounds = None
         if pixels is not None:
-            embeddings = self.image_embed(ids, embeddings, pixels, batch, backend)
+            of_images = self.image_embed(ids, embeddings, pixels, batch, backend)
+        if ids.tape.spectrograms is not None:
+            of_sounds = self.audio_embed(ids, embeddings, ids.tape.spectrograms, batch, backend)
+        if of_images is not None and of_sounds is not None:
+            with ids.tape.section("merge"):
+                of_images, of_sounds = (
+                    ops.mul(one, mask.view(*mask.shape, 1))
+                    for one, mask in zip((of_images, of_sounds), masks, strict=True)
+                )
+                return ops.add(of_images, of_sounds)
         del masks
-        return embeddings
+        return of_images or of_sounds or embeddings
 
 
 class Phi4Decoder(Phi3Decoder):
@@ -59,13 +70,24 @@ class Phi4Multimodal(Phi3ForCausalLM):
         assert batch.image is not None
         return (batch.num_images, batch.image.num_vision_sequences, *self._tile(batch.image))
 
-    def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
+    def more_inputs(self, batch: Batch) -> Sequence[Input]:
         """``image_sizes``, and ``image_attention_mask``, which is of ones and zeros in the type of pixels."""
         image = batch.image
         assert image is not None
         mask = (batch.num_images, image.num_vision_sequences, image.num_patch_rows, image.num_patch_columns)
         dtypes = batch.pixel_dtypes or (self.head.weight.dtype,)
         return [((batch.num_images, 2), DType.INT64), *((mask, dtype) for dtype in dtypes)]
+
+    def spectrogram_shape(self, batch: Batch) -> tuple[int, ...]:
+        assert batch.audio is not None
+        num_bins = self.model.embed_tokens_extend.audio_embed.encoder.num_bins
+        return (batch.num_audios, batch.audio.num_padded_frames, num_bins)
+
+    def more_audio_inputs(self, batch: Batch) -> Sequence[Input]:
+        """``audio_embed_sizes``, and of several sounds ``audio_attention_mask``."""
+        assert batch.audio is not None
+        masks: list[Input] = [((batch.num_audios, batch.audio.num_padded_frames), DType.BOOL)]
+        return [((batch.num_audios,), DType.INT64), *(masks if batch.num_audios > 1 else ())]
 
     def _tile(self, image: ImageShape) -> tuple[int, int, int]:
         """(channels, height, width)."""
