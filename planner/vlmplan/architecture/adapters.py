@@ -61,6 +61,7 @@ class Lora(Module):
             return self._adapted(x)
         tape.modules.append(self._looked_at)
         tape.fetch(self._looked_at)
+        tape.enter_container(self._looked_at, has_input_grad=x.requires_grad)
         result = self._adapted(x)
         tape.release(self._looked_at)
         tape.modules.pop()

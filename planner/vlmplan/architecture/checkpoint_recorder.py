@@ -6,10 +6,23 @@ does (``torch/utils/checkpoint.py``).
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.recorder import Recorder
+
+
+class OpenContainer(NamedTuple):
+    """A module that calls others, whose backward is not over before theirs is. ``start``: the last graph node before
+    it."""
+
+    module: Any
+    start: int
+    has_input_grad: bool
+
+    def is_over_before(self, sequence: int) -> bool:
+        """Whether its backward is over when it has come to the node with this number."""
+        return sequence <= self.start
 
 
 class CheckpointRecorder(Recorder):
@@ -20,6 +33,7 @@ class CheckpointRecorder(Recorder):
         super().__init__(follows_weights=follows_weights)
         self.modules: list[Any] = []
         self.num_nodes: int = 0
+        self._containers: dict[tuple[int, str], OpenContainer] = {}
         # While packing, nodes are made but keep nothing; replaying ends at the last tensor that is saved.
         self._packs = False
         self._num_saved = 0
@@ -66,6 +80,14 @@ class CheckpointRecorder(Recorder):
         """Of the last replay, which the backward of ``users`` asked for."""
         modules, self._recomputed = self._recomputed or (), None
         return Recomputation(users, modules, self._block_start if ends_in_block else None)
+
+    def enter_container(self, module: Any, *, has_input_grad: bool) -> None:
+        """``module``, which calls others, begins in the running section."""
+        self._containers[id(module), self._key] = OpenContainer(module, self.num_nodes, has_input_grad)
+
+    def open_container(self, module: Any, section: str) -> OpenContainer:
+        """The last call of a container in a section."""
+        return self._containers[id(module), section]
 
     def enter_block(self) -> None:
         """A module without weights of its own begins, whose last operation that saves anything is in none inside."""

@@ -18,6 +18,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
+from vlmplan.architecture.checkpoint_recorder import OpenContainer
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.recomputation import Recomputation
@@ -37,10 +38,21 @@ class Visit:
     ``has_input_grad``: the input of ``module`` has a gradient. ``buffers`` hold the gradients of weights.
     """
 
-    __slots__ = ("_begun", "_buffers", "_of_leaf", "_recomputation", "_tape", "has_input_grad", "is_in_block", "module")
+    __slots__ = (
+        "_begun",
+        "_buffers",
+        "_container",
+        "_of_leaf",
+        "_recomputation",
+        "_tape",
+        "has_input_grad",
+        "is_in_block",
+        "module",
+    )
 
     def __init__(self, tape: "Tape", recomputation: Recomputation, buffers: dict[ParameterUse, Tensor]) -> None:
         self.module: Any = None
+        self._container: OpenContainer | None = None
         self.has_input_grad = False
         self.is_in_block = recomputation.block_start is not None
         self._tape, self._recomputation, self._buffers = tape, recomputation, buffers
@@ -52,16 +64,27 @@ class Visit:
         tape = self._tape
         if self.module is not None and (node.module is not self.module or node.section != tape.running_section):
             self._leave()
+        if self._container is not None and self._container.is_over_before(node.sequence):
+            self._leave_container(self._container)
         if self._recomputation.is_over_before(node.sequence):
             self._end_recomputation()
         if node.section != tape.running_section:
             tape.enter(node.section)
         if self.module is None and node.module is not None:
             self.module, self.has_input_grad = node.module, False
-            if self.module in self._begun:
-                self._begun.remove(self.module)
-            else:
-                tape.fetch(self.module)
+            self._begin(node)
+
+    def _begin(self, node: GraphNode) -> None:
+        """The backward of the module of ``node`` begins, or that of a container goes on."""
+        module = self.module
+        if self._container is not None and self._container.module is module:
+            return
+        if module in self._begun:
+            self._begun.remove(module)
+        else:
+            self._tape.fetch(module)
+        if getattr(module, "is_container", False):
+            self._container = self._tape.open_container(module, node.section)
 
     def take_gradient(self, use: ParameterUse) -> None:
         """A weight's whole gradient is there. In a leaf module it waits for the end of the module's backward."""
@@ -73,17 +96,29 @@ class Visit:
     def end(self) -> None:
         """Nothing is left to run."""
         self._leave()
+        if self._container is not None:
+            self._leave_container(self._container)
         self._end_recomputation()
 
     def _leave(self) -> None:
         """The module's backward is over: its weights go if its input has a gradient, and those that waited for it."""
         module, self.module = self.module, None
+        if self._container is not None and self._container.module is module:
+            return
         if self._of_leaf:  # in the order of its weights
             places = {id(weight): place for place, weight in enumerate(module.parameters_by_name.values())}
             self._tape.hand_over(sorted(self._of_leaf, key=lambda use: places[id(use[0])]), self._buffers)
             self._of_leaf.clear()
+        self._let_go(module, is_done=self.has_input_grad and not getattr(module, "reads_head", False))
+
+    def _leave_container(self, container: OpenContainer) -> None:
+        """The backward of all that the container calls is over, and with it the container's own."""
+        self._container = None
+        self._let_go(container.module, is_done=container.has_input_grad)
+
+    def _let_go(self, module: Any, *, is_done: bool) -> None:
+        """``is_done``: the module's input has its gradient, which is what releases its weights."""
         if module is not None and not self._recomputation.holds(module):
-            is_done = self.has_input_grad and not getattr(module, "reads_head", False)
             self._tape.release(module) if is_done else self._tape.keep(module)
         if self._recomputation.is_over_with(module):
             self._end_recomputation()
