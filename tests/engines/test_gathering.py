@@ -11,6 +11,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines import engine_of
+from vlmplan.engines.events import NULL_SINK
 from vlmplan.engines.gathering import notify
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import micro_batch_profile
@@ -131,3 +132,19 @@ def test_blocks_of_gathered_weights_add_up_to_the_bytes_that_are_counted(is_firs
     gathered.end_backward()
     log.free_all()
     assert {handle for handle, _ in log.taken()} == set(alive)
+
+
+def test_weights_are_prefetched_before_modules_without_weights_too():
+    """A weight at a time: for the embedding's call and the three around it, and for each that is announced."""
+    sizes = ZeroSettings(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=1)
+    recipe = Recipe(zero_stage=3, zero=sizes, loss=LossKind.FULL)
+    model = prepared_model(LLAMA, recipe)
+    trace = model.run(Tape(), Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.FULL)
+    gathered = engine_of(ParameterTable(model), recipe, num_ranks=2).gathered_weights(trace, NULL_SINK)
+    assert gathered is not None
+    gathered.fetch()
+    assert len(gathered.gathers) == 3 + 1
+    gathered.prefetch(2)
+    assert len(gathered.gathers) == 2
+    gathered.fetch(before=2)
+    assert len(gathered.gathers) == 2 + 1

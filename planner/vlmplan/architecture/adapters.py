@@ -37,7 +37,7 @@ class Lora(Module):
     """``peft.tuners.lora.Linear`` (or ``Linear4bit``, ``Conv3d``): the base layer plus a product of two thin ones.
 
     ``result + lora_B(lora_A(dropout(x))) * scaling``; the adapters may be wider than the model's type, then x is cast.
-    ``forward`` looks at the type of ``lora_A.weight``, which ZeRO-3 takes for a use of it by this module
+    It looks at the type of ``lora_A.weight``, which ZeRO-3 takes for a use of it by this module
     (``ZeROOrderedDict``).
     """
 
@@ -55,19 +55,19 @@ class Lora(Module):
     def weight(self) -> Parameter:
         return self.base_layer.weight  # type: ignore[attr-defined]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         tape = x.tape
         if not tape.fetches_weights:
-            return self._adapted(x)
+            return self.forward(x)
         tape.modules.append(self._looked_at)
         tape.fetch(self._looked_at)
         tape.enter_container(self._looked_at, has_input_grad=x.requires_grad)
-        result = self._adapted(x)
+        result = self.forward(x)
         tape.release(self._looked_at)
         tape.modules.pop()
         return result
 
-    def _adapted(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
         if x.tape.switches_adapters_off:
             return result

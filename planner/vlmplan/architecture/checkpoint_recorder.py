@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.recorder import Recorder
 
@@ -33,6 +34,7 @@ class CheckpointRecorder(Recorder):
         super().__init__(follows_weights=follows_weights)
         self.modules: list[Any] = []
         self.num_nodes: int = 0
+        self._begins_again = False
         self._containers: dict[tuple[int, str], OpenContainer] = {}
         # While packing, nodes are made but keep nothing; replaying ends at the last tensor that is saved.
         self._packs = False
@@ -41,13 +43,14 @@ class CheckpointRecorder(Recorder):
         self._stop_after: int | None = None
         # The modules, from outside in, around the last operation of a packed function that would have saved something.
         self.last_users: tuple[Any, ...] = ()
+        self.last_empty_call: EmptyCall | None = None
         self._block_start, self._is_in_block, self.ends_in_block = 0, False, False
 
     def pack(self, function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, int, int]:
         """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the sequence
         number of the node that would have saved the last."""
         self._packs, self._num_saved, self._last_saved = True, 0, 0
-        self.last_users, self.ends_in_block = (), False
+        self.last_users, self.last_empty_call, self.ends_in_block = (), None, False
         try:
             return function(*inputs), self._num_saved, self._last_saved
         finally:
@@ -56,7 +59,7 @@ class CheckpointRecorder(Recorder):
     def replay(self, function: Callable[..., Any], inputs: Sequence[Any], num_saved: int) -> Any:
         """Run ``function`` again with its graph, up to the last tensor that its backward needs."""
         work, self._work = self._work, self._sections[self._key].recompute_work
-        self._num_saved, self._stop_after, self._recomputed = 0, num_saved, []
+        self._num_saved, self._stop_after, self._recomputed, self._begins_again = 0, num_saved, [], True
         try:
             return function(*inputs)
         finally:
@@ -89,6 +92,20 @@ class CheckpointRecorder(Recorder):
         """The last call of a container in a section."""
         return self._containers[id(module), section]
 
+    def enter_empty_call(self) -> EmptyCall | None:
+        """A module without weights of its own is called. Returns what ``empty_call`` has to be when it returns.
+
+        A layer that runs again is not: checkpoints are inside of it (``GradientCheckpointingLayer`` of transformers
+        5.23 wraps its ``forward``), and its backward has begun.
+        """
+        outer, self.empty_call = self.empty_call, EmptyCall(self.empty_call)
+        if self._begins_again:
+            self._begins_again = False
+            self.empty_call.begin_backward()
+        else:
+            self.prefetch()
+        return outer
+
     def enter_block(self) -> None:
         """A module without weights of its own begins, whose last operation that saves anything is in none inside."""
         self._block_start, self._is_in_block = self.num_nodes, True
@@ -101,7 +118,9 @@ class CheckpointRecorder(Recorder):
         if count:
             self._last_saved = self.num_nodes
             if self._packs and self.follows_weights:
-                self.last_users = tuple(self.modules)
+                self.last_users, self.last_empty_call = tuple(self.modules), self.empty_call
                 self.ends_in_block = self._is_in_block and not self.modules
         if self._stop_after is not None and count and self._num_saved >= self._stop_after:
             self._is_phantom = True
+            if self.empty_call is not None:
+                self.empty_call.begin_backward()

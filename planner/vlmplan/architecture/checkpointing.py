@@ -31,7 +31,8 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
         return result
     saved = tuple([_on_host(x) if tape.offloads_inputs else x.detached() for x in inputs])
     ends = tuple([(out.node, out.output_index) for out in outputs])
-    meta = (tape, function, num_saved, (ends, last_saved), tape.last_users, tape.ends_in_block)
+    users = tape.last_users, tape.last_empty_call
+    meta = (tape, function, num_saved, (ends, last_saved), users, tape.ends_in_block)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
     node = tape.node(inputs, _run_again, saved, meta)
     if node is None:
@@ -43,13 +44,15 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
 
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    tape, function, num_saved, (ends, last_saved), users, ends_in_block = node.meta
+    tape, function, num_saved, (ends, last_saved), (users, empty_call), ends_in_block = node.meta
     if tape.offloads_inputs:
         node.saved = tuple([_from_host(x, tape) for x in node.saved])
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
     early = [tape.tensor((size,), DType.BOOL) for size in early_gradient_bytes(tape, ends, last_saved, grads)]
     # Their backward has begun, down to the operation that asks for the first saved tensor and so for all of this.
+    if empty_call is not None:
+        tape.prefetch(empty_call.begin_backward())
     for user in users:
         tape.fetch(user)
     result = tape.replay(function, inputs, num_saved)

@@ -337,4 +337,4 @@ class CausalLM(Model):
             self.tie_weights()
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.model(self.model.embed(ids), backend)
+        return self.model.forward(self.model.embed(ids), backend)

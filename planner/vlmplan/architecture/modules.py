@@ -38,9 +38,7 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.parameters_by_name:
-            if self.can_be_tiled and args[0].tape.tiles_mlps:
-                return tiled(self, *args)
-            return self.forward(*args, **kwargs)
+            return self._call_empty(args, kwargs)
         tape = _tape_of(args)
         if not tape.fetches_weights:
             return self.forward(*args, **kwargs)
@@ -49,6 +47,16 @@ class Module:
         out = self.forward(*args, **kwargs)
         tape.release(self)
         tape.modules.pop()
+        return out
+
+    def _call_empty(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else None
+        run = partial(tiled, self) if self.can_be_tiled and args[0].tape.tiles_mlps else self.forward
+        if not isinstance(x, Tensor) or not x.tape.fetches_weights:
+            return run(*args, **kwargs)
+        outer = x.tape.enter_empty_call()
+        out = run(*args, **kwargs)
+        x.tape.empty_call = outer
         return out
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.first_layer import FirstLayer
 from vlmplan.architecture.trace import (
     NO_SPAN,
@@ -15,6 +16,7 @@ from vlmplan.architecture.trace import (
     Fetch,
     Kind,
     Parts,
+    Prefetch,
     Release,
     Run,
     Section,
@@ -32,6 +34,9 @@ class Recorder:
         self.follows_weights = follows_weights
         # While modules announce the weights that they use; those inside a leaf module do not.
         self.fetches_weights = follows_weights
+        # The innermost module without weights of its own that runs, of those in the layer while a layer does: the
+        # backward of those around it begins once, not in each layer.
+        self.empty_call: EmptyCall | None = None
         self.kind = Kind.ACTIVATION
         self.live = [0, 0, 0, 0]
         self.total = 0
@@ -118,10 +123,13 @@ class Recorder:
         self._close_gap()
         self._schedule.append(Run(key, index))
         self._sections[key] = Section()
+        outer = self.empty_call
         if index is not None:
             self._layers.add(key)
+            self.empty_call = None
         self.enter(key)
         yield
+        self.empty_call = outer
         self._flush()
         # What is freed between two sections (a caller's last reference) must not be replayed with the first.
         self._events, self._work, self.oldest_own = self._gap.forward, self._gap.forward_work, 0
@@ -197,7 +205,22 @@ class Recorder:
     def fetch(self, module: Any) -> None:
         if self.follows_weights and not self._is_phantom:
             self._flush()
-            self._events.append(Fetch(module))
+            events = self._events
+            if events and type(events[-1]) is Prefetch:
+                events[-1] = Fetch(module, events[-1].times)
+            else:
+                events.append(Fetch(module))
+
+    def prefetch(self, times: int = 1) -> None:
+        """``times`` modules without weights of their own are about to run."""
+        if not times or not self.follows_weights or self._is_phantom:
+            return
+        self._flush()
+        events = self._events
+        if events and type(events[-1]) is Prefetch:
+            events[-1] = Prefetch(events[-1].times + times)
+        else:
+            events.append(Prefetch(times))
 
     def release(self, module: Any) -> None:
         if not self.follows_weights or self._is_phantom:

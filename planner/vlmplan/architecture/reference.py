@@ -101,9 +101,14 @@ def _without_releases(trace: Trace, reference: Trace, *, is_reentrant: bool) -> 
 
 def _unreleased(section: Section, ran: Collection[int]) -> Section:
     """``section``, whose modules among ``ran`` stay whole once backward has gathered them."""
-    left = [event for event in section.backward if isinstance(event, Release) and id(event.module) in ran]
+    left: list[Release] = []
+    backward: list[Event] = []
+    for event in section.backward:
+        if isinstance(event, Release) and id(event.module) in ran:
+            left.append(event)
+        else:
+            backward.append(event)
     num_bytes = sum(weight.num_bytes for event in left for weight in event.module.parameters_by_name.values())
-    backward = [event for event in section.backward if event not in left]
     return replace(section, backward=backward, unreleased_bytes=section.unreleased_bytes + num_bytes, memo={})
 
 

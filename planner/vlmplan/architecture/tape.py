@@ -70,6 +70,8 @@ class Visit:
             self._end_recomputation()
         if node.section != tape.running_section:
             tape.enter(node.section)
+        if node.empty_call is not None:
+            tape.prefetch(node.empty_call.begin_backward())
         if self.module is None and node.module is not None:
             self.module, self.has_input_grad = node.module, False
             self._begin(node)
@@ -200,7 +202,8 @@ class Tape(ForwardTape):
         visit = Visit(self, recomputation, buffers)
         while ready:
             node = heapq.heappop(ready)[1]
-            if node.module is not visit.module or node.section != self._key or visit.is_in_block:
+            begins = node.empty_call is not None and not node.empty_call.has_begun
+            if begins or node.module is not visit.module or node.section != self._key or visit.is_in_block:
                 visit.come_to(node)
             results = list(node.backward(node, node.grads))
             edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()

@@ -11,6 +11,7 @@ from sys import getrefcount
 from typing import Any, ClassVar
 
 from vlmplan.architecture.checkpoint_recorder import CheckpointRecorder
+from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.first_layer import FirstLayer, UnequalLayersError
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.storage import LayerInput, Storage
@@ -82,6 +83,7 @@ class GraphNode:
 
     __slots__ = (
         "backward",
+        "empty_call",
         "grads",
         "holds_weight",
         "inputs",
@@ -108,6 +110,7 @@ class GraphNode:
         self.sequence = 0
         self.section = ""
         self.module: Any = None
+        self.empty_call: EmptyCall | None = None
         self.holds_weight = False  # a view of a weight is among ``saved``
 
 
@@ -307,6 +310,7 @@ class ForwardTape(CheckpointRecorder):
         node.section = self._key
         if self.modules:
             node.module = self.modules[-1]
+        node.empty_call = self.empty_call
         if holds_weight:
             node.holds_weight = True
             self._events.append(Hold(node.sequence, view_of))

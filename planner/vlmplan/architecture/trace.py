@@ -80,9 +80,11 @@ class GradientReady(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """``module`` is about to use its own weights (ZeRO-3 gathers them)."""
+    """``module`` is about to use its own weights (ZeRO-3 gathers them), and ``before`` it so many modules without any
+    begin, as in ``Prefetch``."""
 
     module: Any
+    before: int = 0
 
 
 class Release(NamedTuple):
@@ -93,6 +95,12 @@ class Release(NamedTuple):
 
     module: Any
     ends_recomputation: bool = False
+
+
+class Prefetch(NamedTuple):
+    """Modules without weights of their own are about to run, so many ``times`` (ZeRO-3 prefetches for each)."""
+
+    times: int = 1
 
 
 class Hold(NamedTuple):
@@ -130,7 +138,7 @@ class GradientTaken(NamedTuple):
     part: GradientPart = WHOLE
 
 
-WeightUse = Fetch | Release | Hold | Drop
+WeightUse = Fetch | Release | Prefetch | Hold | Drop
 Event = Span | GradientReady | WeightUse | Allocation | Deallocation | GradientTaken
 
 

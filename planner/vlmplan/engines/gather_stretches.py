@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Section, Trace
+from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Prefetch, Release, Run, Section, Trace, WeightUse
 from vlmplan.engines.gather_records import Key
 
 MORE_BEFORE, MORE_AFTER = 2, 3
 """Periods of a stretch that are walked through before and after those left out, beside those that weights stay whole or
 are prefetched for. A choice: where it is too few, all are walked through."""
 MAX_PERIOD = 6
-WeightUse = Fetch | Release | Hold | Drop
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Stretch:
         return self.cut - self.period, self.cut, self.cut + self.period
 
 
-WEIGHT_USES = frozenset((Fetch, Release, Hold, Drop))
+WEIGHT_USES = frozenset((Fetch, Release, Prefetch, Hold, Drop))
 
 
 def of_weights(events: Iterable[Event]) -> list[WeightUse]:
@@ -133,9 +132,11 @@ def _kind(forward: Iterable[WeightUse], backward: Iterable[WeightUse]) -> Any:
 
     def event(one: WeightUse) -> Any:
         if isinstance(one, Fetch):
-            return (module(one.module),)
+            return None, one.before, module(one.module)
         if isinstance(one, Release):
             return module(one.module), one.ends_recomputation
+        if isinstance(one, Prefetch):
+            return None, one.times, None
         if isinstance(one, Hold):
             return number(("view", one.handle)), None, parameter(one.parameter)
         return number(("view", one.handle)), None

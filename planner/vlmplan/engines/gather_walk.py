@@ -11,10 +11,10 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.reference import is_of_copy, is_own
-from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
+from vlmplan.architecture.trace import Drop, Fetch, Prefetch, Release, Run, Trace, WeightUse
 from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_records import Key, Passed, passed_by
-from vlmplan.engines.gather_stretches import SectionUses, Stretch, WeightUse, places_of, section_uses, shortened
+from vlmplan.engines.gather_stretches import SectionUses, Stretch, places_of, section_uses, shortened
 from vlmplan.engines.gather_wrappers import Wrappers
 from vlmplan.engines.gathering import GatheredWeights, notify
 from vlmplan.zero_settings import ZeroSettings
@@ -161,11 +161,13 @@ class _Shape:
     def _numbered(self, events: list[WeightUse]) -> tuple[tuple[Any, ...], ...]:
         return tuple([self._event(event) for event in events])
 
-    def _event(self, event: Fetch | Release | Hold | Drop) -> tuple[Any, ...]:
+    def _event(self, event: WeightUse) -> tuple[Any, ...]:
         if isinstance(event, Fetch):
-            return (self._module(event.module),)
+            return None, event.before, self._module(event.module)
         if isinstance(event, Release):
             return self._module(event.module), event.ends_recomputation
+        if isinstance(event, Prefetch):
+            return None, event.times, None
         view = self._views.setdefault(event.handle, len(self._views))
         if isinstance(event, Drop):
             return view, None
@@ -341,7 +343,10 @@ def _live_bytes(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run
     for event in events:
         gathers: Sequence[tuple[int, int]] = ()
         if type(event) is Fetch:
-            highest, gathers = gathered.fetch(), gathered.gathers
+            highest, gathers = gathered.fetch(event.before), gathered.gathers
+            after = gathered.live_bytes
+        elif type(event) is Prefetch:
+            highest, gathers = gathered.prefetch(event.times), gathered.gathers
             after = gathered.live_bytes
         else:
             notify(gathered, event, run)

@@ -1,4 +1,5 @@
-"""The modules around a model that have no weights of their own, and prefetch weights all the same under ZeRO-3.
+"""The modules around a model that have no weights of their own, and prefetch weights all the same under ZeRO-3. Those
+inside of the model are in its trace (``Prefetch``).
 
 DeepSpeed prefetches before each module runs, forward and backward, whatever weights it has
 (``pre_sub_module_forward_function`` and ``pre_sub_module_backward_function`` in ``zero/parameter_offload.py``).
@@ -12,11 +13,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind
 
 OUTSIDE_HEAD, INSIDE_HEAD, OF_ADAPTERS = 2, 1, 2
-"""The trainer's ``LossModule`` and the model with its head; the model without its head, of a text model; peft's two
-around the model."""
-BEFORE_FIRST_PRODUCT = 3
-"""Positions, the first layer and its attention, between the embedding and the first product. Where an order holds for
-these modules alone, what they prefetch is much of all; in a whole micro batch later modules do it as well."""
+"""The trainer's ``LossModule`` and the model with its head; the model without its head; peft's two around the model."""
 LOSSES_INSIDE = (LossKind.CHUNKED, LossKind.LIGER)
 """They are made where the head is: what the model returns then is no tensor of the graph, and no backward goes through
 the modules between ``LossModule`` and the head."""
@@ -24,7 +21,7 @@ the modules between ``LossModule`` and the head."""
 
 class Wrappers(NamedTuple):
     """How many there are: in ``forward``, around the embedding; in backward, around the head (``outside``), and between
-    it and the final norm (``inside``), of a model that sees the model without its head and the language model in it.
+    it and the final norm (``inside``).
 
     Where the model reads its head (``ReadHead``), no ``LossModule`` is around it, it has a weight itself, and one of
     these is inside of it: ``more`` are then all that are left. ``lost``: from where on none of them prefetches.
@@ -44,6 +41,6 @@ def wrappers(recipe: Recipe, table: ParameterTable) -> Wrappers:
     """Modules without weights of their own around the model that the recipe trains."""
     more = OF_ADAPTERS if recipe.trains_adapters else 0
     outside = 1 if recipe.loss in LOSSES_INSIDE else OUTSIDE_HEAD + more
-    inside = table.embedding_path.count(".") - table.head_path.count(".")  # the embedding is where the final norm is
+    inside = min(1, table.embedding_path.count(".") - table.head_path.count("."))
     lost = loses_order_at(recipe)
     return Wrappers(forward=OUTSIDE_HEAD + INSIDE_HEAD + more, outside=outside, inside=inside, more=more, lost=lost)

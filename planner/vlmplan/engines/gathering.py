@@ -12,13 +12,13 @@ from itertools import takewhile
 from typing import Any
 
 from vlmplan.architecture.reference import loses_order
-from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
+from vlmplan.architecture.trace import Drop, Fetch, Hold, Prefetch, Release, Run, Trace
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_order import Lost
 from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key, Passed
 from vlmplan.engines.gather_steps import GatherSteps
-from vlmplan.engines.gather_wrappers import BEFORE_FIRST_PRODUCT, INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
+from vlmplan.engines.gather_wrappers import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
 from vlmplan.zero_settings import ZeroSettings
 
 
@@ -76,15 +76,18 @@ class GatheredWeights:
     def begin_forward(self) -> None:
         """A forward begins, after a step or after a forward without a backward: what is under way goes when it has
         arrived, and what is whole stays so, but is counted no more (``reset_step``)."""
+        self._end_order()
+        self._follow(self._order, knows=self._knows_order)
+        self._step, self._shift = 0, 0
+
+    def _end_order(self, *, spares_used: bool = False) -> None:
         for weight in self._weights.values():
             if weight.gather is not None:
                 self._wait(weight, weight.gather)
-                if weight.storage is not None:
+                if weight.storage is not None and not (spares_used and weight.users):
                     self._take(weight, weight.storage)
             weight.fetched_for = -1
             weight.uses.clear()
-        self._follow(self._order, knows=self._knows_order)
-        self._step, self._shift = 0, 0
 
     def _follow(self, order: Sequence[tuple[GatheredWeight, int]], *, knows: bool) -> None:
         """Uses of weights come in this ``order``; ``knows``: and DeepSpeed prefetches by it."""
@@ -107,13 +110,7 @@ class GatheredWeights:
     def _lose_order(self) -> None:
         """Another module has come than was expected: what is under way goes when it has arrived, unless it is in use
         (``_invalidate_trace``)."""
-        for weight in self._weights.values():
-            if weight.gather is not None:
-                self._wait(weight, weight.gather)
-                if weight.storage is not None and not weight.users:
-                    self._take(weight, weight.storage)
-            weight.fetched_for = -1
-            weight.uses.clear()
+        self._end_order(spares_used=True)
         available, self._shift = self._num_available, 0
         self._follow([use for use in self._order if use[1] >= self._step], knows=False)
         self._num_available = available
@@ -158,8 +155,9 @@ class GatheredWeights:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def fetch(self) -> int:
-        """The next module of the trace is about to run: gather what it needs, then prefetch (``fetch_sub_module``)."""
+    def fetch(self, before: int = 0) -> int:
+        """The next module of the trace is about to run, and ``before`` it so many without weights of their own: gather
+        what it needs, then prefetch (``fetch_sub_module``)."""
         module = self._steps[self._step]
         self._peak = self.live_bytes
         if self.gathers:
@@ -170,10 +168,10 @@ class GatheredWeights:
             self._begin_again()
         elif self._again and self._step == self._again.stop:
             self._lose_order()
-        elif self._again and self._step == self._again.start + 2:  # behind the head, which is read, and the embedding
-            self._prefetch_times(BEFORE_FIRST_PRODUCT)
         elif self._step == self._inside_head:
             self._prefetch_times(self._wrappers.inside)
+        if before:
+            self._prefetch_times(before)
         if module.weights:
             self._active[module] = None
             self._use(module)
@@ -183,6 +181,12 @@ class GatheredWeights:
             self._prefetch_times(self._inside_reader if self._step >= self._first_of_backward else INSIDE_HEAD)
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
+
+    def prefetch(self, times: int) -> int:
+        """So many modules without weights of their own are about to run. Returns the most that was live."""
+        self._peak, self.gathers = self.live_bytes, []
+        self._prefetch_times(times)
+        return max(self._peak, self.live_bytes)
 
     def begin_backward(self) -> int:
         """Backward begins with the modules around all others, before that of a loss which is made inside of one of
@@ -195,6 +199,8 @@ class GatheredWeights:
 
     def _prefetch_times(self, number: int) -> None:
         for _ in range(number):
+            if self._num_available >= self._max_live or not self._queue:
+                break
             self._prefetch()
 
     def _use(self, module: GatheredModule) -> None:
@@ -329,8 +335,9 @@ class GatheredWeights:
 
     def _drop_from_queue(self) -> None:
         """What the module uses now needs no prefetch any more. Uses leave the queue in their order."""
-        while self._queue and self._queue[0][1] <= self._known_step:
-            weight, weight_step = self._queue.popleft()
+        queue, step = self._queue, self._known_step
+        while queue and queue[0][1] <= step:
+            weight, weight_step = queue.popleft()
             weight.fetched_for = weight_step
 
     def _prefetch(self) -> None:
@@ -380,7 +387,9 @@ class GatheredWeights:
 def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:
     """Tell ``gathered`` of an event. Returns the most bytes that were live during it."""
     if type(event) is Fetch:
-        return gathered.fetch()
+        return gathered.fetch(event.before)
+    if type(event) is Prefetch:
+        return gathered.prefetch(event.times)
     if type(event) is Release:
         gathered.release(event, run)
     elif type(event) is Hold:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass
-from vlmplan.architecture.trace import Event, Fetch, Run, Span, Trace
+from vlmplan.architecture.trace import Event, Fetch, Prefetch, Run, Span, Trace
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import NULL_SINK, Component
 from vlmplan.engines.profile import MicroBatchProfile, forward_rise
@@ -279,6 +279,6 @@ class GatheredForEvaluation:
         from vlmplan.engines.gathering import notify
 
         most = notify(self.weights, event, run)
-        if self.hosts and isinstance(event, Fetch):
+        if self.hosts and isinstance(event, Fetch | Prefetch):
             most = max([most, *(live + flat // self.hosts for live, flat in self.weights.gathers)])
         return self.weights.live_bytes, most

@@ -43,7 +43,7 @@ class Mlp(Module):
         super().__init__()
         self.fc1 = Linear(width, inner, bias=True)
         self.fc2 = Linear(inner, width, bias=True)
-        self.activation = ops.ACTIVATIONS[activation]
+        self.activation = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)

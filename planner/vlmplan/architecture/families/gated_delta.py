@@ -108,7 +108,7 @@ class GatedDeltaNet(Module):
         self.A_log = Parameter(shape.num_value_heads)
         self.conv1d = CausalConvolution(2 * shape.key_width + shape.value_width, shape.num_taps)
         self.make_projections()
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
 
     def make_projections(self) -> None:
         """What comes behind the convolution in the order of parameters."""

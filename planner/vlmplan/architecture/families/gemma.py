@@ -176,7 +176,10 @@ class GemmaDecoder(Module):
         with tape.section("positions"):
             if masks is None:
                 masks = causal_masks(x, backend, self.mask_windows)
-            context = GemmaContext(backend, self.positions(x), masks)
+            positions = self.positions(x)
+            tape.prefetch(len(positions))  # for the module of the positions
+            context = GemmaContext(backend, positions, masks)
+            del positions
         hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
             return self.norm(hidden)

@@ -141,7 +141,7 @@ class Gemma3nLayer(Module):
         self.post_attention_layernorm = Gemma4Norm(width)
         self.pre_feedforward_layernorm = Gemma4Norm(width)
         self.post_feedforward_layernorm = Gemma4Norm(width)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
         self.altup = AltUp(config)
         self.laurel = Laurel(width, config.integer("laurel_rank"))
         self.per_layer_input_gate = Linear(width, shape.per_layer_width)

@@ -102,7 +102,7 @@ class Gemma4Layer(Module):
         self.post_attention_layernorm = Gemma4Norm(width)
         self.pre_feedforward_layernorm = Gemma4Norm(width)
         self.post_feedforward_layernorm = Gemma4Norm(width)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
         if shape.per_layer_width:
             self.per_layer_input_gate = Linear(width, shape.per_layer_width)
             self.per_layer_projection = Linear(shape.per_layer_width, width)
@@ -297,7 +297,7 @@ class Gemma4Text(CausalLM):
         per_layer = self.model.embed_per_layer(ids)
         held = [] if per_layer is None else [per_layer]
         del per_layer
-        return self.model(x, held, backend)
+        return self.model.forward(x, held, backend)
 
 
 def build(config: Config) -> Gemma4Text:

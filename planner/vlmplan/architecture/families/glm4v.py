@@ -75,7 +75,7 @@ class PatchMerger(Module):
         self.gate_proj = Linear(width, inner)
         self.up_proj = Linear(width, inner)
         self.down_proj = Linear(inner, width)
-        self.activation = ops.ACTIVATIONS[activation]
+        self.activation = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.proj(x)

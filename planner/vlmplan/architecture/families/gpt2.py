@@ -68,7 +68,7 @@ class GPT2Mlp(Module):
         super().__init__()
         self.c_fc = Conv1D(shape.hidden_size, shape.intermediate_size)
         self.c_proj = Conv1D(shape.intermediate_size, shape.hidden_size)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
         self.dropout = shape.residual_dropout
 
     def forward(self, x: Tensor) -> Tensor:

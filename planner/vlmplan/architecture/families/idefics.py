@@ -242,7 +242,7 @@ class Idefics(Model):
         return [((num_pictures(batch), *picture_size(batch)), DType.INT64)]
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.model(ids, pixels, batch, backend)
+        return self.model.forward(ids, pixels, batch, backend)
 
 
 def num_pictures(batch: Batch) -> int:

@@ -22,7 +22,7 @@ class ImageTextModel(Model):
             self.tie_weights()
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.model(ids, pixels, batch, backend)
+        return self.model.forward(ids, pixels, batch, backend)
 
 
 class TiledImageTextModel(ImageTextModel):

@@ -28,7 +28,7 @@ class Projector(Module):
         self.layer_norm = LayerNorm(in_width)
         self.linear_1 = Linear(in_width, out_width, bias=True)
         self.linear_2 = Linear(out_width, out_width, bias=True)
-        self.activation = ops.ACTIVATIONS[config.text("projector_hidden_act")]
+        self.activation = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, features: Tensor) -> Tensor:
         hidden = self.layer_norm(features)

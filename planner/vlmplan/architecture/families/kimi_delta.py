@@ -106,7 +106,7 @@ class KimiDeltaAttention(Module):
         self.g_b_proj = Linear(shape.head_dim, width)
         self.o_norm = SigmoidGatedNorm(shape.head_dim)
         self.o_proj = Linear(width, hidden_size)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         batch, num_tokens, _ = x.shape

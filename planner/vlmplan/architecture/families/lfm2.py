@@ -128,6 +128,7 @@ class Lfm2Decoder(Module):
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
         with tape.section("positions"):
+            tape.prefetch()  # for the module of the positions
             shape = (1, 1, x.shape[1], self.shape.head_dim)
             cos, sin = tape.tensor(shape, x.dtype), tape.tensor(shape, x.dtype)
             context = RotaryContext(backend, cos, sin, causal_masks(x, backend, (None,)))

@@ -35,7 +35,7 @@ class Projector(Module):
         self.layer_norm = LayerNorm(width) if config.boolean("projector_use_layernorm") else None
         self.linear_1 = Linear(width, inner, bias=bias)
         self.linear_2 = Linear(inner, config.section("text_config").integer("hidden_size"), bias=bias)
-        self.activation = ops.ACTIVATIONS[config.text("projector_hidden_act")]
+        self.activation = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (patches, width) of one image to (tokens, width of the decoder)."""

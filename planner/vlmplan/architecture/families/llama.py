@@ -129,7 +129,7 @@ class GatedMlp(Module):
         self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
-        self.activation = ops.ACTIVATIONS[activation]
+        self.activation = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_fused:
@@ -187,6 +187,7 @@ class Decoder(Module):
         tape = x.tape
         with tape.section("positions"):
             unused_masks = self.unused_masks(x, backend)
+            tape.prefetch()  # for the module of the positions
             context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
         hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):

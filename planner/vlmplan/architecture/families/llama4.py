@@ -145,7 +145,7 @@ class Llama4Experts(AdaptableModule):
         super().__init__()
         self.gate_up_proj = Parameter(num_experts, hidden_size, 2 * inner)
         self.down_proj = Parameter(num_experts, inner, hidden_size)
-        self.activation = ops.ACTIVATIONS[activation]
+        self.activation = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         gate_up = batched_product(x, self.weight_of("gate_up_proj"))

@@ -45,7 +45,7 @@ class Projector(Module):
         in_width = vision_width * len(config.integers("vision_feature_layer"))
         self.linear_1 = Linear(in_width, width, bias=bias)
         self.linear_2 = Linear(width, width, bias=bias)
-        self.activation = ops.ACTIVATIONS[config.text("projector_hidden_act")]
+        self.activation = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, features: Tensor, num_images: int) -> Tensor:
         features = self.norm(features)

@@ -106,6 +106,7 @@ class TextModel(Decoder):
         """The hidden states of the text, with ``states`` of the image in sight."""
         tape = x.tape
         with tape.section("positions"):
+            tape.prefetch()  # for the module of the positions
             context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, (None,)))
 
         def call(layer: Any, hidden: Tensor, *seen: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class OptLayer(Module):
         self.fc1 = Linear(width, shape.intermediate_size, bias=shape.has_bias)
         self.fc2 = Linear(shape.intermediate_size, width, bias=shape.has_bias)
         self.final_layer_norm = LayerNorm(width)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor, context: OptContext) -> Tensor:
         shape = self.shape

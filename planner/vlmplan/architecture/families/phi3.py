@@ -64,7 +64,7 @@ class Phi3Mlp(Module):
         super().__init__()
         self.gate_up_proj = Linear(shape.hidden_size, 2 * shape.intermediate_size)
         self.down_proj = Linear(shape.intermediate_size, shape.hidden_size)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         up = self.gate_up_proj(x)

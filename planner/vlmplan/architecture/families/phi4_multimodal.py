@@ -96,7 +96,7 @@ class Phi4Multimodal(Phi3ForCausalLM):
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         embeddings = self.model.embed_tokens_extend(ids, self.model.embed(ids), pixels, batch, backend)
-        return self.model(embeddings, backend)
+        return self.model.forward(embeddings, backend)
 
 
 def decoder(config: Config) -> Phi4Decoder:

@@ -77,7 +77,7 @@ class Intermediate(Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.dense = Linear(config.integer("hidden_size"), config.integer("intermediate_size"), bias=True)
-        self.activation = ops.ACTIVATIONS[config.text("hidden_act")]
+        self.activation = ops.activation_module(config.text("hidden_act"))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense(x)

@@ -38,7 +38,7 @@ class VisionMlp(Module):
         super().__init__()
         self.fc1 = Linear(width, inner, bias=True)
         self.fc2 = Linear(inner, width, bias=True)
-        self.activation = ops.ACTIVATIONS[activation]
+        self.activation = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.activation(self.fc1(x)))

@@ -42,7 +42,7 @@ class VisionMlp(Module):
         super().__init__()
         self.linear_fc1 = Linear(width, inner, bias=True)
         self.linear_fc2 = Linear(inner, width, bias=True)
-        self.activation = ops.ACTIVATIONS[activation]
+        self.activation = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear_fc2(self.activation(self.linear_fc1(x)))
@@ -185,6 +185,7 @@ class DeepstackDecoder(MultimodalDecoder):
         """``mask`` marks the image tokens that ``features`` belong to."""
         tape = x.tape
         with tape.section("positions"):
+            tape.prefetch()  # for the module of the positions
             context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
         # A layer's result lives, beside its sum with the features, until the next layer is done.
         behind: list[Tensor] = []

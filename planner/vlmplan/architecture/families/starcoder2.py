@@ -46,7 +46,7 @@ class Starcoder2Mlp(Module):
         super().__init__()
         self.c_fc = Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
         self.c_proj = Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.c_fc(x)

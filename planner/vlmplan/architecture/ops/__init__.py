@@ -10,6 +10,7 @@ from vlmplan.architecture.ops.convolutions import convolution
 from vlmplan.architecture.ops.elementwise import (
     ACTIVATIONS,
     ActivationTable,
+    activation_module,
     add,
     clamp,
     dropout,
@@ -52,6 +53,7 @@ __all__ = [
     "ACTIVATIONS",
     "ActivationTable",
     "Grads",
+    "activation_module",
     "add",
     "cast_weight",
     "clamp",

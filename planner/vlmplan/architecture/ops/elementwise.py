@@ -1,8 +1,10 @@
 """Sums and products of equal or broadcast shapes, and functions of one tensor: activations and dropout."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from vlmplan.architecture.ops.base import Grads, detached, new_of_same_shape, pass_through, promoted, reduced, to
+from vlmplan.architecture.ops.empty import called
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.errors import UnknownNameError
 from vlmplan.units import DType
@@ -230,8 +232,15 @@ def dropout(x: Tensor, probability: float, *, is_module: bool = True) -> Tensor:
     The CPU kernel instead multiplies by noise of x's type (``aten/src/ATen/native/Dropout.cpp``). ``is_module``:
     ``nn.Dropout`` calls it, which can be switched off.
     """
+    if not is_module:
+        return _dropped(x, probability)
+    probability = 0.0 if x.tape.switches_dropout_off else probability
+    return called(lambda x: _dropped(x, probability), x)
+
+
+def _dropped(x: Tensor, probability: float) -> Tensor:
     tape = x.tape
-    if probability == 0 or tape.is_evaluating or (is_module and tape.switches_dropout_off):
+    if probability == 0 or tape.is_evaluating:
         return x
     node = tape.node((x,), _unary_backward)
     mask = tape.tensor(x.shape, DType.BOOL if tape.fuses_dropout else x.dtype)
@@ -271,3 +280,8 @@ ACTIVATIONS = ActivationTable(
     }
 )
 """Hugging Face names of activation functions (``transformers.activations.ACT2FN``)."""
+
+
+def activation_module(name: str) -> Callable[[Tensor], Tensor]:
+    """``ACT2FN[name]``, a module. Raises UnknownNameError for one that is not described."""
+    return partial(called, ACTIVATIONS[name])
