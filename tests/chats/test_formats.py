@@ -210,6 +210,22 @@ def test_a_video_is_a_part_with_its_path_or_a_tag_with_the_samples_own(values: d
     assert shown_videos(values) == [CLIP, "What?"]
 
 
+FRAMES = ("1.jpg", "2.PNG")
+LISTED = Reference(text="1.jpg", is_video=True, frames=FRAMES)
+
+
+def test_a_list_of_images_is_one_video():
+    for values in (
+        asked({"type": "video", "video": [*FRAMES]}, text("What?")),
+        asked("<video>What?", video=[*FRAMES]),
+        human("<video>What?", videos=[[*FRAMES]]),
+    ):
+        assert shown_videos(values) == [LISTED, "What?"]
+    assert shown_videos(asked("<video><video>", videos=[[*FRAMES], "a.mp4"])) == [LISTED, CLIP]
+    [timed] = shown_videos(asked({"type": "video", "video": [*FRAMES], "sample_fps": 4}))
+    assert timed == Reference(text="1.jpg", is_video=True, frames=FRAMES, frames_per_second=4.0)
+
+
 def test_images_and_videos_of_a_sample_are_told_apart():
     mixed = shown_videos(asked("<image><video>What?", image="a.png", video="a.mp4"))
     assert mixed == [Reference(text="a.png"), CLIP, "What?"]
@@ -223,7 +239,13 @@ def test_a_tag_of_a_page_is_text_where_a_sample_has_no_videos():
     ("values", "sentence"),
     [
         (asked("<video>", video=["a", "b"]), "1 <video> tag, but 2 videos"),
-        (asked({"type": "video", "video": ["1.jpg"]}), "the path of a video file is needed"),
+        (asked({"type": "video", "video": ["1.jpg", 2]}), "the path of a video file, or a list of the paths of its fr"),
+        (
+            asked({"type": "video", "video": ["1.mp4"]}),
+            "the path of a video file, or a list of the paths of its frames",
+        ),
+        (asked({"type": "video", "video": ["1.jpg"], "sample_fps": 0}), "a number of frames a second above 0"),
+        (asked("<video>", videos=[["1.jpg"], 2]), "a list of the paths of its frames, or a list of either"),
         (asked({"type": "video", "video": "a", "path": "b"}), "names its video twice, by video and path"),
         ({"prompt": "x", "completion": "y", "video": "a"}, "a prompt that is a text shows no videos"),
         (

@@ -91,6 +91,39 @@ def test_frames_that_are_no_images_to_the_model_are_planned_as_frames():
     assert (workload.images_per_sample, workload.clip_frames) == (2, 8)
 
 
+def frames_of(num_frames: int) -> list[str]:
+    for index in range(num_frames):
+        Path(f"{index}.png").write_bytes(png_header(640, 360))
+    return [f"{index}.png" for index in range(num_frames)]
+
+
+def listed(*videos: list[str]) -> None:
+    turns = [{"role": "user", "content": "<video>" * len(videos) + "What?"}, ANSWER]
+    jsonl(Path(), {"messages": turns, "videos": [*videos]})
+
+
+@pytest.mark.parametrize(("num_frames", "num_rows"), [(1, 1), (2, 1), (5, 3), (900, 768 // 2)])
+def test_all_frames_of_a_list_are_taken_up_to_those_of_a_video(num_frames: int, num_rows: int):
+    listed(frames_of(num_frames))
+    [shape] = shapes(seq_len=120_000)
+    assert (shape.num_images, shape.image_tokens) == (num_rows, num_rows * 23 * 13)
+    [few] = shapes(video_frames=2)
+    assert few.num_images == 1
+    [shape] = shapes("smolvlm2-2.2b")
+    assert shape.patches == min(num_frames, 64) * 27**2
+
+
+def test_frames_of_a_list_are_of_one_size_and_files():
+    frames = frames_of(3)
+    Path("2.png").write_bytes(png_header(640, 352))
+    listed(frames)
+    with pytest.raises(InputError, match=r"2\.png has 640x352 pixels, and the first of its video 640x360; all have"):
+        shapes()
+    listed(["0.png", "7.png"])
+    with pytest.raises(InputError, match=r'the frame "7.png" is no file in'):
+        shapes()
+
+
 def test_a_sample_with_images_and_videos_is_none_of_smolvlms():
     chats("short.mp4", "short.mp4 cat.png")
     source = asked("smolvlm2-2.2b").from_data.source

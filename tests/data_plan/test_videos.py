@@ -55,6 +55,14 @@ def test_a_video_is_an_image_for_each_two_of_its_frames():
     assert none.image_tokens == 0
 
 
+def test_frames_of_a_list_are_all_taken_and_one_more_where_they_are_odd():
+    for index in range(5):
+        Path(f"{index}.png").write_bytes(png_header(640, 360))
+    chats({"videos": [[f"{index}.png" for index in range(5)]]})
+    [shape] = found("video_maxlen: 2\n").found.shapes
+    assert shape.num_images == (5 + 1) // 2
+
+
 def test_keys_of_the_file_say_how_many_frames_and_how_large():
     chats({"videos": ["one.mp4"]})
     [few] = found("video_maxlen: 5\nvideo_fps: 1\nvideo_max_pixels: 3136\n").found.shapes
@@ -79,7 +87,8 @@ def test_other_models_videos_are_refused_by_name(model: str):
 
 
 def test_videos_and_tags_have_to_be_as_many_and_a_file_has_to_be_one():
-    chats({}, {"videos": ["two.mp4"]}, {"videos": ["cat.png"]})
+    chats({}, {"videos": ["two.mp4"]}, {"videos": ["cat.mp4"]})
+    Path("cat.mp4").write_bytes(Path("cat.png").read_bytes())
     path = Path("chats.jsonl")
     path.write_text(
         path.read_text() + json.dumps({**json.loads(path.read_text().splitlines()[1]), "videos": []}) + "\n"

@@ -13,7 +13,8 @@ beside it. Messages with neither parts nor tags show the sample's images before 
 (``prepare_multimodal_messages`` in ``trl/data_utils.py``).
 
 Where a trainer's videos are planned, ``<video>`` and ``video`` or ``videos`` are read as images and their tags are, and
-so is a part of the type video, which says where it is under ``video`` or ``path``, or takes the sample's next. In a
+so is a part of the type video, which says where it is under ``video`` or ``path``, or takes the sample's next. In place
+of its file a video may be a list of the images that its frames are, as qwen-vl-utils and LLaMA-Factory have it. In a
 sample without either key ``<video>`` is text: pages are written with that tag.
 
 What is learnt is what the assistant says; of a prompt and its completion, all of the completion and nothing else.
@@ -32,9 +33,12 @@ ROLES = ("system", "user", "assistant")
 LLAVA_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 TEXT_TYPES = ("text", "input_text")
 IMAGE_TYPES = ("image", "image_url", "input_image")
+IMAGE_NAMES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of a list of frames, not of videos
 VIDEO_TYPE = "video"
 REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url")
 VIDEO_KEYS = ("video", "path")
+FRAME_RATE = "sample_fps"
+"""What qwen-vl-utils calls the frames a second of a list of frames."""
 OWN_IMAGES = ("image", "images")
 OWN_VIDEOS = ("video", "videos")
 SOUND = ("audio", "audios")
@@ -43,11 +47,14 @@ NO_VIDEOS = "samples of text and images are read, video and sound are not"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Where an image is, as it stands in the JSON: a path, a data: URI or base64; or where a video is: a path."""
+    """Where an image is, as it stands in the JSON: a path, a data: URI or base64; or where a video is: a path, or the
+    paths of its ``frames``, of which there are so many a second (``sample_fps``) where that is said."""
 
     text: str
     is_base64: bool = False
     is_video: bool = False
+    frames: tuple[str, ...] = ()
+    frames_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,9 +317,25 @@ def _video_reference(part: JsonObject) -> Reference | None:
         raise InputError(f"{part.source}: {part.path} names its video twice, by video and path; one has to go")
     if not given:
         return None
-    if not isinstance(part.raw(given[0]), str):
-        part.refuse(given[0], "the path of a video file")
-    return Reference(text=part.text(given[0]), is_video=True)
+    value = part.raw(given[0])
+    if not isinstance(value, str) and not _frames(value):
+        part.refuse(given[0], "the path of a video file, or a list of the paths of its frames")
+    rate = part.maybe(FRAME_RATE, part.number)
+    if rate == 0:
+        part.refuse(FRAME_RATE, "a number of frames a second above 0")
+    return _video_of(value, rate)
+
+
+def _video_of(value: Any, rate: float | None = None) -> Reference:
+    frames = _frames(value)
+    return Reference(text=frames[0] if frames else value, is_video=True, frames=frames, frames_per_second=rate)
+
+
+def _frames(value: Any) -> tuple[str, ...]:
+    """The images of a list that are a video's frames; none for what is no such list."""
+    listed = cast("list[Any]", value) if isinstance(value, list) else []
+    are_frames = all(isinstance(item, str) and item.lower().endswith(IMAGE_NAMES) for item in listed)
+    return tuple(listed) if are_frames else ()
 
 
 def _with_video_tags(turns: _Parts) -> _Parts:
@@ -334,11 +357,13 @@ def _cut_at_videos(parts: list[_Part]) -> list[_Part]:
 
 
 def _own_videos(sample: JsonObject) -> list[Reference]:
-    """``video`` or ``videos``: a path or a list of them."""
-    listed = [item for key in OWN_VIDEOS for item in _listed(sample.maybe(key, sample.raw))]
-    if not all(isinstance(item, str) for item in listed):
-        sample.refuse(next(key for key in OWN_VIDEOS if key in sample), "a path or a list of paths of video files,")
-    return [Reference(text=item, is_video=True) for item in listed]
+    """``video`` or ``videos``: a path, a list of the paths of frames, or a list of either."""
+    values = [sample.maybe(key, sample.raw) for key in OWN_VIDEOS]
+    listed = [item for value in values for item in ([value] if _frames(value) else _listed(value))]
+    if not all(isinstance(item, str) or _frames(item) for item in listed):
+        needed = "a path of a video file, a list of the paths of its frames, or a list of either,"
+        sample.refuse(next(key for key in OWN_VIDEOS if key in sample), needed)
+    return [_video_of(item) for item in listed]
 
 
 def _with_videos(turns: tuple[RawTurn, ...], videos: list[Reference], source: str) -> tuple[RawTurn, ...]:

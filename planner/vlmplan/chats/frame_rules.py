@@ -147,16 +147,22 @@ class FrameRule:
     def _max_frames(self) -> int:
         return self.max_frames if self.most_frames is None else min(self.max_frames, self.most_frames)
 
+    def _of_list(self, header: VideoHeader) -> list[int]:
+        """All of a list of frames, as processors take frames that were chosen before, or evenly as many as are allowed:
+        no more than are taken of a video; one that is alone stands there often enough for a row of patches."""
+        if self.sampler is Sampler.LLAVA_ONEVISION:
+            return self._of_llava_onevision(header)
+        most = {Sampler.INTERNVL: self.most_frames, Sampler.SMOLVLM: self.num_frames}
+        found = _evenly([*range(header.num_frames)], most.get(self.sampler, self._max_frames))
+        return found + found[-1:] * (self.merged_frames - len(found))
+
     def _limited(self, indices: list[int]) -> list[int]:
         """As many as the user allows, evenly of those that are taken, where the processor has no limit of its own."""
-        most = self.most_frames
-        if most is None or len(indices) <= most:
-            return indices
-        if most == 1:
-            return indices[:1]
-        return [indices[round(place * (len(indices) - 1) / (most - 1))] for place in range(most)]
+        return _evenly(indices, self.most_frames)
 
     def _indices(self, header: VideoHeader) -> list[int]:
+        if header.is_listed:
+            return self._of_list(header)
         match self.sampler:
             case Sampler.QWEN2_VL:
                 return self._of_qwen2_vl(header)
@@ -289,6 +295,15 @@ def refuse_together(rule: FrameRule, headers: Sequence[VideoHeader], *, has_imag
             f"the sample's videos have {' and '.join(map(str, sorted(counts)))} frames, and the model's processor "
             f"takes several only where they have as many each"
         )
+
+
+def _evenly(indices: list[int], most: int | None) -> list[int]:
+    """At most ``most`` of them, the first and the last among them."""
+    if most is None or len(indices) <= most:
+        return indices
+    if most == 1:
+        return indices[:1]
+    return [indices[round(place * (len(indices) - 1) / (most - 1))] for place in range(most)]
 
 
 def _even(num_frames: int) -> int:

@@ -17,6 +17,8 @@ from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
 
 T = TypeVar("T")
+LISTED_FRAMES_PER_SECOND = 2.0
+"""Of a list of frames that says nothing: ``sample_fps`` in qwen-vl-utils, ``video_fps`` in LLaMA-Factory."""
 MAX_SENTENCES = 20
 """Bad samples that a report quotes; all are counted."""
 
@@ -37,10 +39,12 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoPart:
-    """A video by what its container's header says; read where it is planned for a trainer that takes videos."""
+    """A video by what its container's header says; read where it is planned for a trainer that takes videos. ``frames``
+    are the images that it is a list of, the first of which is ``source`` then."""
 
     source: Path
     header: VideoHeader
+    frames: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,10 +219,28 @@ def _turns(
 
 def _video(reference: Reference, source: str, folders: tuple[Path, ...]) -> VideoPart:
     try:
+        if reference.frames:
+            return _listed_video(reference, folders)
         path = located_file(reference, folders, kind="video")
         return VideoPart(source=path, header=video_header(path, name=f"the video {path}"))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
+
+
+def _listed_video(reference: Reference, folders: tuple[Path, ...]) -> VideoPart:
+    """A video that is a list of frames, which are as large as each other."""
+    frames = [located_file(Reference(text=name), folders, kind="frame") for name in reference.frames]
+    width, height = checked_size(frames[0], name=f"the frame {frames[0]}")
+    for frame in frames[1:]:
+        size = checked_size(frame, name=f"the frame {frame}")
+        if size != (width, height):
+            raise InputError(
+                f"the frame {frame} has {size[0]}x{size[1]} pixels, and the first of its video {width}x{height}; all "
+                f"have to be of one size"
+            )
+    seconds = len(frames) / (reference.frames_per_second or LISTED_FRAMES_PER_SECOND)
+    header = VideoHeader(width=width, height=height, num_frames=len(frames), seconds=seconds, is_listed=True)
+    return VideoPart(source=frames[0], header=header, frames=tuple(frames))
 
 
 def _image(

@@ -25,13 +25,15 @@ READ = "the headers of MP4, MOV and AVI are read"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoHeader:
     """``num_frames`` of ``width`` x ``height`` pixels that last ``seconds``, as they are stored. They are looked at
-    after so many ``quarter_turns`` clockwise, as phones have it that are held upright."""
+    after so many ``quarter_turns`` clockwise, as phones have it that are held upright. ``is_listed``: it is a list of
+    images, which were chosen before."""
 
     width: int
     height: int
     num_frames: int
     seconds: float
     quarter_turns: int = 0
+    is_listed: bool = False
 
     @property
     def shown_size(self) -> tuple[int, int]:

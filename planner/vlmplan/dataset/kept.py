@@ -102,13 +102,14 @@ def _keep(key: str, found: Dataset, marks: Sequence[ImageMark]) -> None:
 
 
 def _video(values: Sequence[Any]) -> VideoHeader:
-    width, height, num_frames, seconds, turns = values
+    width, height, num_frames, seconds, turns, is_listed = values
     return VideoHeader(
         width=int(width),
         height=int(height),
         num_frames=int(num_frames),
         seconds=float(seconds),
         quarter_turns=int(turns),
+        is_listed=bool(is_listed),
     )
 
 

@@ -194,9 +194,10 @@ def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
         found.forms[form] += 1
         sizes = tuple((image.width, image.height) for image in sample.images)
         found.samples.append(SampleSize(tokens, sizes, tuple(video.header for video in sample.videos)))
-        for shown in (*sample.images, *sample.videos):
-            if isinstance(shown.source, Path) and str(shown.source) not in found.marks:
-                mark = image_mark(str(shown.source))
+        sources = [shown.source for shown in sample.shown]
+        for source in (*sources, *(frame for video in sample.videos for frame in video.frames)):
+            if isinstance(source, Path) and str(source) not in found.marks:
+                mark = image_mark(str(source))
                 if mark is not None:
                     found.marks[mark[0]] = mark
     return found

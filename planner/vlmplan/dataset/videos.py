@@ -104,7 +104,7 @@ class VideoAmounts:
         assert self._rules is not None
         if isinstance(self._rules, OwnVideoRules):
             return len(_own_rule(self._model, self._rules).indices(video))
-        return self._rules.num_frames(of=video.num_frames, seconds=video.seconds)
+        return frames_of(video, self._rules)
 
     def _seen(self, video: VideoHeader) -> SeenVideo:
         """Raises InputError for a video that the model's processor refuses."""
@@ -150,9 +150,16 @@ class VideoAmounts:
         return most
 
 
+def frames_of(video: VideoHeader, rules: VideoRules) -> int:
+    """Frames that LLaMA-Factory gives the model, an even number: all of a list."""
+    if video.is_listed:
+        return video.num_frames + video.num_frames % 2
+    return rules.num_frames(of=video.num_frames, seconds=video.seconds)
+
+
 def frame_pairs(video: VideoHeader, rules: VideoRules) -> list[Size]:
     """What stands for a video in LLaMA-Factory: an image of the frames' size for each two of them."""
-    count = rules.num_frames(of=video.num_frames, seconds=video.seconds)
+    count = frames_of(video, rules)
     size = limited((video.width, video.height), min_pixels=rules.min_pixels, max_pixels=rules.max_pixels)
     width, height = (max(LEAST_SIDE, side) for side in size) if min(size) < LEAST_SIDE else size
     if width > MOST_ASPECT * height:

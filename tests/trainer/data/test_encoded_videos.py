@@ -262,6 +262,25 @@ def test_a_blank_video_changes_no_loss(family: str, folders, path: Path):
 
 
 @needs_torchvision
+@pytest.mark.parametrize("family", FAMILY_CASES)
+def test_a_list_of_frames_is_what_the_processor_makes_of_them(family: str, folders, tmp_path: Path):
+    names = [f"{index}.png" for index in range(7)]
+    for index, name in enumerate(names):
+        (tmp_path / name).write_bytes(png(96, 64, (30 * index,) * 3))
+    data = jsonl(tmp_path, question({"type": "video", "video": names, "sample_fps": 4}))
+    model, made = find_model(str(folders[family])), encoder_of(folders[family])
+    [sample] = samples_of(data)
+    [part] = sample.videos
+    indices = made.video_meter.rule.indices(part.header)
+    assert indices == ([0, 1, 2, 4, 5] if family == "llava_onevision" else [*range(7)])
+    frames = frames_of(part, indices, name="video 1")
+    assert [int(frame.float().mean()) for frame in frames] == [30 * index for index in indices]
+    found = dataset(data, model, videos=video_reading(model, rules_of(None)))
+    [shape] = sample_shapes(found, model, rules_of(None)).shapes
+    assert made.encode(sample)["input_ids"].shape[1] == shape.tokens == scanned(made, [sample]).lengths[0]
+
+
+@needs_torchvision
 def test_a_cut_keeps_whole_videos_and_leaves_out_what_has_no_room(folders, path: Path):
     samples = samples_of(path)
     whole = scanned(encoder_of(folders["qwen2_5_vl"]), samples).lengths

@@ -26,6 +26,7 @@ from vlmplan.chats.samples import Sample, VideoPart
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.files import open_regular
+from vlmplan_trainer.data.images import opened
 
 VIDEO_PIXELS = "pixel_values_videos"
 """What models call the pixels of their videos."""
@@ -199,6 +200,8 @@ def frames_of(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
 
     Raises InputError, naming ``name``, for a video that cannot be decoded.
     """
+    if part.frames:
+        return _listed_frames(part, indices, name=name)
     try:
         found = _decoded(part.source, part.header, indices)
     except InputError as error:
@@ -208,6 +211,16 @@ def frames_of(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
         raise InputError(f"{name}, {part.source}, cannot be read as a video ({reason})") from None
     frames = torch.stack([found[index] for index in indices])
     return torch.rot90(frames, -part.header.quarter_turns, dims=(2, 3)) if part.header.quarter_turns else frames
+
+
+def _listed_frames(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
+    """Those of a video that is a list of images, upright and in RGB as images are."""
+    found: dict[int, Tensor] = {}
+    for index in {*indices}:
+        image = opened(part.frames[index], name=f"{name}, frame {index + 1}, {part.frames[index]},")
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        found[index] = pixels.view(image.height, image.width, 3).permute(2, 0, 1)
+    return torch.stack([found[index] for index in indices])
 
 
 def _decoded(path: Path, header: VideoHeader, indices: Sequence[int]) -> dict[int, Tensor]:
