@@ -124,7 +124,7 @@ def test_a_given_model_takes_the_defaults_of_its_processor():
         ({**VIDEO, "video_frames": 769}, ["--video-frames is 769", "1 to 768"]),
         ({**VIDEO, "video_size": "640"}, ["--video-size is '640'", "WIDTHxHEIGHT"]),
         ({**VIDEO, "images_per_sample": 2}, ["--video-frames", "--images-per-sample"]),
-        ({**VIDEO, "data": "samples.json"}, ["--video-size", "--data samples.json"]),
+        ({**VIDEO, "videos_per_sample": 2, "data": "samples.json"}, ["--video-size", "--data samples.json"]),
         ({"video_frames": 4, "config": "sft.yaml"}, ["--video-frames", "--config sft.yaml"]),
         ({"video_frames": 4}, ["--video-frames", "--model"]),
         ({"video_seconds": 4}, ["--video-seconds", "--model"]),

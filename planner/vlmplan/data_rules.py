@@ -40,10 +40,11 @@ class VideoRules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnVideoRules:
     """The model's own processor decides which frames it takes and how large, as for the bundled trainer: ``fps`` of
-    each second and ``most_frames`` of a video, where the user says so."""
+    each second and ``most_frames`` of a video where the user says so, and frames of ``max_pixels`` at the most."""
 
     fps: float | None = None
     most_frames: int | None = None
+    max_pixels: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

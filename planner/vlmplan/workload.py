@@ -108,9 +108,9 @@ class Workload:
     ``global_batch`` is samples per optimizer step over all GPUs; None where micro batch and accumulation decide it.
     ``saving`` says when checkpoints are written and how many stay, which no byte and second of training depends on.
     ``video_fps`` frames of each second and ``video_frames`` of each video are taken at the most where samples have
-    videos; None: as many as the model's processor takes. ``clip_frames``: what counts as images are videos of so many
-    frames, of a model that sees those otherwise than images; None: they are images. ``audios_per_sample`` sounds are of
-    ``audio_seconds`` each.
+    videos, each of ``video_pixels`` at the most; None: as the model's processor takes them. ``clip_frames``: what
+    counts as images are videos of so many frames, of a model that sees those otherwise than images; None: they are
+    images. ``audios_per_sample`` sounds are of ``audio_seconds`` each.
     """
 
     model: ModelFiles
@@ -127,6 +127,7 @@ class Workload:
     saving: Saving = field(default_factory=Saving)
     video_fps: float | None = None
     video_frames: int | None = None
+    video_pixels: int | None = None
     audios_per_sample: int = 0
     audio_seconds: float = 0.0
     clip_frames: int | None = None

@@ -151,6 +151,17 @@ def test_options_say_how_many_frames_are_taken_at_the_most():
     assert parse(request.options()).workload == request.workload
 
 
+def test_a_size_is_that_of_the_largest_frames():
+    """A quarter of the pixels, of the frame's own shape; smaller frames stay as they are."""
+    chats("long.mp4", "small.mp4")
+    long, small = shapes(video_size="360x160")
+    assert long.image_tokens == int(LONG_SECONDS * 2) // 2 * round(320 / 28) * round(180 / 28)
+    assert small == shapes()[1]
+    request = asked(video_size="360x160")
+    assert request.workload.video_pixels == 360 * 160
+    assert parse(request.options()).workload == request.workload
+
+
 def test_every_command_plans_the_same_samples():
     chats("long.mp4", "short.mp4")
     words = ("--model", "qwen2.5-vl-3b", "--gpu", "a100-sxm4-80gb", "--data", "chats.jsonl", "--json")
@@ -185,7 +196,14 @@ def test_a_video_without_enough_frames_is_one_bad_sample():
         ("llava-1.5-7b", {}, "videos are not read for models of type llava; they are for those of qwen2_vl"),
         ("qwen2.5-0.5b", {}, "videos are not read for models of type qwen2; they are"),
         ("qwen2.5-vl-3b", {"images_per_sample": 2}, "--images-per-sample is 2, but the samples have videos"),
-        ("qwen2.5-vl-3b", {"video_size": "64x64"}, "--video-size does not go with --data"),
+        ("qwen2.5-vl-3b", {"videos_per_sample": 2}, "--videos-per-sample does not go with --data"),
+        (
+            "internvl3-1b",
+            {"video_fps": 1, "video_size": "64x64"},
+            "makes a tile each, whatever their size; leave it off",
+        ),
+        ("smolvlm2-2.2b", {"video_size": "64x64"}, "makes a tile each, whatever their size; leave it off"),
+        ("qwen2.5-vl-3b", {"video_size": "64x64", "made_for": "trl"}, "--video-size with --data says"),
         ("qwen2.5-vl-3b", {"video_frames": 8, "made_for": "trl"}, "--video-frames with --data says"),
         ("glm-4.6v-flash", {"video_fps": 2}, "goes by a video's length; leave it off"),
         ("internvl3-1b", {}, "says no frames a second; give --video-fps"),

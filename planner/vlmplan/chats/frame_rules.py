@@ -82,7 +82,8 @@ class FrameSettings:
 class FrameRule:
     """How many frames are taken: ``fps`` in each second, ``min_frames`` to ``max_frames``, ``merged_frames`` of which
     become one row of patches. ``num_frames`` are taken of any video, where that is said. Videos of more than
-    ``max_seconds`` are sampled as thinly as it takes. ``most_frames`` are what the user allows.
+    ``max_seconds`` are sampled as thinly as it takes. ``most_frames`` are what the user allows, and ``max_pixels`` of
+    a frame, of which larger ones are made smaller before the processor has them.
     """
 
     sampler: Sampler
@@ -93,6 +94,7 @@ class FrameRule:
     max_frames: int = 768
     max_seconds: int = 0
     most_frames: int | None = None
+    max_pixels: int | None = None
 
     def wanted_frames(self, seconds: float) -> int:
         """Frames of a video of ``seconds`` that has as many. Raises InputError where nothing says how many."""
@@ -123,10 +125,11 @@ class FrameRule:
                 f"it has {counted(header.num_frames, 'frame')} in {header.seconds:g} s, of which the model's processor "
                 f"takes {len(found)}; {self.merged_frames} or more are needed"
             )
-        pixels = len(set(found)) * header.width * header.height
+        seen = header.within(self.max_pixels)
+        pixels = len(set(found)) * seen.width * seen.height
         if pixels > MAX_DECODED_PIXELS:
             raise InputError(
-                f"{len(set(found))} frames of {header.width}x{header.height} are {pixels:,} pixels, and at most "
+                f"{len(set(found))} frames of {seen.width}x{seen.height} are {pixels:,} pixels, and at most "
                 f"{MAX_DECODED_PIXELS:,} of a video are decoded; a smaller or shorter one is needed"
             )
         return found
@@ -242,10 +245,20 @@ class FrameRule:
 
 
 def frame_rule(
-    sampler: Sampler, settings: FrameSettings, *, fps: float | None = None, most_frames: int | None = None
+    sampler: Sampler,
+    settings: FrameSettings,
+    *,
+    fps: float | None = None,
+    most_frames: int | None = None,
+    max_pixels: int | None = None,
 ) -> FrameRule:
-    """The rule of a processor of this class; ``fps`` of each second and ``most_frames`` where the user says so. Raises
-    InputError for what it has no use for."""
+    """The rule of a processor of this class; ``fps`` of each second, ``most_frames`` and ``max_pixels`` of a frame
+    where the user says so. Raises InputError for what it has no use for."""
+    if max_pixels is not None and sampler in (Sampler.INTERNVL, *CLIP_SAMPLERS):
+        raise InputError(
+            "--video-size with --data limits the pixels of frames, of which the model's processor makes a tile each, "
+            "whatever their size; leave it off"
+        )
     if sampler is Sampler.INTERNVL:
         fixed = settings.num_frames if fps is None else None
         return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=fixed, most_frames=most_frames)
@@ -271,6 +284,7 @@ def frame_rule(
         max_frames=glm_frames if is_glm else settings.max_frames or QWEN_MOST_FRAMES,
         max_seconds=settings.max_seconds or GLM_MOST_SECONDS,
         most_frames=most_frames,
+        max_pixels=max_pixels,
     )
 
 

@@ -4,6 +4,7 @@ No frame is decoded. Boxes are passed over by their sizes, ``moov`` and ``hdrl``
 they do not say is not guessed.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -43,6 +44,14 @@ class VideoHeader:
     @property
     def fps(self) -> float:
         return self.num_frames / self.seconds
+
+    def within(self, max_pixels: int | None) -> "VideoHeader":
+        """The same with frames of no more pixels, and of their shape."""
+        pixels = self.width * self.height
+        if max_pixels is None or pixels <= max_pixels:
+            return self
+        factor = math.sqrt(max_pixels / pixels)
+        return replace(self, width=max(1, int(self.width * factor)), height=max(1, int(self.height * factor)))
 
 
 def video_header(path: Path, *, name: str) -> VideoHeader:

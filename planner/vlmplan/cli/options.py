@@ -56,7 +56,11 @@ WORKLOAD: tuple[Decorator, ...] = (
     count("--video-frames", "Frames that the model is given of each video; no number is assumed."),
     click.option("--video-seconds", type=float, metavar="X", help="In their place: how long each video is."),
     click.option("--video-fps", type=float, metavar="X", help="Frames of each second.  [default: the processor's]"),
-    click.option("--video-size", metavar="WxH", help="Pixels of each frame as it is stored.  [default: 448x448]"),
+    click.option(
+        "--video-size",
+        metavar="WxH",
+        help="Pixels of each frame as it is stored, with --data at the most.  [default: 448x448]",
+    ),
     click.option("--audio-seconds", type=float, metavar="X", help="How long each sound of a sample is."),
     count("--audios-per-sample", "Sounds in each sample.  [default: 1 where --audio-seconds is given]"),
     count("--num-samples", "Samples in the dataset.  [default: 10000]"),

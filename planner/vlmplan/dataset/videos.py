@@ -65,7 +65,8 @@ def video_reading(model: ModelFiles, rules: DataRules) -> VideoReading:
 
 
 def _own_rule(model: ModelFiles, rules: OwnVideoRules) -> FrameRule:
-    return frame_rule(model.config, model.video_settings, fps=rules.fps, most_frames=rules.most_frames)
+    limits = {"most_frames": rules.most_frames, "max_pixels": rules.max_pixels}
+    return frame_rule(model.config, model.video_settings, fps=rules.fps, **limits)
 
 
 class VideoAmounts:
@@ -109,7 +110,7 @@ class VideoAmounts:
     def _seen(self, video: VideoHeader) -> SeenVideo:
         """Raises InputError for a video that the model's processor refuses."""
         if isinstance(self._rules, OwnVideoRules):
-            return self._of_frames(self.num_frames(video), video.shown_size)
+            return self._of_frames(self.num_frames(video), video.within(self._rules.max_pixels).shown_size)
         assert self._rules is not None
         [size, *others] = frame_pairs(video, self._rules)
         num_images, shape = 1 + len(others), self._images.shape(size, 1)

@@ -45,6 +45,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
             global_batch=workload.global_batch,
             video_fps=workload.video_fps,
             video_frames=workload.video_frames,
+            video_pixels=workload.video_pixels,
             audios_per_sample=workload.audios_per_sample or None,
             audio_seconds=workload.audio_seconds or None,
             clip_frames=workload.clip_frames,

@@ -90,6 +90,7 @@ def _workload(section: JsonObject, model: JsonObject) -> Workload:
         video_frames=section.maybe("video_frames", section.count) if "video_frames" in section else None,
         audios_per_sample=section.count("audios_per_sample") if "audios_per_sample" in section else 0,
         audio_seconds=section.number("audio_seconds") if "audio_seconds" in section else 0.0,
+        video_pixels=section.maybe("video_pixels", section.count) if "video_pixels" in section else None,
         clip_frames=section.maybe("clip_frames", section.count) if "clip_frames" in section else None,
         samples_per_entry=section.count("samples_per_entry", least=1) if "samples_per_entry" in section else 1,
     )

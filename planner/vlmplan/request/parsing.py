@@ -185,6 +185,7 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         num_samples=source.num_rows if own.workload.num_samples is None else None,
         video_fps=whole.videos.fps,
         video_frames=whole.videos.frames,
+        video_pixels=whole.videos.max_pixels,
         clip_frames=covers.clip_frames,
     )
     said = whole.workload
@@ -197,6 +198,7 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         num_samples=said.num_samples or alone.num_samples,
         video_fps=alone.video_fps,
         video_frames=alone.video_frames,
+        video_pixels=alone.video_pixels,
         clip_frames=alone.clip_frames,
     )
     if configured is not None:  # what it says of samples that nobody has seen

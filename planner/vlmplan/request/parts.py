@@ -40,8 +40,9 @@ class Objective(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
     """Samples and the amount of training, which ``Workload`` checks. ``image_size`` is (width, height) in pixels.
-    ``video_fps`` and ``video_frames`` limit what is taken of the videos of given samples, ``clip_frames`` is that of
-    ``Workload``. Where the seconds of a sound are said and no number of sounds, a sample has one.
+    ``video_fps``, ``video_frames`` and ``video_pixels`` limit what is taken of the videos of given samples,
+    ``clip_frames`` is that of ``Workload``. Where the seconds of a sound are said and no number of sounds, a sample has
+    one.
 
     ``saving`` is what the configuration of another trainer says of its checkpoints; ``save_every`` steps and
     ``keep_last`` are the user's own.
@@ -59,6 +60,7 @@ class WorkloadRequest:
     saving: Saving | None = None
     video_fps: float | None = None
     video_frames: int | None = None
+    video_pixels: int | None = None
     audios_per_sample: int | None = None
     audio_seconds: float | None = None
     clip_frames: int | None = None
@@ -98,6 +100,11 @@ class VideoRequest:
     seconds: float | None = None
     fps: float | None = None
     size: tuple[int, int] | None = None
+
+    @property
+    def max_pixels(self) -> int | None:
+        """Of a frame of ``size``."""
+        return None if self.size is None else self.size[0] * self.size[1]
 
     def __post_init__(self) -> None:
         for flag, value in (("--videos-per-sample", self.per_sample), ("--video-frames", self.frames)):

@@ -104,6 +104,7 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
         saving=saving or Saving(),
         video_fps=asked.video_fps,
         video_frames=asked.video_frames,
+        video_pixels=asked.video_pixels,
         audios_per_sample=asked.num_audios,
         audio_seconds=asked.audio_seconds or 0.0,
         clip_frames=asked.clip_frames,

@@ -64,10 +64,9 @@ def with_videos(own: Request, options: Options) -> Request:
 
 def _limits_samples(own: Request, options: Options) -> bool:
     """Whether what is asked of videos limits the frames of given samples: ``video_fps`` of each second, and
-    ``video_frames`` at the most."""
-    asked = own.videos
-    others = (asked.seconds, asked.size, asked.per_sample)
-    return options.get("data") is not None and options.get("config") is None and others == (None, None, None)
+    ``video_frames`` of ``video_size`` pixels at the most."""
+    others = (own.videos.seconds, own.videos.per_sample)
+    return options.get("data") is not None and options.get("config") is None and others == (None, None)
 
 
 def with_frame_limits(rules: DataRules, asked: VideoRequest) -> DataRules:
@@ -76,12 +75,14 @@ def with_frame_limits(rules: DataRules, asked: VideoRequest) -> DataRules:
     if asked == VideoRequest():
         return rules
     if not isinstance(rules.videos, OwnVideoRules):
-        given = "--video-frames" if asked.fps is None else "--video-fps"
+        limits = {"--video-fps": asked.fps, "--video-frames": asked.frames, "--video-size": asked.size}
+        given = next(name for name, value in limits.items() if value is not None)
         raise InputError(
             f"{given} with --data says what vlmplan's own trainer takes of videos, and this is planned for "
             f"{rules.trainer}; leave it off"
         )
-    return replace(rules, videos=OwnVideoRules(fps=asked.fps, most_frames=asked.frames))
+    limits = OwnVideoRules(fps=asked.fps, most_frames=asked.frames, max_pixels=asked.max_pixels)
+    return replace(rules, videos=limits)
 
 
 def _checked_model(own: Request, options: Options) -> ModelFiles:

@@ -308,6 +308,28 @@ def test_limits_of_frames_are_those_of_the_plan(folders, path: Path):
 
 
 @needs_torchvision
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
+def test_frames_are_no_larger_than_the_plan_has_them(family: str, folders, path: Path):
+    names = [f"{index}.png" for index in range(4)]
+    for name in names:
+        (path.parent / name).write_bytes(png(96, 64))
+    jsonl(path.parent, question(CLIP), question(LONG), question({"type": "video", "video": names}))
+    model, pixels = find_model(str(folders[family])), 64 * 40
+    rules = replace(rules_of(None), videos=OwnVideoRules(max_pixels=pixels))
+    found = dataset(path, model, videos=video_reading(model, rules))
+    shapes = sample_shapes(found, model, rules).shapes
+    made, samples = encoder_of(folders[family], video_pixels=pixels), samples_of(path)
+    assert scanned(made, samples).lengths == [shape.tokens for shape in shapes]
+    for sample, shape in zip(samples, shapes, strict=True):
+        [part] = map(made.video_meter.fitted, sample.videos)
+        frames = frames_of(part, [0], name="video 1")
+        assert frames.shape[2] * frames.shape[3] <= pixels
+        encoded = made.encode(sample)
+        name = "pixel_values" if family in ONE_INPUT else "pixel_values_videos"
+        assert (encoded["input_ids"].shape[1], len(encoded[name])) == (shape.tokens, shape.patches)
+
+
+@needs_torchvision
 def test_a_video_that_is_broken_is_found_before_training(folders, path: Path):
     clip = path.parent / "long.mp4"
     content = clip.read_bytes()

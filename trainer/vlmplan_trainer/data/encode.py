@@ -55,8 +55,8 @@ class Encoder:
 
     ``seq_len``, ``image_size`` (width, height) and ``images_per_sample`` are the plan's: longer samples are cut, larger
     images made smaller, and samples with more images left out. None leaves images as they are. Of a video the frames
-    are taken that the processor itself takes, ``video_fps`` of each second and ``video_frames`` at the most where that
-    is said. ``clip_frames``: the plan's images are videos of so many frames.
+    are taken that the processor itself takes, ``video_fps`` of each second and ``video_frames`` at the most of
+    ``video_pixels`` each, where that is said. ``clip_frames``: the plan's images are videos of so many frames.
 
     ``truncated`` and ``skipped`` are the sources of such samples, of all scans and of all that were encoded; ``late``
     has the sentences of those that no scan had found, by their sources.
@@ -73,6 +73,7 @@ class Encoder:
         skips_bad: bool = False,
         video_fps: float | None = None,
         video_frames: int | None = None,
+        video_pixels: int | None = None,
         clip_frames: int | None = None,
     ) -> None:
         self.processor = processor
@@ -93,7 +94,7 @@ class Encoder:
         self._fitter = ImageDownscaler(self.meter, image_size) if self.meter is not None else None
         self._tried_pixels = PixelBudget()
         self._clip_frames = clip_frames
-        self._video_limits = {"fps": video_fps, "most_frames": video_frames}
+        self._video_limits = {"fps": video_fps, "most_frames": video_frames, "max_pixels": video_pixels}
         self.truncated: set[str] = set()
         self.skipped: set[str] = set()
         self.late: dict[str, str] = {}
@@ -287,7 +288,7 @@ class Encoder:
         meter = self.video_meter
         metadata = [meter.metadata(part.header) for part in sample.videos]
         frames = [
-            frames_of(part, one["frames_indices"], name=f"{sample.source}: video {number}")
+            frames_of(meter.fitted(part), one["frames_indices"], name=f"{sample.source}: video {number}")
             for number, (part, one) in enumerate(zip(sample.videos, metadata, strict=True), start=1)
         ]
         found = {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}

@@ -156,6 +156,7 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
         skips_bad=options.skip_bad_samples,
         video_fps=workload.video_fps,
         video_frames=workload.video_frames,
+        video_pixels=workload.video_pixels,
         clip_frames=workload.clip_frames,
     )
 

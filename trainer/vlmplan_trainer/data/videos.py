@@ -6,6 +6,7 @@ says.
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlmplan.chats.downscaling import Downscaling
 from vlmplan.chats.frame_rules import (
     CLIP_SAMPLERS,
     GLM_SAMPLERS,
@@ -26,6 +28,7 @@ from vlmplan.chats.samples import Sample, VideoPart
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.files import open_regular
+from vlmplan_trainer.data.downscaling import downscaled_image
 from vlmplan_trainer.data.images import opened
 
 VIDEO_PIXELS = "pixel_values_videos"
@@ -56,9 +59,16 @@ def refuse_videos_without_packages(samples: Sequence[Sample]) -> None:
 class VideoMeter:
     """What a processor makes of a video, by its header alone."""
 
-    def __init__(self, processor: Any, *, fps: float | None = None, most_frames: int | None = None) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        fps: float | None = None,
+        most_frames: int | None = None,
+        max_pixels: int | None = None,
+    ) -> None:
         self._processor = processor
-        self.rule = frame_rule_of(processor, fps=fps, most_frames=most_frames)
+        self.rule = frame_rule_of(processor, fps=fps, most_frames=most_frames, max_pixels=max_pixels)
         if getattr(processor.video_processor, "cap_pixels_per_frame", False) is None:
             processor.video_processor.cap_pixels_per_frame = False  # which None means, with a warning
         self.num_tokens = lru_cache(KEPT_VIDEOS)(self._num_tokens)
@@ -79,7 +89,7 @@ class VideoMeter:
         part, num_frames = self._processor.video_processor, len(self.rule.indices(header))
         if self.rule.sampler is Sampler.INTERNVL or self.makes_clips:
             return num_frames, 1, 1
-        width, height = header.shown_size
+        width, height = header.within(self.rule.max_pixels).shown_size
         frames = torch.empty(1, num_frames, 3, height, width, dtype=torch.uint8, device="meta")
         try:
             resized = part.resize(
@@ -115,9 +125,13 @@ class VideoMeter:
             before, after = before + len(piece), after + len(piece)
         return "".join(parts), places
 
+    def fitted(self, part: VideoPart) -> VideoPart:
+        """The video with frames of the pixels that are allowed."""
+        return replace(part, header=part.header.within(self.rule.max_pixels))
+
     def metadata(self, header: VideoHeader) -> dict[str, Any]:
         """What transformers calls the metadata of a video of which these frames are given."""
-        width, height = header.shown_size
+        width, height = header.within(self.rule.max_pixels).shown_size
         return {
             "total_num_frames": header.num_frames,
             "fps": header.fps,
@@ -177,7 +191,7 @@ def _rows(made: dict[str, Tensor], pixels: str, grids: str) -> list[tuple[Tensor
     return [*zip(made[pixels].split(sizes), made[grids], strict=True)]
 
 
-def frame_rule_of(processor: Any, *, fps: float | None, most_frames: int | None) -> FrameRule:
+def frame_rule_of(processor: Any, *, fps: float | None, most_frames: int | None, max_pixels: int | None) -> FrameRule:
     """Which frames of a video the processor's video part takes. Raises InputError for a part of an unknown kind."""
     part = processor.video_processor
     name = type(part).__name__
@@ -192,7 +206,7 @@ def frame_rule_of(processor: Any, *, fps: float | None, most_frames: int | None)
         max_seconds=getattr(part, "max_duration", None),
         merged_frames=getattr(part, "temporal_patch_size", None),
     )
-    return frame_rule(sampler, settings, fps=fps, most_frames=most_frames)
+    return frame_rule(sampler, settings, fps=fps, most_frames=most_frames, max_pixels=max_pixels)
 
 
 def frames_of(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
@@ -215,9 +229,10 @@ def frames_of(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
 
 def _listed_frames(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
     """Those of a video that is a list of images, upright and in RGB as images are."""
-    found: dict[int, Tensor] = {}
+    found, size = dict[int, Tensor](), (part.header.width, part.header.height)
     for index in {*indices}:
         image = opened(part.frames[index], name=f"{name}, frame {index + 1}, {part.frames[index]},")
+        image = downscaled_image(image, Downscaling(scaled=size, canvas=size))
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         found[index] = pixels.view(image.height, image.width, 3).permute(2, 0, 1)
     return torch.stack([found[index] for index in indices])

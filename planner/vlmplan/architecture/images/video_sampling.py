@@ -16,8 +16,10 @@ def frame_rule(
     *,
     fps: float | None = None,
     most_frames: int | None = None,
+    max_pixels: int | None = None,
 ) -> FrameRule:
-    """Which frames the model's video processor takes, ``fps`` of each second and ``most_frames`` where that is said.
+    """Which frames the model's video processor takes, ``fps`` of each second, ``most_frames`` and ``max_pixels`` of
+    each where that is said.
 
     ``video_settings`` are those of the video processor, as of ``video_images``.
     Raises UnknownNameError for a model type without a rule, InputError for settings that are none.
@@ -40,7 +42,7 @@ def frame_rule(
         merged_frames=merged_frames(named, settings),
         **numbers,
     )
-    return rule_of(sampler, found, fps=fps, most_frames=most_frames)
+    return rule_of(sampler, found, fps=fps, most_frames=most_frames, max_pixels=max_pixels)
 
 
 def sampled_frames(
