@@ -101,3 +101,18 @@ def test_what_is_no_prompt_is_one_sentence(values: dict, sentence: str):
     with pytest.raises(InputError, match=r"some\.jsonl:7: ") as found:
         raw_prompt(values, source="some.jsonl:7")
     assert sentence in str(found.value)
+
+
+@pytest.mark.parametrize("key", ["video", "videos"])
+def test_videos_are_refused_by_name_and_never_left_out_in_silence(key: str):
+    """TRL's trainers and collators read the column of images alone."""
+    asked = [{"role": "user", "content": "<video>Hm?"}]
+    part = [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]
+    for read, values in ((raw_preference, PAIR), (raw_prompt, {"prompt": ASKED})):
+        with pytest.raises(
+            InputError, match=f"^x: {key} .*TRL's trainers of DPO and GRPO show a model images and no v"
+        ):
+            read(values | {"prompt": asked, key: ["a.mp4"]}, source="x")
+        with pytest.raises(InputError, match="a turn shows a video; TRL's trainers"):
+            read(values | {"prompt": part}, source="x")
+        assert read(values | {key: []}, source="x")

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
-from vlmplan.chats.formats import OWN_IMAGES, RawSample, Reference, raw_sample
+from vlmplan.chats.formats import OWN_IMAGES, OWN_VIDEOS, SOUND, RawSample, Reference, raw_sample
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
 from vlmplan.data_file import Record
@@ -26,6 +26,11 @@ ANSWERED = "completion"
 """The key under which a sample's answer stands, which a prompt alone has not."""
 STAND_IN = "-"
 """An answer that a prompt is read with; any will do."""
+SHOWN = (*OWN_IMAGES, *OWN_VIDEOS, *SOUND)
+"""Keys under which a sample shows something."""
+NO_VIDEOS = "TRL's trainers of DPO and GRPO show a model images and no videos (only supervised fine-tuning reads them)"
+"""``images`` is the one column that they and their collators read (trl 1.16 ``trainer/dpo_trainer.py``,
+``trainer/grpo_trainer.py``, ``prepare_multimodal_messages`` in ``data_utils.py``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ def read_prompts(path: Path, *, skips_bad: bool, image_root: Path | None = None)
     def read(record: Record) -> tuple[str, Prompt]:
         values = values_of(record)
         raw = raw_prompt(values, source=record.source)
-        others = {key: value for key, value in values.items() if key not in ("prompt", *OWN_IMAGES)}
+        others = {key: value for key, value in values.items() if key not in ("prompt", *SHOWN)}
         sample = checked_sample(raw, record, folders, budget, file=path)
         return raw.form, Prompt(sample=sample, others=others)
 
@@ -85,9 +90,10 @@ def raw_preference(values: JsonDict, *, source: str) -> tuple[RawSample, RawSamp
             f"prompt, chosen and rejected"
         )
     values = values if "prompt" in values else _with_prompt(values, source)
-    kept = {key: values[key] for key in ("prompt", *OWN_IMAGES) if key in values}
+    kept = {key: values[key] for key in ("prompt", *SHOWN) if key in values}
     chosen, rejected = (
-        raw_sample(kept | {key: values[key]}, source=source, completion_key=key) for key in (CHOSEN, REJECTED)
+        raw_sample(kept | {key: values[key]}, source=source, completion_key=key, no_videos=NO_VIDEOS)
+        for key in (CHOSEN, REJECTED)
     )
     if chosen.turns == rejected.turns:
         raise InputError(f"{source}: chosen and rejected are the same, so there is nothing to prefer")
@@ -116,10 +122,10 @@ def raw_prompt(values: JsonDict, *, source: str) -> RawSample:
     """A prompt, without an answer. Raises InputError, with ``source`` in front, for another form."""
     if "prompt" not in values:
         raise InputError(f"{source}: prompt is missing; --task grpo trains on prompts, which the model answers itself")
-    kept = {key: values[key] for key in ("prompt", *OWN_IMAGES) if key in values}
+    kept = {key: values[key] for key in ("prompt", *SHOWN) if key in values}
     is_list = isinstance(values["prompt"], list)
     answer: object = [{"role": "assistant", "content": STAND_IN}] if is_list else STAND_IN
-    raw = raw_sample(kept | {ANSWERED: answer}, source=source)
+    raw = raw_sample(kept | {ANSWERED: answer}, source=source, no_videos=NO_VIDEOS)
     turns = raw.turns[: raw.num_prompt_turns]
     if turns[-1].role != "user" or not any(isinstance(part, Reference) or part.strip() for part in turns[-1].content):
         raise InputError(f"{source}: a prompt ends with a turn of the user that is not empty")
