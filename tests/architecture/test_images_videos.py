@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import itertools
+import json
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -14,9 +15,10 @@ from model_table import packaged_config
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.video_sampling import frame_rule, sampled_frames
 from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, video_images
+from vlmplan.chats.frame_rules import NOT_READ, SAMPLERS
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError, UnknownNameError
-from vlmplan.models import find_model
+from vlmplan.models import PACKAGED_MODELS, find_model
 
 TORCHVISION = (
     *("torchvision", "torchvision.transforms"),
@@ -96,6 +98,15 @@ def test_what_no_rule_is_known_of_is_refused():
     with pytest.raises(InputError, match="aspect ratio"):
         images_of("qwen2-vl-2b", 2, (28 * 201, 28))
     assert {packaged_config(alias)["model_type"] for alias in PROCESSORS} < set(VIDEO_MODEL_TYPES)
+
+
+def test_every_packaged_model_that_transformers_shows_videos_has_a_rule_or_a_reason():
+    auto = pytest.importorskip("transformers.models.auto.video_processing_auto")
+    shown = {f"{name}_thinker" if "omni" in name else name for name in auto.VIDEO_PROCESSOR_MAPPING_NAMES}
+    shown -= {"instructblip"}  # whose files the processor of InstructBLIP-Video reads too
+    packaged = {str(json.loads(path.read_text())["model_type"]) for path in PACKAGED_MODELS.glob("*/config.json")}
+    packaged = {f"{name}_thinker" if "omni" in name else name for name in packaged}
+    assert packaged & shown <= {*SAMPLERS, *NOT_READ}
 
 
 # -- transformers' own processors ------------------------------------------------------------------------------------

@@ -194,6 +194,7 @@ def test_a_video_without_enough_frames_is_one_bad_sample():
     ("model", "options", "sentence"),
     [
         ("llava-1.5-7b", {}, "videos are not read for models of type llava; they are for those of qwen2_vl"),
+        ("gemma-4-12b", {}, r"of type gemma4_unified \(a frame has fewer tokens than an image, by a rule of its own\)"),
         ("qwen2.5-0.5b", {}, "videos are not read for models of type qwen2; they are"),
         ("qwen2.5-vl-3b", {"images_per_sample": 2}, "--images-per-sample is 2, but the samples have videos"),
         ("qwen2.5-vl-3b", {"videos_per_sample": 2}, "--videos-per-sample does not go with --data"),

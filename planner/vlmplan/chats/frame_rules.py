@@ -56,6 +56,19 @@ SAMPLERS: Mapping[str, Sampler] = {
     "llava_onevision": Sampler.LLAVA_ONEVISION,
 }
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
+NOT_READ: Mapping[str, str] = {
+    **dict.fromkeys(("gemma4", "gemma4_unified"), "a frame has fewer tokens than an image, by a rule of its own"),
+    "minicpmv4_6": "frames are sliced, and put side by side, by a rule of their own",
+    **dict.fromkeys(
+        ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"),
+        "frames stand among the sound of the video, and their positions go by seconds",
+    ),
+    **dict.fromkeys(
+        ("instructblipvideo", "llava_next_video", "video_llama_3", "video_llava"),
+        "there is no memory model of what it makes of frames",
+    ),
+}
+"""Model types to which transformers shows videos (``VIDEO_PROCESSOR_MAPPING_NAMES``), and why they are not read."""
 CLIP_SAMPLERS = (Sampler.SMOLVLM, Sampler.LLAVA_ONEVISION)
 """Of models to which a frame is not what an image of any size is: SmolVLM cuts images into tiles and frames not, and
 LLaVA-OneVision pools the features of frames."""
@@ -292,7 +305,13 @@ def no_videos(model_type: str) -> str | None:
     """Why samples with videos are not read for models of ``model_type``; None: they are."""
     if model_type in SAMPLERS:
         return None
-    return f"videos are not read for models of type {model_type}; they are for those of {', '.join(SAMPLERS)}"
+    why = why_not_read(model_type)
+    return f"videos are not read for models of type {model_type}{why}; they are for those of {', '.join(SAMPLERS)}"
+
+
+def why_not_read(model_type: str) -> str:
+    """In brackets, of a type to which transformers shows videos; empty for others."""
+    return f" ({NOT_READ[model_type]})" if model_type in NOT_READ else ""
 
 
 def refuse_together(rule: FrameRule, headers: Sequence[VideoHeader], *, has_images: bool) -> None:

@@ -15,6 +15,7 @@ from vlmplan.architecture.images.videos import (
     clip_shape,
     video_images,
 )
+from vlmplan.chats.frame_rules import why_not_read
 from vlmplan.data_rules import DataRules, OwnVideoRules
 from vlmplan.errors import InputError
 from vlmplan.request.parts import VideoRequest
@@ -112,7 +113,7 @@ def _checked_model(own: Request, options: Options) -> ModelFiles:
         number = asked.seconds if asked.frames is None else asked.frames
         raise InputError(
             f"{given} is {number:g}, but videos are not planned of {model.id}, whose model type is "
-            f"{model.model_type}; those of {', '.join(VIDEO_MODEL_TYPES)} are"
+            f"{model.model_type}{why_not_read(model.model_type)}; those of {', '.join(VIDEO_MODEL_TYPES)} are"
         )
     return model
 
