@@ -344,19 +344,41 @@ def test_a_video_that_is_broken_is_found_before_training(folders, path: Path):
 def test_samples_with_videos_need_packages_of_their_own(monkeypatch: pytest.MonkeyPatch, path: Path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     samples = samples_of(path)
-    refuse_videos_without_packages(samples[2:3])
+    refuse_videos_without_packages(samples[2:3], "qwen2_vl")
     with pytest.raises(MissingPackageError, match=r"chats.jsonl:1: .* need av and torchvision, .*'vlmplan\[video\]'"):
-        refuse_videos_without_packages(samples)
+        refuse_videos_without_packages(samples, "qwen2_vl")
+    with pytest.raises(MissingPackageError, match="need av and torchvision and num2words, not installed here"):
+        refuse_videos_without_packages(samples, "smolvlm")
 
 
 @needs_torchvision
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_a_video_of_glm4v_is_the_images_that_its_model_makes_of_it(folders, path: Path, monkeypatch):
+    """The loss of what its processor makes, and of the same rows of patches as images."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folders["glm4v"], dtype=torch.float32).train()
+    made = encoder_of(folders["glm4v"])
+    samples = [sample for sample in samples_of(path) if sample.videos and not sample.images]
+    as_images = [made.encode(sample) for sample in samples]
+    monkeypatch.setattr(made.video_meter, "makes_images", False)
+    with torch.no_grad():
+        for sample, row in zip(samples, as_images, strict=True):
+            own = made.encode(sample)
+            assert "pixel_values_videos" in own
+            assert torch.equal(row["pixel_values"], own["pixel_values_videos"])
+            assert loss_sum(model, row) == pytest.approx(loss_sum(model, own), rel=1e-6)
+
+
+@needs_torchvision
+@pytest.mark.parametrize(
+    "family", [case for case in FAMILY_CASES if case.values[0] in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *CLIPS)]
+)
 def test_samples_with_videos_one_behind_the_other_have_their_own_positions(family: str, folders, path: Path):
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(folders[family], dtype=torch.float32).train()
     model.config.use_cache = model.config.text_config.use_cache = False  # with a cache samples are not told apart
-    made, samples = encoder_of(folders[family]), samples_of(path)
+    made, samples = encoder_of(folders[family]), [one for one in samples_of(path) if takes_both(one, family)]
     [flat] = FlatBatches(samples, made, micro_batch=len(samples), num_ranks=1, rank=0, seed=0)
     with torch.no_grad():
         alone = [loss_sum(model, made.encode(sample)) for sample in samples]

@@ -102,7 +102,8 @@ def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
     """Read and check everything. Raises InputError, UnavailableError or MissingPackageError with what to do."""
     training = _read_training(plan, options)  # a wrong sample is said before a processor is loaded
     evaluation = None if options.eval_data is None else _read(options.eval_data, plan, options)
-    refuse_videos_without_packages([*training[0], *(() if evaluation is None else evaluation[0])])
+    every = [*training[0], *(() if evaluation is None else evaluation[0])]
+    refuse_videos_without_packages(every, plan.workload.model.model_type)
     processing = load_processing(plan, random_weights=options.random_weights)
     encoder = encoder_of(plan, options, processing)
     train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)

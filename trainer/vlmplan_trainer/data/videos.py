@@ -43,11 +43,14 @@ MISSING_SHARE = 0.1
 KEPT_VIDEOS = 4096
 NEEDED = ("av", "torchvision")
 """Packages that videos need beside those of images."""
+NEEDED_BY = {"smolvlm": ("num2words",)}
+"""... and those of one type of model more: its processor writes numbers out."""
 
 
-def refuse_videos_without_packages(samples: Sequence[Sample]) -> None:
+def refuse_videos_without_packages(samples: Sequence[Sample], model_type: str) -> None:
     """Raise MissingPackageError where samples show videos, and what reads those is not installed."""
-    missing = [package for package in NEEDED if importlib.util.find_spec(package) is None]
+    needed = (*NEEDED, *NEEDED_BY.get(model_type, ()))
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
     shown = next((sample for sample in samples if sample.videos), None)
     if shown is not None and missing:
         raise MissingPackageError(
