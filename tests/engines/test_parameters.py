@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from small_models import table_of
 from vlmplan.engines.parameters import sharded_elements
-from vlmplan.engines.partitions import fullest_rank, overlapping, owned_elements, partition_of, partition_size
+from vlmplan.engines.partitions import overlapping, owned_elements, partition_of, partition_size, shares, slices
 
 numels = st.lists(st.integers(min_value=1, max_value=5000), min_size=1, max_size=40)
 ranks = st.integers(min_value=1, max_value=1024)
@@ -44,10 +44,12 @@ def test_what_reaches_into_a_partition_is_found_whole(counts, num_ranks):
 
 
 @given(numels, st.integers(min_value=1, max_value=40))
-def test_the_fullest_rank_owns_most(counts, num_ranks):
+def test_each_rank_has_a_share_of_whole_parameters_and_of_its_slices(counts, num_ranks):
     table = table_of(counts)
-
-    def owned(rank: int) -> int:
-        return owned_elements(table, partition_of(sum(counts), num_ranks, rank))
-
-    assert owned(fullest_rank(table, num_ranks)) == max(owned(rank) for rank in range(num_ranks))
+    found = shares(table, num_ranks)
+    assert len(found) == num_ranks
+    for rank, share in enumerate(found):
+        partition = partition_of(sum(counts), num_ranks, rank)
+        assert share == (owned_elements(table, partition), 0, max(slices(table, partition), default=0))
+        assert share.kept == share.owned
+    assert sum(share.owned for share in found) >= sum(counts)

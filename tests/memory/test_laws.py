@@ -3,17 +3,15 @@
 from functools import cache
 from typing import Any
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from laws import law
 from planned import cluster, memory_timeline, shortened
-from small_models import table_of
 from vlmplan.engines import engine_of
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import sharded_elements
-from vlmplan.engines.partitions import fullest_rank, owned_elements, partition_of
+from vlmplan.engines.partitions import partition_of
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.timeline import StartedRun
@@ -113,8 +111,8 @@ def test_more_ranks_never_hold_more_model_states(alias, fields, num_ranks):
     assert answer.num_params == table.num_params
 
 
-@law(models, recipes, st.integers(2, 64), quick=QUICK)
-def test_a_higher_zero_stage_never_holds_more_model_states(alias, fields, num_ranks):
+@law(models, recipes, st.integers(2, 64), st.integers(0, 63), quick=QUICK)
+def test_a_higher_zero_stage_never_holds_more_model_states(alias, fields, num_ranks, rank):
     # LLaVA has a last vision layer that nothing uses: stage 1 never sees a gradient of it, the others have room for
     # one.
     assume(alias != "llava-1.5-7b")
@@ -125,7 +123,8 @@ def test_a_higher_zero_stage_never_holds_more_model_states(alias, fields, num_ra
     held: list[int] = []
     for stage in range(4):
         staged = recipe.with_changes(zero_stage=stage)
-        timeline = memory_timeline(made.table, made.trace(staged, (8, 0)), staged, num_ranks=num_ranks)
+        trace = made.trace(staged, (8, 0))
+        timeline = memory_timeline(made.table, trace, staged, num_ranks=num_ranks, rank=rank % num_ranks)
         held.append(states_bytes(timeline.phases[3].resident))  # weights, states and the gradients of the micro batch
     assert held == sorted(held, reverse=True)
 
@@ -243,33 +242,3 @@ def test_the_slices_of_all_ranks_cover_every_parameter_once(numels, num_ranks):
     assert total <= covered < total + 2 * num_ranks
     # Stage 3 cuts every parameter by itself, and pads each.
     assert total <= num_ranks * sharded_elements(numels, num_ranks) < total + num_ranks * len(numels)
-
-
-@given(sizes, st.integers(2, 64))
-def test_no_rank_has_a_larger_gradient_buffer_than_the_fullest(numels, num_ranks):
-    table = table_of(numels)
-    owned = [owned_elements(table, partition_of(table.num_trained, num_ranks, rank)) for rank in range(num_ranks)]
-    assert owned[fullest_rank(table, num_ranks)] == max(owned)
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("num_ranks", [2, 3, 5, 8, 16, 61])
-def test_the_fullest_rank_of_a_real_model_is_found_without_trying_all(stage, num_ranks):
-    assert_the_fullest_rank_is_described(Recipe(zero_stage=stage), num_ranks, images_per_sample=1)
-
-
-@pytest.mark.parametrize("offload", [Offload.NONE, Offload.CPU])
-@pytest.mark.parametrize("num_ranks", [2, 4, 5, 16])
-def test_the_fullest_rank_is_found_where_a_vision_tower_gets_no_gradients(offload, num_ranks):
-    recipe = Recipe(zero_stage=2, offload_optimizer=offload)
-    assert_the_fullest_rank_is_described(recipe, num_ranks, images_per_sample=0)
-
-
-def assert_the_fullest_rank_is_described(recipe: Recipe, num_ranks: int, *, images_per_sample: int) -> None:
-    made = estimator_of(workload_of("qwen2-vl-2b", images_per_sample=images_per_sample), recipe)
-    trace = made.trace(recipe, (8, 0))
-
-    def peak(rank: int | None) -> int:
-        return memory_timeline(made.table, trace, recipe, num_ranks=num_ranks, rank=rank).peak.total
-
-    assert peak(None) == max(peak(rank) for rank in range(num_ranks))

@@ -17,13 +17,11 @@ from pathlib import Path
 import pytest
 from recorded_rehearsal import ANSWER, planned, recorded
 
-from vlmplan.engines.partitions import owned_elements, partition_of
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, VlmplanError
-from vlmplan.estimation import Estimator
 from vlmplan.models import find_model
 from vlmplan.plan import plan_from_estimate
 from vlmplan.rehearsal import process, rehearse
-from vlmplan.rehearsal.request import fullest_rank_of, num_phases, request_json
+from vlmplan.rehearsal.request import num_phases, request_json
 from vlmplan.sample_images import sample_image
 from vlmplan.workload import Workload
 
@@ -97,13 +95,13 @@ def test_image_of_the_request_is_that_of_the_estimate():
     assert (samples["width"], samples["height"]) == (224, 448)
 
 
-def test_fullest_rank_holds_the_largest_parameter_that_two_ranks_share():
-    _, estimate = planned(gpu="a100-sxm4-80gb:4")
-    table = Estimator(estimate.workload, estimate.recipe).table
-    owned = [owned_elements(table, partition_of(table.num_trained, 4, rank)) for rank in range(4)]
-    assert owned[fullest_rank_of(estimate)] == max(owned)
-    _, sharded = planned(gpu="a100-sxm4-80gb:4", zero_stage="3")
-    assert fullest_rank_of(sharded) == 0
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_rank_that_is_planned_is_rehearsed(pretend: Pretend, tmp_path: Path, rank: int):
+    seen = tmp_path / "request.json"
+    pretend(READ + f"json.dump(request, open({str(seen)!r}, 'w')); print(open({str(ANSWER)!r}).read())")
+    plan, estimate = planned()
+    rehearse(plan, replace(estimate, timeline=replace(estimate.timeline, rank=rank)))
+    assert json.loads(seen.read_text())["rank"] == rank
 
 
 @pytest.mark.parametrize(("rank", "allowed"), [(-1, "0 to 1"), (2, "0 to 1")])

@@ -17,7 +17,7 @@ from vlmplan.estimation import Estimate
 from vlmplan.models import PACKAGED_MODELS
 from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe_choices import Precision
-from vlmplan.rehearsal.request import fullest_rank_of, request_json
+from vlmplan.rehearsal.request import request_json
 from vlmplan.request import Request
 from vlmplan.requested import requested_estimate
 
@@ -78,4 +78,4 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 def request_of(name: str) -> dict[str, Any]:
     """What ``python -m vlmplan_trainer.rehearse`` is asked: the rank that the formulas speak of."""
     estimate = estimated(name)
-    return request_json(plan_from_estimate(estimate), estimate, rank=fullest_rank_of(estimate))
+    return request_json(plan_from_estimate(estimate), estimate, rank=estimate.timeline.rank)

@@ -179,8 +179,8 @@ class Meter:
             self._storages.resized(storage)
 
     def take_highest_of_ranks(self) -> None:
-        """What the fullest rank of each phase took instead of what this one did, as a plan has it; every rank calls it,
-        when nothing more is to be measured."""
+        """What the fullest rank of each phase took instead of what this one did; the highest of a plan's phases is of
+        the fullest of all. Every rank calls it, when nothing more is to be measured."""
         ranks = of_all_ranks((self.memory, self.peak_reserved_bytes, self.peak_device_bytes))
         self.peak_reserved_bytes = max(reserved for _, reserved, _ in ranks)
         self.peak_device_bytes = max(device for _, _, device in ranks)

@@ -22,13 +22,10 @@ def stages_on(num_gpus: int) -> tuple[int | None, ...]:
 def engine_of(
     table: ParameterTable, recipe: Recipe, *, num_ranks: int, rank: int | None = None, sink: Sink = NULL_SINK
 ) -> Engine:
-    """The engine of ``recipe`` on ``rank``; without one, on the rank that holds most."""
+    """The engine of ``recipe`` on ``rank``; without one, on the rank whose step takes most."""
     kind = engine_kind(recipe, num_ranks)
     if rank is None:
-        key = (kind, num_ranks, recipe.offload_optimizer)
-        if key not in table.memo:
-            table.memo[key] = kind.fullest_rank(table, recipe, num_ranks)
-        rank = int(table.memo[key])
+        rank = kind.rank_of_highest_step(table, recipe, num_ranks)
     return kind(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
 
 

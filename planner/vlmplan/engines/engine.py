@@ -13,7 +13,7 @@ trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.packed_weight import NF4_BLOCK
@@ -22,7 +22,7 @@ from vlmplan.architecture.trace import GradientPart, Run, Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import NOTHING, Components
-from vlmplan.engines.events import NULL_SINK, Component, Sink
+from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
@@ -51,6 +51,13 @@ class ModelStates:
     copies: Components = NOTHING
 
 
+class OwnBytes(NamedTuple):
+    """What one rank has and others may not, between two marks: when it begins, and at most."""
+
+    at_start: int
+    most: int
+
+
 class Engine:
     """One rank of ``num_ranks``. The gradient of a trained parameter is owned by its ordinal in ``table``."""
 
@@ -74,8 +81,9 @@ class Engine:
         return 0
 
     @classmethod
-    def fullest_rank(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-        """The rank that holds most, where they differ: it runs out of memory first."""
+    def rank_of_highest_step(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+        """The rank whose optimizer step takes most, where they differ; of equals the first. In closed form: that of a
+        timeline may be another."""
         del table, recipe, num_ranks
         return 0
 
@@ -209,6 +217,22 @@ class Engine:
         del trace
         return ()
 
+    def own_bytes(self, marks: Iterable[Marked], *, accumulates: bool) -> Iterable[OwnBytes]:
+        """Of a later step, for each of ``marks``, as ``Sink`` has been told them in the last backward, up to the
+        updates. ``accumulates``: the step has other micro batches before."""
+        del accumulates
+        return [OwnBytes(0, 0) for _ in marks]
+
+    @property
+    def own_resident_bytes(self) -> int:
+        """What this rank has through all later steps and others may not."""
+        return 0
+
+    @property
+    def own_gradient_bytes(self) -> int:
+        """Of its gradients when the optimizer step begins, where ranks differ in them."""
+        return 0
+
     # -- parts of the walk ---------------------------------------------------------------------------------------
 
     def _load_weights(self) -> None:
@@ -279,6 +303,16 @@ class Engine:
     def _update(self, shapes: Sequence[tuple[int, ...]], dtype: DType) -> None:
         for sizes in update_sizes(self.recipe, shapes, dtype):
             self.sink.transient(Component.TEMPORARIES, sizes)
+
+
+def rank_by_states(kind: type[Engine], table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """The rank under which the optimizer step of an engine takes most in closed form; of equals the first."""
+    key = (kind, num_ranks, recipe.engine_key, recipe.fuses_optimizer, recipe.precision)
+    if key not in table.memo:
+        engines = [kind(table, recipe, num_ranks=num_ranks, rank=rank) for rank in range(num_ranks)]
+        taken = [engine.states().step_peak.total for engine in engines]
+        table.memo[key] = taken.index(max(taken))
+    return int(table.memo[key])
 
 
 MAGNITUDE = ".lora_magnitude_vector."

@@ -21,6 +21,11 @@ class Stream(IntEnum):
     GATHER = 2
 
 
+Marked = tuple[int, ...] | None
+"""What is done until the next mark: gradients of these ordinals are reduced, of which ranks keep different shares; with
+none of them, a rank makes updates of its own; None: every rank does the same."""
+
+
 class Component(IntEnum):
     """What a tensor is, in the order of the fields of ``Components``."""
 
@@ -53,6 +58,9 @@ class Sink:
 
     def rename(self, owner: Hashable, new_owner: Hashable) -> None:
         """The tensor of ``owner``, if it has one, is ``new_owner``'s from now on."""
+
+    def mark(self, marked: Marked) -> None:
+        """What comes until the next mark differs among ranks by no more than ``marked`` says."""
 
     def empty_cache(self) -> None:
         """The allocator's free blocks go back to the device (``torch.cuda.empty_cache``)."""

@@ -6,14 +6,15 @@ has the type of the gradient, lies twice, as it was and as it will be once the s
 (``_muon_staging_momentum``), and each update is a tensor of its own until the optimizer's step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
+from typing import cast
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, Reductions, StepPhase, num_chunks
 from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import ModelStates, weight
-from vlmplan.engines.events import NULL_SINK, Component, Sink
+from vlmplan.engines.engine import ModelStates, rank_by_states, weight
+from vlmplan.engines.events import NULL_SINK, Component, HighWater, Sink
 from vlmplan.engines.muon_groups import OptimizerGroup, muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, muon_update, peak_bytes
 from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
@@ -45,19 +46,8 @@ class MuonZero12(Zero12):
         self._has_momentum = False
 
     @classmethod
-    def fullest_rank(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-        """Whose gradients, with momentum twice and updates, are most."""
-        del recipe
-        groups = muon_groups(table, is_sorted=True)
-
-        def held(rank: int) -> int:
-            parts = [(one, partition_of(one.numel, num_ranks, rank)) for one in groups]
-            owned = [owned_elements(*one) for one in parts]
-            zeros = sum([table.numels[ordinal] for one in parts for ordinal in _idle_ordinals(table, *one)])
-            muon = sum([elements for group, elements in zip(groups, owned, strict=True) if group.uses_muon])
-            return 3 * muon + (sum(owned) if sum(owned) > zeros else 0) + zeros
-
-        return max(range(num_ranks), key=lambda rank: (held(rank), -rank))
+    def rank_of_highest_step(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+        return rank_by_states(cls, table, recipe, num_ranks)
 
     @cached_property
     def owned_bytes(self) -> int:
@@ -87,7 +77,7 @@ class MuonZero12(Zero12):
                 found += group.shapes[slice(*overlapping(group, partition))]
         return found
 
-    @property
+    @cached_property
     def _muon_elements(self) -> int:
         return sum([owned for group, owned in zip(self.groups, self._owned, strict=True) if group.uses_muon])
 
@@ -105,6 +95,44 @@ class MuonZero12(Zero12):
     def _adamw_zeros(self) -> list[int]:
         groups = zip(self.groups, self._zeros, strict=True)
         return [ordinal for group, zeros in groups for ordinal in zeros if not group.uses_muon]
+
+    @cached_property
+    def _own_ordinals(self) -> Container[int]:
+        reached = zip(self.groups, self.partitions, strict=True)
+        return frozenset(one for group, part in reached for one in group.ordinals[slice(*overlapping(group, part))])
+
+    @property
+    def own_resident_bytes(self) -> int:
+        """Momentum, as it was and as it will be."""
+        return 2 * self._muon_elements * self.weight_bytes
+
+    def _update_bytes(self, *, accumulates: bool) -> int:
+        """With the updates of whole matrices, as the walk has them."""
+        water = HighWater()
+        engine = MuonZero12(self.table, self.recipe, num_ranks=self.num_ranks, rank=self.rank, sink=water)
+        engine._has_momentum = engine._is_last = True
+        engine._has_earlier = accumulates and self.recipe.zero_stage == 2
+        if engine._has_earlier:
+            engine._keep_zeros(self.zero_ordinals)
+        held = water.live
+        engine._make_updates()
+        return water.most - held
+
+    @cached_property
+    def _most_of_ranks(self) -> tuple[int, int]:
+        """The most that any rank has of (gradients and zeros, elements of Muon's matrices)."""
+        key = (MuonZero12, self.num_ranks)
+        if key not in self.table.memo:
+            ranks = [
+                MuonZero12(self.table, self.recipe, num_ranks=self.num_ranks, rank=n) for n in range(self.num_ranks)
+            ]
+            kept = max([sum(one._owned) * one.weight_bytes + one.zero_bytes for one in ranks])
+            self.table.memo[key] = kept, max([one._muon_elements for one in ranks])
+        return cast(tuple[int, int], self.table.memo[key])
+
+    @property
+    def _most_kept_bytes(self) -> int:
+        return self._most_of_ranks[0]
 
     # -- the walk ------------------------------------------------------------------------------------------------
 
@@ -258,7 +286,7 @@ class MuonZero12(Zero12):
             clone = 0 if p == m else size * p
             init = higher(init, Components(weights=plain + flat, optimizer_states=masters, temporaries=clone))
         adamw = [(size,) for group, size in zip(self.groups, sizes, strict=True) if not group.uses_muon]
-        momentum = 2 * self._muon_elements * p
+        momentum = self.own_resident_bytes
         resident = start + Components(optimizer_states=state_bytes(recipe, adamw, recipe.master_dtype) + momentum)
         updates, partition = self._muon_elements * p, self.owned_bytes if self._has_adamw else 0
         partition += sum(self._sizes_of(self._adamw_zeros))
@@ -273,10 +301,14 @@ class MuonZero12(Zero12):
         return ModelStates(start, resident, init, step)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
-        """The updates come when the buckets, all gradients and the momentum are there."""
+        """The updates come when the buckets, all gradients and the momentum are there. On some rank that is more of it
+        than on this one."""
         forward, backward = super().micro_batch_bound(profile, accumulates=accumulates)
-        largest = max([peak_bytes(shape, self.table.trained_dtype, COMPUTE) for shape in set(self.orthogonalised)])
-        return forward, backward + self._muon_elements * self.weight_bytes + largest
+        p, most = self.weight_bytes, self._most_of_ranks[1]
+        shapes = {shape for group in self.groups if group.uses_muon for shape in group.shapes}
+        largest = max([peak_bytes(shape, self.table.trained_dtype, COMPUTE) for shape in shapes])
+        others = 2 * most * p - self.own_resident_bytes
+        return forward + others, backward + others + most * p + largest
 
     def collectives(self, trace: Trace) -> Sequence[Collectives]:
         """Updated weights are gathered group by group."""

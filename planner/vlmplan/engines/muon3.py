@@ -13,7 +13,7 @@ from math import prod
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import ModelStates
+from vlmplan.engines.engine import ModelStates, rank_by_states
 from vlmplan.engines.events import NULL_SINK, Component, HighWater, Sink
 from vlmplan.engines.muon_groups import OptimizerGroup, muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, muon_update
@@ -39,6 +39,11 @@ class MuonZero3(Zero3):
         self._cache: OrderedDict[int, int] = OrderedDict()
         """Bytes of what was sent by elements of a rank's part, the oldest first."""
         self._number = 0
+
+    @classmethod
+    def rank_of_highest_step(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+        """Ranks orthogonalise other matrices, at most one of a round each."""
+        return rank_by_states(cls, table, recipe, num_ranks)
 
     @cached_property
     def sub_groups(self) -> Sequence[int]:

@@ -92,11 +92,6 @@ class ParameterTable(FlatBuffer):
         return _by_dtype(self.trained_entries[ordinal] for ordinal in self.reduced_ordinals)
 
     @cached_property
-    def largest_ordinals(self) -> list[int]:
-        """The largest of the trained parameters, by ordinal."""
-        return sorted(range(len(self.numels)), key=lambda ordinal: -self.numels[ordinal])[:8]
-
-    @cached_property
     def frozen_by_name(self) -> list[NamedParameter]:
         """The frozen parameters in the order in which weights that are packed as they are read come, one by one."""
         return sorted([entry for entry in self.entries if not entry.parameter.requires_grad], key=_loading_order)

@@ -1,7 +1,8 @@
-"""Slices of the flat buffer of trained parameters, one for each rank under ZeRO 1 and 2, and which is the fullest."""
+"""Slices of the flat buffer of trained parameters, one for each rank under ZeRO 1 and 2."""
 
 from bisect import bisect_left, bisect_right
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 from vlmplan.engines.parameters import FlatBuffer, ParameterTable
 
@@ -82,41 +83,26 @@ def idle_ordinals(table: ParameterTable, partition: Partition) -> list[int]:
     return [ordinal for ordinal in range(*overlapping(table, partition)) if ordinal in table.idle]
 
 
-def largest_reduced_slice(table: ParameterTable, partition: Partition) -> int:
-    """The most elements inside ``partition`` of a parameter that gets a gradient."""
-    used = [one for one in range(*overlapping(table, partition)) if one not in table.idle]
-    return max([_slice(table.numels[one], table.ends[one], partition) for one in used], default=0)
+class Share(NamedTuple):
+    """Elements of one rank: ``owned_elements``, those of ``idle_elements`` among them, and ``largest_slice``."""
+
+    owned: int
+    idle: int
+    largest: int
+
+    @property
+    def kept(self) -> int:
+        """What the step begins with: the buffer of gradients, if any of the rank's parameters gets one, and zeros."""
+        return (self.owned if self.owned > self.idle else 0) + self.idle
 
 
-def fullest_rank(table: ParameterTable, num_ranks: int, *, offloads_gradients: bool = False) -> int:
-    """The rank whose gradients are the most, zeros included: the one that runs out of memory first.
-
-    A rank whose parameters all get none has them after backward alone. Where the host has the gradients and some
-    parameters get none, it is the rank that takes the norm of most elements at a time.
-    """
-    if num_ranks == 1:
-        return 0
-
-    def held(rank: int) -> tuple[int, int]:
-        partition = partition_of(table.num_trained, num_ranks, rank)
-        if offloads_gradients and table.idle:
-            return largest_reduced_slice(table, partition), -rank
-        owned, zeros = owned_elements(table, partition), idle_elements(table, partition)
-        return (owned + zeros if zeros < owned else 0), -rank
-
-    return max(candidate_ranks(table, num_ranks), key=held)
-
-
-def candidate_ranks(table: ParameterTable, num_ranks: int) -> list[int]:
-    """Rank 0, the last, those that share the largest parameters, and those where parameters begin or end to get
-    gradients: one of them is the fullest."""
-    size = partition_size(table.num_trained, num_ranks)
-    ranks = {0, num_ranks - 1}
-    turns = [ordinal for ordinal in table.idle if not {ordinal - 1, ordinal + 1} <= table.idle]
-    for ordinal in (*table.largest_ordinals, *turns):
-        end = table.ends[ordinal]
-        start = end - table.numels[ordinal]
-        ranks.update((start // size, (end - 1) // size))
-        if table.idle:
-            ranks.update((start // size + 1, end // size))
-    return sorted(rank for rank in ranks if rank < num_ranks)
+def shares(table: ParameterTable, num_ranks: int) -> Sequence[Share]:
+    """That of each rank."""
+    key = (shares, num_ranks)
+    if key not in table.memo:
+        partitions = [partition_of(table.num_trained, num_ranks, rank) for rank in range(num_ranks)]
+        table.memo[key] = [
+            Share(owned_elements(table, one), idle_elements(table, one), largest_slice(table, one))
+            for one in partitions
+        ]
+    return cast(Sequence[Share], table.memo[key])

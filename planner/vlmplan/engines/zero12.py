@@ -7,18 +7,17 @@ output depends on gets a gradient of zeros beside that buffer, but where the hos
 (``get_all_grad_tensors``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from vlmplan.engines.collectives import overfills
-from vlmplan.engines.engine import weight
-from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.engine import OwnBytes, weight
+from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink, Stream
 from vlmplan.engines.optimizer_states import NORM_BYTES
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.partitions import fullest_rank, slices
+from vlmplan.engines.partitions import slices
 from vlmplan.engines.zero12_formulas import Zero12Formulas
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
 
 PARTITION, EARLIER_PARTITION = "partition", "earlier partition"
 """Owners of this rank's gradients: of the micro batch that runs, and of those before it in the same step."""
@@ -38,10 +37,6 @@ class Zero12(Zero12Formulas):
         self._num_waiting = 0
         self._has_buckets = self._owns_partition = self._has_earlier = False
         self._is_last, self._reduces_on_arrival = True, False
-
-    @classmethod
-    def fullest_rank(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-        return fullest_rank(table, num_ranks, offloads_gradients=recipe.offload_optimizer is not Offload.NONE)
 
     @staticmethod
     def overlapped_micro_batches(recipe: Recipe) -> int:
@@ -137,6 +132,8 @@ class Zero12(Zero12Formulas):
     def _end_reduction(self) -> None:
         """``independent_gradient_partition_epilogue``, whose end drops all gradients (``_clear_param_grad_only``)."""
         self._reduce_waiting()
+        if self.num_ranks > 1:
+            self.sink.mark(())
         self._make_updates()
         self._free_buckets()
         for ordinal in self._left:
@@ -216,7 +213,7 @@ class Zero12(Zero12Formulas):
         host (``grad_reduc.detach().clone()``)."""
         numel = self.table.numels[ordinal]
         self._make_room(ordinal)
-        if self._is_contiguous and numel <= self._bucket_elements:
+        if not self._is_beside_bucket(ordinal):
             self.sink.free(ordinal)
         elif self.offloads_optimizer:
             self.sink.clone(ordinal)
@@ -235,22 +232,65 @@ class Zero12(Zero12Formulas):
         sent = self._sent_bytes()
         if any(sent):
             sink.transient(Component.COMMUNICATION_BUFFERS, sent, Stream.REDUCTION)
-        for ordinal in self._waiting:
-            owned = self._owned_numel(ordinal)
-            if owned and self.offloads_optimizer:
-                sink.transient(Component.COMMUNICATION_BUFFERS, [owned * NORM_BYTES], Stream.REDUCTION)
-                if self.master_bytes != self.weight_bytes:
-                    sink.transient(Component.COMMUNICATION_BUFFERS, [owned * self.master_bytes], Stream.REDUCTION)
-            elif owned and not self._owns_partition:
-                self._owns_partition = True
-                sink.allocate(PARTITION, Component.GRADIENTS, self.owned_bytes, Stream.REDUCTION)
-            if not self._is_contiguous or self.table.numels[ordinal] > self._bucket_elements:
-                if owned or self.recipe.zero_stage == 2:
-                    sink.free(ordinal)
-                else:
-                    self._left.append(ordinal)
+        if any(map(self._is_beside_bucket, self._waiting)):
+            for ordinal in self._waiting:
+                self._keep_shares((ordinal,))
+        elif self._waiting:
+            self._keep_shares(tuple(self._waiting))
         self._waiting.clear()
         self._num_waiting = 0
+
+    def _keep_shares(self, ordinals: tuple[int, ...]) -> None:
+        if self.num_ranks > 1:
+            self.sink.mark(ordinals)
+        for ordinal in ordinals:
+            self._keep_share(ordinal)
+        if self.num_ranks > 1:
+            self.sink.mark(None)
+
+    def _keep_share(self, ordinal: int) -> None:
+        """``own_bytes`` says the same of any rank."""
+        sink, owned = self.sink, self._owned_numel(ordinal)
+        if owned and self.offloads_optimizer:
+            for num_bytes in self._offloading_bytes(owned):
+                sink.transient(Component.COMMUNICATION_BUFFERS, [num_bytes], Stream.REDUCTION)
+        elif owned and not self._owns_partition:
+            self._owns_partition = True
+            sink.allocate(PARTITION, Component.GRADIENTS, self.owned_bytes, Stream.REDUCTION)
+        if self._is_beside_bucket(ordinal):
+            if owned or self.recipe.zero_stage == 2:
+                sink.free(ordinal)
+            else:
+                self._left.append(ordinal)
+
+    def own_bytes(self, marks: Iterable[Marked], *, accumulates: bool) -> Iterator[OwnBytes]:
+        own = self.own_resident_bytes
+        if accumulates and self.recipe.zero_stage == 2:
+            own += self.own_gradient_bytes
+        owns_partition = False
+        for marked in marks:
+            if marked == ():
+                yield OwnBytes(own, own + self._update_bytes(accumulates=accumulates))
+                return
+            start, owned = own, [one for one in marked or () if one in self._own_ordinals]
+            passing = 0
+            if owned and self.offloads_optimizer:
+                passing = max(max(self._offloading_bytes(self._owned_numel(one))) for one in owned)
+            elif owned and not owns_partition:
+                owns_partition = True
+                own += self.owned_bytes
+            yield OwnBytes(start, own + passing)
+            if marked and not owned and self.recipe.zero_stage == 1 and self._is_beside_bucket(marked[0]):
+                own += self.table.gradient_sizes[marked[0]]
+
+    def _is_beside_bucket(self, ordinal: int) -> bool:
+        """Whether a gradient is reduced where it is, and not out of the bucket."""
+        return not self._is_contiguous or self.table.numels[ordinal] > self._bucket_elements
+
+    def _offloading_bytes(self, numel: int) -> list[int]:
+        """Of tensors, one after the other, by way of which so many elements of a gradient go to the host."""
+        cast = [numel * self.master_bytes] if self.master_bytes != self.weight_bytes else []
+        return [numel * NORM_BYTES, *cast]
 
     def _sent_bytes(self) -> list[int]:
         """What a reduction takes: a flat copy of several pieces, and the cast where they are sent in float32. A piece

@@ -3,7 +3,7 @@
 For searching, where ``engines.zero12`` would walk a step for each of thousands of setups; tests hold one to the other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 
 from vlmplan.architecture.trace import Trace
@@ -15,15 +15,19 @@ from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_byt
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import (
     Partition,
+    Share,
     idle_elements,
     idle_ordinals,
     largest_slice,
+    overlapping,
     owned_elements,
     partition_of,
     partition_size,
+    shares,
 )
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan.units import DType
 
 
@@ -36,6 +40,23 @@ class Zero12Formulas(Engine):
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
         self.reduced_bytes = DType.FLOAT32.num_bytes if self.shares_samples else self.weight_bytes
         """Of an element of a gradient as it is sent: float32 where ranks share samples (``allreduce_bucket``)."""
+
+    @classmethod
+    def rank_of_highest_step(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+        """With the optimizer on the host a step takes nothing: the rank that takes the norm of most elements."""
+        offloads, m = recipe.offload_optimizer is not Offload.NONE, recipe.master_dtype.num_bytes
+        key = (Zero12Formulas.rank_of_highest_step, num_ranks, offloads, m)
+        if key not in table.memo:
+            p, size = table.trained_dtype.num_bytes, partition_size(table.num_trained, num_ranks)
+            cast = size * (p + (m if m != p else 0))
+
+            def in_step(share: Share) -> int:
+                norm = share.largest * NORM_BYTES
+                return norm if offloads else share.kept * p + max(norm, cast)
+
+            taken = [in_step(share) for share in shares(table, num_ranks)]
+            table.memo[key] = taken.index(max(taken))
+        return int(table.memo[key])
 
     @cached_property
     def partition(self) -> Partition:
@@ -56,6 +77,26 @@ class Zero12Formulas(Engine):
     @cached_property
     def zero_bytes(self) -> int:
         return sum(self._sizes_of(self.zero_ordinals))
+
+    @cached_property
+    def _own_ordinals(self) -> Container[int]:
+        """The parameters that reach into this rank's partition."""
+        return range(*overlapping(self.table, self.partition))
+
+    @property
+    def own_gradient_bytes(self) -> int:
+        return 0 if self.offloads_optimizer else self.owned_bytes + self.zero_bytes
+
+    def _update_bytes(self, *, accumulates: bool) -> int:
+        """What this rank makes once all gradients have been reduced, and others may not: zeros, or zeros to be added
+        to zeros."""
+        del accumulates
+        return self.zero_bytes
+
+    @property
+    def _most_kept_bytes(self) -> int:
+        """The most that any rank keeps of gradients and zeros."""
+        return max([share.owned + share.idle for share in shares(self.table, self.num_ranks)]) * self.weight_bytes
 
     def _sizes_of(self, ordinals: Iterable[int]) -> list[int]:
         return [self.table.gradient_sizes[ordinal] for ordinal in ordinals]
@@ -91,7 +132,7 @@ class Zero12Formulas(Engine):
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         table, p, largest = self.table, self.weight_bytes, self.table.largest_trained * self.weight_bytes
-        owned = 0 if self.offloads_optimizer else self.owned_bytes + self.zero_bytes
+        owned = 0 if self.offloads_optimizer else self._most_kept_bytes
         buckets = (2 if self.recipe.zero.overlap_comm else 1) * self._bucket_elements * p
         cast = self.reduced_bytes if self.reduced_bytes != p else 0
         copied = max(self._bucket_elements, table.largest_trained) * (p + cast)

@@ -62,12 +62,12 @@ class Estimator(TracedModel):
     def _new_evaluations(self) -> EvaluationRuns:
         return EvaluationRuns(self.model, self.workload.seq_len, self._batch, self._trace_key)
 
-    def _replay(self, recipe: Recipe, cluster: Cluster) -> Callable[[int | None], int] | None:
+    def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
         if recipe.expandable_segments or recipe.task is not None:
             return None
         trace, operations = self._logged(recipe, cluster)
-        return self._replayed(recipe, cluster, trace, operations)
+        return self._replayed(recipe, cluster, rank, trace, operations)
 
     def _logged(self, recipe: Recipe, cluster: Cluster) -> MicroBatch:
         """One micro batch with every storage that it makes and frees."""
@@ -82,6 +82,7 @@ class Estimator(TracedModel):
         self,
         recipe: Recipe,
         cluster: Cluster,
+        rank: int,
         trace: Trace,
         operations: Operations,
         micro_batches: Sequence[MicroBatch] = (),
@@ -96,6 +97,7 @@ class Estimator(TracedModel):
                 operations,
                 recipe,
                 num_ranks=cluster.num_gpus,
+                rank=rank,
                 lasting=[*workspace_sizes(cluster.node.gpu), *waiting],
                 capacity_bytes=capacity_bytes,
                 micro_batches=micro_batches,
@@ -140,7 +142,7 @@ class Estimator(TracedModel):
             for length in sorted(set(lengths))
         }
         micro_batches = [logged[length] for length in lengths]
-        replay = self._replayed(recipe, cluster, *micro_batches[0], micro_batches)
+        replay = self._replayed(recipe, cluster, timeline.rank, *micro_batches[0], micro_batches)
         return device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
@@ -173,7 +175,9 @@ class Estimator(TracedModel):
         gpu = cluster.node.gpu
         trace = self.trace(recipe, gpu.compute_capability)
         started = self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu)
-        return started.timeline(trace, recipe, self._evaluated_on(recipe, cluster))
+        return started.timeline(
+            trace, recipe, self._evaluated_on(recipe, cluster), batch_bytes=self.batch_bytes(recipe)
+        )
 
     def evaluated(
         self, recipe: Recipe, *, num_ranks: int, capability: tuple[int, int] | None, is_on_cpu: bool
@@ -270,9 +274,9 @@ class Estimator(TracedModel):
     def _read_bytes(self, recipe: Recipe) -> int:
         return read_bytes(self.table, recipe, self.stored_dtype)
 
-    def _orthogonalising_flops(self, recipe: Recipe, cluster: Cluster) -> int:
-        """Of Muon's update on the rank that the estimate describes."""
-        engine = engine_of(self.table, recipe, num_ranks=cluster.num_gpus)
+    def _orthogonalising_flops(self, recipe: Recipe, cluster: Cluster, rank: int) -> int:
+        """Of Muon's update on a rank."""
+        engine = engine_of(self.table, recipe, num_ranks=cluster.num_gpus, rank=rank)
         return sum([update_flops(shape) for shape in engine.orthogonalised])
 
     def estimate(self, recipe: Recipe, cluster: Cluster, timeline: Timeline | None = None) -> Estimate:
@@ -284,7 +288,8 @@ class Estimator(TracedModel):
         engine = self.inference_engine(recipe, cluster)
         if engine is not None and recipe.task is not None and recipe.task.vllm_memory is None:
             recipe = recipe.with_changes(task=replace(recipe.task, vllm_memory=engine.needed_utilization))
-        device = device_memory(timeline.peak.total, cluster, process_group(recipe), self._replay(recipe, cluster))
+        replay = self._replay(recipe, cluster, timeline.rank)
+        device = device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
         host = self.host(recipe, cluster)
         if node.gpu.is_cpu:
             read = self._read_bytes(recipe)
@@ -315,7 +320,8 @@ class Estimator(TracedModel):
                 ranks_per_node=node.num_gpus,
                 is_on_cpu=node.gpu.is_cpu,
             ),
-            flops_per_step=step_flops(trace) * recipe.grad_accum + self._orthogonalising_flops(recipe, cluster),
+            flops_per_step=step_flops(trace) * recipe.grad_accum
+            + self._orthogonalising_flops(recipe, cluster, timeline.rank),
             collectives=step_collectives(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
             timed=self.step_time(recipe, cluster),
             engine=engine,

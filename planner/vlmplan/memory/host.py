@@ -9,7 +9,7 @@ from math import prod
 
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, state_bytes
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.partitions import fullest_rank, idle_elements, owned_elements, partition_of, partition_size
+from vlmplan.engines.partitions import partition_size, shares
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.training_task import Reference
@@ -175,8 +175,7 @@ def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: 
     states = partition_size(table.num_trained, num_ranks) * (4 * m + p) + table.largest_trained * p
     if recipe.zero_stage == 1 or recipe.grad_accum == 1 or recipe.precision is Precision.BF16_PURE:
         return states
-    partition = partition_of(table.num_trained, num_ranks, fullest_rank(table, num_ranks))
-    return states + (owned_elements(table, partition) - idle_elements(table, partition)) * p
+    return states + max([one.owned - one.idle for one in shares(table, num_ranks)]) * p
 
 
 def _offloaded_weight_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

@@ -1,15 +1,16 @@
 """What is on a GPU through all optimizer steps beside what an engine and a micro batch tell of."""
 
+from dataclasses import replace
+
 from vlmplan.engines.components import Components
 from vlmplan.hardware import Gpu
 from vlmplan.memory.evaluation import EVALUATION, GENERATION
 from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.overhead import workspace_bytes
-from vlmplan.memory.phases import GENERATE_PHASE, REFERENCE_PHASE, ROLLOUT_PHASES, SYNC_PHASE, Phase
+from vlmplan.memory.phases import GENERATE_PHASE, MICRO_BATCH_PHASES, ROLLOUT_PHASES, SYNC_PHASE, Phase, num_waiting
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
 
-MICRO_BATCH_PHASES = ("forward", REFERENCE_PHASE, "backward")
 LASTING_PHASES = (*ROLLOUT_PHASES, *MICRO_BATCH_PHASES, "step", EVALUATION, GENERATION, "save")
 
 
@@ -23,15 +24,15 @@ def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int,
     phases: list[Phase] = []
     for phase in timeline.phases:
         if phase.name in LASTING_PHASES:
-            num_waiting = _num_waiting(recipe, phase.name)
-            extra = workspaces + Components(activations=num_waiting * batch_bytes)
+            waiting = num_waiting(recipe, phase.name) * batch_bytes
+            extra = workspaces + Components(activations=waiting)
             phase = _with_extra(phase, extra)
         if copy_bytes and phase.name == "load" and not recipe.uses_deepspeed:
             phase = _whole_by_then(phase, timeline)
         if copy_bytes:
             phase = _with_extra(phase, Components(weights=copy_bytes))
         phases.append(phase)
-    return Timeline(phases=tuple(phases))
+    return replace(timeline, phases=tuple(phases))
 
 
 def _whole_by_then(load: Phase, timeline: Timeline) -> Phase:
@@ -45,26 +46,15 @@ def _with_extra(phase: Phase, extra: Components) -> Phase:
     return Phase(name=phase.name, resident=phase.resident + extra, peak=phase.peak + extra)
 
 
-def _num_waiting(recipe: Recipe, phase: str) -> int:
-    """Micro batches that are on the GPU beside what the phase itself runs. Answers of GRPO stay until the next are
-    there (``_buffered_inputs`` of TRL's ``grpo_trainer.py``), so while those are made both are."""
-    task = recipe.task
-    if task is None or not task.is_grpo:
-        return recipe.num_waiting + (phase not in MICRO_BATCH_PHASES)
-    generated = recipe.micro_batches_at_once
-    if phase == REFERENCE_PHASE:
-        return 2 * generated - 1
-    return generated - (phase in MICRO_BATCH_PHASES)
-
-
 def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) -> Timeline:
     """``timeline`` with what vLLM takes of the GPU in every phase from its start on, which ``init`` ends with."""
     if engine is None:
         return timeline
     taken = {SYNC_PHASE: engine.syncing_bytes, GENERATE_PHASE: engine.awake_bytes, "load": 0}
-    return Timeline(
+    return replace(
+        timeline,
         phases=tuple(
             _with_extra(phase, Components(inference_engine=taken.get(phase.name, engine.training_bytes)))
             for phase in timeline.phases
-        )
+        ),
     )

@@ -1,16 +1,24 @@
 """The highest moment of each phase: the engine's tensors from its events, the micro batch's from the trace."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from vlmplan.architecture.reference import reference_start
 from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, Parts, Run, Span, Trace, add_parts
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
-from vlmplan.engines.events import Component, Sink, Stream
+from vlmplan.engines.events import Component, Marked, Sink, Stream
 
 if TYPE_CHECKING:
     from vlmplan.engines.gather_replay import PhaseReplay
+
+
+class Stretch(NamedTuple):
+    """From a mark to the next, or to the end: bytes that are live when it begins, and at most."""
+
+    marked: Marked
+    start_bytes: int
+    most_bytes: int
 
 
 class PeakTracker(Sink):
@@ -24,16 +32,38 @@ class PeakTracker(Sink):
         self._batch_bytes = 0
         self._peak_bytes = 0
         self._at_peak: tuple[Sequence[int], Parts] = ((0,) * len(Component), NO_PARTS)
+        self._stretches: list[tuple[Stretch, tuple[Sequence[int], Parts]]] = []
+        """Those of the phase that have ended, with their highest moments."""
+        self._marked: Marked = None
+        self._start_bytes = 0
         self._is_at_peak = False
         """The present is the highest moment, and ``_at_peak`` is to be noted before anything changes but upwards."""
 
     def start_phase(self) -> None:
-        self._note(self._batch, self._held_bytes + self._batch_bytes)
+        self._stretches.clear()
+        self._start_stretch(None)
+
+    def mark(self, marked: Marked) -> None:
+        self._stretches.append(self._stretch())
+        self._start_stretch(marked)
+
+    def _start_stretch(self, marked: Marked) -> None:
+        self._marked, self._start_bytes = marked, self._held_bytes + self._batch_bytes
+        self._note(self._batch, self._start_bytes)
+
+    def _stretch(self) -> tuple[Stretch, tuple[Sequence[int], Parts]]:
+        self._leave_peak()
+        return Stretch(self._marked, self._start_bytes, self._peak_bytes), self._at_peak
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """Those of the phase so far: one, where nothing has been marked."""
+        return [stretch for stretch, _ in (*self._stretches, self._stretch())]
 
     @property
     def peak(self) -> Components:
-        self._leave_peak()
-        return _components(*self._at_peak)
+        _, at_peak = max((*self._stretches, self._stretch()), key=lambda one: one[0].most_bytes)
+        return _components(*at_peak)
 
     def now(self) -> Components:
         return _components(self._held, self._batch)

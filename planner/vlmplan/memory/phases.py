@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.engines.components import Components
+from vlmplan.recipe import Recipe
 
 REFERENCE_PHASE = "reference"
 """The forward of the reference: in DPO between forward and backward, in GRPO before forward."""
 SYNC_PHASE, GENERATE_PHASE = "sync", "generate"
 """Of GRPO: weights are sent to vLLM, and answers are generated."""
 ROLLOUT_PHASES = (SYNC_PHASE, GENERATE_PHASE)
+MICRO_BATCH_PHASES = ("forward", REFERENCE_PHASE, "backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +24,15 @@ class Phase:
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "resident_bytes": self.resident.total, "peak_bytes": self.peak.total}
+
+
+def num_waiting(recipe: Recipe, phase: str) -> int:
+    """Micro batches that are on the GPU beside what the phase itself runs. Answers of GRPO stay until the next are
+    there (``_buffered_inputs`` of TRL's ``grpo_trainer.py``), so while those are made both are."""
+    task = recipe.task
+    if task is None or not task.is_grpo:
+        return recipe.num_waiting + (phase not in MICRO_BATCH_PHASES)
+    generated = recipe.micro_batches_at_once
+    if phase == REFERENCE_PHASE:
+        return 2 * generated - 1
+    return generated - (phase in MICRO_BATCH_PHASES)

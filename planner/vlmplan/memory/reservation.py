@@ -36,8 +36,8 @@ MicroBatch = tuple[Trace, Operations]
 
 
 class Reservation:
-    """One replay on the fullest rank. ``trace`` is of a ``LoggingTape``, ``operations`` its expansion. ``lasting``:
-    blocks that come before the first step and stay.
+    """One replay on ``rank``; None: where the optimizer step takes most. ``trace`` is of a ``LoggingTape``,
+    ``operations`` its expansion. ``lasting``: blocks that come before the first step and stay.
 
     ``micro_batches``: those of a run whose samples differ in length, in order, all of the same weights; without them
     every micro batch is that of ``trace``.
@@ -51,6 +51,7 @@ class Reservation:
         recipe: Recipe,
         *,
         num_ranks: int,
+        rank: int | None = None,
         lasting: Sequence[int] = (),
         capacity_bytes: int | None = None,
         micro_batches: Sequence[MicroBatch] = (),
@@ -67,7 +68,7 @@ class Reservation:
         self._gatherings_by_uses: dict[Hashable, list[Changes]] = {}
         has_streams = engine_of(table, recipe, num_ranks=num_ranks, rank=0).has_streams
         self._blocks = EngineBlocks(self.allocator, has_streams=has_streams)
-        self._engine = engine_of(table, recipe, num_ranks=num_ranks, sink=self._blocks)
+        self._engine = engine_of(table, recipe, num_ranks=num_ranks, rank=rank, sink=self._blocks)
         self._gather_stream = Stream.GATHER if has_streams else Stream.DEFAULT
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}
@@ -276,6 +277,7 @@ def peak_reserved_bytes(
     recipe: Recipe,
     *,
     num_ranks: int,
+    rank: int | None = None,
     lasting: Sequence[int] = (),
     capacity_bytes: int | None = None,
     micro_batches: Sequence[MicroBatch] = (),
@@ -291,6 +293,7 @@ def peak_reserved_bytes(
         operations,
         recipe,
         num_ranks=num_ranks,
+        rank=rank,
         lasting=lasting,
         capacity_bytes=capacity_bytes,
         micro_batches=micro_batches,

@@ -3,11 +3,14 @@
     load → init → (sync) → (generate) → forward → (reference) → backward → step → (evaluation) → save
 
 ``forward`` includes the loss, ``reference`` is the forward of what a preference loss is compared with, ``backward``
-includes the gradient reduction. Phases are those of a later step, on the rank that holds most; the first step lacks the
-optimizer's states until it ends.
+includes the gradient reduction. Phases are those of a later step; the first step lacks the optimizer's states until it
+ends. All are of one rank: the one whose highest moment after ``init``, until which ranks are alike, is the highest of
+all. Another rank may have a higher peak in a phase, but none as high as that.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.autocast import cached_casts
@@ -19,16 +22,18 @@ from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
-from vlmplan.memory.phases import REFERENCE_PHASE, Phase
+from vlmplan.memory.phases import REFERENCE_PHASE, Phase, num_waiting
+from vlmplan.memory.ranks import WalkedStep, highest_rank
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The phases of a run on the fullest GPU."""
+    """The phases of a run on the GPU of one rank."""
 
     phases: tuple[Phase, ...]
+    rank: int = 0
 
     @property
     def peak_phase(self) -> Phase:
@@ -57,10 +62,13 @@ class StartedRun:
         is_on_cpu: bool = False,
         read_bytes: int = 0,
     ) -> None:
-        """``rank`` looks at one rank instead of the fullest (a rehearsal sees one). ``is_on_cpu``: the ranks' devices
-        are the host itself; ``read_bytes``: what the rank that reads the checkpoint holds of it there
+        """``rank`` looks at one rank instead of the one with the highest peak. ``is_on_cpu``: the ranks' devices are
+        the host itself; ``read_bytes``: what the rank that reads the checkpoint holds of it there
         (``host.read_bytes``)."""
-        self._table = table
+        self._table, self._is_of_any_rank = table, rank is None
+        self._of_rank: Callable[..., StartedRun] = cache(
+            partial(StartedRun, table, recipe, num_ranks=num_ranks, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
+        )
         self._tracker = tracker = PeakTracker()
         self._engine = engine = engine_of(table, recipe, num_ranks=num_ranks, rank=rank, sink=tracker)
         self._load = _load(engine, tracker, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
@@ -69,15 +77,53 @@ class StartedRun:
         engine.use_first()
         engine.step(is_first=True)
 
-    def timeline(self, trace: Trace, recipe: Recipe, evaluated: Evaluated | None = None) -> Timeline:
+    def timeline(
+        self, trace: Trace, recipe: Recipe, evaluated: Evaluated | None = None, *, batch_bytes: int = 0
+    ) -> Timeline:
         """The phases with a later step whose micro batches are like ``trace``, that of ``recipe``, and with what is
-        ``evaluated`` after it."""
+        ``evaluated`` after it. ``batch_bytes`` of each micro batch that waits are not among them, but count in which
+        rank has the highest peak."""
         engine, tracker = self._engine, self._tracker
+
+        def highest(phases: Iterable[Phase]) -> int:
+            return max([phase.peak.total + num_waiting(recipe, phase.name) * batch_bytes for phase in phases])
+
         self._reach_last_micro_batch(trace, accumulates=recipe.grad_accum > 1)
-        rollout: tuple[Phase, ...] = ()
+        within: tuple[Phase, ...] = ()
         if isinstance(evaluated, Rollout) and evaluated.is_within_step:
-            rollout = evaluated.phases(engine, tracker, trace)
+            within = evaluated.phases(engine, tracker, trace)
         replay = MicroBatchReplay(engine, tracker, trace)
+        forwards = self._forward(replay, trace, recipe)
+        replay.backward()
+        engine.reduce_gradients()
+        replay.release_outputs()
+        stretches = tracker.stretches
+        backward = _ended("backward", tracker)
+        replay.begin_step()
+        tracker.start_phase()
+        engine.step(is_first=False)
+        step = _ended("step", tracker)
+        beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
+        written = beside[-1] if beside and not isinstance(evaluated, Rollout) else step  # from where the tensors lie
+        save = Phase(name="save", resident=step.resident, peak=written.resident)
+        if self._is_of_any_rank and len(stretches) > 1:
+            walked = WalkedStep(
+                before=highest([*within, *forwards]),
+                stretches=stretches,
+                beside_backward=num_waiting(recipe, backward.name) * batch_bytes,
+                step=highest([step]),
+                after=highest([*beside, save]),
+            )
+            rank = highest_rank(engine, walked, accumulates=recipe.grad_accum > 1)
+            if rank != engine.rank:
+                return self._of_rank(rank=rank).timeline(trace, recipe, evaluated)
+        rollout, beside = (within or beside, ()) if isinstance(evaluated, Rollout) else ((), beside)
+        phases = (self._load, self._init, *rollout, *forwards, backward, step, *beside, save)
+        return Timeline(phases=phases, rank=engine.rank)
+
+    def _forward(self, replay: MicroBatchReplay, trace: Trace, recipe: Recipe) -> list[Phase]:
+        """The model's own, and that of a reference."""
+        tracker = self._tracker
         tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(self._table, recipe, trace)))
         tracker.start_phase()
         forwards: list[Phase] = []
@@ -89,21 +135,7 @@ class StartedRun:
 
         replay.forward(end_own_forward)
         tracker.free("casts")
-        forwards.append(_ended(REFERENCE_PHASE if forwards else "forward", tracker))
-        replay.backward()
-        engine.reduce_gradients()
-        replay.release_outputs()
-        backward = _ended("backward", tracker)
-        replay.begin_step()
-        tracker.start_phase()
-        engine.step(is_first=False)
-        step = _ended("step", tracker)
-        beside = () if evaluated is None or rollout else evaluated.phases(engine, tracker, trace)
-        written = beside[-1] if beside and not isinstance(evaluated, Rollout) else step  # from where the tensors lie
-        if isinstance(evaluated, Rollout):
-            rollout, beside = rollout or beside, ()
-        save = Phase(name="save", resident=step.resident, peak=written.resident)
-        return Timeline(phases=(self._load, self._init, *rollout, *forwards, backward, step, *beside, save))
+        return [*forwards, _ended(REFERENCE_PHASE if forwards else "forward", tracker)]
 
     def _reach_last_micro_batch(self, trace: Trace, *, accumulates: bool) -> None:
         """The earlier micro batches of a step."""

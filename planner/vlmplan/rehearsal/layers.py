@@ -173,10 +173,10 @@ def rehearsed_peaks(short: Estimate) -> Peaks:
     """Of a later step, library workspaces included as the estimate has them."""
     from vlmplan.memory.overhead import workspace_bytes
     from vlmplan.rehearsal.process import run_rehearsal
-    from vlmplan.rehearsal.request import fullest_rank_of, request_json
+    from vlmplan.rehearsal.request import request_json
 
     plan = plan_from_estimate(short)
-    request = request_json(plan, short, rank=fullest_rank_of(short))
+    request = request_json(plan, short, rank=short.timeline.rank)
     answer = run_rehearsal(request, plan, say=lambda text: None)
     workspaces = workspace_bytes(short.cluster.node.gpu)
     return {

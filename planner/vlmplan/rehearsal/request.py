@@ -2,9 +2,8 @@
 
 from dataclasses import asdict
 
-from vlmplan.engines.choice import engine_of
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimate, Estimator, packed_samples
+from vlmplan.estimation import Estimate, packed_samples
 from vlmplan.evaluation import Kept
 from vlmplan.hardware import Gpu
 from vlmplan.json_reader import JsonDict
@@ -14,20 +13,10 @@ from vlmplan.sample_audio import sample_audio
 from vlmplan.sample_images import sample_image
 from vlmplan.training_task import TrainingTask
 
-PARTITIONED_STAGES = (1, 2)
-"""ZeRO stages under which the ranks' gradient buffers differ in size."""
 LEAST_STEPS = 3
 """The first step, one whose peaks are known, and one in which they are looked at when they come again."""
 AMPERE = (8, 0)
 """Whose attention is taken where the compute capability of a card is not known, as in ``Estimator.backend``."""
-
-
-def fullest_rank_of(estimate: Estimate) -> int:
-    """The rank that the estimate describes."""
-    if estimate.recipe.zero_stage not in PARTITIONED_STAGES:
-        return 0  # without the model's parameters, which take time
-    table = Estimator(estimate.workload, estimate.recipe).table
-    return engine_of(table, estimate.recipe, num_ranks=estimate.cluster.num_gpus).rank
 
 
 def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | None = None) -> JsonDict:

@@ -19,7 +19,6 @@ from vlmplan.engines.components import Components
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.phases import Phase
-from vlmplan.memory.timeline import Timeline
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.rehearsal.layers import Rehearse, layers_json, rehearsed_peaks
@@ -149,7 +148,7 @@ def _corrected(found: Estimate, missing: Mapping[tuple[str, str], int]) -> Estim
         )
         for phase in found.timeline.phases
     )
-    timeline = Timeline(phases=phases)
+    timeline = replace(found.timeline, phases=phases)
     change = timeline.peak.total - found.timeline.peak.total
     device = replace(
         found.device,

@@ -226,7 +226,7 @@ class MemoizedEstimates:
         return with_copy(states.states(recipe, num_ranks), estimator.table, recipe, num_ranks)
 
     def _engine(self, recipe: Recipe, num_ranks: int) -> Engine:
-        """The engine on the rank that holds most, for what it says of any micro batch."""
+        """The engine on the rank whose optimizer step takes most, for what it says of any micro batch."""
         return self._engines.get(self.any_batch(recipe), num_ranks)
 
     def _new_engine(self, recipe: Recipe, num_ranks: int) -> Engine:

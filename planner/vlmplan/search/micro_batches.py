@@ -235,7 +235,7 @@ class States:
         return self._states[key]
 
     def engine(self, recipe: Recipe, num_ranks: int) -> Engine:
-        """The engine of the recipe on the rank that holds most."""
+        """The engine of the recipe on the rank whose optimizer step takes most."""
         return engine_of(self._table, recipe, num_ranks=num_ranks)
 
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
