@@ -1,9 +1,9 @@
 """What the sounds of one sample become, and with its images: tokens of the language model."""
 
-from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, AudioShape, audio_shape
+from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, MAY_BE_DEAF, AudioShape, audio_shape
 from vlmplan.errors import InputError
 from vlmplan.sample_images import image_tokens
-from vlmplan.workload import Workload
+from vlmplan.workload import ModelFiles, Workload
 
 
 def sample_audio(workload: Workload) -> AudioShape | None:
@@ -15,7 +15,7 @@ def sample_audio(workload: Workload) -> AudioShape | None:
     if not workload.audios_per_sample:
         return None
     model = workload.model
-    if model.model_type not in AUDIO_MODEL_TYPES:
+    if not _hears(model):
         is_unknown = model.has_audio_tower
         why = f"vlmplan does not describe how {model.id} hears" if is_unknown else f"{model.id} takes no sound"
         raise InputError(f"--audio-seconds is {workload.audio_seconds:g}, but {why}; leave it off")
@@ -31,13 +31,18 @@ def sample_audio(workload: Workload) -> AudioShape | None:
     return audio
 
 
+def _hears(model: ModelFiles) -> bool:
+    """Whether it is of a type of which vlmplan describes how, and has a tower for that."""
+    return model.model_type in AUDIO_MODEL_TYPES and (model.has_audio_tower or model.model_type not in MAY_BE_DEAF)
+
+
 def audio_tokens(workload: Workload) -> int:
     """Tokens that the sounds of one sample take in the language model; 0 where the model is not known to hear.
 
     Raises InputError for sounds that the feature extractor refuses.
     """
     model = workload.model
-    if not workload.audios_per_sample or model.model_type not in AUDIO_MODEL_TYPES:
+    if not workload.audios_per_sample or not _hears(model):
         return 0
     audio = audio_shape(model.config, model.preprocessor, seconds=workload.audio_seconds)
     return audio.num_tokens * workload.audios_per_sample

@@ -15,9 +15,9 @@ DEFAULT_GLOBAL_BATCH = 16
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_IMAGE_SIZE = (448, 448)
 MAX_NUM_SAMPLES = 10**12
-EAGER_TOWER_TYPES = frozenset({"gemma3n", "gemma4"})
+EAGER_TOWER_TYPES = frozenset({"gemma4"})
 """Models whose audio tower has attention of its own, and refuses the names of others: ``_supports_sdpa`` of
-``Gemma3nAudioEncoder`` and ``Gemma4AudioModel`` is False in transformers 5.23."""
+``Gemma4AudioModel`` is False in transformers 5.23."""
 MAX_AUDIO_SECONDS = 86_400
 """A day."""
 LEAST_TEXT_TOKENS = 256
@@ -59,7 +59,7 @@ class ModelFiles:
 
     @property
     def has_eager_tower(self) -> bool:
-        """Whether it has a tower for which transformers knows eager attention alone (Gemma 3n, Gemma 4 E2B)."""
+        """Whether it has a tower for which transformers knows eager attention alone (Gemma 4 E2B)."""
         return self.has_audio_tower and self.model_type in EAGER_TOWER_TYPES
 
     @property

@@ -1,4 +1,4 @@
-"""Gemma 4 with its towers against transformers: padded patches, pooled features, an audio tower that only weighs."""
+"""Gemma 4 with its towers against transformers: padded patches, pooled features, and an audio tower beside them."""
 
 import pytest
 

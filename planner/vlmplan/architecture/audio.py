@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.architecture.images.settings import Settings, count, file_settings, section
+from vlmplan.architecture.images.settings import Settings, count, file_settings, number, section
 from vlmplan.errors import InputError, UnknownNameError
 
 
@@ -17,14 +17,21 @@ from vlmplan.errors import InputError, UnknownNameError
 class AudioShape:
     """What one sound becomes.
 
-    ``num_tokens`` are positions in the language model that features of the sound are put into; what only the chat
-    template writes around them (``<|audio_bos|>``) counts as text. ``num_frames`` of the spectrogram are of the sound,
-    of ``num_padded_frames`` that the model is handed.
+    ``num_tokens`` are its positions in the language model, of which ``num_marker_tokens`` are text that the processor
+    writes around it; into the others features are put. What only the chat template writes (``<|audio_bos|>``) counts as
+    text in neither. ``num_frames`` of the spectrogram are of the sound, of ``num_padded_frames`` that the model is
+    handed.
     """
 
     num_tokens: int
     num_frames: int
     num_padded_frames: int
+    num_marker_tokens: int = 0
+
+    @property
+    def num_feature_tokens(self) -> int:
+        """Tokens that features are put into."""
+        return self.num_tokens - self.num_marker_tokens
 
 
 def audio_shape(
@@ -42,7 +49,7 @@ def audio_shape(
     preprocessor = file_settings(preprocessor_config or {}, "preprocessor_config.json: ")
     settings = section(preprocessor, EXTRACTOR) or preprocessor
     shape = _SHAPES[model_type](file_settings(config, "config.json: "), settings, seconds)
-    if shape.num_tokens < 1:
+    if shape.num_feature_tokens < 1:
         raise InputError(f"--audio-seconds is {seconds:g}, too short for a token of a {model_type}; give more")
     return shape
 
@@ -91,6 +98,29 @@ def _phi4_multimodal_shape(config: Settings, settings: Settings, seconds: float)
     return AudioShape(num_tokens=num_tokens, num_frames=num_frames, num_padded_frames=num_frames)
 
 
+LONGEST_VALUES = 480_000
+"""Of a waveform that Gemma's feature extractors do not cut, ..."""
+VALUES_MULTIPLE = 128
+"""... and what they pad its length to a multiple of."""
+
+
+def _gemma4_shape(config: Settings, settings: Settings, seconds: float) -> AudioShape:
+    """``Gemma4AudioFeatureExtractor``: a frame is the sound's where the last value in its window is;
+    ``Gemma4Processor`` writes a token for every fourth of them, one before and one behind."""
+    rate = count(settings, "sampling_rate", 16_000)
+    window, hop = (
+        round(rate * number(settings, key, default) / 1000)
+        for key, default in (("frame_length_ms", 20.0), ("hop_length_ms", 10.0))
+    )
+    num_values = min(_num_values(settings, seconds), LONGEST_VALUES)
+    num_padded_values = -(-num_values // VALUES_MULTIPLE) * VALUES_MULTIPLE
+    num_padded = max(0, (num_padded_values + window // 2 - window - 1) // hop + 1)
+    num_frames = min(num_padded, max(0, -(-(num_values + window // 2 - window) // hop)))
+    return AudioShape(
+        num_tokens=-(-num_frames // 4) + 2, num_frames=num_frames, num_padded_frames=num_padded, num_marker_tokens=2
+    )
+
+
 def halved(length: int, *, times: int = 1) -> int:
     """What convolutions with a stride of 2 that are padded by one leave of ``length``.
 
@@ -103,10 +133,14 @@ def halved(length: int, *, times: int = 1) -> int:
 
 
 _SHAPES: Mapping[str, Callable[[Settings, Settings, float], AudioShape]] = {
+    "gemma4": _gemma4_shape,
     "phi4_multimodal": _phi4_multimodal_shape,
     "qwen2_5_omni_thinker": _qwen2_5_omni_shape,
     "qwen3_omni_moe_thinker": _qwen3_omni_shape,
 }
+
+MAY_BE_DEAF = frozenset({"gemma4"})
+"""Those of which a configuration without an ``audio_config`` has no tower, where others have that of its defaults."""
 
 AUDIO_MODEL_TYPES = tuple(_SHAPES)
 """The ``model_type`` values of config.json that ``audio_shape`` knows."""

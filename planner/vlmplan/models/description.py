@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, EXTRACTOR
+from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, EXTRACTOR, MAY_BE_DEAF
 from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import FAMILIES
@@ -50,7 +50,8 @@ def files_of_texts(
     notes = list(notes)
     if config is not whole:
         notes.append(thinker_note(name, whole))
-    if config["model_type"] in AUDIO_MODEL_TYPES:
+    is_deaf = config["model_type"] in MAY_BE_DEAF and not config.get("audio_config")
+    if config["model_type"] in AUDIO_MODEL_TYPES and not is_deaf:
         notes.append(f"Without --audio-seconds samples have no sound: the audio tower of {name} is idle.")
     if config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config)):
         notes.append(

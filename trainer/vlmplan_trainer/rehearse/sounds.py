@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+TEXT_TOKEN = 4
+"""What stands for text that a processor writes around a sound."""
+
 Made = tuple[dict[str, torch.Tensor], dict[str, tuple[int, ...]]]
 
 
@@ -19,6 +22,7 @@ class AudioSpec:
     num_tokens: int
     num_frames: int
     num_padded_frames: int
+    num_marker_tokens: int = 0
 
 
 def with_sounds(config: Any, row: torch.Tensor, audio: AudioSpec, count: int) -> torch.Tensor:
@@ -26,18 +30,20 @@ def with_sounds(config: Any, row: torch.Tensor, audio: AudioSpec, count: int) ->
     num_markers = 2 * count if len(row) >= 2 * count else 0
     around = [audio_token(config, "audio_start_token_id")] if num_markers else []
     behind = [audio_token(config, "audio_end_token_id")] if num_markers else []
-    sound = torch.tensor([*around, *[audio_token(config)] * audio.num_tokens, *behind])
+    text = [TEXT_TOKEN] * audio.num_marker_tokens
+    features = [audio_token(config)] * (audio.num_tokens - audio.num_marker_tokens)
+    sound = torch.tensor([*around, *features, *text, *behind])
     return torch.cat([row[: len(row) - num_markers], *[sound] * count])
 
 
 def audio_token(config: Any, name: str = "audio_token_id") -> int:
-    """The id that stands for a token of sound, or the one of another ``name``; 4 where the configuration has none."""
+    """The id that stands for a token of sound, or the one of another ``name``; of text where there is none."""
     values = (getattr(section, name, None) for section in (config, config.audio_config))
-    return int(next((value for value in values if value is not None), 4))
+    return int(next((value for value in values if value is not None), TEXT_TOKEN))
 
 
 def sound_inputs(config: Any, audio: AudioSpec, num_audios: int) -> Made:
-    """What the processor hands to the model of ``num_audios`` sounds beside their tokens."""
+    """What the processor hands to the model of ``num_audios`` sounds beside their tokens, without types of these."""
     return _FAMILIES[config.model_type](config, audio, num_audios)
 
 
@@ -56,7 +62,18 @@ def _phi4_multimodal(config: Any, audio: AudioSpec, num_audios: int) -> Made:
     return values, {"audio_input_features": (num_audios, audio.num_padded_frames, config.audio_config.input_size)}
 
 
+def _masked_spectrograms(config: Any, audio: AudioSpec, num_audios: int) -> Made:
+    """Spectrograms, mel bins last, with a mask of their frames."""
+    is_of_sound = torch.arange(audio.num_padded_frames) < audio.num_frames
+    values = {"input_features_mask": is_of_sound.repeat(num_audios, 1)}
+    return values, {"input_features": (num_audios, audio.num_padded_frames, MEL_BINS)}
+
+
+MEL_BINS = 128
+"""Of Gemma's feature extractors."""
+
 _FAMILIES: Mapping[str, Callable[[Any, AudioSpec, int], Made]] = {
+    "gemma4": _masked_spectrograms,
     "phi4_multimodal": _phi4_multimodal,
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _padded_spectrograms),
 }

@@ -11,13 +11,14 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma import Masks
 from vlmplan.architecture.families.gemma4 import Gemma4Decoder, decoder
-from vlmplan.architecture.families.gemma4_audio import Gemma4Audio
+from vlmplan.architecture.families.gemma4_audio import NUM_BINS, Gemma4Audio
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm
 from vlmplan.architecture.families.gemma4_vision import Gemma4Vision
 from vlmplan.architecture.families.image_text import ImageTextModel
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.families.text import ties_word_embeddings
-from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.model import Batch, Input, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.read_weights import ReadWeight
 from vlmplan.architecture.tensor import Tensor
@@ -51,6 +52,7 @@ class Gemma4Model(Module):
     def add_modules(self, language_model: Gemma4Decoder, vision: Config | None, audio: Config | None) -> None:
         """Set the modules in the order of transformers; no module for a section that the configuration leaves out."""
         text_width = language_model.shape.hidden_size
+        self.audio_tower: Any = None
         self.vision_tower: Any = None if vision is None else Gemma4Vision(vision)
         self.language_model = language_model
         if audio is not None:
@@ -86,12 +88,30 @@ class Gemma4Model(Module):
                 compare_sizes(features)
                 embeddings = ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
                 del features
+        if tape.spectrograms is not None:
+            embeddings = self.with_sounds(ids, embeddings, batch, held)
         with tape.section("masks"):
             masks = self._masks(embeddings, backend)
         hidden = language_model(embeddings, [] if per_layer is None else [per_layer], backend, masks)
         if read is not None:
             tape.release(read)
         return hidden
+
+    def with_sounds(self, ids: Tensor, embeddings: Tensor, batch: Batch, held: list[Tensor]) -> Tensor:
+        """``embeddings`` with features of sounds in the place of their tokens; ``held`` gets what lives on."""
+        tape, spectrograms, audio = ids.tape, ids.tape.spectrograms, batch.audio
+        assert spectrograms is not None
+        assert audio is not None
+        encoded = self.audio_tower(spectrograms)
+        with tape.section("audio.features"):
+            features = self.embed_audio(encoded)
+            held += [encoded, features]
+            places = tape.tensor((2, batch.num_audios * audio.num_feature_tokens), DType.INT64)
+            features = take_rows(features, places, (places.shape[1], features.shape[-1]))
+            held.append(features)
+            tape.outputs.append(features.detached())
+            compare_sizes(features)
+            return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
 
     def image_features(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> list[Tensor]:
         """``get_image_features``: what its result holds, of which the features of all images are the last."""
@@ -148,10 +168,21 @@ class Gemma4(ImageTextModel):
         num_patches = batch.image.num_patches + batch.image.num_padding_patches
         return (batch.num_images, num_patches, self.patch_numel)
 
-    def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
+    def more_inputs(self, batch: Batch) -> Sequence[Input]:
         """``image_position_ids`` and ``mm_token_type_ids``."""
         places = (*self.pixel_shape(batch)[:-1], 2)
         return [(places, DType.INT64), ((batch.micro_batch, batch.num_tokens), DType.INT64)]
+
+    def spectrogram_shape(self, batch: Batch) -> tuple[int, ...]:
+        assert batch.audio is not None
+        return (batch.num_audios, batch.audio.num_padded_frames, NUM_BINS)
+
+    def more_audio_inputs(self, batch: Batch) -> Sequence[Input]:
+        """``input_features_mask``, and ``mm_token_type_ids`` where no image brings them."""
+        assert batch.audio is not None
+        mask: Input = ((batch.num_audios, batch.audio.num_padded_frames), DType.BOOL)
+        types: Input = ((batch.micro_batch, batch.num_tokens), DType.INT64)
+        return [mask] if batch.num_images else [mask, types]
 
 
 def build(config: Config) -> Gemma4:

@@ -64,6 +64,19 @@ def count(settings: Settings, key: str, default: int) -> int:
     return default if value is None else _positive(value, _named(settings, key))
 
 
+def number(settings: Settings, key: str, default: float) -> float:
+    """The positive number under ``key``.
+
+    Raises InputError where the value is anything else.
+    """
+    value: object = settings.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_INTEGER:
+        raise not_allowed("", _named(settings, key), value, "a number above 0")
+    return float(value)
+
+
 def flag(settings: Settings, key: str, default: bool) -> bool:
     """The truth value under ``key``.
 

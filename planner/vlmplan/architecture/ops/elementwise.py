@@ -31,6 +31,14 @@ def _add_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (to(g, x_dtype) if node.needs[0] else None, grad_y)
 
 
+def add_in_place(x: Tensor, y: Tensor) -> Tensor:
+    """``x += y`` of one type: saves nothing; x's storage is the result, and both gradients are g."""
+    tape = x.tape
+    node = tape.node((x, y), _add_backward, meta=(x.dtype, y.dtype, None))
+    tape.move(3 * x.num_bytes)
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
 def subtract(x: Tensor, y: Tensor) -> Tensor:
     """``x - y``: saves nothing; the gradient of x is g, that of y ``-g``, of x's size before it is summed."""
     tape = x.tape
