@@ -1,11 +1,11 @@
 """Where the phases of a plan begin and end in Hugging Face's Trainer, and their memory.
 
 Trainer 5.23 has no events around forward and backward, so hooks of the model stand for them: forward runs from the
-model's own call until it returns, backward from there until the update begins (gradient clipping is in it), and the
-update until the Trainer has set the gradients free. Under DeepSpeed accelerate calls ``engine.step`` right behind
-``backward``, before ``on_pre_optimizer_step``, so there the optimizer's own ``step`` tells (``accelerate/utils/
-deepspeed.py``). Evaluation runs from its first forward to ``on_evaluate``: what it keeps for metrics is joined between
-its forwards.
+model's own call, with what DeepSpeed's hooks gather for it, until it returns, backward from there until the update
+begins (gradient clipping is in it), and the update until the Trainer has set the gradients free. Under DeepSpeed
+accelerate calls ``engine.step`` right behind ``backward``, before ``on_pre_optimizer_step``, so there the optimizer's
+own ``step`` tells (``accelerate/utils/deepspeed.py``). Evaluation runs from its first forward to ``on_evaluate``: what
+it keeps for metrics is joined between its forwards.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class TrainerPhases:
         """Everything is there; steps come next."""
         self.switch(None)
         self._hooks = [
-            model.register_forward_pre_hook(self._before_forward),
+            model.register_forward_pre_hook(self._before_forward, prepend=True),
             model.register_forward_hook(self._after_forward, always_call=True),
         ]
         inner = getattr(optimizer, "optimizer", optimizer)

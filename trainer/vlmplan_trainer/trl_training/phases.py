@@ -46,7 +46,7 @@ class TaskPhases(TrainerPhases):
 
     def follow_reference(self, model: torch.nn.Module) -> None:
         """``model`` is a second one, whose calls within the loss are the reference's."""
-        self._hooks += [model.register_forward_pre_hook(self._before_reference)]
+        self._hooks += [model.register_forward_pre_hook(self._before_reference, prepend=True)]
         self._hooks += [model.register_forward_hook(self._after_reference, always_call=True)]
 
     def _before_reference(self, model: torch.nn.Module, inputs: Any) -> None:
