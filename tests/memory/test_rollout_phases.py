@@ -59,6 +59,15 @@ def test_generation_under_stage_3_gathers_every_weight():
     assert found["generate"].peak.weights - found["generate"].resident.weights >= whole
 
 
+def test_gathering_every_weight_takes_all_shards_from_the_host_to_the_gpu_at_once():
+    """Half of the weights on each of 2 GPUs, beside the whole ones; what few prompts take is less than these."""
+    table = estimator(Method.FULL, 3).table
+    whole = sum(one.numel * count for one, count in table.kinds if one.numel > 10**5) * 2
+    recipe = for_grpo(stage=3).with_changes(offload_params=Offload.CPU, micro_batch=1)
+    found = phases(recipe)["generate"]
+    assert found.peak.weights - found.resident.weights == whole + whole // 2
+
+
 def test_a_reference_is_looked_up_before_the_forward():
     without, found = phases(for_grpo()), phases(for_grpo(reference=Reference.COPY))
     assert list(found)[2:5] == ["generate", "reference", "forward"]

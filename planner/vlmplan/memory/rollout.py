@@ -50,7 +50,7 @@ class Rollout(Evaluated):
     def _generate(self, engine: Engine, tracker: PeakTracker) -> Phase:
         tracker.start_phase()
         if self.generated is not None:
-            tracker.allocate("whole", Component.WEIGHTS, self.whole_bytes)
+            self._gather_all(engine, tracker)
             run_forward(self.generated.prompt.trace, engine, tracker, None)
             tracker.forget_batch()
             tracker.allocate("prompts", Component.ACTIVATIONS, self.generated.prompt.input_bytes)
@@ -61,6 +61,14 @@ class Rollout(Evaluated):
             for owner in ("cache", "prompts", "whole"):
                 tracker.free(owner)
         return Phase(name=GENERATE_PHASE, resident=tracker.now(), peak=tracker.peak)
+
+    def _gather_all(self, engine: Engine, tracker: PeakTracker) -> None:
+        """All weights at once: where this rank's shards are on the host, all of them are on the GPU until the gathers
+        are done (``_allgather_params_coalesced`` in deepspeed 0.19.8 ``zero/partition_parameters.py``)."""
+        if engine.offloads_weights and engine.num_ranks > 1:
+            tracker.allocate("shards", Component.WEIGHTS, self.whole_bytes // engine.num_ranks)
+        tracker.allocate("whole", Component.WEIGHTS, self.whole_bytes)
+        tracker.free("shards")
 
     def _look_up(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
         """A second model's weights are gathered by themselves, as they come. So are the model's own without adapters,

@@ -89,6 +89,7 @@ class VisionTransformer(Module):
         windows = window_lengths(batch.image, merge_size=self.merge_size, merged_per_side=self.merged_per_side)
         with tape.section("vision.embedding"):
             x = self.patch_embed(pixels)
+            tape.prefetch()  # for the module of the positions
             order = tape.tensor((x.shape[0] // self.merge_size**2,), DType.INT64)
             x = take_rows(x, order, x.shape)
             # cos and sin are put into the order of the windows like the patches, one by one.

@@ -77,7 +77,7 @@ class PatchMerger(Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.ln_q(x)
         x = x.view(x.numel // self.merged_width, self.merged_width)
-        return self.mlp["2"](ops.gelu(self.mlp["0"](x)))
+        return ops.called(lambda x: self.mlp["2"](ops.called(ops.gelu, self.mlp["0"](x))), x)
 
 
 class VisionTransformer(Module):
@@ -100,6 +100,7 @@ class VisionTransformer(Module):
         tape = pixels.tape
         with tape.section("vision.embedding"):
             x = self.patch_embed(pixels)
+            tape.prefetch()  # for the module of the positions
             context = PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
         embedded = [x]
         del x  # the first block's input does not outlive the block

@@ -92,7 +92,7 @@ class PatchMerger(MergedPatches):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.normed(x, self.norm)
-        return self.linear_fc2(ops.gelu(self.linear_fc1(x)))
+        return self.linear_fc2(ops.called(ops.gelu, self.linear_fc1(x)))
 
 
 class VisionTransformer(Module):

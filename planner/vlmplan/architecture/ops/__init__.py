@@ -31,6 +31,7 @@ from vlmplan.architecture.ops.elementwise import (
     unary,
     where,
 )
+from vlmplan.architecture.ops.empty import called
 from vlmplan.architecture.ops.layout import (
     concatenate,
     embedding,
@@ -57,6 +58,7 @@ __all__ = [
     "activation_module",
     "add",
     "add_in_place",
+    "called",
     "cast_weight",
     "clamp",
     "concatenate",
