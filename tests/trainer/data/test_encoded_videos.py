@@ -29,7 +29,7 @@ from vlmplan.dataset.videos import VideoAmounts, video_reading
 from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.models import find_model
 from vlmplan_trainer.data.batches import Batches, collated, with_blank
-from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.encode import Encoder, TooLongError
 from vlmplan_trainer.data.flat_batches import FlatBatches
 from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.data.scan import scanned
@@ -291,6 +291,29 @@ def test_a_cut_keeps_whole_videos_and_leaves_out_what_has_no_room(folders, path:
     scan = scanned(small, samples)
     assert samples[2] in scan.samples
     assert "the sample's videos have more patches than the images that the plan has room for" in scan.sentences[0]
+
+
+@needs_torchvision
+@pytest.mark.parametrize("family", FAMILY_CASES)
+def test_the_scan_leaves_out_and_cuts_what_encoding_does(family: str, folders, path: Path):
+    """At lengths around the end of the videos and of the sample, SmolVLM's words of a video among them."""
+    sample, processor = samples_of(path)[4], load_processor(str(folders[family]), is_vision=True)
+    [whole] = scanned(encoder_of(folders[family]), [sample]).lengths
+    outcomes = set()
+    for seq_len in (*range(whole - 40, whole, 6), whole - 1, whole):
+        made = Encoder(processor, model_type=find_model(str(folders[family])).model_type, seq_len=seq_len)
+        scan = scanned(made, [sample])
+        try:
+            num_tokens = made.encode(sample)["input_ids"].shape[1]
+        except TooLongError:
+            outcomes.add("left out")
+            assert "the videos do not fit" in scan.sentences[0]
+            continue
+        outcomes.add("cut" if seq_len < whole else "whole")
+        assert num_tokens == min(whole, seq_len)
+        assert scan.lengths in ([num_tokens], [])
+        assert not scan.sentences or "first word comes after" in scan.sentences[0]
+    assert outcomes >= {"cut", "whole"}
 
 
 @needs_torchvision
