@@ -4,6 +4,7 @@ Models are shortened to few layers: with a tied and an untied head, with experts
 with a vision tower that sees no images, so that its weights get no gradients.
 """
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -109,6 +110,19 @@ def test_at_most_two_ranks_are_walked_however_many_there_are(monkeypatch: pytest
             memory_timeline(one.table, one.trace(recipe, CAPABILITY), recipe, num_ranks=num_ranks)
             assert len(walked) <= 2
             walked.clear()
+
+
+def test_ranks_that_get_less_and_later_than_another_are_left_out(monkeypatch: pytest.MonkeyPatch):
+    one, asked, own_bytes = estimator("smollm2-135m", Method.FULL, 0), set[int](), Zero12.own_bytes
+
+    def counted(engine: Zero12, marks: list[Marked], *, accumulates: bool) -> Iterator[OwnBytes]:
+        asked.add(engine.rank)
+        return own_bytes(engine, marks, accumulates=accumulates)
+
+    monkeypatch.setattr(Zero12, "own_bytes", counted)
+    recipe = Recipe(method=Method.FULL, zero_stage=2, zero=ZeroSettings(reduce_bucket_size=10**6))
+    memory_timeline(one.table, one.trace(recipe, CAPABILITY), recipe, num_ranks=64)
+    assert 1 <= len(asked) <= 64 // 3
 
 
 @pytest.mark.parametrize(("zero_stage", "num_ranks"), [(None, 1), (None, 4), (0, 4), (1, 1), (2, 1), (3, 4)])

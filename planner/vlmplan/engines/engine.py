@@ -10,7 +10,7 @@ Symbols in the engines' docstrings: p bytes of a trained weight and of its gradi
 trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``deepspeed`` is 0.19.8.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -222,6 +222,11 @@ class Engine:
         updates. ``accumulates``: the step has other micro batches before."""
         del accumulates
         return [OwnBytes(0, 0) for _ in marks]
+
+    def share_begins(self, places: Mapping[int, int]) -> int | None:
+        """The first of the ``places`` of gradients at which this rank gets its share, where ranks differ in that and in
+        ``own_gradient_bytes`` alone; else None."""
+        del places
 
     @property
     def own_resident_bytes(self) -> int:

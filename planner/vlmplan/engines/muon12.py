@@ -6,7 +6,7 @@ has the type of the gradient, lies twice, as it was and as it will be once the s
 (``_muon_staging_momentum``), and each update is a tensor of its own until the optimizer's step.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -97,9 +97,12 @@ class MuonZero12(Zero12):
         return [ordinal for group, zeros in groups for ordinal in zeros if not group.uses_muon]
 
     @cached_property
-    def _own_ordinals(self) -> Container[int]:
+    def _own_ordinals(self) -> Collection[int]:
         reached = zip(self.groups, self.partitions, strict=True)
         return frozenset(one for group, part in reached for one in group.ordinals[slice(*overlapping(group, part))])
+
+    def share_begins(self, places: Mapping[int, int]) -> int | None:
+        del places
 
     @property
     def own_resident_bytes(self) -> int:

@@ -7,7 +7,7 @@ output depends on gets a gradient of zeros beside that buffer, but where the hos
 (``get_all_grad_tensors``).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from vlmplan.engines.collectives import overfills
@@ -282,6 +282,12 @@ class Zero12(Zero12Formulas):
             yield OwnBytes(start, own + passing)
             if marked and not owned and self.recipe.zero_stage == 1 and self._is_beside_bucket(marked[0]):
                 own += self.table.gradient_sizes[marked[0]]
+
+    def share_begins(self, places: Mapping[int, int]) -> int | None:
+        has_beside = not self._is_contiguous or self.table.largest_trained > self._bucket_elements
+        if (has_beside and self.recipe.zero_stage == 1) or self.offloads_optimizer or self.table.idle:
+            return None
+        return min([places[one] for one in self._own_ordinals if one in places], default=len(places))
 
     def _is_beside_bucket(self, ordinal: int) -> bool:
         """Whether a gradient is reduced where it is, and not out of the bucket."""

@@ -3,7 +3,7 @@
 For searching, where ``engines.zero12`` would walk a step for each of thousands of setups; tests hold one to the other.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
 from vlmplan.architecture.trace import Trace
@@ -79,7 +79,7 @@ class Zero12Formulas(Engine):
         return sum(self._sizes_of(self.zero_ordinals))
 
     @cached_property
-    def _own_ordinals(self) -> Container[int]:
+    def _own_ordinals(self) -> Collection[int]:
         """The parameters that reach into this rank's partition."""
         return range(*overlapping(self.table, self.partition))
 

@@ -33,8 +33,15 @@ def highest_rank(engine: Engine, walked: WalkedStep, *, accumulates: bool) -> in
     ]
     backward = max([stretch.most_bytes for stretch in walked.stretches]) + walked.beside_backward
     highest, best = engine.rank, (max(walked.before, backward, walked.step, walked.after), engine.own_gradient_bytes)
-    for rank in range(engine.num_ranks):
+    places = {ordinal: place for place, marked in enumerate(marks) for ordinal in marked or ()}
+    compared: list[tuple[int, int]] = []
+    for rank in (engine.rank, *range(engine.num_ranks)):
         other = type(engine)(engine.table, engine.recipe, num_ranks=engine.num_ranks, rank=rank)
+        begins, share = other.share_begins(places), other.own_gradient_bytes
+        if begins is not None:
+            if any(earlier <= begins and larger >= share for earlier, larger in compared):
+                continue  # at no moment has it more than that rank
+            compared.append((begins, share))
         others = list(other.own_bytes(marks, accumulates=accumulates))
         peak = max(
             walked.before + others[0].at_start - own[0].at_start,
@@ -42,6 +49,6 @@ def highest_rank(engine: Engine, walked: WalkedStep, *, accumulates: bool) -> in
             max([num_bytes + each.most for num_bytes, each in zip(shared, others, strict=True)])
             + walked.beside_backward,
         )
-        if (peak, other.own_gradient_bytes) > best:
-            highest, best = rank, (peak, other.own_gradient_bytes)
+        if (peak, share) > best:
+            highest, best = rank, (peak, share)
     return highest
