@@ -93,6 +93,12 @@ def test_models_that_hear_nothing_refuse_sounds_in_one_sentence(alias, why):
         sample_audio(workload)
 
 
+def test_a_model_that_hears_in_another_way_is_refused_by_name():
+    workload = Workload(model=model_files("gemma-4-12b"), audios_per_sample=1, audio_seconds=5)
+    with pytest.raises(InputError, match="vlmplan does not describe how gemma-4-12b hears; leave it off"):
+        sample_audio(workload)
+
+
 def test_settings_of_a_feature_extractor_in_a_file_of_the_whole_processor_are_those_that_count():
     texts = {
         "config.json": json.dumps({"model_type": "qwen2_5_omni_thinker"}),

@@ -121,6 +121,26 @@ def _gemma4_shape(config: Settings, settings: Settings, seconds: float) -> Audio
     )
 
 
+def _gemma3n_shape(config: Settings, settings: Settings, seconds: float) -> AudioShape:
+    """``Gemma3nAudioFeatureExtractor``, with a mask of which every ``hop_length``-th value is taken;
+    ``Gemma3nProcessor`` writes as many tokens for any sound, and four around them."""
+    rate = count(settings, "sampling_rate", 16_000)
+    window, hop = (
+        round(rate * number(settings, key, default) / 1000)
+        for key, default in (("frame_length_ms", 32.0), ("hop_length_ms", 10.0))
+    )
+    num_values = min(_num_values(settings, seconds), LONGEST_VALUES)
+    num_padded_values = -(-num_values // VALUES_MULTIPLE) * VALUES_MULTIPLE
+    num_padded = max(0, (num_padded_values - window - 1) // hop + 1)
+    num_tokens = count(config, "audio_soft_tokens_per_image", 188) if num_padded else 0
+    return AudioShape(
+        num_tokens=num_tokens + 4,
+        num_frames=min(num_padded, -(-num_values // hop)),
+        num_padded_frames=num_padded,
+        num_marker_tokens=4,
+    )
+
+
 def halved(length: int, *, times: int = 1) -> int:
     """What convolutions with a stride of 2 that are padded by one leave of ``length``.
 
@@ -133,6 +153,7 @@ def halved(length: int, *, times: int = 1) -> int:
 
 
 _SHAPES: Mapping[str, Callable[[Settings, Settings, float], AudioShape]] = {
+    "gemma3n": _gemma3n_shape,
     "gemma4": _gemma4_shape,
     "phi4_multimodal": _phi4_multimodal_shape,
     "qwen2_5_omni_thinker": _qwen2_5_omni_shape,

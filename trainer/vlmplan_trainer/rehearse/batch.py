@@ -29,8 +29,8 @@ GRID_TYPES = (
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
-TYPED_SOUNDS = ("gemma4",)
-"""Models whose processor says of each token of a sample with sound what it is of."""
+TYPED_SOUNDS = {"gemma3n": "token_type_ids", "gemma4": "mm_token_type_ids"}
+"""What the processors say in of each token of a sample with sound what it is of."""
 TILE_TYPES = ("internvl", "ovis2")
 
 
@@ -106,7 +106,7 @@ def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] |
         more, shapes = sound_inputs(config, samples.audio, num_audios)
         values |= more
         if config.model_type in TYPED_SOUNDS and samples.image is None:
-            values["mm_token_type_ids"] = torch.zeros_like(ids)
+            values[TYPED_SOUNDS[config.model_type]] = torch.zeros_like(ids)
     if samples.image is not None:
         more, of_images = _FAMILIES[config.model_type](config, samples, samples.image, ids, token)
         values, shapes = values | more, shapes | of_images

@@ -73,7 +73,7 @@ MEL_BINS = 128
 """Of Gemma's feature extractors."""
 
 _FAMILIES: Mapping[str, Callable[[Any, AudioSpec, int], Made]] = {
-    "gemma4": _masked_spectrograms,
+    **dict.fromkeys(("gemma3n", "gemma4"), _masked_spectrograms),
     "phi4_multimodal": _phi4_multimodal,
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _padded_spectrograms),
 }

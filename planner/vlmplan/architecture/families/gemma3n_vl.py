@@ -14,10 +14,11 @@ from vlmplan.architecture.families.gemma4_experts import Gemma4Norm
 from vlmplan.architecture.families.image_text import ImageTextModel
 from vlmplan.architecture.families.mobilenet_v5 import CHANNELS, MobileNetV5
 from vlmplan.architecture.families.text import ties_word_embeddings
-from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.model import Batch, Input, Part
 from vlmplan.architecture.modules import Embedding, Linear, Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tensor import GraphNode, Tensor
+from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 
@@ -91,7 +92,46 @@ class Gemma3nModel(Module):
                 embeddings = ops.masked_scatter(embeddings, is_image, features)
                 held.append(is_image)
                 del is_image, features
+        if tape.spectrograms is not None:
+            embeddings = self.with_sounds(ids, embeddings, batch, held)
         return language_model(embeddings, [per_layer], backend)
+
+    def with_sounds(self, ids: Tensor, embeddings: Tensor, batch: Batch, held: list[Tensor]) -> Tensor:
+        """``embeddings`` with features of sounds in the place of their tokens, filled up with what stands for padding;
+        ``held`` gets what lives on."""
+        tape, spectrograms, audio = ids.tape, ids.tape.spectrograms, batch.audio
+        assert spectrograms is not None
+        assert audio is not None
+        encoded = self.audio_tower(spectrograms)
+        with tape.section("audio.features"):
+            features = self.embed_audio.embed_features(encoded)
+            held += [encoded, features]
+            num_sounds, num_made, width = features.shape
+            if num_made > audio.num_feature_tokens:
+                raise InputError(
+                    f"config.json: audio_soft_tokens_per_image is {audio.num_feature_tokens}, but the audio tower "
+                    f"makes {num_made} features of a sound"
+                )
+            padding = self.embed_audio(tape.tensor((1, 1), DType.INT64))
+            mask = tape.tensor((num_sounds, num_made, 1), DType.BOOL)
+            features = ops.where(mask, _expanded(padding, features.shape), features)
+            more = _expanded(padding, (num_sounds, audio.num_feature_tokens - num_made, width))
+            features = ops.concatenate([features, more], (num_sounds, audio.num_feature_tokens, width))
+            is_sound = tape.tensor(ids.shape, DType.BOOL)
+            held += [padding, features, is_sound]
+            tape.outputs.append(features.detached())
+            return ops.masked_scatter(embeddings, is_sound, features)
+
+
+def _expanded(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x.expand(shape)``: a view, whose gradient is summed."""
+    return Tensor(x.storage, shape, x.dtype, x.tape.node((x,), _expanded_backward, meta=x.shape))
+
+
+def _expanded_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    return (ops.reduced(g, node.meta, g.dtype),)
 
 
 def _scaled_in_place(x: Tensor) -> Tensor:
@@ -133,9 +173,20 @@ class Gemma3n(ImageTextModel):
         assert batch.image is not None
         return (batch.num_images, batch.image.resized_height, batch.image.resized_width, CHANNELS)
 
-    def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
+    def more_inputs(self, batch: Batch) -> Sequence[Input]:
         """``token_type_ids``."""
         return [((batch.micro_batch, batch.num_tokens), DType.INT64)]
+
+    def spectrogram_shape(self, batch: Batch) -> tuple[int, ...]:
+        assert batch.audio is not None
+        return (batch.num_audios, batch.audio.num_padded_frames, self.model.audio_tower.num_bins)
+
+    def more_audio_inputs(self, batch: Batch) -> Sequence[Input]:
+        """``input_features_mask``, and ``token_type_ids`` where no image brings them."""
+        assert batch.audio is not None
+        mask: Input = ((batch.num_audios, batch.audio.num_padded_frames), DType.BOOL)
+        types: Input = ((batch.micro_batch, batch.num_tokens), DType.INT64)
+        return [mask] if batch.num_images else [mask, types]
 
 
 def build(config: Config) -> Gemma3n:

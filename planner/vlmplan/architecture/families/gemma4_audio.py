@@ -167,7 +167,7 @@ class AudioAttention(Module):
         inner, (batch_size, num_frames, width) = self.inner, x.shape
         head = (batch_size, num_frames, inner.num_heads, inner.head_dim)
         q, k, v = (ops.to(one(x), DType.FLOAT32).view(*head) for one in (self.q_proj, self.k_proj, self.v_proj))
-        q = ops.mul(ops.scale(q), _softplus(self.per_dim_scale, x))
+        q = ops.mul(ops.scale(q), softplus(self.per_dim_scale, x))
         k = ops.scale(k)
         q = inner.blocks(q, chunks.pad(q, batch_size, inner.num_blocks(num_frames) * inner.block, *head[2:]))
         context = (batch_size, inner.num_context_frames(num_frames), *head[2:])
@@ -188,7 +188,7 @@ class AudioAttention(Module):
         return out
 
 
-def _softplus(weight: Parameter, x: Tensor) -> Tensor:
+def softplus(weight: Parameter, x: Tensor) -> Tensor:
     """Of a weight, which it saves."""
     node = x.tape.node((weight,), _softplus_backward, (weight,), (weight.shape, weight.dtype))
     return x.tape.tensor(weight.shape, weight.dtype, node)
