@@ -25,6 +25,10 @@ READ_WEIGHT = "correction_coefs"
 UNPACKED_LINEARS = (READ_WEIGHT, "prediction_coefs")
 """Linears of Gemma 3n whose weights are clamped while the model trains, which no weight of 4 bits can be (seen)."""
 
+TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+STATE_OUTPUT = "out_proj"
+"""On which peft puts no adapters in these: the kernels of such mixers read its weight themselves."""
+
 INDEXING_TYPES = frozenset({"deepseek_v4"})
 """Model types with a projection in groups of heads, and with an indexer that chooses keys."""
 GROUPED_LINEAR = "o_a_proj"

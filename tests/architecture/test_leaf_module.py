@@ -1,11 +1,7 @@
 import pytest
 
-from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.families import build_model
-from vlmplan.architecture.model import Batch
-from vlmplan.architecture.tape import Tape
+from layer_events import one_layer
 from vlmplan.architecture.trace import Fetch, GradientReady, Release
-from vlmplan.recipe_choices import LossKind
 
 SIZES = {
     "hidden_size": 32,
@@ -18,20 +14,6 @@ EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 
 QWEN = {"model_type": "qwen3_moe", **SIZES, **EXPERTS, "intermediate_size": 7, "head_dim": 16}
 SHARED = {**EXPERTS, "shared_expert_intermediate_size": 11, "layer_types": ["full_attention"] * 2}
 QWEN3_5 = {"model_type": "qwen3_5_moe_text", **SIZES, **SHARED, "head_dim": 16}
-
-
-def one_layer(config, *, checkpoints=False, frozen=False):
-    """What a layer's backward says of its modules and gradients, in order."""
-    tree = build_model(config)
-    for _, stack in tree.stacks():
-        stack.checkpoints = checkpoints
-    names = {id(module): name for name, module in tree.named_modules()}
-    for name, parameter in tree.named_parameters():
-        parameter.requires_grad = not frozen or "input_layernorm" in name
-    weights = {id(parameter): name.rpartition(".")[2] for name, parameter in tree.named_parameters()}
-    trace = tree.run(Tape(), Batch(micro_batch=1, num_tokens=4), AttentionBackend(), loss=LossKind.FULL)
-    section = next(section for key, section in trace.sections.items() if key.startswith("layers"))
-    return section, names, weights
 
 
 def test_a_leaf_module_is_gathered_once_with_router_and_experts():

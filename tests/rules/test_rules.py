@@ -361,6 +361,8 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA, model=QWEN),
             case(PLAIN, model=MAMBA),
             case(LORA.with_changes(lora_targets="in_proj"), model=MAMBA),
+            case(LORA.with_changes(lora_exclude="mixer.out_proj"), model=MAMBA),
+            case(LORA.with_changes(lora_exclude=default_lora_exclude(MAMBA)), model=MAMBA),
         ],
     ),
     "a_router_of_two_results_stays_as_it_is": (

@@ -54,7 +54,7 @@ def evaluation_pass(
         elif loss is LossKind.LIGER:
             liger_loss(hidden, model.head, model=model.reader_of(tape, loss))
         else:
-            logits = whole_logits(hidden, model.head, caps=model.caps_logits, scales=model.scales_logits)
+            logits = whole_logits(hidden, model.head, **model.logit_changes)
             if loss is LossKind.FULL:
                 hidden = None
                 tape.leave_model()

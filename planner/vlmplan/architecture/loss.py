@@ -34,8 +34,11 @@ KERNELS_PER_SLICE = 2
 """Beside the product: zeros that it starts from, and the sum (``_Run._add_weight_gradient``)."""
 
 
-def whole_logits(hidden: Tensor, head: Module, *, caps: bool = False, scales: bool = False) -> Tensor:
-    """The logits of all tokens, capped (Gemma 2) or scaled (Granite) where the model does that."""
+def whole_logits(
+    hidden: Tensor, head: Module, *, caps: bool = False, scales: bool = False, widens: bool = False
+) -> Tensor:
+    """The logits of all tokens, capped (Gemma 2), scaled (Granite) or cast to float32 (Mamba-2) where the model does
+    that."""
     with hidden.tape.charged_to(Kind.LOGITS):
         logits = head(hidden)
         if scales:
@@ -43,7 +46,7 @@ def whole_logits(hidden: Tensor, head: Module, *, caps: bool = False, scales: bo
         if caps:
             for change in (ops.scale, ops.tanh, ops.scale):
                 logits = change(logits)  # each goes when the next one is there, unless it was saved
-        return logits
+        return ops.to(logits, DType.FLOAT32) if widens else logits
 
 
 def full_loss(logits: Tensor) -> Tensor:

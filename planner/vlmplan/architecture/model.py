@@ -109,6 +109,8 @@ class Model(Module):
     """Whether logits pass through ``tanh`` (Gemma 2)."""
     scales_logits = False
     """Whether logits are divided by a number (Granite)."""
+    widens_logits = False
+    """Whether the model itself casts logits to float32 (Mamba-2)."""
     model_type = ""
     """That of its config.json, where it is of a family."""
     _stacks: list[tuple[Part, Stack]] | None = None
@@ -127,6 +129,11 @@ class Model(Module):
     @property
     def head(self) -> Any:
         return self.module(self.HEAD)
+
+    @property
+    def logit_changes(self) -> dict[str, bool]:
+        """What becomes of logits behind the head."""
+        return {"caps": self.caps_logits, "scales": self.scales_logits, "widens": self.widens_logits}
 
     @cached_property
     def reader(self) -> ReadHead:
@@ -270,7 +277,7 @@ class Model(Module):
                 total = liger_loss(hidden, self.head, model=self.reader_of(tape, loss))
                 tape.leave_model()
             else:
-                total = logits = whole_logits(hidden, self.head, caps=self.caps_logits, scales=self.scales_logits)
+                total = logits = whole_logits(hidden, self.head, **self.logit_changes)
                 outputs = logits.detached() if loss is LossKind.FULL else None
                 tape.locals.append(hidden.detached())
                 if loss is LossKind.FULL:

@@ -5,12 +5,13 @@ DeepSpeed takes such a weight for one of the model's own: ``ZeROOrderedDict.__ge
 the second micro batch on stage 3 gathers it before that forward begins and releases it when it is over.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vlmplan.architecture.modules import Embedding, Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.recorder import Recorder
+from vlmplan.architecture.tensor import Tensor
 
 
 class ReadWeight(Module):
@@ -19,6 +20,46 @@ class ReadWeight(Module):
     def __init__(self, owner: Embedding) -> None:
         super().__init__()
         self.weight = owner.weight
+
+
+class WeightsOfReader:
+    """The weights of a module and those that its forward reads of modules inside it, as ZeRO-3 sees them.
+
+    Its backward begins before and ends after that of all modules inside.
+    """
+
+    def __init__(self, reader: Module, read: Iterable[Any]) -> None:
+        """``read`` may be wrapped by adapters."""
+        self.parameters_by_name: dict[str, Parameter] = dict(reader.parameters_by_name)
+        for number, module in enumerate(read):
+            own = getattr(module, "base_layer", module).parameters_by_name
+            self.parameters_by_name |= {f"{number}.{name}": parameter for name, parameter in own.items()}
+        self.reader = self
+
+
+class ReadingModule(Module):
+    """A module that reads weights of modules inside it, whether or not it calls them too."""
+
+    _gathered: WeightsOfReader | None = None
+
+    def read_modules(self) -> Sequence[Any]:
+        """Those whose weights it reads."""
+        raise NotImplementedError(type(self).__name__)
+
+    def __call__(self, x: Tensor, *args: Any) -> Any:
+        tape = x.tape
+        if not tape.fetches_weights:
+            return self.forward(x, *args)
+        if self._gathered is None:  # adapters are in place by the first use
+            self._gathered = WeightsOfReader(self, self.read_modules())
+            for _, module in self.named_modules():
+                module.reader = self._gathered
+        tape.modules.append(self._gathered)
+        tape.fetch(self._gathered)
+        out = self.forward(x, *args)
+        tape.release(self._gathered)
+        tape.modules.pop()
+        return out
 
 
 class ReadHead:

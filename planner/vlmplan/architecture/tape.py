@@ -43,6 +43,7 @@ class Visit:
         "_buffers",
         "_container",
         "_of_leaf",
+        "_reader",
         "_recomputation",
         "_tape",
         "has_input_grad",
@@ -53,6 +54,7 @@ class Visit:
     def __init__(self, tape: "Tape", recomputation: Recomputation, buffers: dict[ParameterUse, Tensor]) -> None:
         self.module: Any = None
         self._container: OpenContainer | None = None
+        self._reader: Any = None  # the module around it that reads its weight (``read_weights``)
         self.has_input_grad = False
         self.is_in_block = recomputation.block_start is not None
         self._tape, self._recomputation, self._buffers = tape, recomputation, buffers
@@ -66,27 +68,37 @@ class Visit:
             self._leave()
         if self._container is not None and self._container.is_over_before(node.sequence):
             self._leave_container(self._container)
+        reader = getattr(node.module, "reader", None)
+        if self._reader is not None and (reader is not self._reader or node.section != tape.running_section):
+            self._leave_reader()
         if self._recomputation.is_over_before(node.sequence):
             self._end_recomputation()
         if node.section != tape.running_section:
             tape.enter(node.section)
         if node.empty_call is not None:
             tape.prefetch(node.empty_call.begin_backward())
+        if reader is not self._reader:
+            self._reader = reader
+            self._fetch(reader)
         if self.module is None and node.module is not None:
             self.module, self.has_input_grad = node.module, False
-            self._begin(node)
+            if self.module is not reader:
+                self._begin(node)
 
     def _begin(self, node: GraphNode) -> None:
         """The backward of the module of ``node`` begins, or that of a container goes on."""
         module = self.module
         if self._container is not None and self._container.module is module:
             return
+        self._fetch(module)
+        if getattr(module, "is_container", False):
+            self._container = self._tape.open_container(module, node.section)
+
+    def _fetch(self, module: Any) -> None:
         if module in self._begun:
             self._begun.remove(module)
         else:
             self._tape.fetch(module)
-        if getattr(module, "is_container", False):
-            self._container = self._tape.open_container(module, node.section)
 
     def take_gradient(self, use: ParameterUse) -> None:
         """A weight's whole gradient is there. In a leaf module it waits for the end of the module's backward."""
@@ -100,12 +112,13 @@ class Visit:
         self._leave()
         if self._container is not None:
             self._leave_container(self._container)
+        self._leave_reader()
         self._end_recomputation()
 
     def _leave(self) -> None:
         """The module's backward is over: its weights go if its input has a gradient, and those that waited for it."""
         module, self.module = self.module, None
-        if self._container is not None and self._container.module is module:
+        if (self._container is not None and self._container.module is module) or module is self._reader:
             return
         if self._of_leaf:  # in the order of its weights
             places = {id(weight): place for place, weight in enumerate(module.parameters_by_name.values())}
@@ -117,6 +130,12 @@ class Visit:
         """The backward of all that the container calls is over, and with it the container's own."""
         self._container = None
         self._let_go(container.module, is_done=container.has_input_grad)
+
+    def _leave_reader(self) -> None:
+        """The same of a module with others inside, the last of which was the first that its input goes through."""
+        module, self._reader = self._reader, None
+        if module is not None:
+            self._let_go(module, is_done=self.has_input_grad and not module.takes_keywords)
 
     def _let_go(self, module: Any, *, is_done: bool) -> None:
         """``is_done``: the module's input has its gradient, which is what releases its weights."""

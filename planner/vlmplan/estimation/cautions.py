@@ -19,6 +19,8 @@ GATED_DELTA_TYPES = (
     *("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """Model_types of which most layers are gated delta nets."""
+STATE_SPACE_TYPES = ("nemotron_h",)
+"""Those of which many layers are Mamba-2 mixers."""
 
 
 def not_counted_caveat(model: ModelFiles) -> Caveat | None:
@@ -65,6 +67,11 @@ def kernels_note(model: ModelFiles, recipe: Recipe) -> str | None:
 
     Source: ``use_kernel_func_from_hub_with_fallback`` in transformers 5.23 ``integrations/hub_kernels.py``.
     """
+    if model.model_type in STATE_SPACE_TYPES:
+        return (
+            "Mamba-2 mixers are planned as transformers runs them where mamba-ssm and causal-conv1d are not installed; "
+            "with their kernels, which are not planned, a step takes less memory and less time"
+        )
     if model.model_type not in GATED_DELTA_TYPES or recipe.linear_attention is LinearAttention.FLA:
         return None
     return (

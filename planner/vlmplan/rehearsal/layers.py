@@ -17,13 +17,14 @@ from vlmplan.architecture.layout import EXPERT_WIDTH, ModuleKind, recurrent_clas
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster, Gpu, Node, Vendor
+from vlmplan.lora_targets import STATE_OUTPUT, TYPES_WITHOUT_OUT_PROJ
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, shortened
-from vlmplan.rules import TYPES_WITHOUT_OUT_PROJ, default_attention, model_facts
+from vlmplan.rules import default_attention, model_facts
 from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.workload import ModelFiles, Workload
 
@@ -40,7 +41,6 @@ STACKED = 3
 """Dimensions of such a parameter."""
 UNREHEARSED: Mapping[str, str] = {
     "glm5_next": "how many tokens its indexer keeps depends on the samples, which a rehearsal does not have",
-    "nemotron_h": "config.json lists its layers in a form that is not cut to the first few",
     "nemotron_h_omni": "config.json lists its layers in a form that is not cut to the first few",
     "olmo_hybrid": "transformers builds none of its layers without one of attention behind them",
     "rwkv": "transformers divides by the number of layers behind the first",
@@ -151,7 +151,7 @@ def _of_layers(model: ProbedModelFiles, num_layers: int, num_tokens: int) -> Est
 def _targets(model: ProbedModelFiles) -> str:
     """``all-linear``, or without the Linears of which peft makes something else or nothing."""
     layout = model.layout
-    left_out = {"out_proj"} if model.model_type in TYPES_WITHOUT_OUT_PROJ else set[str]()
+    left_out = {STATE_OUTPUT} if model.model_type in TYPES_WITHOUT_OUT_PROJ else set[str]()
     if any(len(shape) == STACKED and min(shape[1:]) >= EXPERT_WIDTH for shape in layout.shapes.values()):
         left_out |= EXPERT_NAMES
     if not left_out:

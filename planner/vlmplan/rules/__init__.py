@@ -24,7 +24,6 @@ optimizer, chunked loss with capped logits (the trainer caps each chunk).
 from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity, model_facts
 from vlmplan.rules.check import RULES, check, objection, problems
 from vlmplan.rules.models import (
-    TYPES_WITHOUT_OUT_PROJ,
     attention_implementations,
     default_attention,
     default_lora_exclude,
@@ -32,7 +31,6 @@ from vlmplan.rules.models import (
 
 __all__ = [
     "RULES",
-    "TYPES_WITHOUT_OUT_PROJ",
     "ModelFacts",
     "Problem",
     "Rule",

@@ -7,6 +7,8 @@ from vlmplan.lora_targets import (
     INDEXER_LINEARS,
     INDEXING_TYPES,
     READ_WEIGHT,
+    STATE_OUTPUT,
+    TYPES_WITHOUT_OUT_PROJ,
     pattern_of,
 )
 from vlmplan.recipe_choices import (
@@ -32,8 +34,6 @@ TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
 )
 """deepseek_v4: its heads are wider than the kernels take. gpt_oss: transformers puts kernels that it downloads in the
 place of every other flash implementation. gemma3n and lfm2_vl: the class of the tower refuses it."""
-TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
-"""On whose ``out_proj`` peft puts no adapters: the kernels of such mixers read its weight themselves."""
 TYPES_WITH_A_ROUTER_OF_TWO_RESULTS = frozenset({"llama4", "llama4_text"})
 ROUTER = "router"
 """Their name for it."""
@@ -145,21 +145,22 @@ def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
     model, recipe = context.model, context.recipe
     if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITHOUT_OUT_PROJ:
         return None
-    targets = [name.strip().rpartition(".")[2] for name in recipe.lora_targets.split(",")]
-    if recipe.lora_targets != "all-linear" and "out_proj" not in targets:
+    targets, excluded = recipe.lora_targets, recipe.lora_exclude or ""
+    is_left_out = STATE_OUTPUT in _last_parts(excluded) or excluded.startswith(REGEX)
+    if is_left_out or (targets != ALL_LINEAR and STATE_OUTPUT not in _last_parts(targets)):
         return None
     return (
-        f"--lora-targets {recipe.lora_targets} is refused by peft for {model.id}, on whose out_proj it puts no "
-        f"adapters; give --lora-targets in_proj, or other names of `vlmplan models`"
+        f"--lora-targets {targets} is refused by peft for {model.id}, on whose {STATE_OUTPUT} it puts no adapters; "
+        f"give --lora-exclude {STATE_OUTPUT} with it, or other --lora-targets"
     )
 
 
 def default_lora_exclude(model: ModelFacts) -> str | None:
     """What adapters on all Linears leave out where the user names neither: layers that peft cannot adapt."""
-    if model.model_types & TYPES_WITH_A_ROUTER_OF_TWO_RESULTS:
-        return ROUTER
-    if model.model_types & CLAMPING_TYPES:
-        return READ_WEIGHT
+    without_output = (TYPES_WITHOUT_OUT_PROJ, STATE_OUTPUT)
+    for types, name in ((TYPES_WITH_A_ROUTER_OF_TWO_RESULTS, ROUTER), without_output, (CLAMPING_TYPES, READ_WEIGHT)):
+        if model.model_types & types:
+            return name
     if model.model_types & INDEXING_TYPES:
         return ",".join((GROUPED_LINEAR, *(INDEXER_LINEARS if model.has_indexer else ())))
     numbered = _numbered(model)

@@ -61,13 +61,14 @@ def delta_shape(config: Config) -> DeltaShape:
 class CausalConvolution(Module):
     """``nn.Conv1d`` with one group per channel."""
 
-    def __init__(self, channels: int, num_taps: int) -> None:
+    def __init__(self, channels: int, num_taps: int, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = Parameter(channels, 1, num_taps)
+        self.bias: Parameter | None = Parameter(channels) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (batch, channels, tokens), which is cast to the weight's type first."""
-        return chunks.causal_convolution(ops.to(x, self.weight.dtype), self.weight)
+        return chunks.causal_convolution(ops.to(x, self.weight.dtype), self.weight, self.bias)
 
 
 class GatedRMSNorm(Module):

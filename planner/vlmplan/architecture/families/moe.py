@@ -32,7 +32,8 @@ from vlmplan.units import DType
 class Experts(AdaptableModule):
     """``MixtralExperts`` and its copies: gated MLPs, each over the tokens that were routed to it.
 
-    ``is_transposed``: weights are (E, in, out). ``has_bias``: each expert has biases (both: GPT-OSS).
+    ``is_transposed``: weights are (E, in, out). ``has_bias``: each expert has biases (both: GPT-OSS). ``has_gate`` is
+    False for MLPs without one (Nemotron-H).
     """
 
     def __init__(
@@ -44,17 +45,19 @@ class Experts(AdaptableModule):
         activation: str = "silu",
         is_transposed: bool = False,
         has_bias: bool = False,
+        has_gate: bool = True,
     ) -> None:
         super().__init__()
-        up, down = (2 * intermediate_size, hidden_size), (hidden_size, intermediate_size)
-        self.gate_up_proj = Parameter(num_experts, *(up[::-1] if is_transposed else up))
+        self.up_name, width = ("gate_up_proj", 2 * intermediate_size) if has_gate else ("up_proj", intermediate_size)
+        up, down = (width, hidden_size), (hidden_size, intermediate_size)
+        setattr(self, self.up_name, Parameter(num_experts, *(up[::-1] if is_transposed else up)))
         if has_bias:
-            self.gate_up_proj_bias = Parameter(num_experts, up[0])
+            setattr(self, f"{self.up_name}_bias", Parameter(num_experts, up[0]))
         self.down_proj = Parameter(num_experts, *(down[::-1] if is_transposed else down))
         if has_bias:
             self.down_proj_bias = Parameter(num_experts, down[0])
         self.activation = ops.ACTIVATIONS[activation]
-        self.is_transposed, self.has_bias = is_transposed, has_bias
+        self.is_transposed, self.has_bias, self.has_gate = is_transposed, has_bias, has_gate
         for parameter in self.parameters_by_name.values():
             parameter.meets_autocast = False
 
@@ -68,9 +71,9 @@ class Experts(AdaptableModule):
         selected = take_rows(x, tape.tensor((num_pairs,), DType.INT64), (num_pairs, width))
         selected_scores = take_rows(scores.view(num_pairs), permutation, (num_pairs,))
         histogram_input = tape.tensor((num_pairs,), DType.INT32)
-        biases = self._biases("gate_up_proj_bias", expert_ids)
-        out = self._grouped_linear(selected, "gate_up_proj", biases)
-        out = self._gated(out)
+        biases = self._biases(f"{self.up_name}_bias", expert_ids)
+        out = self._grouped_linear(selected, self.up_name, biases)
+        out = self._gated(out) if self.has_gate else self.activation(out)
         biases = self._biases("down_proj_bias", expert_ids)
         out = self._grouped_linear(out, "down_proj", biases)
         weighted = ops.mul(out, selected_scores.view(num_pairs, 1))

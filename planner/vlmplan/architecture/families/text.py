@@ -42,6 +42,7 @@ TEXT_FAMILIES = {
     "mistral": "llama",
     "mistral4": "deepseek_v3",
     "mixtral": "mixtral",
+    "nemotron_h": "nemotron_h",
     "olmo2": "olmo",
     "olmo3": "olmo",
     "opt": "opt",

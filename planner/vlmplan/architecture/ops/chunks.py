@@ -130,9 +130,8 @@ def _cumulative_sum_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor |
     tape = g.tape
     flipped = tape.tensor(g.shape, g.dtype)
     summed = tape.tensor(g.shape, g.dtype)
-    del flipped
     out = tape.tensor(g.shape, g.dtype)
-    del summed
+    del flipped, summed
     tape.move(6 * g.num_bytes, num_kernels=3)
     return (out,)
 

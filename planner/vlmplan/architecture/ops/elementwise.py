@@ -224,6 +224,12 @@ def relu(x: Tensor) -> Tensor:
     return unary(x, saves_output=True)
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """transformers' ReLUSquaredActivation: ``relu(x).square()``, which calls ``pow``; both save the same
+    tensor."""
+    return power(relu(x))
+
+
 def tanh(x: Tensor) -> Tensor:
     """``torch.tanh``: saves its result."""
     return unary(x, saves_output=True)
@@ -285,6 +291,7 @@ ACTIVATIONS = ActivationTable(
         "gelu_new": gelu_new,
         "quick_gelu": quick_gelu,
         "relu": relu,
+        "relu2": relu_squared,
     }
 )
 """Hugging Face names of activation functions (``transformers.activations.ACT2FN``)."""

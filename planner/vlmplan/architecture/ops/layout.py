@@ -154,6 +154,18 @@ def _expand_weight_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | 
     return (to(reduced(g, shape, g.dtype), dtype),)
 
 
+def expand(x: Tensor, *shape: int) -> Tensor:
+    """``x.expand(shape)``: a view; its gradient is summed over the copies."""
+    node = x.tape.node((x,), _expand_backward, meta=x.shape)
+    return Tensor(x.storage, shape, x.dtype, node)
+
+
+def _expand_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    return (reduced(g, node.meta, g.dtype),)
+
+
 def part(x: Tensor, *shape: int) -> Tensor:
     """A slice or selection of x, ``x[:, 1:]`` or ``x[0]``: a view; its gradient is written into one of x's size."""
     node = x.tape.node((x,), _split_backward, meta=(x.shape, x.dtype))

@@ -1,0 +1,213 @@
+"""Nemotron-H (Nemotron Nano 2 and 3): layers of one mixer each, which is Mamba-2, attention, an MLP or experts.
+
+Source: transformers 5.23 ``models/nemotron_h/modeling_nemotron_h.py`` and ``configuration_nemotron_h.py``. Attention
+has no positions, MLPs and experts have no gate, and the experts' router is DeepSeek-V3's. What predicts more than one
+token is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.group_router import GroupRouter
+from vlmplan.architecture.families.llama import Attention, DecoderShape, RotaryContext, causal_masks, stack_of_kinds
+from vlmplan.architecture.families.moe import Experts
+from vlmplan.architecture.families.state_space import StateSpaceMixer, StateSpaceShape, require_groups
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.json_reader import not_allowed
+from vlmplan.units import DType
+
+KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+"""Mixers by their letters in ``hybrid_override_pattern``."""
+OLD_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
+"""What layer types were called before (``remap_legacy_layer_types`` in ``configuration_utils.py``)."""
+DEFAULT_TYPES = ("linear_attention", "moe", "full_attention", "mlp")
+"""Of a file that says nothing of its layers."""
+
+
+class CastRMSNorm(RMSNorm):
+    """``NemotronHRMSNorm``: everything in float32, the weight too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = ops.to(x, DType.FLOAT32)
+        variance = ops.mean_last(ops.power(hidden))
+        hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
+        return ops.to(ops.mul(hidden, ops.cast_weight(self.weight, DType.FLOAT32, x.tape)), x.dtype)
+
+
+class UnpositionedAttention(Attention):
+    """``NemotronHAttention``."""
+
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        """As they are."""
+        return q, k
+
+
+class PlainMlp(Module):
+    """``NemotronHMLP``."""
+
+    def __init__(self, shape: DecoderShape, intermediate_size: int) -> None:
+        super().__init__()
+        self.up_proj = Linear(shape.hidden_size, intermediate_size, bias=shape.mlp_bias)
+        self.down_proj = Linear(intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
+        self.activation = ops.ACTIVATIONS[shape.activation]
+
+    def forward(self, x: Tensor, context: RotaryContext | None = None) -> Tensor:
+        return self.down_proj(self.activation(self.up_proj(x)))
+
+
+class ExpertsBlock(Module):
+    """``NemotronHMoE``: experts, of a narrower copy of x where there is one, and an MLP that sees every token."""
+
+    def __init__(self, config: Config, shape: DecoderShape) -> None:
+        super().__init__()
+        width, narrow = shape.hidden_size, config.optional_integer("moe_latent_size")
+        num_experts = config.integer("n_routed_experts")
+        inner = config.integer("moe_intermediate_size")
+        self.experts = Experts(num_experts, narrow or width, inner, activation=shape.activation, has_gate=False)
+        self.gate = GroupRouter(
+            num_experts,
+            width,
+            config.integer("num_experts_per_tok"),
+            num_groups=config.integer("n_group"),
+            normalizes=config.boolean("norm_topk_prob"),
+        )
+        self.shared_experts = PlainMlp(shape, config.integer("moe_shared_expert_intermediate_size"))
+        self.is_narrowed = narrow is not None
+        if narrow is not None:
+            self.fc1_latent_proj = Linear(width, narrow, bias=shape.mlp_bias)
+            self.fc2_latent_proj = Linear(narrow, width, bias=shape.mlp_bias)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        shape = x.shape
+        residuals = x
+        _, scores, indices = self.gate(x.view(x.numel // shape[-1], shape[-1]))
+        x = x.view(x.numel // shape[-1], shape[-1])
+        if self.is_narrowed:
+            x = self.fc1_latent_proj(x)
+        x = self.experts(x, indices, scores)
+        if self.is_narrowed:
+            x = self.fc2_latent_proj(x)
+        return ops.add(x.view(*shape), self.shared_experts(residuals))
+
+
+class NemotronBlock(Module):
+    """``NemotronHBlock``."""
+
+    def __init__(self, width: int, mixer: Module) -> None:
+        super().__init__()
+        self.norm = CastRMSNorm(width)
+        self.mixer = mixer
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        residual = x
+        x = self.norm(ops.to(x, self.norm.weight.dtype))
+        x = self.mixer(x, context)
+        return ops.add(residual, x)
+
+
+class NemotronDecoder(Module):
+    """``NemotronHModel``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.shape = shape = nemotron_shape(config)
+        self.embeddings = Embedding(shape.vocab_size, shape.hidden_size)
+        types = layer_types(config)
+        self.layers = stack_of_kinds(types, lambda kind: NemotronBlock(shape.hidden_size, _mixer(kind, config, shape)))
+        self.norm_f = CastRMSNorm(shape.hidden_size)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with ids.tape.section("embedding"):
+            return self.embeddings(ids)
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        tape = x.tape
+        with tape.section("positions"):
+            nothing = tape.tensor((0,), x.dtype)
+            context = RotaryContext(backend, nothing, nothing, causal_masks(x, backend, (None,)))
+        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
+        with tape.section("norm"):
+            return self.norm_f(hidden)
+
+
+class NemotronH(CausalLM):
+    """``NemotronHForCausalLM``, whose head is always its own (``_tied_weights_keys`` is empty)."""
+
+    EMBEDDINGS = "model.embeddings"
+    widens_logits = True
+
+
+def _mixer(kind: str, config: Config, shape: DecoderShape) -> Module:
+    if kind == "linear_attention":
+        return StateSpaceMixer(state_space_shape(config))
+    if kind == "full_attention":
+        return UnpositionedAttention(shape, None)
+    return ExpertsBlock(config, shape) if kind == "moe" else PlainMlp(shape, shape.intermediate_size)
+
+
+def layer_types(config: Config) -> Sequence[str]:
+    """The mixer of each layer: by ``layers_block_type``, else by the letters of ``hybrid_override_pattern``."""
+    names: object = config.get("layers_block_type")
+    if names is None:
+        pattern = config.text("hybrid_override_pattern")
+        if not set(pattern) <= set(KINDS):
+            raise not_allowed(CONFIG, "hybrid_override_pattern", pattern, f"letters out of {' '.join(KINDS)}")
+        return [KINDS[letter] for letter in pattern] or DEFAULT_TYPES
+    allowed = f"names out of {', '.join(KINDS.values())}"
+    listed = cast(list[object], names) if isinstance(names, list) else []
+    types = [OLD_NAMES.get(str(name), str(name)) for name in listed]
+    if not types:
+        raise not_allowed(CONFIG, "layers_block_type", names, allowed)
+    if not set(types) <= set(KINDS.values()):
+        raise not_allowed(CONFIG, "layers_block_type", sorted(set(types)), allowed)
+    return types
+
+
+def nemotron_shape(config: Config) -> DecoderShape:
+    """The dimensions of all but the Mamba-2 mixers."""
+    num_heads = config.integer("num_attention_heads")
+    return DecoderShape(
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=len(layer_types(config)),
+        num_heads=num_heads,
+        num_kv_heads=config.integer("num_key_value_heads", num_heads),
+        head_dim=config.integer("head_dim"),
+        vocab_size=config.integer("vocab_size"),
+        mlp_bias=config.boolean("mlp_bias"),
+        activation=config.text("mlp_hidden_act"),
+    )
+
+
+def state_space_shape(config: Config) -> StateSpaceShape:
+    """The dimensions of the Mamba-2 mixers."""
+    num_heads, num_groups = config.integer("mamba_num_heads"), config.integer("n_groups")
+    require_groups("n_groups", num_heads, num_groups)
+    return StateSpaceShape(
+        hidden_size=config.integer("hidden_size"),
+        num_heads=num_heads,
+        head_dim=config.integer("mamba_head_dim"),
+        num_groups=num_groups,
+        state_size=config.integer("ssm_state_size"),
+        num_taps=config.integer("conv_kernel"),
+        chunk_size=config.integer("chunk_size"),
+        activation=config.text("mamba_hidden_act"),
+        has_bias=config.boolean("use_bias"),
+        convolution_bias=config.boolean("use_conv_bias"),
+    )
+
+
+def decoder(config: Config) -> NemotronDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    return NemotronDecoder(config)
+
+
+def build(config: Config) -> NemotronH:
+    """``NemotronHForCausalLM``."""
+    model = decoder(config)
+    return NemotronH(model, Linear(model.shape.hidden_size, model.shape.vocab_size), ties_weights=False)

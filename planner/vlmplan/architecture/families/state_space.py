@@ -1,0 +1,114 @@
+"""The mixer of Mamba-2: a causal convolution, a state for each head that tokens decay and add to, a gated norm.
+
+Source: transformers 5.23 ``models/nemotron_h/modeling_nemotron_h.py`` (``NemotronHMamba2Mixer``,
+``NemotronHRMSNormGated``) and its likes, as they run without mamba-ssm and causal-conv1d (``chunk_scan``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.config import CONFIG
+from vlmplan.architecture.families.chunk_scan import chunk_scan
+from vlmplan.architecture.families.gated_delta import CausalConvolution, as_float
+from vlmplan.architecture.families.llama import RotaryContext
+from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_weights import ReadingModule
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.json_reader import not_allowed
+from vlmplan.units import DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpaceShape:
+    """The dimensions of a Mamba-2 mixer; ``has_bias`` is that of its Linears."""
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    """Of heads that share what is written to their states and read from them."""
+    state_size: int
+    num_taps: int
+    chunk_size: int
+    activation: str
+    has_bias: bool
+    convolution_bias: bool
+
+    @property
+    def inner_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def group_width(self) -> int:
+        return self.num_groups * self.state_size
+
+    @property
+    def convolved_width(self) -> int:
+        return self.inner_width + 2 * self.group_width
+
+
+def require_groups(key: str, num_heads: int, num_groups: int) -> None:
+    """Raise InputError for heads that cannot be shared out among groups."""
+    if num_heads % num_groups:
+        raise not_allowed(CONFIG, key, num_groups, f"a number that divides the {num_heads} heads")
+
+
+class GroupedGatedNorm(Module):
+    """``NemotronHRMSNormGated``: times ``silu(gate)``, then an RMS norm of each group, all in float32."""
+
+    def __init__(self, width: int, num_groups: int) -> None:
+        super().__init__()
+        self.weight = Parameter(width)
+        self.num_groups = num_groups
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        dtype, shape = x.dtype, x.shape
+        x = ops.to(x, DType.FLOAT32)
+        x = ops.mul(x, ops.silu(ops.to(gate, DType.FLOAT32)))
+        x = x.view(*shape[:-1], self.num_groups, shape[-1] // self.num_groups)
+        variance = ops.mean_last(ops.power(x))
+        x = ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))
+        return ops.mul(ops.to(x.view(*shape), dtype), self.weight)
+
+
+class StateSpaceMixer(ReadingModule):
+    """``NemotronHMamba2Mixer``. In training it hands ``mamba2_split_conv1d_scan_combined`` the weights of all but its
+    first Linear, whether or not that is a kernel, and it calls its convolution by no module."""
+
+    def __init__(self, shape: StateSpaceShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.dt_bias = Parameter(shape.num_heads)
+        self.A_log = Parameter(shape.num_heads)
+        self.D = Parameter(shape.num_heads)
+        self.conv1d = CausalConvolution(shape.convolved_width, shape.num_taps, bias=shape.convolution_bias)
+        self.in_proj = Linear(
+            shape.hidden_size, shape.inner_width + shape.convolved_width + shape.num_heads, bias=shape.has_bias
+        )
+        self.norm = GroupedGatedNorm(shape.inner_width, shape.num_groups)
+        self.out_proj = Linear(shape.inner_width, shape.hidden_size, bias=shape.has_bias)
+        self.activation = ops.ACTIVATIONS[shape.activation]
+
+    def read_modules(self) -> Sequence[Module]:
+        return self.conv1d, self.norm, self.out_proj
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape, dtype, tape = self.shape, x.dtype, x.tape
+        tokens = (batch, num_tokens)
+        projected = self.in_proj(x)
+        a = ops.scale(ops.unary(as_float(self.A_log, tape), saves_output=True))
+        gate, mixed, dt = ops.split(
+            projected,
+            (*tokens, shape.inner_width),
+            (batch, shape.convolved_width, num_tokens),
+            (*tokens, shape.num_heads),
+        )
+        mixed = ops.to(self.activation(self.conv1d.forward(mixed)), mixed.dtype)
+        group = (*tokens, shape.num_groups, shape.state_size)
+        x, b, c = ops.split(mixed, (*tokens, shape.num_heads, shape.head_dim), group, group)
+        result = chunk_scan(x, dt, a, b, c, self.D, self.dt_bias, shape.chunk_size)
+        out = self.norm(result.view(*tokens, shape.inner_width), gate)
+        return self.out_proj(ops.to(out, dtype))
