@@ -25,21 +25,26 @@ class ReadWeight(Module):
 class WeightsOfReader:
     """The weights of a module and those that its forward reads of modules inside it, as ZeRO-3 sees them.
 
-    Its backward begins before and ends after that of all modules inside.
+    Its backward begins before and ends after that of all modules inside. It is not told to end where the module
+    ``takes_keywords`` alone: the hook that would tell it is put on positional inputs
+    (``_post_backward_module_hook`` in ``zero/parameter_offload.py``).
     """
 
-    def __init__(self, reader: Module, read: Iterable[Any]) -> None:
+    def __init__(self, reader: "ReadingModule", read: Iterable[Any]) -> None:
         """``read`` may be wrapped by adapters."""
         self.parameters_by_name: dict[str, Parameter] = dict(reader.parameters_by_name)
         for number, module in enumerate(read):
             own = getattr(module, "base_layer", module).parameters_by_name
             self.parameters_by_name |= {f"{number}.{name}": parameter for name, parameter in own.items()}
         self.reader = self
+        self.takes_keywords = reader.takes_keywords
 
 
 class ReadingModule(Module):
     """A module that reads weights of modules inside it, whether or not it calls them too."""
 
+    takes_keywords = False
+    """Whether its caller names its input."""
     _gathered: WeightsOfReader | None = None
 
     def read_modules(self) -> Sequence[Any]:

@@ -19,7 +19,7 @@ GATED_DELTA_TYPES = (
     *("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """Model_types of which most layers are gated delta nets."""
-STATE_SPACE_TYPES = ("nemotron_h",)
+STATE_SPACE_TYPES = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h")
 """Those of which many layers are Mamba-2 mixers."""
 
 

@@ -28,9 +28,9 @@ from vlmplan.units import DType
 
 MODEL_RULES = RuleBook()
 
-TYPES_WITHOUT_SDPA = frozenset({"deepseek_v4", "gemma2", "gpt_oss"})
+TYPES_WITHOUT_SDPA = frozenset({"deepseek_v4", "gemma2", "gpt_oss", "mamba2"})
 TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
-    {"blip-2", "deepseek_v4", "gemma3n", "gpt_oss", "lfm2_vl", "llama4", "llama4_text", "mllama"}
+    {"blip-2", "deepseek_v4", "gemma3n", "gpt_oss", "lfm2_vl", "llama4", "llama4_text", "mamba2", "mllama"}
 )
 """deepseek_v4: its heads are wider than the kernels take. gpt_oss: transformers puts kernels that it downloads in the
 place of every other flash implementation. gemma3n and lfm2_vl: the class of the tower refuses it."""

@@ -162,7 +162,7 @@ def layer_types(config: Config) -> Sequence[str]:
     listed = cast(list[object], names) if isinstance(names, list) else []
     types = [OLD_NAMES.get(str(name), str(name)) for name in listed]
     if not types:
-        raise not_allowed(CONFIG, "layers_block_type", names, allowed)
+        raise not_allowed(CONFIG, "layers_block_type", config.get("layers_block_type"), allowed)
     if not set(types) <= set(KINDS.values()):
         raise not_allowed(CONFIG, "layers_block_type", sorted(set(types)), allowed)
     return types

@@ -6,9 +6,10 @@ Source: transformers 5.23 ``models/nemotron_h/modeling_nemotron_h.py`` (``Nemotr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.config import CONFIG
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.chunk_scan import chunk_scan
 from vlmplan.architecture.families.gated_delta import CausalConvolution, as_float
 from vlmplan.architecture.families.llama import RotaryContext
@@ -55,6 +56,31 @@ def require_groups(key: str, num_heads: int, num_groups: int) -> None:
         raise not_allowed(CONFIG, key, num_groups, f"a number that divides the {num_heads} heads")
 
 
+def state_space_shape(config: Config, *, inner_width: int | None = None) -> StateSpaceShape:
+    """The dimensions of the mixers of a configuration with keys ``mamba_...`` (Bamba, Falcon-H1, Granite 4.0 H).
+
+    ``inner_width``: where it is not ``mamba_expand`` times the hidden size. Raises InputError.
+    """
+    width = inner_width or config.integer("mamba_expand") * config.integer("hidden_size")
+    num_heads, num_groups = config.integer("mamba_n_heads"), config.integer("mamba_n_groups")
+    head_dim = width // num_heads if config.get("mamba_d_head") == "auto" else config.integer("mamba_d_head")
+    if head_dim * num_heads != width:
+        raise not_allowed(CONFIG, "mamba_d_head", head_dim, f"what {num_heads} heads make {width} of")
+    require_groups("mamba_n_groups", num_heads, num_groups)
+    return StateSpaceShape(
+        hidden_size=config.integer("hidden_size"),
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=num_groups,
+        state_size=config.integer("mamba_d_state"),
+        num_taps=config.integer("mamba_d_conv"),
+        chunk_size=config.integer("mamba_chunk_size"),
+        activation=config.text("hidden_act"),
+        has_bias=config.boolean("mamba_proj_bias"),
+        convolution_bias=config.boolean("mamba_conv_bias"),
+    )
+
+
 class GroupedGatedNorm(Module):
     """``NemotronHRMSNormGated``: times ``silu(gate)``, then an RMS norm of each group, all in float32."""
 
@@ -87,9 +113,13 @@ class StateSpaceMixer(ReadingModule):
         self.in_proj = Linear(
             shape.hidden_size, shape.inner_width + shape.convolved_width + shape.num_heads, bias=shape.has_bias
         )
-        self.norm = GroupedGatedNorm(shape.inner_width, shape.num_groups)
+        self.make_norm()
         self.out_proj = Linear(shape.inner_width, shape.hidden_size, bias=shape.has_bias)
         self.activation = ops.ACTIVATIONS[shape.activation]
+
+    def make_norm(self) -> None:
+        """What comes behind ``in_proj`` in the order of parameters."""
+        self.norm: Any = GroupedGatedNorm(self.shape.inner_width, self.shape.num_groups)
 
     def read_modules(self) -> Sequence[Module]:
         return self.conv1d, self.norm, self.out_proj
@@ -98,7 +128,7 @@ class StateSpaceMixer(ReadingModule):
         batch, num_tokens, _ = x.shape
         shape, dtype, tape = self.shape, x.dtype, x.tape
         tokens = (batch, num_tokens)
-        projected = self.in_proj(x)
+        projected = self.projected(x)
         a = ops.scale(ops.unary(as_float(self.A_log, tape), saves_output=True))
         gate, mixed, dt = ops.split(
             projected,
@@ -110,5 +140,19 @@ class StateSpaceMixer(ReadingModule):
         group = (*tokens, shape.num_groups, shape.state_size)
         x, b, c = ops.split(mixed, (*tokens, shape.num_heads, shape.head_dim), group, group)
         result = chunk_scan(x, dt, a, b, c, self.D, self.dt_bias, shape.chunk_size)
-        out = self.norm(result.view(*tokens, shape.inner_width), gate)
+        out = self.gated(result.view(*tokens, shape.inner_width), gate)
         return self.out_proj(ops.to(out, dtype))
+
+    def projected(self, x: Tensor) -> Tensor:
+        """Gate, what is convolved and steps side by side."""
+        return self.in_proj(x)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """What the scan made, normed and gated."""
+        return self.norm(x, gate)
+
+
+class NamedInputMixer(StateSpaceMixer):
+    """``BambaMixer``, ``GraniteMoeHybridMambaLayer``: their layers call them by keyword."""
+
+    takes_keywords = True

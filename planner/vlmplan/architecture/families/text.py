@@ -11,12 +11,14 @@ from vlmplan.architecture.model import Model
 from vlmplan.errors import UnknownNameError
 
 TEXT_FAMILIES = {
+    "bamba": "bamba",
     "cohere": "cohere",
     "cohere2": "cohere",
     "deepseek_v2": "deepseek_v3",
     "deepseek_v3": "deepseek_v3",
     "deepseek_v4": "deepseek_v4",
     "exaone4": "exaone4",
+    "falcon_h1": "falcon_h1",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
@@ -30,6 +32,7 @@ TEXT_FAMILIES = {
     "gpt2": "gpt2",
     "gpt_oss": "gpt_oss",
     "granite": "granite",
+    "granitemoehybrid": "granitemoehybrid",
     "hunyuan_v1_dense": "hunyuan",
     "internlm3": "internlm3",
     "kimi_linear": "kimi_linear",
@@ -37,6 +40,7 @@ TEXT_FAMILIES = {
     "lfm2_moe": "lfm2_moe",
     "llama": "llama",
     "llama4_text": "llama4",
+    "mamba2": "mamba2",
     "ministral": "ministral",
     "ministral3": "ministral3",
     "mistral": "llama",
