@@ -73,6 +73,7 @@ class FinalNormDecoder(Module):
         with tape.section("positions"):
             shape = (1, 1, x.shape[1], self.rotary_width)
             cos, sin = tape.tensor(shape, x.dtype), tape.tensor(shape, x.dtype)
+            tape.prefetch()  # for the module of the positions
             context = RotaryContext(backend, cos, sin, causal_masks(x, backend, (None,)))
             del cos, sin
         hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))

@@ -42,7 +42,7 @@ class FusedMlp(Module):
         super().__init__()
         self.input_linear = Linear(shape.hidden_size, 2 * shape.intermediate_size)
         self.output_linear = Linear(shape.intermediate_size, shape.hidden_size)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.input_linear(x)

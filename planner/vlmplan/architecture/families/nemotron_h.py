@@ -54,7 +54,7 @@ class PlainMlp(Module):
         super().__init__()
         self.up_proj = Linear(shape.hidden_size, intermediate_size, bias=shape.mlp_bias)
         self.down_proj = Linear(intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.activation = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor, context: RotaryContext | None = None) -> Tensor:
         return self.down_proj(self.activation(self.up_proj(x)))
