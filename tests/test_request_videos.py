@@ -141,6 +141,7 @@ def test_a_given_model_takes_the_defaults_of_its_processor():
             {"model": "llava-onevision-0.5b", "video_seconds": 9, "video_fps": 1},
             ["--video-fps is 1", "as many frames each", "give --video-frames"],
         ),
+        ({"model": "smolvlm2-2.2b", "video_frames": 9, "made_for": "trl"}, ["own trainer alone", "for trl"]),
         ({"model": "minicpm-v-4.6", "video_frames": 9}, ["type is minicpmv4_6 (frames are sliced, and put side by"]),
         ({"model": "tinyllama-1.1b", "video_seconds": 9}, ["--video-seconds is 9", "tinyllama-1.1b", "qwen3_vl"]),
     ],

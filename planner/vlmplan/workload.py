@@ -140,6 +140,10 @@ class Workload:
             if not minimum <= value <= most:
                 allowed = f"{minimum} or more" if value < minimum else f"at most {most:,}"
                 raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
+        for name in ("video_frames", "video_pixels", "clip_frames"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MAX_COUNT:
+                raise InputError(f"{name} of the workload is {value}; 1 to {MAX_COUNT:,} is needed")
         check_audio(self.audios_per_sample, self.audio_seconds)
         if self.sample_len is not None and not 1 <= self.sample_len <= self.seq_len:
             raise InputError(

@@ -7,7 +7,9 @@ import pytest
 from model_table import packaged_config
 from vlmplan.architecture.images.videos import CLIP_MODEL_TYPES, clip_shape
 from vlmplan.architecture.model import Batch
+from vlmplan.errors import InputError
 from vlmplan.models import find_model
+from vlmplan.workload import Workload
 
 NUM_FRAMES, NUM_TEXT_TOKENS, VIDEO_TOKEN = 5, 61, 998
 PIXELS = {"smolvlm2-256m": "pixel_values", "llava-onevision-0.5b": "pixel_values_videos"}
@@ -28,6 +30,13 @@ def test_frames_of_llava_onevision_have_half_the_sides_and_a_newline_behind_all(
     found = shape_of("llava-onevision-7b")
     assert found.num_tokens == found.num_placeholder_tokens == NUM_FRAMES * 14 * 14 + 1
     assert found.num_patches == NUM_FRAMES * 27 * 27
+
+
+def test_a_plan_of_videos_that_the_model_sees_otherwise_is_refused():
+    with pytest.raises(InputError, match="clip_frames is 5, but a qwen2_vl sees frames of videos as images"):
+        clip_shape(packaged_config("qwen2-vl-2b"), None, num_frames=NUM_FRAMES)
+    with pytest.raises(InputError, match="clip_frames of the workload is 0; 1 to"):
+        Workload(model=find_model("smolvlm2-256m"), clip_frames=0)
 
 
 def test_both_are_the_models_whose_frames_are_no_images():

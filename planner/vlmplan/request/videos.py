@@ -41,6 +41,11 @@ def with_videos(own: Request, options: Options) -> Request:
     num_frames = _num_frames(asked, model)
     size, said_size = asked.size or DEFAULT_IMAGE_SIZE, own.workload.image_size
     is_clip = model.model_type in CLIP_MODEL_TYPES
+    if is_clip and own.made_for is not None:
+        raise InputError(
+            f"{_given(asked)} of {model.id}, which sees frames otherwise than images, is planned for vlmplan's own "
+            f"trainer alone, and this is for {own.made_for.value}; leave one off"
+        )
     found = (_clip if is_clip else _images)(model, num_frames, size, said_size)
     num_videos = 1 if asked.per_sample is None else asked.per_sample
     length = "" if asked.seconds is None else f"{asked.seconds:g} s, "

@@ -164,10 +164,16 @@ def clip_shape(config: Mapping[str, Any], settings: Mapping[str, Any] | None, *,
     the processor of videos or of images, which have the tower's tile alike.
 
     SmolVLM's frame is an image that is not split. LLaVA-OneVision halves the sides of a frame's features, and puts a
-    newline behind those of all (``get_video_features`` in modeling_llava_onevision.py).
+    newline behind those of all (``get_video_features`` in modeling_llava_onevision.py). Raises InputError for other
+    models.
     """
+    sampler = SAMPLERS.get(str(config.get("model_type")))
+    if sampler not in CLIP_SAMPLERS:
+        raise InputError(
+            f"clip_frames is {num_frames}, but a {config.get('model_type')} sees frames of videos as images"
+        )
     whole, more = {"width": 1, "height": 1}, dict(settings or {})
-    if SAMPLERS[str(config.get("model_type"))] is Sampler.SMOLVLM:
+    if sampler is Sampler.SMOLVLM:
         frame = image_shape(config, {**more, "do_image_splitting": False}, **whole)
         per_frame, others = frame.num_placeholder_tokens, frame.num_tokens - frame.num_placeholder_tokens
         tokens, features = num_frames * (per_frame + others), num_frames * per_frame
