@@ -15,14 +15,14 @@ kept, bucketed or sharded, and when a weight is gathered, is DeepSpeed's busines
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vlmplan.architecture.checkpoint_recorder import OpenContainer
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.recomputation import Recomputation
-from vlmplan.architecture.tensor import ForwardTape, GradientView, GraphNode, Tensor
+from vlmplan.architecture.tensor import Edge, ForwardTape, GradientView, GraphNode, Tensor
 from vlmplan.architecture.trace import WHOLE, Drop, GradientPart, GradientReady
 from vlmplan.errors import InputError
 
@@ -228,7 +228,7 @@ class Tape(ForwardTape):
             edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()
             if node.holds_weight:
                 self._drops.append(Drop(node.sequence))
-            for position, edge in enumerate(edges):
+            for position, edge in self._in_turn(node, edges):
                 if isinstance(edge, Parameter):
                     use = self._parameter_use(edge, node)
                     if self._receive_parameter_gradient(use, results, position, buffers, pending):
@@ -238,6 +238,14 @@ class Tape(ForwardTape):
                     if self._hand_on(edge, results, position):
                         heapq.heappush(ready, (-edge[0].sequence, edge[0]))
         visit.end()
+
+    def _in_turn(self, node: GraphNode, edges: Sequence[Edge]) -> Iterable[tuple[int, Edge]]:
+        """The inputs of ``node`` with their places, as their gradients are handed on. That of a module's input waits
+        under ZeRO-3 in a node of DeepSpeed's until those of its weights are there (``PostBackwardFunctionModule`` in
+        0.19.8 ``zero/parameter_offload.py``; weights' accumulators run before everything else)."""
+        if node.module is None or not self.follows_weights or len(edges) < 2 or not isinstance(edges[1], Parameter):
+            return enumerate(edges)
+        return sorted(enumerate(edges), key=lambda one: not isinstance(one[1], Parameter))
 
     def _hand_on(self, edge: tuple[GraphNode, int], results: list[Tensor | None], position: int) -> bool:
         """Give a result to the node before, and forget it; whether that node has all of its gradients now."""

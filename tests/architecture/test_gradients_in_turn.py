@@ -1,0 +1,35 @@
+"""In which order the gradients of an operation are handed on."""
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.modules import Linear
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import GradientReady, Span
+from vlmplan.units import DType
+
+WIDTH, ROWS = 32, 64
+
+
+def live_bytes_at_last_handover_but_one(*, follows_weights: bool) -> int:
+    """Of two Linears that read the result of a third: when the gradient of the one whose backward is later is there."""
+    tape = Tape(follows_weights=follows_weights)
+    before, first, second = (Linear(WIDTH, WIDTH) for _ in range(3))
+    with tape.section("products"):
+        x = before(tape.tensor((1, ROWS, WIDTH), DType.BFLOAT16))
+        loss = ops.total(ops.add(first(x), second(x)), ())
+        del x
+    tape.run_backward(loss)
+    live, found = 0, dict[int, int]()
+    for event in tape.trace().sections["products"].backward:
+        if isinstance(event, Span):
+            live += event.delta_bytes
+        elif isinstance(event, GradientReady):
+            found[id(event.parameter)] = live
+            live -= event.num_bytes
+    return found[id(first.weight)]
+
+
+def test_under_zero_3_a_modules_input_gets_its_gradient_when_those_of_its_weights_are_gone():
+    """Until then it lies beside the one that it is added to."""
+    gradient = ROWS * WIDTH * 2
+    added_at_once, waiting = (live_bytes_at_last_handover_but_one(follows_weights=one) for one in (False, True))
+    assert waiting - added_at_once == gradient
