@@ -12,6 +12,7 @@ from family_checks import (
 )
 from gemma4_cases import SEVENTY, step
 from model_table import assert_counts_match_the_table
+from vlmplan.architecture.audio import AudioShape, audio_shape
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch, Part
@@ -100,3 +101,23 @@ def test_a_token_is_one_merged_patch(size, tokens):
 def test_images_need_a_vision_config():
     with pytest.raises(InputError, match=r"config\.json has no vision_config"):
         image_shape({**CONFIG, "vision_config": None}, SEVENTY, width=480, height=480)
+
+
+@pytest.mark.parametrize(
+    "frozen", [(), ("model.embed_audio",), ("model.language_model",)], ids=["all", "no sound", "no text"]
+)
+def test_a_step_with_sound_keeps_and_peaks_as_in_transformers(frozen):
+    from audio_steps import assert_audio_step
+
+    assert_audio_step(CONFIG, seconds=3.01, frozen=frozen)
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1, 1.001])
+def test_a_sound_is_stretches_of_its_waveform(seconds):
+    np = pytest.importorskip("numpy")
+    transformers = pytest.importorskip("transformers")
+    made = transformers.Gemma4UnifiedAudioFeatureExtractor()([np.zeros(round(seconds * 16_000), dtype=np.float32)])
+    (frames,) = made["input_features_mask"][0].shape
+    assert audio_shape(CONFIG, None, seconds=seconds) == AudioShape(
+        num_tokens=frames + 2, num_frames=frames, num_padded_frames=frames, num_marker_tokens=2
+    )

@@ -121,6 +121,14 @@ def _gemma4_shape(config: Settings, settings: Settings, seconds: float) -> Audio
     )
 
 
+def _gemma4_unified_shape(config: Settings, settings: Settings, seconds: float) -> AudioShape:
+    """``Gemma4UnifiedAudioFeatureExtractor``: a token for each stretch of the waveform, one before and one behind."""
+    num_frames = -(-_num_values(settings, seconds) // count(settings, "audio_samples_per_token", 640))
+    return AudioShape(
+        num_tokens=num_frames + 2, num_frames=num_frames, num_padded_frames=num_frames, num_marker_tokens=2
+    )
+
+
 def _gemma3n_shape(config: Settings, settings: Settings, seconds: float) -> AudioShape:
     """``Gemma3nAudioFeatureExtractor``, with a mask of which every ``hop_length``-th value is taken;
     ``Gemma3nProcessor`` writes as many tokens for any sound, and four around them."""
@@ -155,12 +163,13 @@ def halved(length: int, *, times: int = 1) -> int:
 _SHAPES: Mapping[str, Callable[[Settings, Settings, float], AudioShape]] = {
     "gemma3n": _gemma3n_shape,
     "gemma4": _gemma4_shape,
+    "gemma4_unified": _gemma4_unified_shape,
     "phi4_multimodal": _phi4_multimodal_shape,
     "qwen2_5_omni_thinker": _qwen2_5_omni_shape,
     "qwen3_omni_moe_thinker": _qwen3_omni_shape,
 }
 
-MAY_BE_DEAF = frozenset({"gemma4"})
+MAY_BE_DEAF = frozenset({"gemma4", "gemma4_unified"})
 """Those of which a configuration without an ``audio_config`` has no tower, where others have that of its defaults."""
 
 AUDIO_MODEL_TYPES = tuple(_SHAPES)

@@ -29,7 +29,7 @@ GRID_TYPES = (
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
-TYPED_SOUNDS = {"gemma3n": "token_type_ids", "gemma4": "mm_token_type_ids"}
+TYPED_SOUNDS = {"gemma3n": "token_type_ids", **dict.fromkeys(("gemma4", "gemma4_unified"), "mm_token_type_ids")}
 """What the processors say in of each token of a sample with sound what it is of."""
 TILE_TYPES = ("internvl", "ovis2")
 

@@ -66,14 +66,15 @@ def _masked_spectrograms(config: Any, audio: AudioSpec, num_audios: int) -> Made
     """Spectrograms, mel bins last, with a mask of their frames."""
     is_of_sound = torch.arange(audio.num_padded_frames) < audio.num_frames
     values = {"input_features_mask": is_of_sound.repeat(num_audios, 1)}
-    return values, {"input_features": (num_audios, audio.num_padded_frames, MEL_BINS)}
+    width = getattr(config.audio_config, "audio_embed_dim", MEL_BINS)
+    return values, {"input_features": (num_audios, audio.num_padded_frames, width)}
 
 
 MEL_BINS = 128
-"""Of Gemma's feature extractors."""
+"""Of Gemma's feature extractors that make spectrograms."""
 
 _FAMILIES: Mapping[str, Callable[[Any, AudioSpec, int], Made]] = {
-    **dict.fromkeys(("gemma3n", "gemma4"), _masked_spectrograms),
+    **dict.fromkeys(("gemma3n", "gemma4", "gemma4_unified"), _masked_spectrograms),
     "phi4_multimodal": _phi4_multimodal,
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _padded_spectrograms),
 }

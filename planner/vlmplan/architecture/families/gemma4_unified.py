@@ -1,7 +1,6 @@
 """Gemma 4 without towers: merged patches and frames of sound go through norms and Linears into a Gemma 4 decoder.
 
-Source: transformers 5.23 ``models/gemma4_unified/modeling_gemma4_unified.py``, which is derived from Gemma 4's. Samples
-with sound are not planned; what its embedder weighs is.
+Source: transformers 5.23 ``models/gemma4_unified/modeling_gemma4_unified.py``, which is derived from Gemma 4's.
 """
 
 from vlmplan.architecture import ops
@@ -63,7 +62,17 @@ class Gemma4UnifiedModel(Gemma4Model):
         if vision is not None:
             self.embed_vision = VisionEmbedder(vision, text_width)
         if audio is not None:
+            self.frame_width = audio.integer("audio_embed_dim")
             self.embed_audio = Embedder(audio.integer("audio_embed_dim"), text_width)
+
+    @property
+    def audio_width(self) -> int:
+        return self.frame_width
+
+    def encoded_sounds(self, spectrograms: Tensor) -> Tensor:
+        """Frames of the waveform itself."""
+        with spectrograms.tape.section("audio.frames"):
+            return ops.to(spectrograms, self.embed_audio.embedding_projection.weight.dtype)
 
     def windows_of_blocks(self) -> tuple[int | None, ...]:
         return (None, self.language_model.shape.window)

@@ -97,12 +97,17 @@ class Gemma4Model(Module):
             tape.release(read)
         return hidden
 
+    @property
+    def audio_width(self) -> int:
+        """Values of one frame of a sound as the processor hands it over."""
+        return NUM_BINS
+
     def with_sounds(self, ids: Tensor, embeddings: Tensor, batch: Batch, held: list[Tensor]) -> Tensor:
         """``embeddings`` with features of sounds in the place of their tokens; ``held`` gets what lives on."""
         tape, spectrograms, audio = ids.tape, ids.tape.spectrograms, batch.audio
         assert spectrograms is not None
         assert audio is not None
-        encoded = self.audio_tower(spectrograms)
+        encoded = self.encoded_sounds(spectrograms)
         with tape.section("audio.features"):
             features = self.embed_audio(encoded)
             held += [encoded, features]
@@ -112,6 +117,10 @@ class Gemma4Model(Module):
             tape.outputs.append(features.detached())
             compare_sizes(features)
             return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
+
+    def encoded_sounds(self, spectrograms: Tensor) -> Tensor:
+        """What ``embed_audio`` gets."""
+        return self.audio_tower(spectrograms)
 
     def image_features(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> list[Tensor]:
         """``get_image_features``: what its result holds, of which the features of all images are the last."""
@@ -175,7 +184,7 @@ class Gemma4(ImageTextModel):
 
     def spectrogram_shape(self, batch: Batch) -> tuple[int, ...]:
         assert batch.audio is not None
-        return (batch.num_audios, batch.audio.num_padded_frames, NUM_BINS)
+        return (batch.num_audios, batch.audio.num_padded_frames, self.model.audio_width)
 
     def more_audio_inputs(self, batch: Batch) -> Sequence[Input]:
         """``input_features_mask``, and ``mm_token_type_ids`` where no image brings them."""
