@@ -1,7 +1,8 @@
 """Mamba-2 alone: one mixer in every layer, and no attention.
 
 Source: transformers 5.23 ``models/mamba2/modeling_mamba2.py`` and ``configuration_mamba2.py``. The residual is float32
-where ``residual_in_fp32`` says so.
+where ``residual_in_fp32`` says so. Not described: the model's forward asks for the type of its head's weight, so that
+ZeRO-3 gathers this with the model and prefetches less beside it.
 """
 
 from dataclasses import dataclass
