@@ -69,7 +69,6 @@ def test_sounds_that_fill_more_than_a_sample_are_refused_with_what_they_take():
         ({**QWEN, "audios_per_sample": 2}, ["--audios-per-sample is 2", "give the seconds of each sound"]),
         ({**SOUND, "audios_per_sample": -1}, ["--audios-per-sample is -1", "0 or more"]),
         ({**SOUND, "data": "samples.json"}, ["--audio-seconds is 30", "--data samples.json"]),
-        ({**SOUND, "config": "sft.yaml"}, ["--audio-seconds is 30", "--config sft.yaml"]),
         ({**SOUND, "task": "dpo"}, ["--audio-seconds is 30", "--task"]),
     ],
 )

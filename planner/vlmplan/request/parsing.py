@@ -67,12 +67,11 @@ def _check_audio(own: Request, options: Options) -> None:
             f"--audios-per-sample is {asked.audios_per_sample} without --audio-seconds; give the seconds of each sound"
         )
     given = f"--audio-seconds is {asked.audio_seconds:g}"
-    for name in ("data", "config"):
-        if options.get(name) is not None:
-            raise InputError(
-                f"{given}, but --{name} {options[name]} says itself what samples are like, and sound in samples is not "
-                f"read; leave one of them off"
-            )
+    if options.get("data") is not None:
+        raise InputError(
+            f"{given}, but --data {options['data']} says itself what samples are like, and sound in samples is not "
+            f"read; leave one of them off"
+        )
     if own.task.task() is not None:
         raise InputError(f"{given}, but samples with sound are planned without --task; leave one of them off")
 

@@ -9,8 +9,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from laws import law
+from planned import model_files
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
+from vlmplan.recipe import Recipe
 from vlmplan.rules import Severity, model_facts, problems
 from written_setups import ANY_RECIPE, READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
 
@@ -51,3 +53,13 @@ def test_a_reader_takes_back_what_was_written(tool, recipe, model, samples, mach
     assert replace(setup.workload, saving=workload.saving) == workload  # which its file says nothing of
     assert setup.cluster == cluster
     assert without_what_has_no_effect(setup.recipe, model) == without_what_has_no_effect(recipe, model)
+
+
+@pytest.mark.parametrize("tool", [Tool.MS_SWIFT, Tool.LLAMA_FACTORY], ids=lambda tool: tool.value)
+def test_sounds_that_no_key_says_are_read_back_from_the_options_beside_the_file(tool, tmp_path):
+    model = model_files("qwen2.5-omni-7b")
+    recipe, cluster = usual(tool, model).applied_to(Recipe(zero_stage=2)), cluster_of(2, 1)
+    workload = sample(model, seq_len=2048, audios_per_sample=2, audio_seconds=12.5)
+    found = meaning(settings_for(tool, within(tool, recipe, model), workload, cluster), tmp_path, 2, 1)
+    assert (found.workload.audios_per_sample, found.workload.audio_seconds) == (2, 12.5)
+    assert found.workload.seq_len == 2048

@@ -112,8 +112,10 @@ def settings_for(
 
 
 def _sample_options(tool: Tool, workload: Workload) -> dict[str, Value]:
-    """What no key says of the samples: how many, and images that are not read off a limit of pixels."""
+    """What no key says of the samples: how many, sounds, and images that are not read off a limit of pixels."""
     options: dict[str, Value] = {}
+    if workload.audios_per_sample:
+        options |= {"audio_seconds": workload.audio_seconds, "audios_per_sample": workload.audios_per_sample}
     if workload.num_samples != DEFAULT_NUM_SAMPLES:
         options["num_samples"] = workload.num_samples
     if not sees(workload.model):
