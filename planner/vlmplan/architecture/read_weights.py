@@ -36,7 +36,7 @@ class WeightsOfReader:
         for number, module in enumerate(read):
             own = getattr(module, "base_layer", module).parameters_by_name
             self.parameters_by_name |= {f"{number}.{name}": parameter for name, parameter in own.items()}
-        self.reader = self
+        self.weights_reader = self
         self.takes_keywords = reader.takes_keywords
 
 
@@ -58,7 +58,7 @@ class ReadingModule(Module):
         if self._gathered is None:  # adapters are in place by the first use
             self._gathered = WeightsOfReader(self, self.read_modules())
             for _, module in self.named_modules():
-                module.reader = self._gathered
+                module.weights_reader = self._gathered
         tape.modules.append(self._gathered)
         tape.fetch(self._gathered)
         out = self.forward(x, *args)

@@ -68,7 +68,7 @@ class Visit:
             self._leave()
         if self._container is not None and self._container.is_over_before(node.sequence):
             self._leave_container(self._container)
-        reader = getattr(node.module, "reader", None)
+        reader = getattr(node.module, "weights_reader", None)
         if self._reader is not None and (reader is not self._reader or node.section != tape.running_section):
             self._leave_reader()
         if self._recomputation.is_over_before(node.sequence):
