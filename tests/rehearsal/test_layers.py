@@ -158,6 +158,7 @@ def test_bytes_are_taken_to_grow_with_tokens_and_pairs_and_never_to_be_below_non
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_the_first_layers_of_mamba_tell_of_five(model: ProbedModelFiles):
     """The real thing, with samples that are longer than those that were rehearsed."""
     found = with_layers(model)

@@ -69,6 +69,7 @@ def assert_planned_as_rehearsed(*words: str, gpu: str = "a100-sxm4-80gb:1", tole
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_images_that_segment_anything_sees_take_what_is_planned():
     """DeepSeek-VL's second tower has a bias of its own in every layer's attention."""
     folder_of("seeing", dict(IMAGE_MODELS["deepseek_vl_hybrid"]))
@@ -98,6 +99,7 @@ def test_what_stage_3_prefetches_between_the_head_and_the_final_norm_is_planned(
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_images_that_several_layers_take_features_of_take_what_is_planned():
     """Cohere Compass has a merger for each of the first layers of its language model."""
     config = dict(IMAGE_MODELS["cohere_compass"])
@@ -107,6 +109,7 @@ def test_images_that_several_layers_take_features_of_take_what_is_planned():
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_fsdp2_keeps_the_heads_gradient_until_its_part_is_cast():
     """It is the last of its group, to which a variable of torch's loop refers."""
     folder_of("wide-head", {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "vocab_size": 24000})
@@ -136,6 +139,7 @@ DEEPSEEK_V4 = {
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

@@ -141,6 +141,7 @@ def test_a_model_with_a_family_is_left_alone():
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_two_layers_tell_of_five(found: Estimate):
     """The real thing: what is drawn on from one and two layers is what a rehearsal of all five sees."""
     corrected = with_rehearsed_activations(found)

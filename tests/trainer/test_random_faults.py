@@ -6,7 +6,7 @@ from random_faults import tried
 
 from vlmplan_trainer.models.tiny import write_tiny_model
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.long]
 
 
 @pytest.mark.parametrize("engine", ["ZeRO-3"])
