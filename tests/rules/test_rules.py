@@ -35,7 +35,8 @@ from vlmplan.rules import (
     model_facts,
     problems,
 )
-from vlmplan.rules.models import HEAD, TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
+from vlmplan.rules.adapters import HEAD
+from vlmplan.rules.models import TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
 from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.workload import ModelFiles
 from vlmplan.zero_settings import ZeroSettings
@@ -343,6 +344,59 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(PLAIN.with_changes(precision=Precision.FP16), model=QWEN)],
         [case(PLAIN, model=QWEN), case(PLAIN.with_changes(precision=Precision.FP16), model=BLIP_2)],
     ),
+    "fp16_gradients_cannot_be_unscaled": (
+        [
+            case(PLAIN.with_changes(precision=Precision.FP16, weight_dtype=WeightDtype.MODEL)),
+            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL)),
+            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, train_embeddings=True)),
+        ],
+        [
+            case(FP16_LORA.with_changes(train_embeddings=True)),
+            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32)),
+            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL, zero_stage=2)),
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL)),
+        ],
+    ),
+    "weight_types_are_of_autocast": (
+        [
+            case(PLAIN.with_changes(zero_stage=2, weight_dtype=WeightDtype.MODEL)),
+            case(PLAIN.with_changes(zero_stage=2, precision=Precision.FP32, weight_dtype=WeightDtype.FLOAT32)),
+            case(PLAIN.with_changes(precision=Precision.FP32, weight_dtype=WeightDtype.MODEL)),
+            case(LORA.with_changes(uses_autocast=False, weight_dtype=WeightDtype.FLOAT32)),
+            case(LORA.with_changes(weight_dtype=WeightDtype.MODEL)),
+        ],
+        [
+            case(PLAIN.with_changes(weight_dtype=WeightDtype.MODEL)),
+            case(LORA.with_changes(weight_dtype=WeightDtype.FLOAT32)),
+            case(PLAIN.with_changes(zero_stage=2, weight_dtype=WeightDtype.FLOAT32)),
+            case(PLAIN.with_changes(zero_stage=2)),
+        ],
+    ),
+    "without_autocast_all_but_adapters_has_one_type": (
+        [
+            case(PLAIN.with_changes(uses_autocast=False)),
+            case(PLAIN.with_changes(method=Method.QLORA, upcasts_frozen=True, uses_autocast=False)),
+        ],
+        [
+            case(LORA.with_changes(uses_autocast=False)),
+            case(ZERO_2.with_changes(uses_autocast=False)),
+            case(PLAIN.with_changes(uses_autocast=False, precision=Precision.FP32)),
+        ],
+    ),
+    "kept_logits_are_made": (
+        [case(ZERO_2.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS)))],
+        [
+            case(ZERO_2.with_changes(evaluation=Evaluation(batch=2))),
+            case(ZERO_2.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS), loss=LossKind.MODEL)),
+        ],
+    ),
+    "batch_is_the_product": (
+        [case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7 + 1)],
+        [
+            case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7),
+            case(ZERO_2.with_changes(micro_batch=3), cluster(7)),
+        ],
+    ),
     "chunked_loss_has_no_adapter_on_the_head": (
         [
             case(PLAIN.with_changes(method=Method.LORA, lora_targets="q_proj, model.lm_head")),
@@ -451,59 +505,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, zero_stage=3)),
             case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, zero_stage=2, precision=Precision.FP32)),
             case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL, zero_stage=2)),
-        ],
-    ),
-    "fp16_gradients_cannot_be_unscaled": (
-        [
-            case(PLAIN.with_changes(precision=Precision.FP16, weight_dtype=WeightDtype.MODEL)),
-            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL)),
-            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, train_embeddings=True)),
-        ],
-        [
-            case(FP16_LORA.with_changes(train_embeddings=True)),
-            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32)),
-            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL, zero_stage=2)),
-            case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL)),
-        ],
-    ),
-    "weight_types_are_of_autocast": (
-        [
-            case(PLAIN.with_changes(zero_stage=2, weight_dtype=WeightDtype.MODEL)),
-            case(PLAIN.with_changes(zero_stage=2, precision=Precision.FP32, weight_dtype=WeightDtype.FLOAT32)),
-            case(PLAIN.with_changes(precision=Precision.FP32, weight_dtype=WeightDtype.MODEL)),
-            case(LORA.with_changes(uses_autocast=False, weight_dtype=WeightDtype.FLOAT32)),
-            case(LORA.with_changes(weight_dtype=WeightDtype.MODEL)),
-        ],
-        [
-            case(PLAIN.with_changes(weight_dtype=WeightDtype.MODEL)),
-            case(LORA.with_changes(weight_dtype=WeightDtype.FLOAT32)),
-            case(PLAIN.with_changes(zero_stage=2, weight_dtype=WeightDtype.FLOAT32)),
-            case(PLAIN.with_changes(zero_stage=2)),
-        ],
-    ),
-    "without_autocast_all_but_adapters_has_one_type": (
-        [
-            case(PLAIN.with_changes(uses_autocast=False)),
-            case(PLAIN.with_changes(method=Method.QLORA, upcasts_frozen=True, uses_autocast=False)),
-        ],
-        [
-            case(LORA.with_changes(uses_autocast=False)),
-            case(ZERO_2.with_changes(uses_autocast=False)),
-            case(PLAIN.with_changes(uses_autocast=False, precision=Precision.FP32)),
-        ],
-    ),
-    "kept_logits_are_made": (
-        [case(ZERO_2.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS)))],
-        [
-            case(ZERO_2.with_changes(evaluation=Evaluation(batch=2))),
-            case(ZERO_2.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS), loss=LossKind.MODEL)),
-        ],
-    ),
-    "batch_is_the_product": (
-        [case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7 + 1)],
-        [
-            case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7),
-            case(ZERO_2.with_changes(micro_batch=3), cluster(7)),
         ],
     ),
     "liger_needs_ampere": (

@@ -10,7 +10,8 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     torchao   torchao's AdamW
     devices   what a card or a processor can do
     liger     what Liger's kernels run on, and for which models
-    models    attention, loss, adapters, batch
+    models    attention, checkpoints, types of weights, loss, batch
+    adapters  on what there can be none, and their options
     sequences what GPUs that share a sample can do
     tiles     MLPs and gated delta nets of long samples
     batches   rows without padding
@@ -21,13 +22,10 @@ and 8-bit optimizers under every ZeRO stage, bitsandbytes on AMD and on CPUs, pa
 optimizer, chunked loss with capped logits (the trainer caps each chunk).
 """
 
+from vlmplan.rules.adapters import default_lora_exclude
 from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity, model_facts
 from vlmplan.rules.check import RULES, check, objection, problems
-from vlmplan.rules.models import (
-    attention_implementations,
-    default_attention,
-    default_lora_exclude,
-)
+from vlmplan.rules.models import attention_implementations, default_attention
 
 __all__ = [
     "RULES",

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
+from vlmplan.rules.adapters import ADAPTER_RULES
 from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity
 from vlmplan.rules.batches import BATCH_RULES
 from vlmplan.rules.devices import DEVICE_RULES
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     *TORCHAO_RULES,
     *DEVICE_RULES,
     *MODEL_RULES,
+    *ADAPTER_RULES,
     *LIGER_RULES,
     *SEQUENCE_RULES,
     *TILE_RULES,
