@@ -19,7 +19,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     with_head,
 )
-from vlmplan.architecture.families.state_space import NamedInputMixer, state_space_shape
+from vlmplan.architecture.families.state_space import NamedInputMixer, expanded_shape
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
@@ -39,7 +39,7 @@ class BambaLayer(Module):
         self.pre_ff_layernorm = RMSNorm(width)
         self.is_linear = is_linear
         if is_linear:
-            self.mamba = NamedInputMixer(state_space_shape(config))
+            self.mamba = NamedInputMixer(expanded_shape(config))
         else:
             self.self_attn = Glm4MoeAttention(shape, None)
 

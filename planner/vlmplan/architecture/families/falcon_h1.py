@@ -17,7 +17,7 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     with_head,
 )
-from vlmplan.architecture.families.state_space import NamedInputMixer, StateSpaceShape, state_space_shape
+from vlmplan.architecture.families.state_space import NamedInputMixer, StateSpaceShape, expanded_shape
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.parameter import Parameter
@@ -102,7 +102,7 @@ class FalconH1Layer(Module):
         super().__init__()
         width, activation = shape.hidden_size, shape.activation
         self.feed_forward = ScaledMlp(width, shape.intermediate_size, activation=activation, bias=shape.mlp_bias)
-        mixer = state_space_shape(config, inner_width=config.optional_integer("mamba_d_ssm"))
+        mixer = expanded_shape(config, inner_width=config.optional_integer("mamba_d_ssm"))
         self.mamba = ScaledMixer(config, mixer)
         self.self_attn = ScaledAttention(shape, None)
         self.input_layernorm = RMSNorm(width)

@@ -22,7 +22,7 @@ from vlmplan.architecture.families.llama import (
 )
 from vlmplan.architecture.families.moe import Experts, top
 from vlmplan.architecture.families.nemotron_h import OLD_NAMES, UnpositionedAttention
-from vlmplan.architecture.families.state_space import NamedInputMixer, state_space_shape
+from vlmplan.architecture.families.state_space import NamedInputMixer, expanded_shape
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.parameter import Parameter
@@ -96,7 +96,7 @@ class GraniteHybridLayer(Module):
         self.shared_mlp = FusedMlp(shape)
         self.is_linear = kind == LINEAR
         if self.is_linear:
-            self.mamba = NamedInputMixer(state_space_shape(config))
+            self.mamba = NamedInputMixer(expanded_shape(config))
         else:
             attention = Attention if config.get("position_embedding_type") == ROPE else UnpositionedAttention
             self.self_attn = attention(shape, None)

@@ -5,29 +5,35 @@ where ``residual_in_fp32`` says so. Not described: the model's forward asks for 
 ZeRO-3 gathers this with the model and prefetches less beside it.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import RotaryContext
-from vlmplan.architecture.families.state_space import StateSpaceMixer, StateSpaceShape, require_groups
+from vlmplan.architecture.families.nemotron_h import UnpositionedDecoder
+from vlmplan.architecture.families.state_space import (
+    StateSpaceKeys,
+    StateSpaceMixer,
+    StateSpaceShape,
+    state_space_shape,
+)
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2Shape:
-    """The dimensions outside of the mixers."""
-
-    hidden_size: int
-    vocab_size: int
-    num_layers: int
-    widens_residual: bool
+KEYS = StateSpaceKeys(
+    num_heads="num_heads",
+    head_dim="head_dim",
+    num_groups="n_groups",
+    state_size="state_size",
+    num_taps="conv_kernel",
+    chunk_size="chunk_size",
+    activation="hidden_act",
+    has_bias="use_bias",
+    convolution_bias="use_conv_bias",
+)
 
 
 class Mamba2Block(Module):
@@ -48,38 +54,13 @@ class Mamba2Block(Module):
         return ops.add(residual, x)
 
 
-class Mamba2Decoder(Module):
-    """``Mamba2Model``."""
-
-    def __init__(self, shape: Mamba2Shape, mixer: StateSpaceShape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.embeddings = Embedding(shape.vocab_size, shape.hidden_size)
-        block = Mamba2Block(mixer, widens_residual=shape.widens_residual)
-        self.layers = Stack.of(block, shape.num_layers, label="layers")
-        self.norm_f = RMSNorm(shape.hidden_size)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        with ids.tape.section("embedding"):
-            return self.embeddings(ids)
-
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
-        tape = x.tape
-        with tape.section("positions"):
-            nothing = tape.tensor((0,), x.dtype)
-            context = RotaryContext(backend, nothing, nothing)
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
-        with tape.section("norm"):
-            return self.norm_f(hidden)
-
-
 class Mamba2(Model):
     """``Mamba2ForCausalLM``."""
 
     EMBEDDINGS = "backbone.embeddings"
     widens_logits = True
 
-    def __init__(self, backbone: Mamba2Decoder, head: Linear, *, ties_weights: bool) -> None:
+    def __init__(self, backbone: UnpositionedDecoder, head: Linear, *, ties_weights: bool) -> None:
         super().__init__()
         self.backbone = backbone
         self.lm_head: Any = head
@@ -93,40 +74,16 @@ class Mamba2(Model):
         return ops.to(hidden, getattr(self.lm_head, "base_layer", self.lm_head).weight.dtype)
 
 
-def mixer_shape(config: Config) -> StateSpaceShape:
-    """The dimensions of the mixers."""
-    num_heads, num_groups, head_dim = (config.integer(key) for key in ("num_heads", "n_groups", "head_dim"))
-    width = config.integer("expand") * config.integer("hidden_size")
-    if num_heads * head_dim != width:
-        raise not_allowed(CONFIG, "head_dim", head_dim, f"what {num_heads} heads make {width} of")
-    require_groups("n_groups", num_heads, num_groups)
-    return StateSpaceShape(
-        hidden_size=config.integer("hidden_size"),
-        num_heads=num_heads,
-        head_dim=head_dim,
-        num_groups=num_groups,
-        state_size=config.integer("state_size"),
-        num_taps=config.integer("conv_kernel"),
-        chunk_size=config.integer("chunk_size"),
-        activation=config.text("hidden_act"),
-        has_bias=config.boolean("use_bias"),
-        convolution_bias=config.boolean("use_conv_bias"),
-    )
-
-
-def decoder(config: Config) -> Mamba2Decoder:
+def decoder(config: Config) -> UnpositionedDecoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
-    shape = Mamba2Shape(
-        hidden_size=config.integer("hidden_size"),
-        vocab_size=config.integer("vocab_size"),
-        num_layers=config.integer("num_hidden_layers"),
-        widens_residual=config.boolean("residual_in_fp32"),
-    )
-    return Mamba2Decoder(shape, mixer_shape(config))
+    width = config.integer("hidden_size")
+    mixer = state_space_shape(config, KEYS, inner_width=config.integer("expand") * width)
+    block = Mamba2Block(mixer, widens_residual=config.boolean("residual_in_fp32"))
+    layers = Stack.of(block, config.integer("num_hidden_layers"), label="layers")
+    return UnpositionedDecoder(config.integer("vocab_size"), layers, RMSNorm(width), attends=False)
 
 
 def build(config: Config) -> Mamba2:
     """``Mamba2ForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Mamba2(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    head = Linear(config.integer("hidden_size"), config.integer("vocab_size"))
+    return Mamba2(decoder(config), head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -14,9 +14,9 @@ from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.group_router import GroupRouter
 from vlmplan.architecture.families.llama import Attention, DecoderShape, RotaryContext, causal_masks, stack_of_kinds
 from vlmplan.architecture.families.moe import Experts
-from vlmplan.architecture.families.state_space import StateSpaceMixer, StateSpaceShape, require_groups
+from vlmplan.architecture.families.state_space import StateSpaceKeys, StateSpaceMixer, state_space_shape
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm
+from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType
@@ -27,6 +27,17 @@ OLD_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 """What layer types were called before (``remap_legacy_layer_types`` in ``configuration_utils.py``)."""
 DEFAULT_TYPES = ("linear_attention", "moe", "full_attention", "mlp")
 """Of a file that says nothing of its layers."""
+MIXER_KEYS = StateSpaceKeys(
+    num_heads="mamba_num_heads",
+    head_dim="mamba_head_dim",
+    num_groups="n_groups",
+    state_size="ssm_state_size",
+    num_taps="conv_kernel",
+    chunk_size="chunk_size",
+    activation="mamba_hidden_act",
+    has_bias="use_bias",
+    convolution_bias="use_conv_bias",
+)
 
 
 class CastRMSNorm(RMSNorm):
@@ -110,16 +121,16 @@ class NemotronBlock(Module):
         return ops.add(residual, x)
 
 
-class NemotronDecoder(Module):
-    """``NemotronHModel``."""
+class UnpositionedDecoder(Module):
+    """``NemotronHModel``, ``Mamba2Model``: layers that are told of no positions. ``attends``: some of them do, and masks
+    are made for them."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, vocab_size: int, layers: Stack, norm: RMSNorm, *, attends: bool) -> None:
         super().__init__()
-        self.shape = shape = nemotron_shape(config)
-        self.embeddings = Embedding(shape.vocab_size, shape.hidden_size)
-        types = layer_types(config)
-        self.layers = stack_of_kinds(types, lambda kind: NemotronBlock(shape.hidden_size, _mixer(kind, config, shape)))
-        self.norm_f = CastRMSNorm(shape.hidden_size)
+        self.windows = (None,) if attends else ()
+        self.embeddings = Embedding(vocab_size, norm.weight.numel)
+        self.layers = layers
+        self.norm_f = norm
 
     def embed(self, ids: Tensor) -> Tensor:
         with ids.tape.section("embedding"):
@@ -129,7 +140,7 @@ class NemotronDecoder(Module):
         tape = x.tape
         with tape.section("positions"):
             nothing = tape.tensor((0,), x.dtype)
-            context = RotaryContext(backend, nothing, nothing, causal_masks(x, backend, (None,)))
+            context = RotaryContext(backend, nothing, nothing, causal_masks(x, backend, self.windows))
         hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
             return self.norm_f(hidden)
@@ -144,7 +155,7 @@ class NemotronH(CausalLM):
 
 def _mixer(kind: str, config: Config, shape: DecoderShape) -> Module:
     if kind == "linear_attention":
-        return StateSpaceMixer(state_space_shape(config))
+        return StateSpaceMixer(state_space_shape(config, MIXER_KEYS))
     if kind == "full_attention":
         return UnpositionedAttention(shape, None)
     return ExpertsBlock(config, shape) if kind == "moe" else PlainMlp(shape, shape.intermediate_size)
@@ -184,30 +195,16 @@ def nemotron_shape(config: Config) -> DecoderShape:
     )
 
 
-def state_space_shape(config: Config) -> StateSpaceShape:
-    """The dimensions of the Mamba-2 mixers."""
-    num_heads, num_groups = config.integer("mamba_num_heads"), config.integer("n_groups")
-    require_groups("n_groups", num_heads, num_groups)
-    return StateSpaceShape(
-        hidden_size=config.integer("hidden_size"),
-        num_heads=num_heads,
-        head_dim=config.integer("mamba_head_dim"),
-        num_groups=num_groups,
-        state_size=config.integer("ssm_state_size"),
-        num_taps=config.integer("conv_kernel"),
-        chunk_size=config.integer("chunk_size"),
-        activation=config.text("mamba_hidden_act"),
-        has_bias=config.boolean("use_bias"),
-        convolution_bias=config.boolean("use_conv_bias"),
-    )
-
-
-def decoder(config: Config) -> NemotronDecoder:
+def decoder(config: Config) -> UnpositionedDecoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
-    return NemotronDecoder(config)
+    shape = nemotron_shape(config)
+    layers = stack_of_kinds(
+        layer_types(config), lambda kind: NemotronBlock(shape.hidden_size, _mixer(kind, config, shape))
+    )
+    return UnpositionedDecoder(shape.vocab_size, layers, CastRMSNorm(shape.hidden_size), attends=True)
 
 
 def build(config: Config) -> NemotronH:
     """``NemotronHForCausalLM``."""
-    model = decoder(config)
-    return NemotronH(model, Linear(model.shape.hidden_size, model.shape.vocab_size), ties_weights=False)
+    head = Linear(config.integer("hidden_size"), config.integer("vocab_size"))
+    return NemotronH(decoder(config), head, ties_weights=False)

@@ -6,7 +6,7 @@ Source: transformers 5.23 ``models/nemotron_h/modeling_nemotron_h.py`` (``Nemotr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
@@ -50,34 +50,69 @@ class StateSpaceShape:
         return self.inner_width + 2 * self.group_width
 
 
-def require_groups(key: str, num_heads: int, num_groups: int) -> None:
-    """Raise InputError for heads that cannot be shared out among groups."""
-    if num_heads % num_groups:
-        raise not_allowed(CONFIG, key, num_groups, f"a number that divides the {num_heads} heads")
+class StateSpaceKeys(NamedTuple):
+    """What a configuration calls the dimensions of its mixers."""
+
+    num_heads: str
+    head_dim: str
+    num_groups: str
+    state_size: str
+    num_taps: str
+    chunk_size: str
+    activation: str
+    has_bias: str
+    convolution_bias: str
 
 
-def state_space_shape(config: Config, *, inner_width: int | None = None) -> StateSpaceShape:
-    """The dimensions of the mixers of a configuration with keys ``mamba_...`` (Bamba, Falcon-H1, Granite 4.0 H).
+EXPANDED_KEYS = StateSpaceKeys(
+    num_heads="mamba_n_heads",
+    head_dim="mamba_d_head",
+    num_groups="mamba_n_groups",
+    state_size="mamba_d_state",
+    num_taps="mamba_d_conv",
+    chunk_size="mamba_chunk_size",
+    activation="hidden_act",
+    has_bias="mamba_proj_bias",
+    convolution_bias="mamba_conv_bias",
+)
+"""Those of Bamba, Falcon-H1 and Granite 4.0 H."""
+
+
+def expanded_shape(config: Config, *, inner_width: int | None = None) -> StateSpaceShape:
+    """The dimensions of the mixers of a configuration with ``EXPANDED_KEYS``.
 
     ``inner_width``: where it is not ``mamba_expand`` times the hidden size. Raises InputError.
     """
     width = inner_width or config.integer("mamba_expand") * config.integer("hidden_size")
-    num_heads, num_groups = config.integer("mamba_n_heads"), config.integer("mamba_n_groups")
-    head_dim = width // num_heads if config.get("mamba_d_head") == "auto" else config.integer("mamba_d_head")
-    if head_dim * num_heads != width:
-        raise not_allowed(CONFIG, "mamba_d_head", head_dim, f"what {num_heads} heads make {width} of")
-    require_groups("mamba_n_groups", num_heads, num_groups)
+    keys = EXPANDED_KEYS
+    is_auto = config.get(keys.head_dim) == "auto"
+    return state_space_shape(
+        config, keys, inner_width=width, head_dim=width // config.integer(keys.num_heads) if is_auto else None
+    )
+
+
+def state_space_shape(
+    config: Config, keys: StateSpaceKeys, *, inner_width: int | None = None, head_dim: int | None = None
+) -> StateSpaceShape:
+    """The dimensions of the mixers of a configuration that calls them ``keys``. All heads are ``inner_width`` wide
+    where that is said, and each ``head_dim`` where the configuration leaves it open. Raises InputError."""
+    num_heads, num_groups = config.integer(keys.num_heads), config.integer(keys.num_groups)
+    head_dim = head_dim or config.integer(keys.head_dim)
+    if inner_width is not None and head_dim * num_heads != inner_width:
+        raise not_allowed(CONFIG, keys.head_dim, head_dim, f"what {num_heads} heads make {inner_width} of")
+    if num_heads % num_groups:
+        raise not_allowed(CONFIG, keys.num_groups, num_groups, f"a number that divides the {num_heads} heads")
     return StateSpaceShape(
         hidden_size=config.integer("hidden_size"),
         num_heads=num_heads,
         head_dim=head_dim,
         num_groups=num_groups,
-        state_size=config.integer("mamba_d_state"),
-        num_taps=config.integer("mamba_d_conv"),
-        chunk_size=config.integer("mamba_chunk_size"),
-        activation=config.text("hidden_act"),
-        has_bias=config.boolean("mamba_proj_bias"),
-        convolution_bias=config.boolean("mamba_conv_bias"),
+        state_size=config.integer(keys.state_size),
+        num_taps=config.integer(keys.num_taps),
+        chunk_size=config.integer(keys.chunk_size),
+        activation=config.text(keys.activation),
+        has_bias=config.boolean(keys.has_bias),
+        convolution_bias=config.boolean(keys.convolution_bias),
     )
 
 
