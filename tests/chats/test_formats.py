@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chat_files import ANSWER, asked, text
-from vlmplan.chats.formats import RawTurn, Reference, raw_sample
+from vlmplan.chats.formats import RawTurn, raw_sample
+from vlmplan.chats.references import Reference
 from vlmplan.errors import InputError
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)

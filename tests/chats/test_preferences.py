@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from chat_files import ANSWER, as_base64, jsonl, png
-from vlmplan.chats.formats import RawTurn, Reference
+from vlmplan.chats.formats import RawTurn
 from vlmplan.chats.preferences import raw_preference, raw_prompt, read_preferences, read_prompts
+from vlmplan.chats.references import Reference
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.images import opened
 

@@ -20,10 +20,20 @@ sample without either key ``<video>`` is text: pages are written with that tag.
 What is learnt is what the assistant says; of a prompt and its completion, all of the completion and nothing else.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
+from vlmplan.chats.references import (
+    OWN_IMAGES,
+    OWN_VIDEOS,
+    Reference,
+    image_of_part,
+    listed_values,
+    own_images,
+    own_videos,
+    video_of_part,
+)
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
 from vlmplan.units import counted
@@ -33,28 +43,9 @@ ROLES = ("system", "user", "assistant")
 LLAVA_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 TEXT_TYPES = ("text", "input_text")
 IMAGE_TYPES = ("image", "image_url", "input_image")
-IMAGE_NAMES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of a list of frames, not of videos
 VIDEO_TYPE = "video"
-REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url")
-VIDEO_KEYS = ("video", "path")
-FRAME_RATE = "sample_fps"
-"""What qwen-vl-utils calls the frames a second of a list of frames."""
-OWN_IMAGES = ("image", "images")
-OWN_VIDEOS = ("video", "videos")
 SOUND = ("audio", "audios")
 NO_VIDEOS = "samples of text and images are read, video and sound are not"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """Where an image is, as it stands in the JSON: a path, a data: URI or base64; or where a video is: a path, or the
-    paths of its ``frames``, of which there are so many a second (``sample_fps``) where that is said."""
-
-    text: str
-    is_base64: bool = False
-    is_video: bool = False
-    frames: tuple[str, ...] = ()
-    frames_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +70,6 @@ class _Tag:
 
 
 _TAG, _VIDEO = _Tag(), _Tag()
-VIDEO_MARK = "".join((VIDEO_TAG, "\0"))
-"""Stands for a video until its file is known; compared by identity."""
 _Part = str | Reference | _Tag
 _Parts = list[tuple[str, list[_Part]]]
 
@@ -120,9 +109,10 @@ def raw_sample(
         read = replace(read, turns=_with_video_tags(read.turns)) if has_own else read
     elif any(part is _VIDEO or _is_video(part) for _, parts in read.turns for part in parts):
         raise InputError(f"{source}: a turn shows a video; {no_videos}")
-    turns = _with_images(read, _own_images(sample), source)
+    parts = _with_images(read, own_images(sample), source)
     if no_videos is None:
-        turns = _with_videos(turns, _own_videos(sample), source)
+        parts = _with_videos(parts, own_videos(sample), source)
+    turns = tuple([_turn(role, content) for role, content in parts])
     _check_order(turns, source, is_plain=read.is_plain)
     return RawSample(form=read.form, turns=turns, num_prompt_turns=read.num_prompt_turns, is_plain=read.is_plain)
 
@@ -153,8 +143,8 @@ def _instruction(sample: JsonObject) -> _Read:
     system = sample.maybe("system", sample.text)
     if system:
         turns.append(("system", [system]))
-    for pair in _listed(sample.maybe("history", sample.raw)):
-        said = _listed(pair)
+    for pair in listed_values(sample.maybe("history", sample.raw)):
+        said = listed_values(pair)
         if len(said) != 2 or not all(isinstance(text, str) for text in said):
             sample.refuse("history", "a list of pairs of texts, what the user and the assistant said,")
         turns += [("user", _tagged(said[0], "user")), ("assistant", [said[1]])]
@@ -218,7 +208,7 @@ def _messages(sample: JsonObject, key: str) -> _Parts:
     return turns
 
 
-# -- images ----------------------------------------------------------------------------------------------------------
+# -- parts and images --------------------------------------------------------------------------------------------------
 
 
 def _part(part: JsonObject) -> _Part:
@@ -226,25 +216,8 @@ def _part(part: JsonObject) -> _Part:
     if kind in TEXT_TYPES:
         return part.text("text")
     if kind == VIDEO_TYPE:
-        return _video_reference(part) or _VIDEO
-    return _reference(part) or _TAG
-
-
-def _reference(part: JsonObject) -> Reference | None:
-    given = [key for key in REFERENCE_KEYS if part.maybe(key, part.raw) is not None]
-    if not given:
-        return None
-    if len(given) > 1:
-        raise InputError(f"{part.source}: {part.path} names its image twice, by {' and '.join(given)}; one has to go")
-    [key] = given
-    if isinstance(part.raw(key), dict):  # OpenAI: {"image_url": {"url": "data:..."}}
-        return Reference(text=part.object(key).text("url"))
-    return Reference(text=part.text(key), is_base64=key == "base64")
-
-
-def _listed(value: Any) -> list[Any]:
-    """A list as it is, nothing as an empty one, anything else as a list of it."""
-    return [] if value is None else cast("list[Any]", value) if isinstance(value, list) else [value]
+        return video_of_part(part) or _VIDEO
+    return image_of_part(part) or _TAG
 
 
 def _tagged(text: str, role: str) -> list[_Part]:
@@ -264,28 +237,7 @@ def _tagged(text: str, role: str) -> list[_Part]:
     return parts
 
 
-def _own_images(sample: JsonObject) -> list[Reference]:
-    """``image`` or ``images`` of the sample: a text or an object that says where it is, or a list of them."""
-    given = [key for key in OWN_IMAGES if sample.maybe(key, sample.raw) is not None]
-    if len(given) > 1:
-        raise InputError(f"{sample.source}: the sample has both image and images; one of the two has to go")
-    if not given:
-        return []
-    [key] = given
-    value = sample.raw(key)
-    listed = _listed(value)
-    if all(isinstance(item, str) for item in listed):
-        return [Reference(text=item) for item in listed]
-    if not all(isinstance(item, dict) for item in listed):
-        sample.refuse(key, "a text or a list of texts, or objects with one of path, url and base64,")
-    objects = sample.objects(key) if isinstance(value, list) else [sample.object(key)]
-    found = [_reference(item) for item in objects]
-    if None in found:
-        sample.refuse(key, f"an object with one of {', '.join(REFERENCE_KEYS)}")
-    return [reference for reference in found if reference is not None]
-
-
-def _with_images(read: _Read, images: list[Reference], source: str) -> tuple[RawTurn, ...]:
+def _with_images(read: _Read, images: list[Reference], source: str) -> _Parts:
     turns = read.turns
     num_tags = sum(part is _TAG for _, parts in turns for part in parts)
     shows_own = any(isinstance(part, Reference) and not part.is_video for _, parts in turns for part in parts)
@@ -295,13 +247,19 @@ def _with_images(read: _Read, images: list[Reference], source: str) -> tuple[Raw
         fault = "an image tag has no image" if num_tags > len(images) else "there are more images than tags"
         raise InputError(f"{source}: {fault}: {counted(num_tags, 'tag')}, {counted(len(images), 'image')}"
                          + (f" ({shown([image.text for image in images])})" if images else ""))  # fmt: skip
-    rest = iter(images)
-    return tuple(RawTurn(role=role, content=tuple(_filled(part, rest) for part in parts)) for role, parts in turns)
+    return _filled(turns, _TAG, images)
 
 
-def _filled(part: _Part, images: Iterator[Reference]) -> str | Reference:
-    """A part with its image; a video's tag as a text that is no other's."""
-    return VIDEO_MARK if part is _VIDEO else next(images) if isinstance(part, _Tag) else part
+def _images_first(turns: _Parts, num_images: int) -> _Parts:
+    first = next((index for index, (role, _) in enumerate(turns) if role == "user"), None)
+    tags: list[_Part] = [_TAG] * num_images
+    return [(role, tags + parts if index == first else parts) for index, (role, parts) in enumerate(turns)]
+
+
+def _filled(turns: _Parts, tag: _Tag, references: Iterable[Reference]) -> _Parts:
+    """The references one after another, in place of the tags."""
+    rest = iter(references)
+    return [(role, [next(rest) if part is tag else part for part in parts]) for role, parts in turns]
 
 
 # -- videos ----------------------------------------------------------------------------------------------------------
@@ -309,33 +267,6 @@ def _filled(part: _Part, images: Iterator[Reference]) -> str | Reference:
 
 def _is_video(part: _Part) -> bool:
     return isinstance(part, Reference) and part.is_video
-
-
-def _video_reference(part: JsonObject) -> Reference | None:
-    given = [key for key in VIDEO_KEYS if part.maybe(key, part.raw) is not None]
-    if len(given) > 1:
-        raise InputError(f"{part.source}: {part.path} names its video twice, by video and path; one has to go")
-    if not given:
-        return None
-    value = part.raw(given[0])
-    if not isinstance(value, str) and not _frames(value):
-        part.refuse(given[0], "the path of a video file, or a list of the paths of its frames")
-    rate = part.maybe(FRAME_RATE, part.number)
-    if rate == 0:
-        part.refuse(FRAME_RATE, "a number of frames a second above 0")
-    return _video_of(value, rate)
-
-
-def _video_of(value: Any, rate: float | None = None) -> Reference:
-    frames = _frames(value)
-    return Reference(text=frames[0] if frames else value, is_video=True, frames=frames, frames_per_second=rate)
-
-
-def _frames(value: Any) -> tuple[str, ...]:
-    """The images of a list that are a video's frames; none for what is no such list."""
-    listed = cast("list[Any]", value) if isinstance(value, list) else []
-    are_frames = all(isinstance(item, str) and item.lower().endswith(IMAGE_NAMES) for item in listed)
-    return tuple(listed) if are_frames else ()
 
 
 def _with_video_tags(turns: _Parts) -> _Parts:
@@ -356,31 +287,19 @@ def _cut_at_videos(parts: list[_Part]) -> list[_Part]:
     return cut
 
 
-def _own_videos(sample: JsonObject) -> list[Reference]:
-    """``video`` or ``videos``: a path, a list of the paths of frames, or a list of either."""
-    values = [sample.maybe(key, sample.raw) for key in OWN_VIDEOS]
-    listed = [item for value in values for item in ([value] if _frames(value) else _listed(value))]
-    if not all(isinstance(item, str) or _frames(item) for item in listed):
-        needed = "a path of a video file, a list of the paths of its frames, or a list of either,"
-        sample.refuse(next(key for key in OWN_VIDEOS if key in sample), needed)
-    return [_video_of(item) for item in listed]
-
-
-def _with_videos(turns: tuple[RawTurn, ...], videos: list[Reference], source: str) -> tuple[RawTurn, ...]:
-    num_tags = sum(part is VIDEO_MARK for turn in turns for part in turn.content)
+def _with_videos(turns: _Parts, videos: list[Reference], source: str) -> _Parts:
+    num_tags = sum(part is _VIDEO for _, parts in turns for part in parts)
     if num_tags != len(videos):
         raise InputError(f"{source}: {counted(num_tags, f'{VIDEO_TAG} tag')}, but {counted(len(videos), 'video')}")
-    rest = iter(videos)
-    return tuple(
-        replace(turn, content=tuple(next(rest) if part is VIDEO_MARK else part for part in turn.content))
-        for turn in turns
-    )
+    return _filled(turns, _VIDEO, videos)
 
 
-def _images_first(turns: _Parts, num_images: int) -> _Parts:
-    first = next((index for index, (role, _) in enumerate(turns) if role == "user"), None)
-    tags: list[_Part] = [_TAG] * num_images
-    return [(role, tags + parts if index == first else parts) for index, (role, parts) in enumerate(turns)]
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+def _turn(role: str, content: list[_Part]) -> RawTurn:
+    """A turn whose tags have all been filled."""
+    return RawTurn(role=role, content=tuple([part for part in content if not isinstance(part, _Tag)]))
 
 
 def _check_order(turns: tuple[RawTurn, ...], source: str, *, is_plain: bool) -> None:

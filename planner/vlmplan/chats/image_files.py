@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmplan.chats.formats import Reference
+from vlmplan.chats.references import Reference
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
 

@@ -14,8 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
-from vlmplan.chats.formats import OWN_IMAGES, OWN_VIDEOS, SOUND, RawSample, Reference, raw_sample
+from vlmplan.chats.formats import SOUND, RawSample, raw_sample
 from vlmplan.chats.image_files import PixelBudget
+from vlmplan.chats.references import OWN_IMAGES, OWN_VIDEOS, Reference
 from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
 from vlmplan.data_file import Record
 from vlmplan.errors import InputError

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from vlmplan.chats.formats import NO_VIDEOS, RawSample, RawTurn, Reference, raw_sample
+from vlmplan.chats.formats import NO_VIDEOS, RawSample, RawTurn, raw_sample
 from vlmplan.chats.image_files import EmbeddedImage, ImageSource, PixelBudget, checked_size, located, located_file
 from vlmplan.chats.named_columns import NamedColumns
+from vlmplan.chats.references import Reference
 from vlmplan.chats.video_files import VideoHeader, video_header
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError

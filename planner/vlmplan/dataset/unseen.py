@@ -6,7 +6,8 @@ Images are counted, and taken to be of one size.
 from pathlib import Path
 
 from vlmplan.chats.downscaling import Size
-from vlmplan.chats.formats import RawSample, Reference, raw_sample
+from vlmplan.chats.formats import RawSample, raw_sample
+from vlmplan.chats.references import Reference
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, values_of
 from vlmplan.data_file import Record, records_of
 from vlmplan.dataset.counting import TokenCounter

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from chat_files import as_base64, png, png_header
-from vlmplan.chats.formats import Reference
 from vlmplan.chats.image_files import FORMATS, MAX_PIXELS, checked_size, located
+from vlmplan.chats.references import Reference
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.images import opened
 

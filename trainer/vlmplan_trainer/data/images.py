@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from vlmplan.chats.formats import Reference
 from vlmplan.chats.image_files import EmbeddedImage, ImageSource, base64_bytes, decoded_base64, opened_lazily
 from vlmplan.chats.preferences import raw_of
+from vlmplan.chats.references import Reference
 from vlmplan.json_reader import parse_json_object
 
 if TYPE_CHECKING:

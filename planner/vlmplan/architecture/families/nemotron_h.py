@@ -122,8 +122,8 @@ class NemotronBlock(Module):
 
 
 class UnpositionedDecoder(Module):
-    """``NemotronHModel``, ``Mamba2Model``: layers that are told of no positions. ``attends``: some of them do, and masks
-    are made for them."""
+    """``NemotronHModel``, ``Mamba2Model``: layers that are told of no positions. ``attends``: some of them do, and are
+    given masks."""
 
     def __init__(self, vocab_size: int, layers: Stack, norm: RMSNorm, *, attends: bool) -> None:
         super().__init__()
