@@ -70,6 +70,7 @@ def test_sounds_that_fill_more_than_a_sample_are_refused_with_what_they_take():
         ({**SOUND, "audios_per_sample": -1}, ["--audios-per-sample is -1", "0 or more"]),
         ({**SOUND, "data": "samples.json"}, ["--audio-seconds is 30", "--data samples.json"]),
         ({**SOUND, "task": "dpo"}, ["--audio-seconds is 30", "--task"]),
+        ({**SOUND, "made_for": "transformers"}, ["--audio-seconds is 30", "--for transformers writes reads no sound"]),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_options(options, named):
@@ -107,7 +108,7 @@ def test_settings_of_a_feature_extractor_in_a_file_of_the_whole_processor_are_th
     audio = sample_audio(Workload(model=files, seq_len=4096, audios_per_sample=1, audio_seconds=40))
     assert audio is not None
     assert (audio.num_frames, audio.num_padded_frames) == (40 * 200, 300 * 200)
-    assert any("Without --audio-seconds samples have no sound" in note for note in files.notes)
+    assert any("runs for samples with sound alone (--audio-seconds)" in note for note in files.notes)
 
 
 def test_packed_rows_have_no_sounds():

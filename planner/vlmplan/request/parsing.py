@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FILES = ("config", "data", "image_folder")
 """Options that name what the others are completed by."""
+WRITTEN_WITHOUT_SOUND = ("trl", "transformers")
+"""Trainers for which vlmplan writes what reads the samples: text and images. The others read samples by themselves."""
 
 
 def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
@@ -74,6 +76,8 @@ def _check_audio(own: Request, options: Options) -> None:
         )
     if own.task.task() is not None:
         raise InputError(f"{given}, but samples with sound are planned without --task; leave one of them off")
+    if own.made_for is not None and own.made_for.value in WRITTEN_WITHOUT_SOUND:
+        raise InputError(f"{given}, but what --for {own.made_for.value} writes reads no sound; leave one of them off")
 
 
 def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
