@@ -116,7 +116,7 @@ def planned_json(planned: PlannedRun) -> dict[str, Any]:
     estimate = planned.estimate
     return {
         "gpu": estimate.cluster.node.gpu.id,
-        "has_nvlink": estimate.cluster.node.gpu.has_nvlink,
+        "uses_nvlink": estimate.cluster.node.uses_nvlink,
         "is_calibrated": estimate.cluster.node.gpu.calibration is not None,
         "phases": {phase.name: phase.peak.total for phase in estimate.timeline.phases},
         "peak_allocated_bytes": estimate.peak_allocated_bytes,

@@ -7,6 +7,8 @@ from typing import Any
 from vlmplan.files import write_atomically
 
 RECORDS = Path(__file__).parent / "records.jsonl"
+LAUNCHES = Path(__file__).parent / "launches.jsonl"
+"""Of ``vlmplan launch --task``: models with random weights and long texts, measured as the launcher's report has it."""
 Record = dict[str, Any]
 
 

@@ -49,14 +49,14 @@ class PlannedRun:
 
 
 def planned_run(
-    run: CampaignRun, gpu: str = CARD, *, calibration: bool | None = None, has_nvlink: bool | None = None
+    run: CampaignRun, gpu: str = CARD, *, calibration: bool | None = None, uses_nvlink: bool | None = None
 ) -> PlannedRun:
     """The estimate of a run on this hardware, as ``vlmplan estimate`` has it here; ``calibration`` False: as it has it
-    everywhere; ``has_nvlink`` None: as the catalog has the card. Sizes of DeepSpeed's buckets depend on that."""
+    everywhere; ``uses_nvlink`` None: as the catalog has the card. Sizes of DeepSpeed's buckets depend on that."""
     estimate, _ = requested_estimate(parse({**run.options, "gpu": gpu, "calibration": calibration}), ())
     node = estimate.cluster.node
-    if has_nvlink not in (None, node.gpu.has_nvlink):
-        cluster = replace(estimate.cluster, node=replace(node, gpu=replace(node.gpu, has_nvlink=has_nvlink)))
+    if uses_nvlink not in (None, node.uses_nvlink):
+        cluster = replace(estimate.cluster, node=replace(node, has_nvlink_between_all=uses_nvlink))
         estimate = estimate_with_sizes(estimate.workload, estimate.recipe, cluster)
     return PlannedRun(run, estimate, plan_from_estimate(estimate))
 

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def measured(request: dict[str, Any], loaded: Any = None) -> dict[str, Any]:
         keeps_batches=recipe.keeps_batches,
     )
     reports = list(trainer.epoch(batches))
-    return {**meter.as_json(reports), "device": device_name(device), "versions": versions()}
+    found = {"device": device_name(device), "date": date.today().isoformat(), "versions": versions()}
+    return {**meter.as_json(reports), **found}
 
 
 class SameBatches:

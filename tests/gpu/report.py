@@ -3,8 +3,8 @@
 ``tests/tools/documents.py`` puts its headline into docs/accuracy.md. Planned is what this version says of the run now,
 so that a mended formula shows; rehearsed and measured are the records. Errors are planned / measured - 1, or planned /
 rehearsed - 1 where nothing was measured. Planned here is without any calibration; the last column is with what
-``vlmplan calibrate`` measured on the same machine, where there is its file in ``config``. The one of the H200 is of
-before two mistakes were mended: ``operation_seconds`` is multiplied here by 1008 / 752, since it was divided by more
+``vlmplan calibrate`` measured on the same machine and day, where there is its file in ``config``. That of 2026-11-26 is
+of before two mistakes were mended: ``operation_seconds`` is multiplied here by 1008 / 752, since it was divided by more
 operations than its model runs, and ``matmul_ramp`` is left out, since it was what the host takes to ask for a product.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from campaign_records import RECORDS, Record, records_in
+from campaign_records import LAUNCHES, RECORDS, Record, records_in
 from campaign_runs import CARD, RUNS, CampaignRun, planned_run
 
 from vlmplan.estimation import Estimate
@@ -23,7 +23,7 @@ from vlmplan.units import GIB
 
 TABLE = Path(__file__).parent / "README.md"
 CONFIG = Path(__file__).parent / "config"
-"""``XDG_CONFIG_HOME`` with calibrations of the cards on which runs were measured."""
+"""By day, ``XDG_CONFIG_HOME`` with the calibration of the card on which runs were measured."""
 HEADER = """# Runs on a GPU
 
 {num_runs} short runs of the bundled trainer (`campaign_runs.py`), one by one on a card of 80 GB or more, as
@@ -32,8 +32,18 @@ Every second run is held back: formulas are mended by the others alone. `python 
 While one run is on the card, the model of the next one is made in host memory. Errors of seconds stand beside what is
 assumed of a card, and beside what `vlmplan calibrate` measured on the same machine (`config/`). No images are opened;
 in the runs on an H200 pixels were drawn at random for each batch, which took the host time that is not planned.
+
+With a tensor torch counts what is left of its block, where that is 1 MiB or less (`should_split` in
+`CUDACachingAllocator.cpp`). Planned and rehearsed are tensors alone, so allocated bytes of models with odd widths are
+measured up to 1.1 % above them; the replay of the allocator, from which reserved and device bytes come, has the rests.
 """
-PHASES = ("forward", "backward", "step")
+LAUNCHED = """
+## Tasks
+
+`vlmplan launch --task` on the same card: TRL's trainers, random weights, texts as long as planned. Seconds are the
+median of a step, the first left out.
+"""
+PHASES = ("generate", "reference", "forward", "backward", "step")
 TITLES = (
     "run",
     "planned",
@@ -106,21 +116,25 @@ class Row:
 
 def rows(records: Mapping[str, Record]) -> list[Row]:
     """Of every run of the list that has a record, in the list's order, planned anew."""
-    return [_row(run.name, records[run.name]) for run in RUNS if run.name in records]
+    return [_row(run, records[run.name]) for run in RUNS if run.name in records]
 
 
-def _row(name: str, record: Record) -> Row:
-    run = next(run for run in RUNS if run.name == name)
+def launched_rows() -> list[Row]:
+    """Of the launches of tasks, planned anew."""
+    return [_row(CampaignRun(name, one["options"]), one) for name, one in records_in(LAUNCHES).items()]
+
+
+def _row(run: CampaignRun, record: Record) -> Row:
     measured, rehearsed = record.get("measured"), record.get("rehearsed")
     is_of_card = measured is not None and record["planned"]["gpu"] != "cpu"
     planned = record["planned"]
-    gpu, has_nvlink = (planned["gpu"], planned.get("has_nvlink")) if measured is not None else (CARD, None)
-    estimate = planned_run(run, gpu, calibration=False, has_nvlink=has_nvlink).estimate
+    gpu, uses_nvlink = (planned["gpu"], planned.get("uses_nvlink")) if measured is not None else (CARD, None)
+    estimate = planned_run(run, gpu, calibration=False, uses_nvlink=uses_nvlink).estimate
     timed = measured["step_seconds"] if is_of_card else []
     peaks = _phase_peaks(measured, rehearsed)
     phases = {phase.name: phase.peak.total for phase in estimate.timeline.phases}
     return Row(
-        name=name,
+        name=run.name,
         is_held_back=run.is_held_back,
         planned=estimate.peak_allocated_bytes,
         rehearsed=None if rehearsed is None else rehearsed["peak_allocated_bytes"],
@@ -131,14 +145,14 @@ def _row(name: str, record: Record) -> Row:
         planned_seconds=_step_seconds(estimate),
         range_seconds=None if estimate.timed is None else (estimate.timed.fast_seconds, estimate.timed.slow_seconds),
         measured_seconds=median(timed) if timed else None,
-        calibrated_seconds=_calibrated_seconds(run, gpu, has_nvlink) if is_of_card else None,
+        calibrated_seconds=_calibrated_seconds(run, gpu, uses_nvlink, measured.get("date", "")) if is_of_card else None,
     )
 
 
-def _calibrated_seconds(run: CampaignRun, gpu: str, has_nvlink: bool | None) -> float | None:
-    """A step as it is planned with the calibration of the card; None where it has none."""
-    with _configured():
-        estimate = planned_run(run, gpu, has_nvlink=has_nvlink).estimate
+def _calibrated_seconds(run: CampaignRun, gpu: str, uses_nvlink: bool | None, date: str) -> float | None:
+    """A step as it is planned with the calibration of the card on that day; None where it has none."""
+    with _configured(CONFIG / date):
+        estimate = planned_run(run, gpu, uses_nvlink=uses_nvlink).estimate
     return None if estimate.cluster.node.gpu.calibration is None else _step_seconds(estimate)
 
 
@@ -148,10 +162,10 @@ def _step_seconds(estimate: Estimate) -> float | None:
 
 
 @contextmanager
-def _configured() -> Iterator[None]:
-    """While this lasts, calibrations are those of ``CONFIG``."""
+def _configured(config: Path) -> Iterator[None]:
+    """While this lasts, calibrations are those of ``config``."""
     name, before = "XDG_CONFIG_HOME", os.environ.get("XDG_CONFIG_HOME")
-    os.environ[name] = str(CONFIG)
+    os.environ[name] = str(config)
     try:
         yield
     finally:
@@ -247,7 +261,7 @@ def _percent(error: float | None) -> str:
 
 def report(records: Mapping[str, Record]) -> str:
     """The whole file."""
-    return f"{HEADER.format(num_runs=len(RUNS))}\n{section(records)}\n"
+    return "\n".join((HEADER.format(num_runs=len(RUNS)), section(records), LAUNCHED, table(launched_rows()))) + "\n"
 
 
 if __name__ == "__main__":

@@ -38,3 +38,9 @@ def say_phase(text: str) -> None:
     if is_first():
         sys.stdout.write(f"{seconds_so_far():7.1f} s  {text}\n")
         sys.stdout.flush()
+
+
+def say_building(source: str, *, random_weights: bool) -> None:
+    """Say that the model is built, and where its weights come from: ``source``, or nowhere."""
+    weights = "drawing its weights" if random_weights else f"reading its weights from {source}"
+    say_phase(f"building the model, {weights}")

@@ -43,7 +43,7 @@ from vlmplan_trainer.models.load import LoadedModel, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
-from vlmplan_trainer.phases import rank_here, say_phase
+from vlmplan_trainer.phases import rank_here, say_building, say_phase
 from vlmplan_trainer.progress import ProgressReporter
 from vlmplan_trainer.ranks import of_all_ranks
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
@@ -125,10 +125,9 @@ def _run(plan: Plan, options: Options) -> int:
 
 
 def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device, meter: Meter) -> int:
-    weights = "drawing its weights" if options.random_weights else f"reading its weights from {plan.model_source}"
     signature = run_signature(plan, options, num_samples=len(data.train.samples))
     found = checkpoint_to_go_on_from(plan, options, signature) if options.resume else None
-    say_phase(f"building the model, {weights}")
+    say_building(plan.model_source, random_weights=options.random_weights)
     require_delta_kernels(plan.recipe)
     with meter.phase("load"):
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed, adapter=options.adapter)

@@ -148,7 +148,11 @@ def layouts_of_attention(mode: Rehearsal) -> dict[str, bool]:
 
 def inside_what_cuda_does_in_two_steps(mode: Rehearsal) -> dict[str, list[int]]:
     scores, halves = gpu(64, 1000), gpu(64, 1000, dtype=torch.float16)
+    products = gpu(64, 1000, requires_grad=True)
+    likely, log_likely = products.softmax(-1), products.log_softmax(-1)
     return {
+        "softmax backward": new_bytes(mode, lambda: torch.autograd.grad(likely, products, scores)),
+        "log_softmax backward": new_bytes(mode, lambda: torch.autograd.grad(log_likely, products, scores)),
         "logsumexp": sorted(new_bytes(mode, lambda: torch.logsumexp(scores, dim=-1))),
         "isinf": sorted(new_bytes(mode, lambda: torch.isinf(halves))),
     }

@@ -141,9 +141,11 @@ def test_flash_attention_lays_out_its_result_like_the_queries_and_the_memory_eff
     assert found["layouts_of_attention"] == {"flash": False, "masked": True, "float32": True}
 
 
-def test_a_sum_of_exponentials_makes_all_of_them_and_a_search_for_infinities_all_absolute_values(found):
+def test_cuda_makes_products_exponentials_and_absolute_values_beside_what_it_returns(found):
     rows, columns, four, half, flag = 64, 1000, 4, 2, 1
     assert found["inside_what_cuda_does_in_two_steps"] == {
+        "softmax backward": [four * rows * columns] * 2,
+        "log_softmax backward": [four * rows * columns],
         "logsumexp": [four * rows, four * rows * columns],
         "isinf": [flag * rows * columns, half * rows * columns],
     }

@@ -177,6 +177,13 @@ def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return torch.empty_like(scores, dtype=dtype or scores.dtype), [scores.numel()]
 
 
+def _softmax_backward(grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Result:
+    """The gradient, and while CUDA makes it the product of ``grad`` and ``out`` (``softmax_backward_cuda_out`` in
+    ``cuda/SoftMax.cu``); the CPU's kernel has no such product."""
+    result = torch.empty_like(grad, dtype=dtype, memory_format=torch.contiguous_format)
+    return result, [] if grad.is_cpu else [grad.numel() * grad.element_size()]
+
+
 def _log_of_summed_exponentials(scores: Tensor, dims: list[int], keepdim: bool = False) -> Result:
     """The result, and while it runs the exponentials of all scores less their largest (``logsumexp_out_impl``)."""
     wide = scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
@@ -197,5 +204,6 @@ KERNELS: dict[Any, Callable[..., Result]] = {
     aten._flash_attention_forward.default: _varlen_forward,
     aten._flash_attention_backward.default: _varlen_backward,
     aten._safe_softmax.default: _safe_softmax,
+    aten._softmax_backward_data.default: _softmax_backward,
     aten.logsumexp.default: _log_of_summed_exponentials,
 }

@@ -37,7 +37,7 @@ from vlmplan_trainer.models.delta_kernels import require_delta_kernels
 from vlmplan_trainer.models.load import LoadedModel, load_model
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
-from vlmplan_trainer.phases import is_first, rank_here, say_phase
+from vlmplan_trainer.phases import is_first, rank_here, say_building, say_phase
 from vlmplan_trainer.progress import ProgressReporter
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
 from vlmplan_trainer.result import about_result, result_folder
@@ -158,7 +158,7 @@ def _measured_run(
     if found is not None:
         refuse_finished(options, found, num_steps=num_steps)
         _refuse_other_ranks(plan, found)
-    say_phase(f"building the model, reading its weights from {plan.model_source}")
+    say_building(plan.model_source, random_weights=options.random_weights)
     with meter.phase("load"):
         require_delta_kernels(plan.recipe)
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, to
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
+from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
 
 
@@ -121,8 +122,14 @@ def softmax(x: Tensor, dtype: DType | None = None) -> Tensor:
 
 
 def _softmax_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """CUDA multiplies the gradient by the result first, into a tensor of its own beside the gradient that it returns:
+    ``softmax_backward_cuda_out`` in ``aten/src/ATen/native/cuda/SoftMax.cu``. ``log_softmax`` does not."""
     (g,) = grads
     assert g is not None
-    out = g.tape.tensor(g.shape, node.meta)
-    g.tape.move(2 * g.num_bytes + out.num_bytes)
+    tape = g.tape
+    out = tape.tensor(g.shape, node.meta)
+    with tape.charged_to(Kind.TEMPORARY):
+        product = tape.tensor(g.shape, g.dtype)
+    tape.move(2 * g.num_bytes + product.num_bytes)
+    tape.move(g.num_bytes + product.num_bytes + out.num_bytes)
     return (out,)
