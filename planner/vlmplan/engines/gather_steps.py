@@ -7,6 +7,7 @@ from typing import Any
 from vlmplan.architecture.reference import is_of_copy, is_own
 from vlmplan.architecture.trace import Event, Fetch, Trace
 from vlmplan.engines.gather_records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
+from vlmplan.engines.gather_waits import FIRST_STAYS
 from vlmplan.zero_settings import ZeroSettings
 
 
@@ -26,7 +27,7 @@ class GatherSteps:
         self._persistence_threshold, self._num_ranks = zero.stage3_param_persistence_threshold, num_ranks
         self.weight_by_key: dict[Key, GatheredWeight] = {}
         self.module_by_key: dict[Key, GatheredModule] = {}
-        self._templates: dict[int, tuple[list[Any], int]] = {}
+        self._templates: dict[int, tuple[list[Any], int, bool]] = {}
         used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
         forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
         backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
@@ -67,18 +68,21 @@ class GatherSteps:
             template = self._templates.get(id(module))
             if template is None:
                 template = self._templates[id(module)] = self._template(module)
-            gathered, numel = template
+            gathered, numel, first_waits_first = template
             weights, is_leaf = [self._weight(one, layer) for one in gathered], getattr(module, "is_leaf", False)
             reads_head = getattr(module, "reads_head", False)
-            known = self.module_by_key[key] = GatheredModule(key, weights, numel, is_leaf, reads_head)
+            known = GatheredModule(key, weights, numel, is_leaf, reads_head, first_waits_first)
+            self.module_by_key[key] = known
         return known
 
-    def _template(self, module: Any) -> tuple[list[Any], int]:
-        """The weights of a module that are gathered and released, the same in every layer, and the elements of all."""
-        parameters = module.parameters_by_name.values()
+    def _template(self, module: Any) -> tuple[list[Any], int, bool]:
+        """The weights of a module that are gathered and released, the same in every layer, the elements of all, and
+        ``first_waits_first``."""
+        parameters = list(module.parameters_by_name.values())
         limit = self._persistence_threshold
         gathered = [parameter for parameter in parameters if parameter.numel > limit]
-        return gathered, sum([parameter.numel for parameter in parameters])
+        first_waits_first = 0 < len(parameters) <= FIRST_STAYS and gathered[:1] == parameters[:1]
+        return gathered, sum([parameter.numel for parameter in parameters]), first_waits_first
 
     def _weight(self, parameter: Any, layer: int | None) -> GatheredWeight:
         key = (id(parameter), layer)

@@ -18,6 +18,7 @@ from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_order import Lost
 from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key, Passed
 from vlmplan.engines.gather_steps import GatherSteps
+from vlmplan.engines.gather_waits import waits
 from vlmplan.engines.gather_wrappers import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
 from vlmplan.zero_settings import ZeroSettings
 
@@ -211,9 +212,8 @@ class GatheredWeights:
                 missing.append(weight)
         if missing:
             self._gather(missing)
-        for weight in module.weights:
-            if weight.gather is not None:
-                self._wait(weight, weight.gather)
+        for weight, gather in waits(module):
+            self._wait(weight, gather)
         self._drop_from_queue()
 
     def release(self, event: Release, run: Run) -> None:
