@@ -24,8 +24,9 @@ class Module:
 
     can_be_tiled = False
     """Whether it is an MLP of the language model without weights of its own, see ``tiled_mlp``."""
-    reader: Any = None
-    """The module around it that reads weights of modules inside it, as ZeRO-3 sees that one (``read_weights``)."""
+    weights_readers: tuple[Any, ...] = ()
+    """The modules around it, from outside in, that read weights of modules inside, as ZeRO-3 sees them
+    (``read_weights``)."""
 
     def __init__(self) -> None:
         self.parameters_by_name: dict[str, Parameter] = {}

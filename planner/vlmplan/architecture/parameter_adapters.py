@@ -14,6 +14,7 @@ from vlmplan.architecture.adapter_names import Place
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
 from vlmplan.errors import InputError
 
@@ -34,10 +35,12 @@ class AdaptableModule(Module):
         return self.parameters_by_name[name] if adapted is None else adapted()
 
 
-class LoraParameter(Module):
+class LoraParameter(ReadingModule):
     """``peft.tuners.lora.ParamWrapper``: around a module of which one parameter is adapted, or another wrapper.
 
-    ``lora_A`` and ``lora_B`` hold the factors of all experts, ``rank`` for each.
+    ``lora_A`` and ``lora_B`` hold the factors of all experts, ``rank`` for each. It calls neither, and reads them and
+    the parameter itself (``get_param``, ``get_delta_factors``): ZeRO-3 gathers all three with it, also where adapters
+    are switched off, and the parameter again with its owner, which has it back when backward comes to it.
     """
 
     def __init__(self, base: Module, owner: AdaptableModule, name: str, rank: int) -> None:
@@ -54,14 +57,15 @@ class LoraParameter(Module):
         # The owner is the base layer or lies inside it; as an attribute it would be walked a second time.
         self.target = (owner, name)
 
+    def used_parameters(self) -> Mapping[str, Parameter]:
+        owner, name = self.target
+        return {name: owner.parameters_by_name[name], "A": self.lora_A.weight, "B": self.lora_B.weight}
+
     def forward(self, x: Tensor, *args: Any) -> Any:
         owner, name = self.target
         tape = x.tape
         if tape.switches_adapters_off:
             return self.base_layer(x, *args)
-        fetched = (self.lora_A, self.lora_B) if tape.fetches_weights else ()
-        for factor in fetched:
-            tape.fetch(factor)
         parameter = owner.parameters_by_name[name]
         factors = [ops.cast_weight(factor.weight, parameter.dtype, tape) for factor in (self.lora_A, self.lora_B)]
         # register_parametrization computes the weight once to check its shape.
@@ -69,7 +73,7 @@ class LoraParameter(Module):
         cached: list[Tensor] = []  # torch.nn.utils.parametrize.cached: computed at the first use, held to the end
 
         def adapted() -> Tensor:
-            cached.append(self._adapted(parameter, factors, tape))
+            cached.append(self._adapted(parameter, factors, tape, is_kept=True))
             return cached[0]
 
         owner.adapted_weights[name] = adapted
@@ -78,15 +82,19 @@ class LoraParameter(Module):
         finally:
             del owner.adapted_weights[name], adapted
             cached.clear()
-            for factor in fetched:
-                tape.release(factor)
 
-    def _adapted(self, weight: Parameter, factors: Sequence[Operand], tape: ForwardTape) -> Tensor:
-        """``baddbmm(weight, B, A)``: saves the factors."""
+    def _adapted(
+        self, weight: Parameter, factors: Sequence[Operand], tape: ForwardTape, *, is_kept: bool = False
+    ) -> Tensor:
+        """``baddbmm(weight, B, A)``: saves the factors, of several experts as views."""
         kept = tuple(factor if isinstance(factor, Parameter) else factor.detached() for factor in factors)
         flops = 2 * weight.numel * self.rank
         meta = (weight.shape, weight.dtype, [factor.shape for factor in factors], flops)
         node = tape.node((*factors, weight), _adapted_backward, kept, meta)
+        if node is not None and is_kept and self.num_experts > 1:
+            for factor in kept:
+                if isinstance(factor, Parameter):
+                    tape.hold_view(node, factor)
         out = tape.tensor(weight.shape, weight.dtype, node)
         tape.matmul(flops, 2 * out.num_bytes)
         return out

@@ -5,7 +5,7 @@ DeepSpeed takes such a weight for one of the model's own: ``ZeROOrderedDict.__ge
 the second micro batch on stage 3 gathers it before that forward begins and releases it when it is over.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmplan.architecture.modules import Embedding, Module
@@ -30,13 +30,9 @@ class WeightsOfReader:
     (``_post_backward_module_hook`` in ``zero/parameter_offload.py``).
     """
 
-    def __init__(self, reader: "ReadingModule", read: Iterable[Any]) -> None:
-        """``read`` may be wrapped by adapters."""
-        self.parameters_by_name: dict[str, Parameter] = dict(reader.parameters_by_name)
-        for number, module in enumerate(read):
-            own = getattr(module, "base_layer", module).parameters_by_name
-            self.parameters_by_name |= {f"{number}.{name}": parameter for name, parameter in own.items()}
-        self.weights_reader = self
+    def __init__(self, reader: "ReadingModule") -> None:
+        self.parameters_by_name: Mapping[str, Parameter] = reader.used_parameters()
+        self.weights_readers: tuple[WeightsOfReader, ...] = (*reader.weights_readers, self)
         self.takes_keywords = reader.takes_keywords
 
 
@@ -51,14 +47,22 @@ class ReadingModule(Module):
         """Those whose weights it reads."""
         raise NotImplementedError(type(self).__name__)
 
+    def used_parameters(self) -> Mapping[str, Parameter]:
+        """Its own and those that it reads, of modules that may be wrapped by adapters."""
+        used = dict(self.parameters_by_name)
+        for number, module in enumerate(self.read_modules()):
+            own = getattr(module, "base_layer", module).parameters_by_name
+            used |= {f"{number}.{name}": parameter for name, parameter in own.items()}
+        return used
+
     def __call__(self, x: Tensor, *args: Any) -> Any:
         tape = x.tape
         if not tape.fetches_weights:
             return self.forward(x, *args)
         if self._gathered is None:  # adapters are in place by the first use
-            self._gathered = WeightsOfReader(self, self.read_modules())
+            self._gathered = WeightsOfReader(self)
             for _, module in self.named_modules():
-                module.weights_reader = self._gathered
+                module.weights_readers = self._gathered.weights_readers
         tape.modules.append(self._gathered)
         tape.fetch(self._gathered)
         out = self.forward(x, *args)

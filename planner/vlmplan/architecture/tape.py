@@ -43,7 +43,7 @@ class Visit:
         "_buffers",
         "_container",
         "_of_leaf",
-        "_reader",
+        "_readers",
         "_recomputation",
         "_tape",
         "has_input_grad",
@@ -54,7 +54,7 @@ class Visit:
     def __init__(self, tape: "Tape", recomputation: Recomputation, buffers: dict[ParameterUse, Tensor]) -> None:
         self.module: Any = None
         self._container: OpenContainer | None = None
-        self._reader: Any = None  # the module around it that reads its weight (``read_weights``)
+        self._readers: tuple[Any, ...] = ()  # the modules around it that read weights, from outside in
         self.has_input_grad = False
         self.is_in_block = recomputation.block_start is not None
         self._tape, self._recomputation, self._buffers = tape, recomputation, buffers
@@ -68,21 +68,21 @@ class Visit:
             self._leave()
         if self._container is not None and self._container.is_over_before(node.sequence):
             self._leave_container(self._container)
-        reader = getattr(node.module, "weights_reader", None)
-        if self._reader is not None and (reader is not self._reader or node.section != tape.running_section):
-            self._leave_reader()
+        readers = getattr(node.module, "weights_readers", ())
+        if self._readers:
+            self._leave_readers(readers if node.section == tape.running_section else ())
         if self._recomputation.is_over_before(node.sequence):
             self._end_recomputation()
         if node.section != tape.running_section:
             tape.enter(node.section)
         if node.empty_call is not None:
             tape.prefetch(node.empty_call.begin_backward())
-        if reader is not self._reader:
-            self._reader = reader
+        for reader in readers[len(self._readers) :]:
             self._fetch(reader)
+        self._readers = readers
         if self.module is None and node.module is not None:
             self.module, self.has_input_grad = node.module, False
-            if self.module is not reader:
+            if self.module not in readers:
                 self._begin(node)
 
     def _begin(self, node: GraphNode) -> None:
@@ -112,13 +112,13 @@ class Visit:
         self._leave()
         if self._container is not None:
             self._leave_container(self._container)
-        self._leave_reader()
+        self._leave_readers(())
         self._end_recomputation()
 
     def _leave(self) -> None:
         """The module's backward is over: its weights go if its input has a gradient, and those that waited for it."""
         module, self.module = self.module, None
-        if (self._container is not None and self._container.module is module) or module is self._reader:
+        if (self._container is not None and self._container.module is module) or module in self._readers:
             return
         if self._of_leaf:  # in the order of its weights
             places = {id(weight): place for place, weight in enumerate(module.parameters_by_name.values())}
@@ -131,10 +131,12 @@ class Visit:
         self._container = None
         self._let_go(container.module, is_done=container.has_input_grad)
 
-    def _leave_reader(self) -> None:
-        """The same of a module with others inside, the last of which was the first that its input goes through."""
-        module, self._reader = self._reader, None
-        if module is not None:
+    def _leave_readers(self, those_around: tuple[Any, ...]) -> None:
+        """The same of modules with others inside, the last of which was the first that their input goes through, but
+        for ``those_around`` the next one."""
+        while self._readers != those_around[: len(self._readers)]:
+            *outside, module = self._readers
+            self._readers = tuple(outside)
             self._let_go(module, is_done=self.has_input_grad and not module.takes_keywords)
 
     def _let_go(self, module: Any, *, is_done: bool) -> None:
@@ -226,8 +228,8 @@ class Tape(ForwardTape):
                 visit.come_to(node)
             results = list(node.backward(node, node.grads))
             edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()
-            if node.holds_weight:
-                self._drops.append(Drop(node.sequence))
+            if node.held:
+                self._drops += [Drop(handle) for handle in node.held]
             for position, edge in self._in_turn(node, edges):
                 if isinstance(edge, Parameter):
                     use = self._parameter_use(edge, node)

@@ -85,7 +85,7 @@ class GraphNode:
         "backward",
         "empty_call",
         "grads",
-        "holds_weight",
+        "held",
         "inputs",
         "meta",
         "module",
@@ -111,7 +111,7 @@ class GraphNode:
         self.section = ""
         self.module: Any = None
         self.empty_call: EmptyCall | None = None
-        self.holds_weight = False  # a view of a weight is among ``saved``
+        self.held: tuple[int, ...] = ()  # handles of views of weights among ``saved``
 
 
 Backward = Callable[[GraphNode, list[Tensor | None]], Sequence[Tensor | None]]
@@ -304,17 +304,20 @@ class ForwardTape(CheckpointRecorder):
         self.num_nodes += 1
         if self._packs and saved:
             return packed_node()
-        holds_weight = view_of is not None and self.follows_weights and not self._is_phantom
         node = GraphNode(tuple(edges), tuple(needs), saved, backward, meta)
         node.sequence = self.num_nodes
         node.section = self._key
-        if self.modules:
-            node.module = self.modules[-1]
+        node.module = self.modules[-1] if self.modules else None
         node.empty_call = self.empty_call
-        if holds_weight:
-            node.holds_weight = True
-            self._events.append(Hold(node.sequence, view_of))
+        if view_of is not None:
+            self.hold_view(node, view_of)
         return node
+
+    def hold_view(self, node: GraphNode, weight: Parameter) -> None:
+        """A view of ``weight`` is among what the node saves."""
+        if self.follows_weights and not (self._is_phantom or self._packs):
+            node.held = (*node.held, -node.sequence if node.held else node.sequence)
+            self._events.append(Hold(node.held[-1], weight))
 
     def leaf(self, x: Tensor) -> Tensor:
         """``x.requires_grad_()``: backward goes on to it. It stays, and its gradient with it, until the graph goes, as
@@ -324,8 +327,7 @@ class ForwardTape(CheckpointRecorder):
         self.num_nodes += 1
         node = GraphNode((), (), (), _keep_gradient, None)
         node.sequence, node.section = self.num_nodes, self._key
-        if self.modules:
-            node.module = self.modules[-1]
+        node.module = self.modules[-1] if self.modules else None
         self.leaves.append(x.detached())
         x.node = node
         return x
@@ -341,9 +343,8 @@ class ForwardTape(CheckpointRecorder):
 
     def rootless_node(self, saved: tuple[Tensor, ...], backward: Backward, meta: Any) -> GraphNode:
         """The node of a checkpoint whose inputs need no gradient but whose weights do."""
-        count = len(saved)
-        node = GraphNode((None,) * count, (False,) * count, saved, backward, meta)
         self.num_nodes += 1
+        node = GraphNode((None,) * len(saved), (False,) * len(saved), saved, backward, meta)
         node.sequence, node.section = self.num_nodes, self._key
         return node
 

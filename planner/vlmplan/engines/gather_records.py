@@ -39,7 +39,7 @@ class GatheredModule:
     """A module of one layer; ``weights`` are those that are gathered and released, ``numel`` counts all.
 
     ``is_leaf``: they are those of the modules inside too. ``reads_head``: it is the model itself (``ReadHead``).
-    ``first_waits_first``: the first of them is waited for before others are (``gather_waits``).
+    ``waited_first`` is that which is waited for before others, where one always is (``gather_waits``).
     """
 
     key: Key
@@ -47,7 +47,7 @@ class GatheredModule:
     numel: int
     is_leaf: bool = False
     reads_head: bool = False
-    first_waits_first: bool = False
+    waited_first: GatheredWeight | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,7 @@ class GatherSteps:
         self._persistence_threshold, self._num_ranks = zero.stage3_param_persistence_threshold, num_ranks
         self.weight_by_key: dict[Key, GatheredWeight] = {}
         self.module_by_key: dict[Key, GatheredModule] = {}
-        self._templates: dict[int, tuple[list[Any], int, bool]] = {}
+        self._templates: dict[int, tuple[list[Any], int, Any]] = {}
         used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
         forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
         backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
@@ -68,21 +68,23 @@ class GatherSteps:
             template = self._templates.get(id(module))
             if template is None:
                 template = self._templates[id(module)] = self._template(module)
-            gathered, numel, first_waits_first = template
+            gathered, numel, first = template
             weights, is_leaf = [self._weight(one, layer) for one in gathered], getattr(module, "is_leaf", False)
             reads_head = getattr(module, "reads_head", False)
-            known = GatheredModule(key, weights, numel, is_leaf, reads_head, first_waits_first)
+            known = GatheredModule(key, weights, numel, is_leaf, reads_head)
+            if first is not None:
+                known.waited_first = self._weight(first, layer)
             self.module_by_key[key] = known
         return known
 
-    def _template(self, module: Any) -> tuple[list[Any], int, bool]:
+    def _template(self, module: Any) -> tuple[list[Any], int, Any]:
         """The weights of a module that are gathered and released, the same in every layer, the elements of all, and
-        ``first_waits_first``."""
+        ``waited_first``. Weights of adapters are younger than others, which DeepSpeed goes by (``ds_id``)."""
         parameters = list(module.parameters_by_name.values())
         limit = self._persistence_threshold
-        gathered = [parameter for parameter in parameters if parameter.numel > limit]
-        first_waits_first = 0 < len(parameters) <= FIRST_STAYS and gathered[:1] == parameters[:1]
-        return gathered, sum([parameter.numel for parameter in parameters]), first_waits_first
+        gathered = sorted([one for one in parameters if one.numel > limit], key=lambda one: one.requires_grad)
+        is_fixed = 0 < len(parameters) <= FIRST_STAYS and parameters[0].numel > limit
+        return gathered, sum([one.numel for one in parameters]), parameters[0] if is_fixed else None
 
     def _weight(self, parameter: Any, layer: int | None) -> GatheredWeight:
         key = (id(parameter), layer)

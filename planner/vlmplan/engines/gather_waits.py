@@ -20,11 +20,10 @@ def waits(module: GatheredModule) -> list[Wait]:
     under_way = [(weight, weight.gather) for weight in module.weights if weight.gather is not None]
     if len(under_way) < 2:
         return under_way
-    num_fixed = module.first_waits_first and under_way[0][0] is module.weights[0]
-    copying, later = under_way[:num_fixed], list[Wait]()
-    copied = {gather for _, gather in copying}
-    for wait in under_way[num_fixed:]:
-        is_copied = wait[1].is_done or wait[1] in copied
-        (later if is_copied else copying).append(wait)
-        copied.add(wait[1])
+    copying, later, copied = list[Wait](), list[Wait](), set[Gather]()
+    for wait in sorted(under_way, key=lambda wait: wait[0] is not module.waited_first):
+        weight, gather = wait
+        is_copied = gather.is_done or gather in copied
+        (later if is_copied and weight is not module.waited_first else copying).append(wait)
+        copied.add(gather)
     return copying + later
