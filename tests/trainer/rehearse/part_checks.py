@@ -146,12 +146,21 @@ def layouts_of_attention(mode: Rehearsal) -> dict[str, bool]:
     }
 
 
+def inside_the_gradient_of_embeddings(mode: Rehearsal, num_tokens: int) -> list[int]:
+    """Of 1,000 in 64 bfloat16."""
+    rows = gpu(num_tokens, 64, dtype=torch.bfloat16)
+    ids = torch.zeros(num_tokens, dtype=torch.int64, device=NAME)
+    return new_bytes(mode, lambda: torch.ops.aten.embedding_dense_backward(rows, ids, 1000, -1, False))
+
+
 def inside_what_cuda_does_in_two_steps(mode: Rehearsal) -> dict[str, list[int]]:
     scores, halves = gpu(64, 1000), gpu(64, 1000, dtype=torch.float16)
     products = gpu(64, 1000, requires_grad=True)
     likely, log_likely = products.softmax(-1), products.log_softmax(-1)
     return {
         "softmax backward": new_bytes(mode, lambda: torch.autograd.grad(likely, products, scores)),
+        "embedding backward": inside_the_gradient_of_embeddings(mode, 4096),
+        "embedding backward of few tokens": inside_the_gradient_of_embeddings(mode, 3072),
         "log_softmax backward": new_bytes(mode, lambda: torch.autograd.grad(log_likely, products, scores)),
         "logsumexp": sorted(new_bytes(mode, lambda: torch.logsumexp(scores, dim=-1))),
         "isinf": sorted(new_bytes(mode, lambda: torch.isinf(halves))),

@@ -145,6 +145,8 @@ def test_cuda_makes_products_exponentials_and_absolute_values_beside_what_it_ret
     rows, columns, four, half, flag = 64, 1000, 4, 2, 1
     assert found["inside_what_cuda_does_in_two_steps"] == {
         "softmax backward": [four * rows * columns] * 2,
+        "embedding backward": [half * 64_000, *[8 * 4096] * 3, 8_000, 8_000, 8 * 1409, four * 1409 * 64],
+        "embedding backward of few tokens": [half * 64_000],
         "log_softmax backward": [four * rows * columns],
         "logsumexp": [four * rows, four * rows * columns],
         "isinf": [flag * rows * columns, half * rows * columns],

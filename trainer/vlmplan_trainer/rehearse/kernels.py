@@ -22,6 +22,10 @@ SMALL_FLASH_HEAD_LIMIT = 224
 """Widest head that trains where shared memory is small (8.6, 8.9, 12.x)."""
 MASK_ALIGNMENT = 8
 """The memory-efficient kernel pads rows of a mask to a multiple of this (``preprocess_mask``)."""
+UNSORTED_TOKENS = 3072
+"""Up to so many the gradient of an embedding is made without sorting them (``embedding_dense_backward_cuda``)."""
+ROWS_PER_THREAD = 10
+"""Rows that a thread adds up there (``NROWS_PER_THREAD``)."""
 GRADIENT_ALIGNMENT = 16
 """... and makes rows of a mask's gradient as wide as a multiple of this (``attention_backward.cu``)."""
 
@@ -184,6 +188,20 @@ def _softmax_backward(grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -
     return result, [] if grad.is_cpu else [grad.numel() * grad.element_size()]
 
 
+def _embedding_backward(grad: Tensor, ids: Tensor, num_weights: int, padding_idx: int, by_frequency: bool) -> Result:
+    """The gradient, and while CUDA makes it of more than ``UNSORTED_TOKENS`` tokens: ids and places, sorted; where
+    segments of equal ids begin, their numbers of pieces and the places of those; where a piece begins; and a row of
+    float32 for each piece that there may be (``Embedding.cu``, ``EmbeddingBackwardKernel.cu``)."""
+    width, tokens = grad.shape[-1], ids.numel()
+    result = grad.new_empty((num_weights, width))
+    if grad.is_cpu or tokens <= UNSORTED_TOKENS:
+        return result, []
+    segments = min(tokens, num_weights)
+    pieces = tokens // ROWS_PER_THREAD + segments
+    indices = [tokens, tokens, tokens, segments, segments, pieces]
+    return result, [*(number * ids.element_size() for number in indices), 4 * pieces * width]
+
+
 def _log_of_summed_exponentials(scores: Tensor, dims: list[int], keepdim: bool = False) -> Result:
     """The result, and while it runs the exponentials of all scores less their largest (``logsumexp_out_impl``)."""
     wide = scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
@@ -205,5 +223,6 @@ KERNELS: dict[Any, Callable[..., Result]] = {
     aten._flash_attention_backward.default: _varlen_backward,
     aten._safe_softmax.default: _safe_softmax,
     aten._softmax_backward_data.default: _softmax_backward,
+    aten.embedding_dense_backward.default: _embedding_backward,
     aten.logsumexp.default: _log_of_summed_exponentials,
 }

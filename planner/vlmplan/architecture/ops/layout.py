@@ -7,7 +7,14 @@ from vlmplan.architecture.ops.base import Grads, cast_weight, pass_through, prom
 from vlmplan.architecture.ops.elementwise import add, mul, scale
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
+from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
+
+MOST_TOKENS_UNSORTED = 3072
+"""Up to so many tokens CUDA adds rows to the gradient without sorting them (``embedding_dense_backward_cuda`` in
+``aten/src/ATen/native/cuda/Embedding.cu``)."""
+ROWS_IN_PIECE = 10
+"""Rows that one thread adds up (``NROWS_PER_THREAD`` in ``EmbeddingBackwardKernel.cu``)."""
 
 
 def embedding(ids: Tensor, weight: Operand) -> Tensor:
@@ -20,12 +27,32 @@ def embedding(ids: Tensor, weight: Operand) -> Tensor:
 
 
 def _embedding_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """CUDA adds up rows of equal ids in float32, in pieces, before it writes any into the gradient."""
     (g,) = grads
     assert g is not None
     shape, dtype = node.meta
-    out = g.tape.gradient(shape, dtype)
-    g.tape.move(out.num_bytes + g.num_bytes)
+    tape = g.tape
+    out = tape.gradient(shape, dtype)
+    num_tokens = g.numel // shape[1]
+    if num_tokens > MOST_TOKENS_UNSORTED:
+        with tape.charged_to(Kind.TEMPORARY):
+            pieces = tape.tensor((most_pieces(num_tokens, shape[0]), shape[1]), DType.FLOAT32)
+            indices = tape.tensor((sorted_indices(num_tokens, shape[0]),), DType.INT64)
+        tape.move(g.num_bytes + pieces.num_bytes + indices.num_bytes)
+    tape.move(out.num_bytes + g.num_bytes)
     return (out,)
+
+
+def most_pieces(num_tokens: int, num_embeddings: int) -> int:
+    """Sums that the gradient of an embedding makes room for: one for every id, and one more for every ``ROWS_IN_PIECE``
+    tokens, as many as there may be. Source: ``max_partial_segment`` in ``EmbeddingBackwardKernel.cu``."""
+    return num_tokens // ROWS_IN_PIECE + min(num_tokens, num_embeddings)
+
+
+def sorted_indices(num_tokens: int, num_embeddings: int) -> int:
+    """Numbers of 8 bytes beside them: the sorted ids, their places, and where each id begins; pieces of each id and
+    where those begin, and where each piece does."""
+    return 3 * num_tokens + 2 * min(num_tokens, num_embeddings) + most_pieces(num_tokens, num_embeddings)
 
 
 def split(x: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
