@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from vlmplan_trainer.rehearse.kernels import PASSING
 from vlmplan_trainer.rehearse.shapes import (
     KnownOutputs,
     UnknownShapeError,
@@ -41,19 +42,6 @@ FILLS = frozenset((aten.normal_.default, aten.uniform_.default, aten.fill_.Scala
 SHAPES: dict[Any, KnownOutputs] = {}
 """What operations return, by the shapes of what they are given, of all steps in this mode: torch's own memory of them
 takes much longer."""
-
-
-def cuda_bytes(func: Any, args: Any) -> int:
-    """What a kernel of CUDA takes while it runs and that of the CPU does not: for the gradient of a softmax the product
-    of its first two tensors, for that of an embedding of many tokens rows of sums in float32 and numbers of 8 bytes."""
-    if func is aten._softmax_backward_data.default:
-        return args[0].nbytes
-    if func is aten.embedding_dense_backward.default and args[1].numel() > 3072:
-        tokens, width = args[1].numel(), args[0].shape[-1]
-        segments = min(tokens, args[2])
-        pieces = tokens // 10 + segments
-        return 4 * pieces * width + 8 * (3 * tokens + 2 * segments + pieces)
-    return 0
 
 
 class ByteCounter(TorchDispatchMode):
@@ -137,7 +125,8 @@ class ByteCounter(TorchDispatchMode):
                 setattr(outputs[0], VALUE, torch.zeros((), dtype=torch.bool).expand(outputs[0].shape))
         for tensor in outputs:
             self.count(tensor, func)
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes + cuda_bytes(func, args))
+        if func in PASSING:  # the CPU's kernels take nothing of that
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes + sum(PASSING[func](*args, **kwargs)))
         return result
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from vlmplan_trainer.rehearse import finite
 from vlmplan_trainer.rehearse.collectives import Collectives
 from vlmplan_trainer.rehearse.flops import formula_of
-from vlmplan_trainer.rehearse.kernels import KERNELS
+from vlmplan_trainer.rehearse.kernels import KERNELS, PASSING
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.rehearse.shapes import (
     KnownOutputs,
@@ -55,6 +55,7 @@ class Operation:
     func: Any
     special: Any
     kernel: Any
+    passing: Any
     is_message: bool
     is_mutable: bool
     flops: Callable[..., int] | None
@@ -116,7 +117,10 @@ class Rehearsal(TorchDispatchMode):
             self.counted(result, func)
             self.ledger.pass_through(passing)
             return result
-        return self._shaped(operation, args, kwargs)
+        result = self._shaped(operation, args, kwargs)
+        if operation.passing is not None and not args[0].is_cpu:
+            self.ledger.pass_through(operation.passing(*args, **kwargs))
+        return result
 
     def _met(self, func: Any) -> Operation:
         """What is to be known of an operation, when it comes for the first time."""
@@ -124,6 +128,7 @@ class Rehearsal(TorchDispatchMode):
             func=func,
             special=exchanged if func.namespace == "deepspeed" else SPECIAL.get(func),
             kernel=KERNELS.get(func),
+            passing=PASSING.get(func),
             is_message=func.namespace == "c10d",
             is_mutable=func._schema.is_mutable,
             flops=formula_of(func._overloadpacket),

@@ -4,7 +4,8 @@ torch 2.13: ``aten/src/ATen/native/transformers/attention.cpp``, ``cuda/sdp_util
 ``cuda/flash_attn/flash_api.cpp``, ``cuda/attention_backward.cu``.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -181,27 +182,6 @@ def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return torch.empty_like(scores, dtype=dtype or scores.dtype), [scores.numel()]
 
 
-def _softmax_backward(grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Result:
-    """The gradient, and while CUDA makes it the product of ``grad`` and ``out`` (``softmax_backward_cuda_out`` in
-    ``cuda/SoftMax.cu``); the CPU's kernel has no such product."""
-    result = torch.empty_like(grad, dtype=dtype, memory_format=torch.contiguous_format)
-    return result, [] if grad.is_cpu else [grad.numel() * grad.element_size()]
-
-
-def _embedding_backward(grad: Tensor, ids: Tensor, num_weights: int, padding_idx: int, by_frequency: bool) -> Result:
-    """The gradient, and while CUDA makes it of more than ``UNSORTED_TOKENS`` tokens: ids and places, sorted; where
-    segments of equal ids begin, their numbers of pieces and the places of those; where a piece begins; and a row of
-    float32 for each piece that there may be (``Embedding.cu``, ``EmbeddingBackwardKernel.cu``)."""
-    width, tokens = grad.shape[-1], ids.numel()
-    result = grad.new_empty((num_weights, width))
-    if grad.is_cpu or tokens <= UNSORTED_TOKENS:
-        return result, []
-    segments = min(tokens, num_weights)
-    pieces = tokens // ROWS_PER_THREAD + segments
-    indices = [tokens, tokens, tokens, segments, segments, pieces]
-    return result, [*(number * ids.element_size() for number in indices), 4 * pieces * width]
-
-
 def _log_of_summed_exponentials(scores: Tensor, dims: list[int], keepdim: bool = False) -> Result:
     """The result, and while it runs the exponentials of all scores less their largest (``logsumexp_out_impl``)."""
     wide = scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
@@ -222,7 +202,47 @@ KERNELS: dict[Any, Callable[..., Result]] = {
     aten._flash_attention_forward.default: _varlen_forward,
     aten._flash_attention_backward.default: _varlen_backward,
     aten._safe_softmax.default: _safe_softmax,
-    aten._softmax_backward_data.default: _softmax_backward,
-    aten.embedding_dense_backward.default: _embedding_backward,
     aten.logsumexp.default: _log_of_summed_exponentials,
+}
+
+
+# -- bytes that CUDA takes while it runs what torch's shape functions tell the result of -------------------------------
+
+
+def _in_softmax_backward(grad: Tensor, *args: Any) -> list[int]:
+    """The product of the gradient and the result (``softmax_backward_cuda_out`` in ``cuda/SoftMax.cu``)."""
+    return [grad.numel() * grad.element_size()]
+
+
+def _in_embedding_backward(grad: Tensor, ids: Tensor, num_weights: int, *args: Any) -> list[int]:
+    """Of more than ``UNSORTED_TOKENS`` tokens: ids and places, sorted; where segments of equal ids begin, their numbers
+    of pieces and the places of those; where a piece begins; and a row of float32 for each piece that there may be
+    (``Embedding.cu``, ``EmbeddingBackwardKernel.cu``)."""
+    tokens = ids.numel()
+    if tokens <= UNSORTED_TOKENS:
+        return []
+    segments = min(tokens, num_weights)
+    pieces = tokens // ROWS_PER_THREAD + segments
+    numbers = [tokens, tokens, tokens, segments, segments, pieces]
+    return [*(number * ids.element_size() for number in numbers), 4 * pieces * grad.shape[-1]]
+
+
+def _in_masked_scatter(target: Tensor, *args: Any) -> list[int]:
+    """The mask, written out for every element, and how many it has let through before (``masked_scatter__cuda`` in
+    ``cuda/IndexKernel.cpp``, ``launch_masked_scatter_kernel``)."""
+    return [target.numel(), 8 * target.numel()]
+
+
+def _in_masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> list[int]:
+    """``masked_select`` finds the places of all elements first, 8 bytes for each dimension. Of the mask, written out
+    for that, counts what is larger than the result, which comes when it is gone (``nonzero`` in ``Nonzero.cu``)."""
+    selected = math.prod(sizes)
+    return [8 * grad.dim() * selected, max(0, grad.numel() - selected * grad.element_size())]
+
+
+PASSING: dict[Any, Callable[..., list[int]]] = {
+    aten._softmax_backward_data.default: _in_softmax_backward,
+    aten.embedding_dense_backward.default: _in_embedding_backward,
+    aten.masked_scatter.default: _in_masked_scatter,
+    aten.masked_scatter_backward.default: _in_masked_scatter_backward,
 }

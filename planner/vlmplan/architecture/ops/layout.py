@@ -94,11 +94,18 @@ def _concatenate_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | No
 
 
 def masked_scatter(target: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """``target.masked_scatter(mask, source)``: saves the mask; how image features enter the token embeddings."""
+    """``target.masked_scatter(mask, source)``: saves the mask; how image features enter the token embeddings.
+
+    CUDA writes the mask out for every element, and counts how many it lets through before each. Source:
+    ``masked_scatter__cuda`` and ``launch_masked_scatter_kernel`` in ``aten/src/ATen/native/cuda``.
+    """
     tape = target.tape
     node = tape.node((target, source), _masked_scatter_backward, (mask.detached(),), (target.shape, source.shape))
     out = tape.tensor(target.shape, target.dtype, node)
-    tape.move(2 * target.num_bytes + source.num_bytes)
+    with tape.charged_to(Kind.TEMPORARY):
+        written_out, counts = tape.tensor(target.shape, DType.BOOL), tape.tensor(target.shape, DType.INT64)
+    tape.move(written_out.num_bytes + counts.num_bytes)
+    tape.move(2 * target.num_bytes + source.num_bytes + counts.num_bytes)
     return out
 
 
@@ -108,9 +115,23 @@ def _masked_scatter_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor |
     target_shape, source_shape = node.meta
     tape = g.tape
     grad_target = tape.tensor(target_shape, g.dtype) if node.needs[0] else None
-    grad_source = tape.tensor(source_shape, g.dtype) if node.needs[1] else None
+    grad_source = _selected(g, source_shape) if node.needs[1] else None
     tape.move(2 * g.num_bytes)
     return (grad_target, grad_source)
+
+
+def _selected(g: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``masked_select``: CUDA writes the mask out for every element, and finds the places of those it lets through, a
+    number for each dimension. Source: ``masked_select_out_cuda_impl`` in ``IndexKernel.cpp``, ``Nonzero.cu``."""
+    tape = g.tape
+    with tape.charged_to(Kind.TEMPORARY):
+        written_out = tape.tensor(g.shape, DType.BOOL)
+        places = tape.tensor((len(g.shape), *shape), DType.INT64)
+    tape.move(written_out.num_bytes + places.num_bytes)
+    del written_out
+    out = tape.tensor(shape, g.dtype)
+    tape.move(places.num_bytes)
+    return out
 
 
 def index_put(target: Tensor, positions: Tensor, source: Tensor) -> Tensor:
