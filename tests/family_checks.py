@@ -106,6 +106,7 @@ def assert_checkpointed_step_matches(
     batch: Batch,
     inputs: Mapping[str, torch.Tensor],
     *,
+    attention: str = "sdpa",
     tolerance: float = 0.01,
     backward_tolerance: float = 0.001,
 ) -> None:
@@ -113,7 +114,13 @@ def assert_checkpointed_step_matches(
     there, and not at its peak.
     """
     assert_step_matches(
-        config, batch, inputs, checkpoints=True, tolerance=tolerance, backward_tolerance=backward_tolerance
+        config,
+        batch,
+        inputs,
+        attention=attention,
+        checkpoints=True,
+        tolerance=tolerance,
+        backward_tolerance=backward_tolerance,
     )
 
 

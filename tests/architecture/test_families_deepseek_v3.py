@@ -79,11 +79,12 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, attention):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("config", [*CONFIGS.values(), NARROW, MISTRAL4], ids=[*CONFIGS, "narrow values", "mistral 4"])
 def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(config):
-    assert_checkpointed_step_matches(config, BATCH, text_inputs(BATCH))
+    # Eager: where values have another width, sdpa on CPU has no kernel like those of a GPU.
+    attention = "eager" if config is NARROW else "sdpa"
+    assert_checkpointed_step_matches(config, BATCH, text_inputs(BATCH), attention=attention)
 
 
 def test_values_narrower_than_keys_keep_and_peak_as_in_transformers():
-    # Eager: where values have another width, sdpa on CPU has no kernel like those of a GPU.
     narrow = {**NARROW, "attention_bias": True}
     assert_step_matches(narrow, BATCH, text_inputs(BATCH), attention="eager", tolerance=0.001)
 
