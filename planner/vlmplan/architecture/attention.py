@@ -29,8 +29,11 @@ class KeyCache:
     joins them to what it has. ``num_bytes`` of a section's layer, ``layer_bytes`` the most of one.
 
     A layer with a sliding window lets go of older ones when the first token is generated, which is left out.
+    ``is_past_prompt``: the forward is one of a generated token on a GPU, for which ``generate`` of transformers runs
+    experts otherwise (``Experts.copies_weights_to_decode``).
     """
 
+    is_past_prompt: bool = False
     num_bytes: dict[str, int] = field(default_factory=dict[str, int])
     tensors: list[Tensor] = field(default_factory=list[Tensor])
 

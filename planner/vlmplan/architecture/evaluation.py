@@ -86,12 +86,14 @@ class GenerationPass(NamedTuple):
     logits: int
 
 
-def generation_pass(model: Model, tape: Tape, batch: Batch, backend: AttentionBackend) -> GenerationPass:
+def generation_pass(
+    model: Model, tape: Tape, batch: Batch, backend: AttentionBackend, *, is_past_prompt: bool = False
+) -> GenerationPass:
     """The forward over the prompts of ``batch``, whose keys and values stay; logits are those of the last position
     (``logits_to_keep``), and once more in float32, as ``generate`` makes them (transformers 5.23
-    ``generation/utils.py``)."""
+    ``generation/utils.py``). ``is_past_prompt``: over tokens that are generated on a GPU."""
     assert tape.is_evaluating
-    tape.key_cache = cache = KeyCache()
+    tape.key_cache = cache = KeyCache(is_past_prompt=is_past_prompt)
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
     hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, backend)
@@ -109,6 +111,11 @@ def generation_pass(model: Model, tape: Tape, batch: Batch, backend: AttentionBa
     cache.tensors.clear()
     del pixels, ids, others
     return GenerationPass(trace, input_bytes, cache_bytes, layer_bytes, num_logits)
+
+
+def copies_weights_to_decode(model: Model) -> bool:
+    """Whether a forward over a generated token on a GPU is another than one over a prompt of one token."""
+    return any(module.copies_weights_to_decode for _, module in model.named_modules())
 
 
 def _widened(logits: Tensor) -> None:

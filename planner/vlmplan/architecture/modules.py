@@ -24,6 +24,8 @@ class Module:
 
     can_be_tiled = False
     """Whether it is an MLP of the language model without weights of its own, see ``tiled_mlp``."""
+    copies_weights_to_decode = False
+    """Whether it takes copies of weights for every token that is generated."""
     weights_readers: tuple[Any, ...] = ()
     """The modules around it, from outside in, that read weights of modules inside, as ZeRO-3 sees them
     (``read_weights``)."""

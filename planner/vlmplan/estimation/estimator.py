@@ -185,7 +185,7 @@ class Estimator(TracedModel):
         """What the recipe's evaluation runs and keeps on one of ``num_ranks`` GPUs; None where there is none."""
         backend = self.backend(recipe, capability)
         if recipe.task is not None and recipe.task.is_grpo:
-            return self._rollouts.rollout(recipe, backend, num_ranks=num_ranks)
+            return self._rollouts.rollout(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
         if recipe.evaluation is None:
             return None
         return self._evaluations.evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu)

@@ -1,13 +1,22 @@
 """What a recipe's evaluation runs on one model: forwards of a batch, and text that is generated, each run once."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass, evaluation_pass, generation_pass
+from vlmplan.architecture.evaluation import (
+    EvaluationPass,
+    GenerationPass,
+    copies_weights_to_decode,
+    evaluation_pass,
+    generation_pass,
+)
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.architecture.tape import Tape
+from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.evaluation import Kept
 from vlmplan.memory.allocator import SMALL_BYTES
@@ -34,6 +43,10 @@ class EvaluationRuns:
         self._evaluations: dict[Any, EvaluationPass] = {}
         self._generations: dict[Any, GenerationPass] = {}
 
+    @cached_property
+    def _copies_weights(self) -> bool:
+        return copies_weights_to_decode(self._model)
+
     def evaluated(
         self,
         recipe: Recipe,
@@ -49,7 +62,9 @@ class EvaluationRuns:
             return None
         passes = self._passes(kind, recipe, backend)
         kept = kept_outputs(recipe.evaluation, passes, self._seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
-        return Evaluated(passes=passes, kept=kept, generated=self._generated(kind, recipe, backend))
+        return Evaluated(
+            passes=passes, kept=kept, generated=self._generated(kind, recipe, backend, is_on_cpu=is_on_cpu)
+        )
 
     def operations(
         self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool
@@ -65,7 +80,9 @@ class EvaluationRuns:
             last_token = [found.generated.cache_bytes, max(found.generated.last_token)]
         return [expanded(trace, least_bytes=SMALL_BYTES) for trace in traces], found.kept, last_token
 
-    def _generated(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> Generated | None:
+    def _generated(
+        self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend, *, is_on_cpu: bool
+    ) -> Generated | None:
         """Text that the recipe's evaluation generates behind prompts as long as samples, a row for each beam."""
         evaluation = recipe.evaluation
         if evaluation is None or not evaluation.new_tokens:
@@ -77,7 +94,21 @@ class EvaluationRuns:
             tape = tape_for(kind, recipe, is_evaluating=True)
             self._generations[key] = generation_pass(self._model, tape, self._batch_of(sized), backend)
         prompt = self._generations[key]
-        return Generated(prompt=prompt, prompt_tokens=self._seq_len, new_tokens=evaluation.new_tokens)
+        token_bytes = 0 if is_on_cpu else self._token_bytes(recipe, sized, backend)
+        return Generated(
+            prompt=prompt, prompt_tokens=self._seq_len, new_tokens=evaluation.new_tokens, token_bytes=token_bytes
+        )
+
+    def _token_bytes(self, recipe: Recipe, sized: Recipe, backend: AttentionBackend) -> int:
+        """What the forward over a generated token of each row makes, where that takes copies of weights."""
+        if not self._copies_weights:
+            return 0
+        key = ("token", recipe.caches_casts, *self._key_of(sized, backend))
+        if key not in self._generations:
+            tape = tape_for(Tape, recipe, is_evaluating=True)
+            batch = replace(self._batch_of(sized), num_tokens=1, images_per_sample=0, image=None)
+            self._generations[key] = generation_pass(self._model, tape, batch, backend, is_past_prompt=True)
+        return forward_rise(self._generations[key].trace)[0]
 
     def _passes(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
         """The forwards of a batch of evaluation. Where logits are wanted, TRL makes them by another; Liger's fused loss

@@ -2,13 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass, evaluation_pass, generation_pass
+from vlmplan.architecture.evaluation import (
+    EvaluationPass,
+    GenerationPass,
+    copies_weights_to_decode,
+    evaluation_pass,
+    generation_pass,
+)
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.references import ReferenceRuns
 from vlmplan.hardware import Gpu
@@ -41,15 +49,23 @@ class RolloutRuns:
         self._generations: dict[Any, GenerationPass] = {}
         self._passes: dict[Any, EvaluationPass] = {}
 
-    def rollout(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int) -> Rollout:
+    @cached_property
+    def _copies_weights(self) -> bool:
+        return copies_weights_to_decode(self._model)
+
+    def rollout(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool) -> Rollout:
         """What the recipe, which is one of GRPO, runs before its steps on one of ``num_ranks`` GPUs."""
         task = recipe.task
         assert task is not None
         generated = None
         if task.generation is Generation.TRANSFORMERS:
-            prompt = self._generation(recipe, backend, recipe.micro_batches_at_once * recipe.micro_batch)
+            rows = recipe.micro_batches_at_once * recipe.micro_batch
+            prompt = self._generation(recipe, backend, rows)
             answer = task.answer_tokens(self._seq_len)
             generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer)
+            if not is_on_cpu and self._copies_weights:
+                token = self._generation(recipe, backend, rows, num_tokens=1)
+                generated = replace(generated, token_bytes=forward_rise(token.trace)[0])
         return Rollout(
             passes=self._looked_up(recipe, backend),
             kept=NOTHING_KEPT,
@@ -149,7 +165,8 @@ class RolloutRuns:
             tape.switches_adapters_off = is_merged
             if recipe.trains_adapters:  # peft's ``generate`` is the base model's, around whose forward is no autocast
                 tape.autocast = None
-            self._generations[key] = generation_pass(self._model, tape, batch, backend)
+            is_past_prompt = num_tokens is not None and not is_merged
+            self._generations[key] = generation_pass(self._model, tape, batch, backend, is_past_prompt=is_past_prompt)
         return self._generations[key]
 
     def _looked_up(self, recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:

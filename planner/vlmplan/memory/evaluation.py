@@ -138,11 +138,13 @@ def kept_outputs(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     """What generating text takes at the most: the forward over the prompts, or the last token, when the keys and values
-    of all tokens are there, and those of one layer once more while the new ones are joined to them."""
+    of all tokens are there, and those of one layer once more while the new ones are joined to them. ``token_bytes``:
+    what the forward over it makes beside them, where it takes copies of weights."""
 
     prompt: GenerationPass
     prompt_tokens: int
     new_tokens: int
+    token_bytes: int = 0
 
     @property
     def cache_bytes(self) -> int:
@@ -151,10 +153,10 @@ class Generated:
 
     @property
     def last_token(self) -> list[int]:
-        """Beside the cache: a layer's keys or values, and the logits of one position in 16 bit, in float32, and as
-        processors of logits leave them."""
+        """Beside the cache: a layer's keys or values or ``token_bytes``, and the logits of one position in 16 bit, in
+        float32, and as processors of logits leave them."""
         layer = self.prompt.layer_bytes // 2 * (self.prompt_tokens + self.new_tokens) // self.prompt_tokens
-        return [layer, self.prompt.logits * (2 + 4 + 4)]
+        return [max(layer, self.token_bytes), self.prompt.logits * (2 + 4 + 4)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ class Experts(AdaptableModule):
     False for MLPs without one (Nemotron-H).
     """
 
+    copies_weights_to_decode = True
+
     def __init__(
         self,
         num_experts: int,
@@ -64,6 +66,8 @@ class Experts(AdaptableModule):
     def forward(self, x: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
         """x (N, width), expert indices and their scores (N, k); the result (N, width)."""
         tape = x.tape
+        if tape.key_cache is not None and tape.key_cache.is_past_prompt:
+            return self._decode(x, indices, scores)
         num_tokens, width = x.shape
         num_pairs = indices.numel
         # The local variables of grouped_mm_experts_forward: most live to its end, also those that nothing saves.
@@ -82,6 +86,27 @@ class Experts(AdaptableModule):
         result = ops.to(ops.resample(weighted, num_tokens, weighted.shape[1]), x.dtype)  # view(N, k, width).sum(dim=1)
         del expert_ids, permutation, histogram_input, biases
         return result
+
+    def _decode(self, x: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+        """``batched_mm_experts_forward``, which ``generate`` switches to behind the prompt
+        (``_optimize_model_for_decode`` in transformers 5.23 ``generation/utils.py``): each pair takes a copy of its
+        expert's weights, and the first ones are there until the second have been taken."""
+        num_tokens, width = x.shape
+        num_pairs = indices.numel
+        selected = ops.copy(x, num_pairs, width)
+        weights = self._copied(self.up_name, indices)
+        biases = self._biases(f"{self.up_name}_bias", indices)
+        out = batched_linear(selected, weights, biases, is_transposed=self.is_transposed)
+        out = self._gated(out) if self.has_gate else self.activation(out)
+        weights = self._copied("down_proj", indices)
+        biases = self._biases("down_proj_bias", indices)
+        out = batched_linear(out, weights, biases, is_transposed=self.is_transposed)
+        weighted = ops.mul(out, scores.view(num_pairs, 1))
+        return ops.to(ops.resample(weighted, num_tokens, weighted.shape[1]), x.dtype)
+
+    def _copied(self, name: str, expert_ids: Tensor) -> Tensor:
+        weight = self.weight_of(name)
+        return take_rows(weight, expert_ids, (expert_ids.numel, *weight.shape[1:]))
 
     def _biases(self, name: str, expert_ids: Tensor) -> Tensor | None:
         """The bias of each pair's expert, (S, out): a copy for every pair."""
@@ -131,6 +156,20 @@ def grouped_linear(x: Tensor, weight: Operand, *, is_transposed: bool = False) -
     weight_bytes = weight.numel * weight.dtype.num_bytes
     tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes)
     return out
+
+
+def batched_linear(x: Tensor, weights: Tensor, biases: Tensor | None, *, is_transposed: bool) -> Tensor:
+    """``_batched_linear``: each row of x (S, in) times its weight of (S, out, in), of which no gradient is asked.
+    Autocast casts both."""
+    tape = x.tape
+    if tape.autocast is not None:
+        x, weights = ops.to(x, tape.autocast), ops.to(weights, tape.autocast)
+    _, out_width, in_width = weights.shape
+    if is_transposed:
+        out_width, in_width = in_width, out_width
+    out = tape.tensor((x.shape[0], out_width), x.dtype)
+    tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weights.num_bytes + out.num_bytes)
+    return out if biases is None else added_in_place(out, biases)
 
 
 def _grouped_linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
