@@ -20,7 +20,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
 
     Backward takes gradients in the order of torch's generated code, by the names of the arguments: of ``mm(self,
     mat2)`` the weight's first, of ``addmm(self, mat1, mat2)`` x's, the weight's and the bias's. The product gives the
-    gradient of ``weight.t()``; that of the weight is its transpose, a ``GradientView``.
+    gradient of ``weight.t()``; that of the weight is its transpose, a ``GradientView``. So is that of x where torch
+    flattens x for the product (``_flatten_nd_linear``, ``should_fold`` in ``aten/src/ATen/native/LinearAlgebra.cpp``).
     """
     tape = x.tape
     if tape.autocast is not None:
@@ -37,7 +38,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     view_of = weight if saves_view and isinstance(weight, Parameter) else None
     is_weight_first = bias is None and not is_replaced and not is_transposed
     gives_view = not is_transposed and not is_replaced
-    meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, is_weight_first, gives_view)
+    is_flattened = len(x.shape) != 2 and not is_replaced
+    meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, is_weight_first, gives_view, is_flattened)
     node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
     out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
     rows = x.numel // in_width
@@ -50,7 +52,7 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
 def _linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
-    x_shape, dtype, weight_shape, bias_shape, is_weight_first, gives_view = node.meta
+    x_shape, dtype, weight_shape, bias_shape, is_weight_first, gives_view, is_flattened = node.meta
     tape = g.tape
     flops = 2 * g.numel * x_shape[-1]
     hbm_bytes = (prod(x_shape) + g.numel + prod(weight_shape)) * dtype.num_bytes
@@ -60,6 +62,8 @@ def _linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
         tape.matmul(flops, hbm_bytes)
     if node.needs[0]:
         grad_x = tape.tensor(x_shape, dtype)
+        if is_flattened:
+            grad_x = GradientView(grad_x.storage, x_shape, dtype)
         tape.matmul(flops, hbm_bytes)
     if not is_weight_first and node.needs[1]:
         grad_weight = tape.gradient(weight_shape, dtype)
