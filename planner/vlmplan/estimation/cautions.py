@@ -15,7 +15,7 @@ STACKED_FRACTION = 0.1
 """Stacked weights are told of from this part of all weights on, counted in 16 bits. A choice."""
 
 GATED_DELTA_TYPES = (
-    *("kimi_linear", "minicpmv4_6"),
+    *("kimi_linear", "minicpmv4_6", "olmo_hybrid"),
     *("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """Model_types of which most layers are gated delta nets."""

@@ -14,7 +14,9 @@ SHARED_TYPES = frozenset(
 losses and gradients were compared with those of one rank (``tests/trainer/shared_samples.py``)."""
 WHOLE_LOSSES = (LossKind.CHUNKED, LossKind.FULL, LossKind.LIGER)
 """Those that the bundled trainer computes of labels that are shifted already."""
-RECURRENT_TYPES = frozenset({"kimi_linear", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"})
+RECURRENT_TYPES = frozenset(
+    {"kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
+)
 """Models with layers that carry a state from token to token."""
 
 

@@ -17,7 +17,7 @@ from vlmplan_trainer.rehearse.fla_kimi import chunk_kda
 from vlmplan_trainer.rehearse.fla_products import CHUNK, called_as_fla_does, count, states, unit
 from vlmplan_trainer.rehearse.replaced import replaced
 
-MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+MODELS = ("olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 """transformers' models with gated delta nets."""
 RULE, CONVOLUTION = "torch_chunk_gated_delta_rule", "causal_conv1d_fn"
 """What they call, which is one of the packages' functions where those are installed."""

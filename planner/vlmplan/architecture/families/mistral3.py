@@ -25,10 +25,11 @@ class PatchMerger(Module):
         self.num_merged = merge_size**2
         self.merging_layer = Linear(width * self.num_merged, width)
 
-    def forward(self, features: Tensor, num_images: int) -> Tensor:
+    def forward(self, features: Tensor, num_images: int, num_tokens: int | None = None) -> Tensor:
+        """``num_tokens`` of each image, where not all patches need be merged."""
         num_patches, width = features.shape
         per_image = (num_patches // num_images, width)
-        merged = (per_image[0] // self.num_merged, width * self.num_merged)
+        merged = (num_tokens or per_image[0] // self.num_merged, width * self.num_merged)
         grids = [ops.resample(grid, *merged) for grid in ops.split(features, *[per_image] * num_images)]
         return self.merging_layer(ops.concatenate(grids, (num_images * merged[0], merged[1])))
 

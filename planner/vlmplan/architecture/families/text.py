@@ -49,6 +49,7 @@ TEXT_FAMILIES = {
     "nemotron_h": "nemotron_h",
     "olmo2": "olmo",
     "olmo3": "olmo",
+    "olmo_hybrid": "olmo_hybrid",
     "opt": "opt",
     "phi3": "phi3",
     "qwen2": "llama",

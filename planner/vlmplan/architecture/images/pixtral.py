@@ -1,4 +1,4 @@
-"""Native resolution below a longest edge: mistral3, and Pixtral-12B, which is llava with a pixtral tower.
+"""Native resolution below a longest edge: mistral3, lighton_ocr, and Pixtral-12B, which is llava with a pixtral tower.
 
 Follows transformers 5.23: ``get_resize_output_image_size`` in models/pixtral/image_processing_pixtral.py
 (``PixtralImageProcessor``) and ``PixtralProcessor.replace_image_token``.
@@ -23,15 +23,8 @@ def pixtral_shape(image: Image, *, default_merge_size: int) -> ImageShape:
     vision = section(image.config, "vision_config")
     patch_size = side(vision, "patch_size", 16)
     token_side = patch_size * count(image.config, "spatial_merge_size", default_merge_size)
-    max_height, max_width = _longest_edges(image.preprocessor)
-    height, width = image.height, image.width
-    ratio = max(height / max_height, width / max_width)
-    if ratio > 1:
-        height, width = math.floor(height / ratio), math.floor(width / ratio)
-    if not height or not width:
-        raise InputError(f"image {image.text} is too thin: within {max_width}x{max_height} no pixel of it is left")
-    rows, columns = (height - 1) // token_side + 1, (width - 1) // token_side + 1
-    resized_height, resized_width = rows * token_side, columns * token_side
+    resized_height, resized_width = _resized(image, token_side)
+    rows, columns = resized_height // token_side, resized_width // token_side
     return ImageShape(
         num_tokens=rows * (columns + 1),
         num_placeholder_tokens=rows * columns,
@@ -40,6 +33,36 @@ def pixtral_shape(image: Image, *, default_merge_size: int) -> ImageShape:
         num_patch_rows=resized_height // patch_size,
         resized_width=resized_width,
         resized_height=resized_height,
+    )
+
+
+def _resized(image: Image, token_side: int) -> tuple[int, int]:
+    """(height, width) within the longest edge, rounded up to multiples of ``token_side``."""
+    max_height, max_width = _longest_edges(image.preprocessor)
+    height, width = image.height, image.width
+    ratio = max(height / max_height, width / max_width)
+    if ratio > 1:
+        height, width = math.floor(height / ratio), math.floor(width / ratio)
+    if not height or not width:
+        raise InputError(f"image {image.text} is too thin: within {max_width}x{max_height} no pixel of it is left")
+    return ((height - 1) // token_side + 1) * token_side, ((width - 1) // token_side + 1) * token_side
+
+
+def lighton_ocr_shape(image: Image) -> ImageShape:
+    """LightOnOCR: sides are rounded up to the patches of preprocessor_config.json, and what merged patches leave of them
+    is no token; none stands between rows (``LightOnOcrProcessor.replace_image_token``)."""
+    patch_size = side(section(image.config, "vision_config"), "patch_size", 14)
+    token_side = patch_size * count(image.config, "spatial_merge_size", 2)
+    height, width = _resized(image, side(image.preprocessor, "patch_size", 16))
+    num_tokens = (height // token_side) * (width // token_side)
+    return ImageShape(
+        num_tokens=num_tokens,
+        num_placeholder_tokens=num_tokens,
+        num_vision_sequences=1,
+        num_patch_columns=width // patch_size,
+        num_patch_rows=height // patch_size,
+        resized_width=width,
+        resized_height=height,
     )
 
 

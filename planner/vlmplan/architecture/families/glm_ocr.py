@@ -1,0 +1,118 @@
+"""GLM-OCR: GLM-4.1V's tower without learned positions and with normed queries and keys, before a GLM-4 without biases.
+
+Source: transformers 5.23 ``models/glm_ocr/modeling_glm_ocr.py``. In its vision config ``intermediate_size`` is the inner
+width of the blocks' MLP, and the merger is ``in_channels`` times as wide inside as the decoder. The layer of published
+checkpoints that predicts more than one token is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.glm4v import Attention, DecoderLayer, Glm4v, PatchMerger, rotary_fraction
+from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, decoder_shape
+from vlmplan.architecture.families.packed_patches import (
+    MultimodalDecoder,
+    PatchAttention,
+    PatchContext,
+    PatchEmbed,
+    patch_lengths,
+    patch_positions,
+)
+from vlmplan.architecture.families.qwen2_vl import VisionLanguageModel, ties_either
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, RMSNorm, Stack
+from vlmplan.architecture.tensor import Tensor
+
+
+class NormedPatchAttention(PatchAttention):
+    """``GlmOcrVisionAttention``."""
+
+    def __init__(self, width: int, num_heads: int, *, bias: bool) -> None:
+        super().__init__(width, num_heads, qkv_bias=bias, output_bias=bias)
+        self.q_norm = RMSNorm(width // num_heads)
+        self.k_norm = RMSNorm(width // num_heads)
+
+    def projected(self, x: Tensor, head: tuple[int, int, int]) -> Sequence[Tensor]:
+        q, k, v = super().projected(x, head)
+        return self.q_norm(q), self.k_norm(k), v
+
+
+class VisionBlock(Module):
+    """``GlmOcrVisionBlock``: pre-norm attention and gated MLP."""
+
+    def __init__(self, config: Config, width: int) -> None:
+        super().__init__()
+        bias, inner = config.boolean("attention_bias"), config.integer("intermediate_size")
+        self.norm1 = RMSNorm(width)
+        self.norm2 = RMSNorm(width)
+        self.attn = NormedPatchAttention(width, config.integer("num_heads"), bias=bias)
+        self.mlp = GatedMlp(width, inner, activation=config.text("hidden_act"), bias=bias)
+
+    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
+        x = ops.add(x, self.attn(self.norm1(x), context, context.lengths))
+        return ops.add(x, self.mlp(self.norm2(x)))
+
+
+class VisionTransformer(Module):
+    """``GlmOcrVisionModel``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width, self.out_width = config.integer("hidden_size"), config.integer("out_hidden_size")
+        inner = self.out_width * config.integer("in_channels")
+        self.head_dim = width // config.integer("num_heads")
+        self.merged_width = width * config.integer("spatial_merge_size") ** 2
+        self.patch_embed = PatchEmbed(config, width, bias=True)
+        self.blocks = Stack.of(VisionBlock(config, width), config.integer("depth"), label="vision")
+        self.merger = PatchMerger(self.out_width, inner, config.text("hidden_act"))
+        self.downsample = PatchEmbedding(self.merged_width, self.out_width, bias=True)
+        self.post_layernorm = RMSNorm(width)
+
+    def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
+        """(downsampled hidden states, merged features); both stay alive in the encoder's output object."""
+        tape = pixels.tape
+        with tape.section("vision.embedding"):
+            embedded = [self.patch_embed(pixels)]
+            context = PatchContext(backend, patch_positions(embedded[0], self.head_dim), patch_lengths(batch))
+        x = self.blocks.run(embedded.pop(), lambda block, hidden: block(hidden, context))
+        with tape.section("vision.merger"):
+            x = self.post_layernorm(x)
+            x = self.downsample(x.view(x.numel // self.merged_width, self.merged_width))
+            return x, self.merger(x)
+
+
+class UnbiasedAttention(Attention):
+    """``GlmOcrTextAttention``."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+        super().__init__(shape, rotary_width)
+        query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, query_width)
+        self.k_proj = Linear(shape.hidden_size, key_width)
+        self.v_proj = Linear(shape.hidden_size, key_width)
+
+
+class GlmOcrLayer(DecoderLayer):
+    """``GlmOcrTextDecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+        super().__init__(shape, rotary_width)
+        self.self_attn = UnbiasedAttention(shape, rotary_width)
+
+
+def decoder(text: Config) -> MultimodalDecoder:
+    """``GlmOcrTextModel``."""
+    shape = replace(decoder_shape(text), qkv_bias=False, output_bias=False)
+    rotary_width = int(shape.head_dim * rotary_fraction(text))
+    layers = Stack.of(GlmOcrLayer(shape, rotary_width), shape.num_layers, label="layers")
+    return MultimodalDecoder(shape, layers, rotary_width)
+
+
+def build(config: Config) -> Glm4v:
+    """``GlmOcrForConditionalGeneration``."""
+    text = config.section("text_config")
+    model = VisionLanguageModel(VisionTransformer(config.section("vision_config")), decoder(text))
+    return Glm4v(model, ties_weights=ties_either(config, text))
