@@ -4,11 +4,15 @@ import pytest
 
 from layer_events import one_layer
 from tape_probe import predicted_step
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families import build_model
 from vlmplan.architecture.families.granitemoehybrid import layer_types
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Fetch, Release
 from vlmplan.errors import InputError
+from vlmplan.recipe_choices import LossKind
 
 SIZES = {
     "hidden_size": 96,
@@ -108,6 +112,17 @@ def test_zero_3_keeps_what_a_mixer_that_is_called_by_keyword_reads_to_the_end_of
         released = [event.module for event in events if isinstance(event, Release)]
         assert (mixer in released) is is_released
         assert section.unreleased_bytes == (0 if is_released else 2 * (3 * 6 + 5 * 288 + 192 + 96 * 192))
+
+
+@pytest.mark.parametrize(("loss", "comes_back"), [(LossKind.FULL, True), (LossKind.CHUNKED, False)])
+def test_zero_3_gathers_the_head_whose_type_mamba2_asks_for_with_the_model(loss, comes_back):
+    tree = build_model(ALONE)
+    trace = tree.run(Tape(), Batch(micro_batch=1, num_tokens=4), AttentionBackend(), loss=loss)
+    head, begun = trace.sections["head"], trace.sections["model"].forward
+    (reader,) = [event.module for event in begun if isinstance(event, Fetch)]
+    assert list(reader.parameters_by_name.values()) == [tree.lm_head.weight]
+    assert [event.module for event in head.forward if isinstance(event, Release)][-1] is reader
+    assert any(event.module is reader for event in head.backward if isinstance(event, Fetch)) is comes_back
 
 
 def test_layers_are_those_of_the_file_or_mixers_alone():

@@ -14,7 +14,7 @@ from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.liger_loss import liger_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.read_weights import begin_forward
+from vlmplan.architecture.read_weights import begin_forward, end_forward
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
@@ -41,20 +41,20 @@ def evaluation_pass(
     Outputs become float32 under autocast, as accelerate makes them (``ConvertOutputsToFp32``).
     """
     assert tape.is_evaluating
-    begin_forward(tape, model.reader_of(tape, loss))
+    reader = begin_forward(tape, model.reader_of(tape, loss))
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
     hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, batch.attention(backend))
     num_bytes = num_elements = 0
     with tape.section("head"):
         if loss is LossKind.CHUNKED:
-            chunked_loss(hidden, model.head)
+            end_forward(reader, chunked_loss(hidden, model.head), returns_it=False)
         elif loss is LossKind.TRL:
             fused_loss(hidden, model.reader, scored_tokens=batch.scored_tokens)
         elif loss is LossKind.LIGER:
-            liger_loss(hidden, model.head, model=model.reader_of(tape, loss))
+            liger_loss(hidden, model.head, model=reader)
         else:
-            logits = whole_logits(hidden, model.head, **model.logit_changes)
+            logits = end_forward(reader, whole_logits(hidden, model.head, **model.logit_changes))
             if loss is LossKind.FULL:
                 hidden = None
                 tape.leave_model()

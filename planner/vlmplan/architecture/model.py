@@ -14,7 +14,7 @@ from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.read_weights import ReadHead, begin_forward
+from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
@@ -111,6 +111,8 @@ class Model(Module):
     """Whether logits are divided by a number (Granite)."""
     widens_logits = False
     """Whether the model itself casts logits to float32 (Mamba-2)."""
+    reads_own_head = False
+    """Whether its forward reads the weight of the head that it calls (Mamba-2)."""
     model_type = ""
     """That of its config.json, where it is of a family."""
     _stacks: list[tuple[Part, Stack]] | None = None
@@ -140,10 +142,16 @@ class Model(Module):
         """The model as what reads the weight of its head, one object; adapters have to be in place."""
         return ReadHead(self.head)
 
+    @cached_property
+    def calling_reader(self) -> ReadHead:
+        """The same that calls its head too."""
+        return ReadHead(self.head, calls_head=True)
+
     def reader_of(self, tape: Tape, loss: LossKind | None) -> ReadHead | None:
-        """What reads the head's weight in this loss; None where the head is called as a module."""
-        reads = loss is LossKind.TRL or (loss is LossKind.LIGER and tape.reads_head)
-        return self.reader if reads else None
+        """What reads the head's weight in this loss; None where the head is called as a module and no more."""
+        if loss is LossKind.TRL or (loss is LossKind.LIGER and tape.reads_head):
+            return self.reader
+        return self.calling_reader if self.reads_own_head else None
 
     def tie_weights(self) -> None:
         """Let the output head use the input embedding's weight."""
@@ -262,22 +270,22 @@ class Model(Module):
         return [math.prod(shape) * dtype.num_bytes for shape, dtype in described]
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
-        begin_forward(tape, self.reader_of(tape, loss))
+        reader = begin_forward(tape, self.reader_of(tape, loss))
         ids, pixels, others = self.inputs(tape, batch)
         hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, batch.attention(backend))
         outputs, logits = None, None
         with tape.section("head"):
             if loss is LossKind.CHUNKED:
-                total = chunked_loss(hidden, self.head)
+                total = end_forward(reader, chunked_loss(hidden, self.head), returns_it=False)
                 tape.leave_model()
             elif loss is LossKind.TRL:
                 total = fused_loss(hidden, self.reader, scored_tokens=batch.scored_tokens)
                 tape.leave_model()
             elif loss is LossKind.LIGER:
-                total = liger_loss(hidden, self.head, model=self.reader_of(tape, loss))
+                total = liger_loss(hidden, self.head, model=reader)
                 tape.leave_model()
             else:
-                total = logits = whole_logits(hidden, self.head, **self.logit_changes)
+                total = logits = end_forward(reader, whole_logits(hidden, self.head, **self.logit_changes))
                 outputs = logits.detached() if loss is LossKind.FULL else None
                 tape.locals.append(hidden.detached())
                 if loss is LossKind.FULL:

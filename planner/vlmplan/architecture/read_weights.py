@@ -11,7 +11,7 @@ from typing import Any
 from vlmplan.architecture.modules import Embedding, Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.recorder import Recorder
-from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.tensor import GraphNode, Tensor
 
 
 class ReadWeight(Module):
@@ -77,12 +77,16 @@ class ReadHead:
     TRL's fused head does (trl 1.16 ``trainer/utils.py`` ``add_fused_lm_head``), and Liger's forward of a model.
     Backward gathers the weight first of all and keeps it to the end: the model's input, token ids, has no gradient that
     would tell that its backward is done.
+
+    ``calls_head``: the model's own forward reads the weight of the head that it then calls, as Mamba-2 does for its
+    type. Backward comes to the model only where its logits have a gradient.
     """
 
     reads_head = True
 
-    def __init__(self, head: Any) -> None:
+    def __init__(self, head: Any, *, calls_head: bool = False) -> None:
         """``head`` may be wrapped by adapters or trained as a copy, in which the reader does not take part."""
+        self.calls_head = calls_head
         self.head = getattr(head, "base_layer", getattr(head, "modules_to_save", head))
 
     @property
@@ -90,8 +94,27 @@ class ReadHead:
         return self.head.parameters_by_name
 
 
-def begin_forward(tape: Recorder, model: ReadHead | None) -> None:
-    """The forward of the whole model begins; None where the loss does not read the head."""
+def begin_forward(tape: Recorder, model: ReadHead | None) -> ReadHead | None:
+    """The forward of the whole model begins; None where nothing reads the head."""
     if model is not None and tape.follows_weights:
         with tape.section("model"):
             tape.fetch(model)
+    return model
+
+
+def end_forward(model: ReadHead | None, result: Tensor, *, returns_it: bool = True) -> Tensor:
+    """``result`` at the end of the forward of a model that calls the head whose weight it reads. Backward begins there
+    if the model ``returns_it``; a loss that is made in place of the head is not seen to come from it."""
+    tape = result.tape
+    if model is None or not model.calls_head or not tape.follows_weights:
+        return result
+    tape.release(model)
+    node = tape.node((result,), _passed) if returns_it else None
+    if node is None:
+        return result
+    node.module = model
+    return Tensor(result.storage, result.shape, result.dtype, node)
+
+
+def _passed(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    return (grads.pop(),)

@@ -38,7 +38,8 @@ class GatheredWeight:
 class GatheredModule:
     """A module of one layer; ``weights`` are those that are gathered and released, ``numel`` counts all.
 
-    ``is_leaf``: they are those of the modules inside too. ``reads_head``: it is the model itself (``ReadHead``).
+    ``is_leaf``: they are those of the modules inside too. ``reads_head``: it is the model itself (``ReadHead``),
+    which may call that head too.
     ``waited_first`` is that which is waited for before others, where one always is (``gather_waits``).
     """
 
@@ -48,6 +49,7 @@ class GatheredModule:
     is_leaf: bool = False
     reads_head: bool = False
     waited_first: GatheredWeight | None = None
+    calls_head: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -40,7 +40,8 @@ class GatherSteps:
         self.first_adapter = next((step for step, one in enumerate(first) if _is_adapter(one)), self.first_of_backward)
         self.order = [(weight, step) for step, module in enumerate(self.modules) for weight in module.weights]
         weighted = (step for _, step in self.order if step >= self.first_of_backward)
-        self.inside_head = next(weighted, len(self.modules)) + 1
+        head = next(weighted, len(self.modules))
+        self.inside_head = head + (2 if head < len(self.modules) and self.modules[head].calls_head else 1)
         self.traversed = self._passed_by_step(omitted) if zero.stage3_max_reuse_distance else NOT_ASKED
 
     def _again(self, trace: Trace, used: Mapping[str, tuple[list[Any], list[Any]]]) -> range:
@@ -70,8 +71,8 @@ class GatherSteps:
                 template = self._templates[id(module)] = self._template(module)
             gathered, numel, first = template
             weights, is_leaf = [self._weight(one, layer) for one in gathered], getattr(module, "is_leaf", False)
-            reads_head = getattr(module, "reads_head", False)
-            known = GatheredModule(key, weights, numel, is_leaf, reads_head)
+            reads_head, calls_head = getattr(module, "reads_head", False), getattr(module, "calls_head", False)
+            known = GatheredModule(key, weights, numel, is_leaf, reads_head, calls_head=calls_head)
             if first is not None:
                 known.waited_first = self._weight(first, layer)
             self.module_by_key[key] = known

@@ -23,8 +23,7 @@ class Wrappers(NamedTuple):
     """How many there are: in ``forward``, around the embedding; in backward, around the head (``outside``), and between
     it and the final norm (``inside``).
 
-    Where the model reads its head (``ReadHead``), no ``LossModule`` is around it, it has a weight itself, and one of
-    these is inside of it: ``more`` are then all that are left. ``lost``: from where on none of them prefetches.
+    ``lost``: from where on none of them prefetches.
     """
 
     forward: int = OUTSIDE_HEAD + INSIDE_HEAD
@@ -32,6 +31,13 @@ class Wrappers(NamedTuple):
     inside: int = INSIDE_HEAD
     more: int = 0
     lost: Lost = Lost.NEVER
+
+    def around_reader(self, *, calls_head: bool) -> "Wrappers":
+        """Where the model reads its head (``ReadHead``) it has a weight itself, and one of these is inside of it:
+        ``more`` are all that are left. One that calls its head has ``LossModule`` around it as others have."""
+        if calls_head:
+            return self._replace(forward=self.forward - OUTSIDE_HEAD, outside=max(1, self.outside - 1))
+        return Wrappers(forward=self.more, outside=self.more, inside=0, lost=self.lost)
 
 
 WITHOUT_ADAPTERS = Wrappers()

@@ -62,7 +62,7 @@ class GatheredWeights:
         if wrappers.lost is Lost.AT_ADAPTERS:
             self._again = range(steps.first_adapter)
         if self._steps and self._steps[0].reads_head:
-            self._wrappers = Wrappers(forward=wrappers.more, outside=wrappers.more, inside=0, lost=wrappers.lost)
+            self._wrappers = wrappers.around_reader(calls_head=self._steps[0].calls_head)
         self._inside_head = steps.inside_head
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
         self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
@@ -179,7 +179,8 @@ class GatheredWeights:
         if self._num_available < self._max_live and self._queue:
             self._prefetch()
         if module.reads_head:  # the modules inside of it have no weights of their own, nor have those around the norm
-            self._prefetch_times(self._inside_reader if self._step >= self._first_of_backward else INSIDE_HEAD)
+            inside = 0 if module.calls_head else self._inside_reader
+            self._prefetch_times(inside if self._step >= self._first_of_backward else INSIDE_HEAD)
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
 

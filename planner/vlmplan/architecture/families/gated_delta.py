@@ -16,6 +16,7 @@ from vlmplan.architecture.families.llama import RotaryContext
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import chunks, delta_kernels
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import ForwardTape, Tensor
 from vlmplan.units import DType
 
@@ -99,8 +100,11 @@ class Projections(NamedTuple):
     held: Sequence[Tensor] = ()
 
 
-class GatedDeltaNet(Module):
-    """``Qwen3_5GatedDeltaNet``; who derives from it projects otherwise."""
+class GatedDeltaNet(ReadingModule):
+    """``Qwen3_5GatedDeltaNet``; who derives from it projects otherwise. Its layer calls it by keyword, and it hands its
+    convolution's weight to a function without calling that module."""
+
+    takes_keywords = True
 
     def __init__(self, shape: DeltaShape) -> None:
         super().__init__()
@@ -120,6 +124,9 @@ class GatedDeltaNet(Module):
         self.in_proj_z = Linear(shape.hidden_size, shape.value_width)
         self.in_proj_b = Linear(shape.hidden_size, shape.num_value_heads)
         self.in_proj_a = Linear(shape.hidden_size, shape.num_value_heads)
+
+    def read_modules(self) -> Sequence[Module]:
+        return (self.conv1d,)
 
     def projected(self, x: Tensor) -> Projections:
         """What the Linears make of x."""
@@ -146,7 +153,7 @@ class GatedDeltaNet(Module):
 
     def _convolved(self, x: Tensor) -> Tensor:
         """``causal_conv1d_fn``: back in x's type, which the convolution need not have under autocast."""
-        return ops.to(self.activation(self.conv1d(x)), x.dtype)
+        return ops.to(self.activation(self.conv1d.forward(x)), x.dtype)
 
     def _decay(self, a: Tensor) -> Tensor:
         """``-A_log.float().exp() * softplus(a.float() + dt_bias)``: log of the decay by token and head."""

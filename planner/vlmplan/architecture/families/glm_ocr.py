@@ -1,8 +1,9 @@
 """GLM-OCR: GLM-4.1V's tower without learned positions and with normed queries and keys, before a GLM-4 without biases.
 
-Source: transformers 5.23 ``models/glm_ocr/modeling_glm_ocr.py``. In its vision config ``intermediate_size`` is the inner
-width of the blocks' MLP, and the merger is ``in_channels`` times as wide inside as the decoder. The layer of published
-checkpoints that predicts more than one token is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
+Source: transformers 5.23 ``models/glm_ocr/modeling_glm_ocr.py``. In its vision config ``intermediate_size`` is the
+inner width of the blocks' MLP, and the merger is ``in_channels`` times as wide inside as the decoder. The layer of
+published checkpoints that predicts more than one token is left out by transformers
+(``_keys_to_ignore_on_load_unexpected``).
 """
 
 from collections.abc import Sequence

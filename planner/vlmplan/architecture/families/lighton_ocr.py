@@ -1,7 +1,7 @@
 """LightOnOCR: a Pixtral tower, patches merged by a Linear, a projector and a Qwen3 decoder.
 
-Source: transformers 5.23 ``models/lighton_ocr/modeling_lighton_ocr.py``. Against Mistral 3 the last layer's features are
-taken, the projector has one activation for all and no biases, and parts have other names.
+Source: transformers 5.23 ``models/lighton_ocr/modeling_lighton_ocr.py``. Against Mistral 3 the last layer's features
+are taken, the projector has one activation for all and no biases, and parts have other names.
 """
 
 from typing import Any

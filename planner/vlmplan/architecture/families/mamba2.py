@@ -1,8 +1,7 @@
 """Mamba-2 alone: one mixer in every layer, and no attention.
 
 Source: transformers 5.23 ``models/mamba2/modeling_mamba2.py`` and ``configuration_mamba2.py``. The residual is float32
-where ``residual_in_fp32`` says so. Not described: the model's forward asks for the type of its head's weight, so that
-ZeRO-3 gathers this with the model and prefetches less beside it.
+where ``residual_in_fp32`` says so. The model's forward asks for the type of its head's weight.
 """
 
 from typing import Any
@@ -59,6 +58,7 @@ class Mamba2(Model):
 
     EMBEDDINGS = "backbone.embeddings"
     widens_logits = True
+    reads_own_head = True
 
     def __init__(self, backbone: UnpositionedDecoder, head: Linear, *, ties_weights: bool) -> None:
         super().__init__()

@@ -49,8 +49,8 @@ def _resized(image: Image, token_side: int) -> tuple[int, int]:
 
 
 def lighton_ocr_shape(image: Image) -> ImageShape:
-    """LightOnOCR: sides are rounded up to the patches of preprocessor_config.json, and what merged patches leave of them
-    is no token; none stands between rows (``LightOnOcrProcessor.replace_image_token``)."""
+    """LightOnOCR: sides are rounded up to the patches of preprocessor_config.json, and what merged patches leave of
+    them is no token; none stands between rows (``LightOnOcrProcessor.replace_image_token``)."""
     patch_size = side(section(image.config, "vision_config"), "patch_size", 14)
     token_side = patch_size * count(image.config, "spatial_merge_size", 2)
     height, width = _resized(image, side(image.preprocessor, "patch_size", 16))
