@@ -119,3 +119,29 @@ def assert_step(config, *, images_per_sample=2, **options):
     else:
         made = image_step(config, {"patch_size": 14}, (490, 330), images_per_sample=images_per_sample)
     assert_step_matches(made.config, made.batch, made.inputs, made.floats, **options)
+
+
+PREPROCESSORS = {
+    "glm_ocr": {"processor_class": "Glm46VProcessor", "image_processor_type": "Glm46VImageProcessor"},
+    "lighton_ocr": {"image_processor_type": "PixtralImageProcessor", "patch_size": 14, "size": {"longest_edge": 1540}},
+}
+
+
+@pytest.mark.parametrize(("width", "height"), [(448, 448), (700, 333), (1920, 1080), (97, 1201)])
+@EACH
+def test_images_become_as_many_tokens_and_patches_as_their_processors_make(config, width, height):
+    pytest.importorskip("transformers")
+    pytest.importorskip("PIL.Image")
+    from vlmplan_trainer.probe import configuration
+    from vlmplan_trainer.processors.processing import processed
+
+    settings = PREPROCESSORS[config["model_type"]]
+    asked = {"width": width, "height": height, "images_per_sample": 1, "num_samples": 1}
+    found = processed(configuration(copy.deepcopy(config)), dict(settings), **asked)
+    shape = image_shape(config, settings, width=width, height=height)
+    assert found.num_placeholders == shape.num_placeholder_tokens
+    pixels = tuple(found.tensors["pixel_values"].shape)
+    if config["model_type"] == "glm_ocr":
+        assert pixels[0] == shape.num_patches
+    else:
+        assert pixels == (1, 3, shape.resized_height, shape.resized_width)

@@ -1,5 +1,6 @@
 """Micro batches of every family that the planner knows and transformers has: the model takes them, and as planned."""
 
+import copy
 import json
 from dataclasses import asdict
 from functools import cache
@@ -10,6 +11,7 @@ import pytest
 from forked import outcomes_of
 
 from image_batches import packaged_preprocessor
+from image_models import IMAGE_MODELS
 from model_table import packaged_config
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 
@@ -53,13 +55,18 @@ ALIASES = {
     "qwen3_vl_moe": "qwen3-vl-30b-a3b",
     "smolvlm": "smolvlm2-256m",
 }
+DESCRIBED_HERE = ("glm_ocr", "lighton_ocr")
+"""No file of them is packaged: their configurations are those of ``image_models``."""
 ONE_IMAGE = {"blip-2", "instructblip"}
 NUM_LAYERS = 2
 
 
+CASES = {**ALIASES, **{family: family for family in DESCRIBED_HERE}}
+
+
 def cut(alias):
     """The published configuration with few layers of each kind."""
-    config = packaged_config(alias)
+    config = copy.deepcopy(dict(IMAGE_MODELS[alias])) if alias in DESCRIBED_HERE else packaged_config(alias)
     for part in (config, config.get("text_config", {}), config.get("vision_config", {})):
         for key in ("num_hidden_layers", "depth", "num_global_layers"):
             if key in part:
@@ -81,13 +88,13 @@ def cut(alias):
 
 
 def test_no_family_is_left_out():
-    assert set(ALIASES) - {"pixtral"} == set(IMAGE_MODEL_TYPES) - REMOTE
+    assert set(CASES) - {"pixtral"} == set(IMAGE_MODEL_TYPES) - REMOTE
 
 
 @pytest.fixture(scope="module")
 def asked():
     found = {}
-    for family, alias in ALIASES.items():
+    for family, alias in CASES.items():
         config = cut(alias)
         if family == "glm46v":  # no published file has it: its class takes the parts of GLM-4.6V
             config["model_type"] = family
@@ -110,7 +117,7 @@ def asked():
 IN_EVERY_RUN = ("mllama", "qwen2_5_vl")
 NEED_TIMM = set() if find_spec("timm") else {"gemma3n"}
 """Whose towers are timm's, where that is not installed."""
-IN_SWEEPS = tuple(family for family in ALIASES if family not in IN_EVERY_RUN and family not in NEED_TIMM)
+IN_SWEEPS = tuple(family for family in CASES if family not in IN_EVERY_RUN and family not in NEED_TIMM)
 FAMILIES = [*IN_EVERY_RUN, *(pytest.param(family, marks=pytest.mark.sweep) for family in IN_SWEEPS)]
 
 

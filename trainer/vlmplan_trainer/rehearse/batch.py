@@ -25,7 +25,7 @@ BETWEEN_IMAGES = 2
 TEXT_TOKENS = 60
 """Ids that text is made of, from 5 on, the images' own left out."""
 GRID_TYPES = (
-    *("glm46v", "glm4v", "glm4v_moe"),
+    *("glm46v", "glm4v", "glm4v_moe", "glm_ocr"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
@@ -232,7 +232,7 @@ def _put_indicators(config: Any, samples: Samples, image: ImageSpec, ids: torch.
 
 
 def _squares(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
-    """One picture each, resized (LLaVA, Pixtral, Mistral 3, PaliGemma, Gemma 3 and 3n)."""
+    """One picture each, resized (LLaVA, Pixtral, Mistral 3, LightOnOCR, PaliGemma, Gemma 3 and 3n)."""
     values = {}
     if config.vision_config.model_type == "pixtral":
         values["image_sizes"] = torch.tensor([[image.resized_height, image.resized_width]] * samples.num_images)
@@ -379,7 +379,7 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     **dict.fromkeys(GRID_TYPES, _grids),
     **dict.fromkeys(THINKER_TYPES, _grids_of_thinkers),
     **dict.fromkeys(TILE_TYPES, _tiles),
-    **dict.fromkeys(("gemma3", "gemma3n", "llava", "mistral3", "paligemma"), _squares),
+    **dict.fromkeys(("gemma3", "gemma3n", "lighton_ocr", "llava", "mistral3", "paligemma"), _squares),
     **dict.fromkeys(("llava_next", "llava_onevision"), _anyres),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     **dict.fromkeys(("blip-2", "instructblip"), _queries),

@@ -83,6 +83,13 @@ class PatchMerger(Module):
         return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
 
 
+class Downsampling(PatchEmbedding):
+    """``downsample``: it has an input with a gradient, which a convolution saves whether or not its weight trains."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return ops.convolution(pixels, self.weight, self.bias, (pixels.shape[0], self.weight.shape[0]))
+
+
 class VisionTransformer(Module):
     """``Glm4vVisionModel``."""
 
@@ -96,7 +103,7 @@ class VisionTransformer(Module):
         self.blocks = Stack.of(VisionBlock(config, width), config.integer("depth"), label="vision")
         self.merger = PatchMerger(self.out_width, config.integer("intermediate_size"), config.text("hidden_act"))
         self.post_conv_layernorm = RMSNorm(width)
-        self.downsample = PatchEmbedding(self.merged_width, self.out_width, bias=True)
+        self.downsample = Downsampling(self.merged_width, self.out_width, bias=True)
         self.post_layernorm = RMSNorm(width)
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:

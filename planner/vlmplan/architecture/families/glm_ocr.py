@@ -12,7 +12,14 @@ from dataclasses import replace
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.glm4v import Attention, DecoderLayer, Glm4v, PatchMerger, rotary_fraction
+from vlmplan.architecture.families.glm4v import (
+    Attention,
+    DecoderLayer,
+    Downsampling,
+    Glm4v,
+    PatchMerger,
+    rotary_fraction,
+)
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, decoder_shape
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
@@ -24,7 +31,7 @@ from vlmplan.architecture.families.packed_patches import (
 )
 from vlmplan.architecture.families.qwen2_vl import VisionLanguageModel, ties_either
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, RMSNorm, Stack
+from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -69,7 +76,7 @@ class VisionTransformer(Module):
         self.patch_embed = PatchEmbed(config, width, bias=True)
         self.blocks = Stack.of(VisionBlock(config, width), config.integer("depth"), label="vision")
         self.merger = PatchMerger(self.out_width, inner, config.text("hidden_act"))
-        self.downsample = PatchEmbedding(self.merged_width, self.out_width, bias=True)
+        self.downsample = Downsampling(self.merged_width, self.out_width, bias=True)
         self.post_layernorm = RMSNorm(width)
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
