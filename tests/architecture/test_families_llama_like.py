@@ -1,4 +1,4 @@
-"""Decoders that are Llamas but for a few things: Ministral 3, SmolLM3, OLMo, EXAONE 4, HunYuan, Granite, GLM, ..."""
+"""Decoders that are Llamas but for a few things: Ministral 3, SmolLM3, OLMo, EXAONE 4, HunYuan, ERNIE 4.5, GLM, ..."""
 
 import pytest
 
@@ -34,6 +34,9 @@ CONFIGS = {
         "olmo2": {},
         "olmo3": WINDOW,
         "olmo3 without windows": {"layer_types": FULL, "attention_bias": True},
+        "cwm": {**WINDOW, "bos_token_id": 0, "eos_token_id": 0},
+        "ernie4_5": {},
+        "ernie4_5 with biases": {"use_bias": True, "num_key_value_heads": None},
         "exaone4": WINDOW,
         "exaone4 without windows": {"sliding_window": None, "layer_types": FULL, "tie_word_embeddings": True},
         "hunyuan_v1_dense": {},

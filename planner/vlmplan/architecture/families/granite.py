@@ -8,7 +8,6 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Decoder,
     DecoderLayer,
-    DecoderShape,
     RotaryContext,
     decoder_shape,
     with_head,
@@ -35,9 +34,6 @@ class GraniteLayer(DecoderLayer):
 class GraniteDecoder(Decoder):
     """``GraniteModel``."""
 
-    def __init__(self, shape: DecoderShape) -> None:
-        super().__init__(shape, Stack.of(GraniteLayer(shape), shape.num_layers, label="layers"))
-
     def embed(self, ids: Tensor) -> Tensor:
         with ids.tape.section("embedding"):
             return ops.scale(self.embed_tokens(ids))
@@ -45,7 +41,8 @@ class GraniteDecoder(Decoder):
 
 def decoder(config: Config) -> GraniteDecoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
-    return GraniteDecoder(decoder_shape(config))
+    shape = decoder_shape(config)
+    return GraniteDecoder(shape, Stack.of(GraniteLayer(shape), shape.num_layers, label="layers"))
 
 
 def build(config: Config) -> CausalLM:

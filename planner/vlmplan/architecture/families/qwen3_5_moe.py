@@ -14,14 +14,16 @@ from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tensor import Tensor
 
+CHOOSE_TO_NORMALIZE = ("qwen2_moe", "qwen3_next")
+
 
 class SharedExpertBlock(SparseMoeBlock):
     """``Qwen3_5MoeSparseMoeBlock``: the routed experts, and a gated MLP for every token."""
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
         num_experts, width = config.integer("num_experts"), shape.hidden_size
-        # The key is Qwen3-Next's alone; Qwen3.5 normalises always.
-        normalizes = config.model_type != "qwen3_next" or config.boolean("norm_topk_prob")
+        # The key is Qwen3-Next's and Qwen2-MoE's; Qwen3.5 normalises always.
+        normalizes = config.model_type not in CHOOSE_TO_NORMALIZE or config.boolean("norm_topk_prob")
         num_per_token = config.integer("num_experts_per_tok")
         gate = TopKRouter(num_experts, width, num_per_token, casts_scores=True, normalizes=normalizes)
         inner = config.integer("moe_intermediate_size")

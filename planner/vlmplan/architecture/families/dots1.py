@@ -1,0 +1,56 @@
+"""dots.llm1: Qwen3's attention, and DeepSeek-V3's mixture of experts behind the first layers.
+
+Source: transformers 5.23 ``models/dots1/modeling_dots1.py`` and ``configuration_dots1.py``.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.llama import (
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    decoder_shape,
+    stack_of_kinds,
+    windows_by_type,
+)
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear
+
+
+class DotsLayer(DecoderLayer):
+    """``Dots1DecoderLayer``: a dense MLP, or a mixture of experts."""
+
+    def __init__(self, shape: DecoderShape, window: int | None, block: SharedExpertsBlock | None) -> None:
+        super().__init__(shape, window)
+        if block is not None:
+            self.mlp = block
+
+
+class Dots(CausalLM):
+    """``Dots1ForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
+
+    PARAMETER_TARGETS = OLD_EXPERT_NAMES
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    first = config.integer("max_window_layers")
+    windows = windows_by_type(config, lambda index: index >= first)
+    shape = replace(decoder_shape(config), qk_norm=True, mlp_bias=False, windows=windows)
+    num_dense = config.count("first_k_dense_replace")
+    kinds = [(window, index >= num_dense) for index, window in enumerate(windows)]
+
+    def layer(kind: tuple[int | None, bool]) -> DotsLayer:
+        window, is_sparse = kind
+        return DotsLayer(shape, window, shared_experts_block(config, shape) if is_sparse else None)
+
+    return Decoder(shape, stack_of_kinds(kinds, layer))
+
+
+def build(config: Config) -> Dots:
+    """``Dots1ForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return Dots(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,68 @@
+"""ERNIE 4.5: a Llama that rotates neighbouring elements of each head, in float32.
+
+Source: transformers 5.23 ``models/ernie4_5/modeling_ernie4_5.py``. One key says whether all Linears have biases.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    RotaryContext,
+    decoder_shape,
+    with_head,
+)
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+
+class ErnieAttention(Attention):
+    """``Ernie4_5Attention``."""
+
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        """``apply_rotary_pos_emb``: each layer interleaves cos and sin anew, which its backward keeps."""
+        cos, sin = (q.tape.tensor(x.shape, x.dtype) for x in (context.cos, context.sin))
+        q_rotated = _rotated(q, cos, sin)
+        k_rotated = _rotated(k, cos, sin)
+        return ops.to(q_rotated, q.dtype), ops.to(k_rotated, k.dtype)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x.float() * cos + rotate_half(x).float() * sin``."""
+    first = ops.mul(ops.to(x, DType.FLOAT32), cos)
+    return ops.add(first, ops.mul(ops.to(ops.rotate_half(x, x.shape[-1] // 2), DType.FLOAT32), sin))
+
+
+class ErnieLayer(DecoderLayer):
+    """``Ernie4_5DecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__(shape)
+        self.self_attn = ErnieAttention(shape, None)
+
+
+class ErnieDecoder(Decoder):
+    """``Ernie4_5Model``."""
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, which stay in float32."""
+        shape = (1, 1, x.shape[1], self.shape.head_dim)
+        return x.tape.tensor(shape, DType.FLOAT32), x.tape.tensor(shape, DType.FLOAT32)
+
+
+def decoder(config: Config) -> ErnieDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    bias = config.boolean("use_bias")
+    shape = replace(decoder_shape(config), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+    return ErnieDecoder(shape, Stack.of(ErnieLayer(shape), shape.num_layers, label="layers"))
+
+
+def build(config: Config) -> CausalLM:
+    """``Ernie4_5ForCausalLM``."""
+    return with_head(decoder(config), config)

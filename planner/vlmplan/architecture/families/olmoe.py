@@ -1,0 +1,65 @@
+"""OLMoE: a Llama whose whole queries and keys are normed, with a mixture of experts in every layer.
+
+Source: transformers 5.23 ``models/olmoe/modeling_olmoe.py``.
+"""
+
+from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES
+from vlmplan.architecture.families.llama import Attention, Decoder, DecoderLayer, DecoderShape, decoder_shape
+from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear, RMSNorm, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.json_reader import not_allowed
+
+
+class OlmoeAttention(Attention):
+    """``OlmoeAttention``: queries and keys are normed before they are cut into heads."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__(shape, None)
+        self.q_norm = RMSNorm(shape.num_heads * shape.head_dim)
+        self.k_norm = RMSNorm(shape.num_kv_heads * shape.head_dim)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        q = self.q_norm(self.q_proj(x))
+        k = self.k_norm(self.k_proj(x))
+        v = self.v_proj(x)
+        keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        return q.view(batch, shape.num_heads, num_tokens, shape.head_dim), k.view(*keys), v.view(*keys)
+
+
+class OlmoeLayer(DecoderLayer):
+    """``OlmoeDecoderLayer``."""
+
+    def __init__(self, config: Config, shape: DecoderShape) -> None:
+        super().__init__(shape)
+        self.self_attn = OlmoeAttention(shape)
+        num_experts, width = config.integer("num_experts"), shape.hidden_size
+        num_per_token, normalizes = config.integer("num_experts_per_tok"), config.boolean("norm_topk_prob")
+        router = TopKRouter(num_experts, width, num_per_token, casts_scores=True, normalizes=normalizes)
+        experts = Experts(num_experts, width, shape.intermediate_size, activation=shape.activation)
+        self.mlp = SparseMoeBlock(router, experts, registers_gate_first=True)
+
+
+class Olmoe(CausalLM):
+    """``OlmoeForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
+
+    PARAMETER_TARGETS = OLD_EXPERT_NAMES
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``). Raises InputError where it clips."""
+    if config.get("clip_qkv") is not None:
+        raise not_allowed(CONFIG, "clip_qkv", config.get("clip_qkv"), "null: clipping is not described")
+    shape = decoder_shape(config)
+    return Decoder(shape, Stack.of(OlmoeLayer(config, shape), shape.num_layers, label="layers"))
+
+
+def build(config: Config) -> Olmoe:
+    """``OlmoeForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return Olmoe(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,90 @@
+"""Granite 3 with experts, OLMoE, dots.llm1 and Qwen2-MoE against transformers: known attention, and a mixture."""
+
+import pytest
+
+from tape_probe import predicted_step
+from vlmplan.architecture.model import Batch
+from vlmplan.errors import InputError
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "vocab_size": 100,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GRANITE = {"model_type": "granitemoe", **SIZES, "num_local_experts": 8, "num_experts_per_tok": 2}
+SHARED = {**GRANITE, "model_type": "granitemoeshared", "shared_intermediate_size": 80}
+OLMOE = {"model_type": "olmoe", **SIZES, "num_experts": 8, "num_experts_per_tok": 2}
+DOTS = {
+    "model_type": "dots1",
+    **SIZES,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+QWEN2 = {
+    "model_type": "qwen2_moe",
+    **SIZES,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+    "mlp_only_layers": [1],
+}
+CONFIGS = {
+    "granitemoe": GRANITE,
+    "granitemoe with biases, tied": {**GRANITE, "attention_bias": True, "tie_word_embeddings": True},
+    "granitemoeshared": SHARED,
+    "granitemoeshared without what is shared": {**SHARED, "shared_intermediate_size": 0},
+    "olmoe": OLMOE,
+    "olmoe with normed scores": {**OLMOE, "norm_topk_prob": True, "attention_bias": True},
+    "dots1": DOTS,
+    "dots1 with windows": {**DOTS, "max_window_layers": 2, "sliding_window": 64, "attention_bias": True},
+    "qwen2_moe": QWEN2,
+    "qwen2_moe with windows": {
+        **QWEN2,
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "max_window_layers": 2,
+        "qkv_bias": False,
+        "norm_topk_prob": True,
+    },
+}
+BATCH = Batch(micro_batch=2, num_tokens=150)
+EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+@EACH
+def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
+    pytest.importorskip("transformers")
+    from family_checks import assert_parameters_and_linears_match
+
+    assert_parameters_and_linears_match(config)
+
+
+@EACH
+def test_a_step_keeps_and_peaks_as_in_transformers(config):
+    pytest.importorskip("transformers")
+    from family_checks import assert_step_matches, text_inputs
+
+    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.0015, backward_tolerance=0.0001)
+
+
+@EACH
+def test_a_checkpointed_step_peaks_as_in_transformers(config):
+    pytest.importorskip("transformers")
+    from family_checks import assert_checkpointed_step_matches, text_inputs
+
+    assert_checkpointed_step_matches(config, BATCH, text_inputs(BATCH))
+
+
+def test_clipped_queries_are_refused():
+    with pytest.raises(InputError, match="clip_qkv"):
+        predicted_step({**OLMOE, "clip_qkv": 8.0}, BATCH)
