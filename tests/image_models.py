@@ -198,13 +198,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         },
     },
     {
-        "model_type": "glm_ocr",
-        **IMAGE,
-        **_GLM_IDS,
-        "text_config": text("glm_ocr_text", head_dim=64, rope_parameters=mrope(8, 12, 12)),
-        "vision_config": {"depth": 4, "out_hidden_size": 1024},
-    },
-    {
         "model_type": "glmga",
         **IMAGE,
         **_GLM_IDS,
@@ -312,22 +305,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         **VIDEO,
     },
     {
-        "model_type": "lighton_ocr",
-        **IMAGE,
-        "text_config": text("qwen3", head_dim=128),
-        "vision_config": {
-            "model_type": "pixtral",
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 16,
-            "head_dim": 64,
-            "image_size": 1540,
-            "patch_size": 14,
-            "hidden_act": "silu",
-        },
-    },
-    {
         "model_type": "llava_next_video",
         "image_token_index": 7,
         "video_token_index": 8,
@@ -399,6 +376,33 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
 )
 IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in (*_MODELS, *TORCHVISION_MODELS)}
 """By model_type."""
+_DESCRIBED: tuple[Mapping[str, Any], ...] = (
+    {
+        "model_type": "glm_ocr",
+        **IMAGE,
+        **_GLM_IDS,
+        "text_config": text("glm_ocr_text", head_dim=64, rope_parameters=mrope(8, 12, 12)),
+        "vision_config": {"depth": 4, "out_hidden_size": 1024},
+    },
+    {
+        "model_type": "lighton_ocr",
+        **IMAGE,
+        "text_config": text("qwen3", head_dim=128),
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 16,
+            "head_dim": 64,
+            "image_size": 1540,
+            "patch_size": 14,
+            "hidden_act": "silu",
+        },
+    },
+)
+DESCRIBED_MODELS: Mapping[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}
+"""Types with a family of which no file is packaged."""
 PREPROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "cosmos3_omni": {
         "processor_class": "Qwen3VLProcessor",
@@ -406,7 +410,6 @@ PREPROCESSORS: Mapping[str, Mapping[str, Any]] = {
         "patch_size": 16,
     },
     "dots3_note": {"temporal_patch_size": 1},
-    "glm_ocr": {"processor_class": "Glm46VProcessor", "image_processor_type": "Glm46VImageProcessor"},
     "glmga": {"processor_class": "Glm46VProcessor", "image_processor_type": "GlmgaImageProcessor"},
 }
 """What the preprocessor_config.json of a checkpoint has to say: which processor, where transformers names none, and

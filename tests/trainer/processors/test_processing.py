@@ -74,7 +74,7 @@ def test_no_word_has_the_id_that_stands_for_images_whatever_its_name_is():
     assert placeholders(found) == found.num_placeholders
 
 
-@pytest.mark.parametrize("model_type", ["cosmos3_omni", "glm_ocr", "glmga"])
+@pytest.mark.parametrize("model_type", ["cosmos3_omni", "glmga"])
 def test_a_processor_is_the_one_that_a_preprocessor_config_names(model_type):
     found = made(model_type, settings=dict(PREPROCESSORS[model_type]))
     assert found.class_name == PREPROCESSORS[model_type]["processor_class"]

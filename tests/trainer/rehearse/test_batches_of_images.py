@@ -11,7 +11,7 @@ import pytest
 from forked import outcomes_of
 
 from image_batches import packaged_preprocessor
-from image_models import IMAGE_MODELS
+from image_models import DESCRIBED_MODELS
 from model_table import packaged_config
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 
@@ -55,18 +55,16 @@ ALIASES = {
     "qwen3_vl_moe": "qwen3-vl-30b-a3b",
     "smolvlm": "smolvlm2-256m",
 }
-DESCRIBED_HERE = ("glm_ocr", "lighton_ocr")
-"""No file of them is packaged: their configurations are those of ``image_models``."""
 ONE_IMAGE = {"blip-2", "instructblip"}
 NUM_LAYERS = 2
 
 
-CASES = {**ALIASES, **{family: family for family in DESCRIBED_HERE}}
+CASES = {**ALIASES, **{family: family for family in DESCRIBED_MODELS}}
 
 
 def cut(alias):
     """The published configuration with few layers of each kind."""
-    config = copy.deepcopy(dict(IMAGE_MODELS[alias])) if alias in DESCRIBED_HERE else packaged_config(alias)
+    config = copy.deepcopy(dict(DESCRIBED_MODELS[alias])) if alias in DESCRIBED_MODELS else packaged_config(alias)
     for part in (config, config.get("text_config", {}), config.get("vision_config", {})):
         for key in ("num_hidden_layers", "depth", "num_global_layers"):
             if key in part:

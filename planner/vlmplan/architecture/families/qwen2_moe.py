@@ -1,12 +1,12 @@
 """Qwen1.5-MoE and Qwen2-57B-A14B: a Qwen2 with a mixture of experts, and an expert that sees all tokens beside it.
 
-Source: transformers 5.23 ``models/qwen2_moe/modeling_qwen2_moe.py`` and ``configuration_qwen2_moe.py``.
+Source: transformers 5.23 ``models/qwen2_moe/modeling_qwen2_moe.py`` and ``configuration_qwen2_moe.py``. peft knows its
+old names of experts for others alone (``_MODEL_TO_CONVERSION_PATTERN``), so LoRA leaves experts and routers out.
 """
 
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES
 from vlmplan.architecture.families.llama import (
     Decoder,
     DecoderLayer,
@@ -14,12 +14,12 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
+    with_head,
 )
 from vlmplan.architecture.families.moe import has_experts
 from vlmplan.architecture.families.qwen3_5_moe import SharedExpertBlock
 from vlmplan.architecture.leaf_module import LeafModule
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear
 
 
 class LeafSharedExpertBlock(LeafModule, SharedExpertBlock):
@@ -36,12 +36,6 @@ class Qwen2MoeLayer(DecoderLayer):
             self.mlp = LeafSharedExpertBlock(config, replace(shape, intermediate_size=inner))
 
 
-class Qwen2Moe(CausalLM):
-    """``Qwen2MoeForCausalLM``."""
-
-    PARAMETER_TARGETS = OLD_EXPERT_NAMES
-
-
 def decoder(config: Config) -> Decoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
     uses_window, first = config.boolean("use_sliding_window"), config.integer("max_window_layers")
@@ -56,8 +50,6 @@ def decoder(config: Config) -> Decoder:
     return model
 
 
-def build(config: Config) -> Qwen2Moe:
+def build(config: Config) -> CausalLM:
     """``Qwen2MoeForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Qwen2Moe(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return with_head(decoder(config), config)
