@@ -13,7 +13,7 @@ from vlmplan.architecture.families.paligemma import PaliGemma, PaliGemmaModel
 from vlmplan.architecture.families.text import ties_word_embeddings
 from vlmplan.architecture.modules import GemmaRMSNorm, Module
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.tensor import Operand, Tensor
 from vlmplan.errors import InputError
 
 
@@ -42,10 +42,25 @@ class PoolingProjector(Module):
         num_tokens = num_patches // self.kernel_size**2
         pooled = ops.resample(patches, num_images, width, num_tokens, saves_input=True)
         normed = self.mm_soft_emb_norm(pooled.view(num_images, num_tokens, width))
+        if not self.mm_input_projection_weight.requires_grad:
+            return self._batched(normed)
         if num_images > 1:
             # Still channels first: the product folds the rows of all images into one matrix, a copy.
             normed = ops.copy(normed)
         return ops.linear(normed, self.mm_input_projection_weight)
+
+    def _batched(self, normed: Tensor) -> Tensor:
+        """``torch.matmul`` with rows that lie channels first and a frozen weight: a product for each image with the
+        weight expanded, of which a view is saved (``should_fold`` in ``aten/src/ATen/native/LinearAlgebra.cpp``)."""
+        tape, weight = normed.tape, self.mm_input_projection_weight
+        used: Operand = weight
+        if tape.autocast is not None:
+            normed, used = ops.to(normed, tape.autocast), ops.cast_weight(weight, tape.autocast, tape)
+        is_itself = isinstance(used, Parameter)
+        storage = tape.tensor((0,), used.dtype).storage if isinstance(used, Parameter) else used.storage
+        expanded = Tensor(storage, (normed.shape[0], *weight.shape[::-1]), used.dtype)
+        shape = (*normed.shape[:2], weight.shape[0])
+        return ops.matmul(normed, expanded, shape, weight.shape[1], view_of=weight if is_itself else None)
 
 
 def build(config: Config) -> PaliGemma:
