@@ -42,7 +42,6 @@ STACKED = 3
 UNREHEARSED: Mapping[str, str] = {
     "glm5_next": "how many tokens its indexer keeps depends on the samples, which a rehearsal does not have",
     "nemotron_h_omni": "config.json lists its layers in a form that is not cut to the first few",
-    "olmo_hybrid": "transformers builds none of its layers without one of attention behind them",
     "rwkv": "transformers divides by the number of layers behind the first",
     "zamba": "its layers share weights, so that the first few do not tell of the others",
     "zamba2": "its layers share weights, so that the first few do not tell of the others",
