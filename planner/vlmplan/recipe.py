@@ -62,6 +62,10 @@ class Recipe(RecipeSettings):
         """Samples of an optimizer step over all ranks: the global batch."""
         return self.micro_batch * self.grad_accum * num_gpus // self.sequence_parallel
 
+    def rows_per_step(self, num_gpus: int) -> int:
+        """Rows of the model's input of an optimizer step over all ranks, whose tokens a speed counts."""
+        return self.samples_per_step(num_gpus) * (1 if self.task is None else self.task.rows_per_sample)
+
     @property
     def rows(self) -> int:
         """Rows of the model's input in one micro batch on one GPU."""

@@ -8,6 +8,7 @@ import torch
 from launch_cases import cpu_plan, gpu_plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Precision
+from vlmplan.training_task import TaskKind, TrainingTask
 from vlmplan_trainer.engines.make import multiplies_in_tf32
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import Meter
@@ -25,6 +26,14 @@ def test_money_so_far_is_planned_and_measured_where_there_is_an_offer():
     assert line.planned == pytest.approx(plan.offer.usd_per_hour * 3 * 7 * 5 / 3600)
     assert line.measured == pytest.approx(plan.offer.usd_per_hour * 3 * 77 / 3600)
     assert "usd so far" not in figures(replace(plan, offer=None), Position())
+
+
+def test_the_planned_speed_counts_the_rows_of_both_answers_of_dpo_as_the_measured_one_does():
+    plan = gpu_plan(num_gpus=2, num_nodes=3, step_seconds=5.0)
+    pairs = replace(plan, recipe=replace(plan.recipe, task=TrainingTask(kind=TaskKind.DPO)))
+    num_tokens = plan.samples_per_step * plan.workload.seq_len
+    assert figures(plan, Position())["speed"].planned == pytest.approx(num_tokens / 5)
+    assert figures(pairs, Position())["speed"].planned == pytest.approx(2 * num_tokens / 5)
 
 
 def test_float32_is_multiplied_in_tf32_where_the_planner_counts_on_it():

@@ -61,7 +61,8 @@ def lines(
     found.append(ReportedFigure("step", "seconds", expected.step_seconds, step_seconds))
     planned_rate = None
     if expected.step_seconds:
-        planned_rate = plan.samples_per_step * plan.workload.seq_len / expected.step_seconds
+        rows = plan.recipe.rows_per_step(plan.hardware.num_gpus)  # those of both answers in DPO, as are measured
+        planned_rate = rows * plan.workload.seq_len / expected.step_seconds
     found.append(ReportedFigure("speed", "tokens/s", planned_rate, tokens_per_second))
     if plan.offer is not None:
         planned_usd = None if expected.step_seconds is None else usd_so_far(plan, position.step * expected.step_seconds)

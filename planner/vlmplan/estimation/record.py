@@ -142,10 +142,10 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        if self.samples_per_second is None:
+        """Of all rows of the model's input: of both answers to each prompt in DPO."""
+        if self.step_seconds is None:
             return None
-        rows = 1 if self.recipe.task is None else self.recipe.task.rows_per_sample
-        return self.samples_per_second * rows * self.workload.seq_len
+        return self.recipe.rows_per_step(self.cluster.num_gpus) * self.workload.seq_len / self.step_seconds
 
     @property
     def num_steps(self) -> int:
