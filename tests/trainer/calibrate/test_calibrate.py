@@ -1,5 +1,6 @@
 """Measuring on the CPU: every part gives what the planner's file takes, keeps its time, and says why it could not."""
 
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -7,13 +8,14 @@ from datetime import date
 
 import pytest
 import torch
+from torch.nn import functional
 
 from cli_calls import call, isolate
 from vlmplan.calibrating import calibration_of, operations
 from vlmplan.calibration import QUANTITIES, read_calibration
 from vlmplan.errors import InputError
 from vlmplan.machine.cpu import cpu_gpu
-from vlmplan_trainer.calibrate import compute, host
+from vlmplan_trainer.calibrate import compute, hooks, host
 from vlmplan_trainer.calibrate.clock import (
     CALL_SECONDS,
     CLOCK_HERTZ,
@@ -135,6 +137,37 @@ def test_hooks_are_what_they_add_to_the_module_itself():
         "forward": 17 - 2, "forward_empty": 11, "backward": 19 - 3, "backward_empty": 13,
         "gather": 37 - 17, "gradient": (41 - 19) - (5 - 3),
     }  # fmt: skip
+
+
+def test_hooks_are_told_apart_on_a_machine_whose_speed_drifts(monkeypatch):
+    """A machine that is three times as slow in one sweep as in another, with steps that take a fixed time as well."""
+    added = dict(zip(CASES, [(2, 3), (2, 5), (11, 13), (17, 19), (17, 41), (37, 19)], strict=True))
+    slowness = itertools.cycle(speed for speed in (1.0, 3.0, 2.0) for _ in range(2 * len(CASES)))
+
+    class Drifting:
+        def __init__(self, kind, stage, threshold, *, count):
+            name = next(name for name, case in CASES.items() if case == (kind, stage, threshold))
+            self.took = [500 + count * seconds for seconds in added[name]]
+
+        def seconds(self):
+            slow = next(slowness)
+            return tuple(slow * took for took in self.took)
+
+    monkeypatch.setattr(hooks, "Step", Drifting)
+    found = hooks.hook_seconds(0.0)
+    assert {name: one.value for name, one in found.items()} == {
+        name: pytest.approx(2 * value) for name, value in hooks_of(added).items()
+    }
+    assert all(one.repetitions == hooks.LEAST_SWEEPS for one in found.values())
+
+
+def test_what_is_measured_without_deepspeed_has_torchs_own_linear(monkeypatch):
+    torchs, others = functional.linear, []
+    step = hooks.Step("frozen", None, hooks.WHOLE, count=2)
+    monkeypatch.setattr(functional, "linear", lambda *given: others.append(given) or torchs(*given))
+    assert all(seconds > 0 for seconds in step.seconds())
+    assert not others
+    assert functional.linear is not torchs
 
 
 def test_a_part_that_takes_too_long_is_broken_off_and_the_next_runs():

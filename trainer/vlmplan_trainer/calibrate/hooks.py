@@ -20,8 +20,8 @@ from typing import Any
 from vlmplan_trainer.answering import take_stdout
 from vlmplan_trainer.calibrate.clock import Measured, measured
 
-WIDTH, FEW, MANY, NUM_STEPS, NUM_WARM = 16, 20, 120, 15, 5
-MOST_ROUNDS = 5
+WIDTH, FEW, MANY = 16, 20, 120
+NUM_WARM, LEAST_SWEEPS, MOST_SWEEPS = 3, 5, 50
 WHOLE, SHARDED = 10**9, 0
 """``stage3_param_persistence_threshold``."""
 CASES = {
@@ -57,21 +57,46 @@ def main() -> None:
 
 
 def hook_seconds(limit_seconds: float) -> dict[str, Measured]:
-    """By the names of the planner's ``HOOK_SECONDS``, each of one to five rounds of all cases."""
-    rounds: list[dict[str, float]] = []
+    """By the names of the planner's ``HOOK_SECONDS``: medians and quartiles of sweeps, each a step of all cases.
+
+    A hook is the difference of four of these times. Those of one sweep are taken one right after the other, so that a
+    machine whose speed drifts, as virtual ones do, is as fast in all of them.
+    """
     end = time.monotonic() + limit_seconds
-    while not rounds or (time.monotonic() < end and len(rounds) < MOST_ROUNDS):
-        rounds.append(hooks_of({name: added_seconds(*case) for name, case in CASES.items()}))
-    return {name: measured([one[name] for one in rounds]) for name in rounds[0]}
+    steps = {(name, count): Step(*CASES[name], count=count) for name in CASES for count in (FEW, MANY)}
+    for _ in range(NUM_WARM):
+        sweep(steps)
+    found: list[dict[str, float]] = []
+    while len(found) < LEAST_SWEEPS or (time.monotonic() < end and len(found) < MOST_SWEEPS):
+        found.append(hooks_of(sweep(steps)))
+    return {name: at_least_nothing(measured([one[name] for one in found])) for name in found[0]}
+
+
+def at_least_nothing(found: Measured) -> Measured:
+    """Below zero is noise."""
+    value, low, high = (max(0.0, seconds) for seconds in (found.value, found.low, found.high))
+    return Measured(value, low, high, found.repetitions)
+
+
+def sweep(steps: "dict[tuple[str, int], Step]") -> dict[str, tuple[float, float]]:
+    """CPU seconds of forward and of backward of one more module of each case."""
+    took = {key: step.seconds() for key, step in steps.items()}
+    added: dict[str, tuple[float, float]] = {}
+    for name in CASES:
+        forward, backward = (
+            (more - less) / (MANY - FEW) for less, more in zip(took[name, FEW], took[name, MANY], strict=True)
+        )
+        added[name] = forward, backward
+    return added
 
 
 def hooks_of(added: dict[str, tuple[float, float]]) -> dict[str, float]:
-    """What hooks add, of what a module of each case adds to forward and to backward. Below zero is noise.
+    """What hooks add, of what a module of each case adds to forward and to backward.
 
     A trained weight is handed over in backward: what it adds to a frozen one with hooks, less what it adds without.
     """
     plain, trained_plain, empty, whole, trained, gathered = (added[name] for name in CASES)
-    found = {
+    return {
         "forward": whole[0] - plain[0],
         "forward_empty": empty[0],
         "backward": whole[1] - plain[1],
@@ -79,33 +104,41 @@ def hooks_of(added: dict[str, tuple[float, float]]) -> dict[str, float]:
         "gather": gathered[0] - whole[0],
         "gradient": (trained[1] - whole[1]) - (trained_plain[1] - plain[1]),
     }
-    return {name: max(0.0, seconds) for name, seconds in found.items()}
 
 
-def added_seconds(kind: str, stage: int | None, threshold: int) -> tuple[float, float]:
-    """CPU seconds of forward and of backward of one more module of a kind."""
-    few, many = (step_seconds(kind, count, stage, threshold) for count in (FEW, MANY))
-    forward, backward = ((more - less) / (MANY - FEW) for less, more in zip(few, many, strict=True))
-    return forward, backward
+class Step:
+    """Steps over ``count`` modules of a kind.
 
+    Stage 3 puts a function of its own in place of ``F.linear`` (``zero/partition_parameters.py``), for the whole
+    process and as long as it lasts: it belongs to the hooks, and what is measured without DeepSpeed has torch's.
+    """
 
-def step_seconds(kind: str, count: int, stage: int | None, threshold: int) -> tuple[float, float]:
-    """CPU seconds of forward and of backward over ``count`` modules of a kind: the lower quartiles of many steps."""
-    import torch
+    def __init__(self, kind: str, stage: int | None, threshold: int, *, count: int) -> None:
+        import torch
+        from torch.nn import functional
 
-    module = row(kind, count)
-    forward, backward, step = plain(module) if stage is None else sharded(module, stage, threshold)
-    batch = torch.ones(1, WIDTH)
-    found: list[tuple[float, float]] = []
-    for _ in range(NUM_STEPS):
-        start = time.thread_time()
-        loss = forward(batch).sum()
-        between = time.thread_time()
-        backward(loss)
-        found.append((between - start, time.thread_time() - between))
-        step()
-    firsts, seconds = zip(*found[NUM_WARM:], strict=True)
-    return sorted(firsts)[len(firsts) // 4], sorted(seconds)[len(seconds) // 4]
+        self._torchs_linear = functional.linear if stage is None else None
+        module = row(kind, count)
+        made = plain(module) if stage is None else sharded(module, stage, threshold)
+        self._forward, self._backward, self._step = made
+        self._batch = torch.ones(1, WIDTH)
+
+    def seconds(self) -> tuple[float, float]:
+        """CPU seconds of forward and of backward of one step."""
+        from torch.nn import functional
+
+        linear = functional.linear
+        functional.linear = self._torchs_linear or linear
+        try:
+            start = time.thread_time()
+            loss = self._forward(self._batch).sum()
+            between = time.thread_time()
+            self._backward(loss)
+            end = time.thread_time()
+            self._step()
+        finally:
+            functional.linear = linear
+        return between - start, end - between
 
 
 def row(kind: str, count: int) -> Any:
