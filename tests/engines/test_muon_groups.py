@@ -1,5 +1,6 @@
 """Which parameters Muon updates, and in which order they lie in its buffer."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from planned import shortened
 from small_models import table_of
 from vlmplan.architecture.prepare import prepared_model
+from vlmplan.engines.events import HighWater
 from vlmplan.engines.muon3 import MuonZero3
 from vlmplan.engines.muon12 import MuonZero12
 from vlmplan.engines.muon_groups import muon_groups
@@ -77,3 +79,25 @@ def test_all_ranks_together_orthogonalise_every_matrix(engine, stage):
     done = [shape for shapes in ranks for shape in shapes]
     assert set(done) == set(matrices)
     assert len(done) == len(matrices) if stage == 3 else len(done) >= len(matrices)
+
+
+@pytest.mark.parametrize("rank", [0, 3, 5])
+def test_the_most_bytes_of_updates_are_those_of_a_walk_with_every_event(rank):
+    found = table("tinyllama-1.1b")
+    for bucket in (3_000_000, 500_000_000):
+        sizes = replace(MUON.zero, reduce_bucket_size=bucket)
+        recipe = MUON.with_changes(zero_stage=3, zero=sizes)
+        water = HighWater()
+        walked = MuonZero3(found, recipe, num_ranks=6, rank=rank, sink=water)
+        walked._make_updates()
+        kept = water.most = water.live
+        walked._make_updates()
+        assert MuonZero3(found, recipe, num_ranks=6, rank=rank)._update_peaks == (water.most, kept)
+
+
+def test_the_most_bytes_of_updates_under_stage_2_are_those_of_a_walk_with_every_event():
+    found, water, recipe = table("tinyllama-1.1b"), HighWater(), MUON.with_changes(zero_stage=2)
+    walked = MuonZero12(found, recipe, num_ranks=6, rank=2, sink=water)
+    walked._has_momentum = walked._is_last = True
+    walked._make_updates()
+    assert MuonZero12(found, recipe, num_ranks=6, rank=2)._update_bytes(accumulates=False) == water.most

@@ -112,7 +112,7 @@ class MuonZero12(Zero12):
     def _update_bytes(self, *, accumulates: bool) -> int:
         """With the updates of whole matrices, as the walk has them."""
         water = HighWater()
-        engine = MuonZero12(self.table, self.recipe, num_ranks=self.num_ranks, rank=self.rank, sink=water)
+        engine = _HighestUpdates(self.table, self.recipe, num_ranks=self.num_ranks, rank=self.rank, sink=water)
         engine._has_momentum = engine._is_last = True
         engine._has_earlier = accumulates and self.recipe.zero_stage == 2
         if engine._has_earlier:
@@ -193,14 +193,17 @@ class MuonZero12(Zero12):
     def _orthogonalise(self) -> None:
         self._keep_momentum()
         for number, shape in enumerate(self.orthogonalised):
-            events = muon_update(shape, self.table.trained_dtype, COMPUTE)
-            for name, num_bytes in events[:-2]:
-                if num_bytes:
-                    self.sink.allocate(name, Component.TEMPORARIES, num_bytes)
-                else:
-                    self.sink.free(name)
-            self.sink.allocate(("update", number), Component.GRADIENTS, events[-2].num_bytes)
-            self.sink.free(events[-1].name)
+            self._update_matrix(number, shape)
+
+    def _update_matrix(self, number: int, shape: tuple[int, ...]) -> None:
+        events = muon_update(shape, self.table.trained_dtype, COMPUTE)
+        for name, num_bytes in events[:-2]:
+            if num_bytes:
+                self.sink.allocate(name, Component.TEMPORARIES, num_bytes)
+            else:
+                self.sink.free(name)
+        self.sink.allocate(("update", number), Component.GRADIENTS, events[-2].num_bytes)
+        self.sink.free(events[-1].name)
 
     def _keep_momentum(self) -> None:
         if self._has_momentum or not self.orthogonalised:
@@ -331,6 +334,15 @@ class MuonZero12(Zero12):
             num_whole, last = divmod(end - start - first, size)
             num_cuts += num_chunks([(first, 1), (size, num_whole), (last, 1)], self._bucket_elements) - 1
         return num_cuts
+
+
+class _HighestUpdates(MuonZero12):
+    """The same for who asks for the most alone: what comes and goes in the update of a matrix is one moment."""
+
+    def _update_matrix(self, number: int, shape: tuple[int, ...]) -> None:
+        dtype = self.table.trained_dtype
+        self.sink.transient(Component.TEMPORARIES, [peak_bytes(shape, dtype, COMPUTE)])
+        self.sink.allocate(("update", number), Component.GRADIENTS, muon_update(shape, dtype, COMPUTE)[-2].num_bytes)
 
 
 def _idle_ordinals(table: ParameterTable, group: OptimizerGroup, partition: Partition) -> list[int]:

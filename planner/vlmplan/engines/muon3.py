@@ -16,7 +16,7 @@ from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import ModelStates, rank_by_states
 from vlmplan.engines.events import NULL_SINK, Component, HighWater, Sink
 from vlmplan.engines.muon_groups import OptimizerGroup, muon_groups
-from vlmplan.engines.newton_schulz import COMPUTE, muon_update
+from vlmplan.engines.newton_schulz import COMPUTE, muon_update, peak_bytes
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes
 from vlmplan.engines.parameters import ParameterTable, sub_group_elements, sub_group_lengths
 from vlmplan.engines.zero3 import Zero3
@@ -143,14 +143,18 @@ class MuonZero3(Zero3):
         for number, shape in enumerate(shapes):
             sink.allocate(("own momentum", number), TEMPORARIES, self._shard_numel(shape) * width)
         momentum = self._gather(shapes)
-        held = _Held(sink)
-        for start in range(0, len(shapes), self.num_ranks):
-            self._update_round(shapes[start : start + self.num_ranks], held)
-        held.free_all()
+        self._update_rounds(shapes)
         if self.num_ranks > 1:
             sink.free(("gathered", momentum))
         for number in range(len(shapes)):
             sink.free(("own momentum", number))
+
+    def _update_rounds(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Nothing of the rounds stays when a chunk is done."""
+        held = _Held(self.sink)
+        for start in range(0, len(shapes), self.num_ranks):
+            self._update_round(shapes[start : start + self.num_ranks], held)
+        held.free_all()
 
     def _update_round(self, shapes: Sequence[tuple[int, ...]], held: "_Held") -> None:
         """A matrix for each rank, of which this one has the ``rank``-th. Where they differ, or are fewer than ranks,
@@ -158,11 +162,7 @@ class MuonZero3(Zero3):
         (``allgather`` in torch's ``ProcessGroupNCCL.cpp``)."""
         width, num_ranks = self.gradient_bytes, self.num_ranks
         if self.rank < len(shapes):
-            events = muon_update(shapes[self.rank], self.recipe.precision.dtype, COMPUTE)
-            for name, num_bytes in events[:-2]:
-                self.sink.allocate(name, TEMPORARIES, num_bytes) if num_bytes else self.sink.free(name)
-            held.set("update", events[-2].num_bytes)
-            self.sink.free(events[-1].name)
+            self._update_matrix(shapes[self.rank], held)
         largest = max(map(prod, shapes)) * width
         is_uneven = len(shapes) < num_ranks or len(set(shapes)) > 1
         if is_uneven:
@@ -175,6 +175,13 @@ class MuonZero3(Zero3):
             held.set(("sent", name), largest * num_ranks)
         for name in KINDS if is_uneven else ():
             held.move(("coming last", name), ("last", name))  # which the loop over them still names
+
+    def _update_matrix(self, shape: tuple[int, ...], held: "_Held") -> None:
+        events = muon_update(shape, self.recipe.precision.dtype, COMPUTE)
+        for name, num_bytes in events[:-2]:
+            self.sink.allocate(name, TEMPORARIES, num_bytes) if num_bytes else self.sink.free(name)
+        held.set("update", events[-2].num_bytes)
+        self.sink.free(events[-1].name)
 
     def _step_sub_group(self, number: int, numel: int, *, is_first: bool) -> None:
         """Of Muon's the gradient is the update already."""
@@ -221,11 +228,22 @@ class MuonZero3(Zero3):
         made = Components(weights=start.weights, optimizer_states=start.optimizer_states)
         return made + Components(temporaries=max(self.sub_groups) * self.master_bytes)
 
-    @cached_property
+    @property
     def _update_peaks(self) -> tuple[int, int]:
-        """(at most, after it) bytes of the updates of a step but the first, besides what is there all the time."""
+        """(at most, after it) bytes of the updates of a step but the first, besides what is there all the time: found
+        once for all recipes whose sub-groups, chunks and types are the same."""
+        recipe = self.recipe
+        sizes = recipe.zero.sub_group_size, recipe.zero.reduce_bucket_size
+        types = recipe.precision, self.gradient_bytes
+        key = (MuonZero3, self.num_ranks, self.rank, *sizes, *types, recipe.trains_adapters)
+        if key not in self.table.memo:
+            self.table.memo[key] = self._new_update_peaks()
+        most, kept = self.table.memo[key]
+        return most, kept
+
+    def _new_update_peaks(self) -> tuple[int, int]:
         water = HighWater()
-        engine = MuonZero3(self.table, self.recipe, num_ranks=self.num_ranks, rank=self.rank, sink=water)
+        engine = _HighestUpdates(self.table, self.recipe, num_ranks=self.num_ranks, rank=self.rank, sink=water)
         engine._make_updates()
         kept = water.live
         water.most = kept
@@ -248,6 +266,36 @@ class MuonZero3(Zero3):
         for kind, (count, elements) in kinds.items():  # of gradients and of momentum
             found.append(Collectives(kind, StepPhase.STEP, 2 * count, 2 * elements * self.gradient_bytes))
         return found
+
+
+class _HighestUpdates(MuonZero3):
+    """The same for who asks for the most alone: what comes and goes together is one moment, found once for all chunks
+    of equal matrices."""
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self._most_of_rounds: dict[tuple[tuple[int, ...], ...], int] = {}
+
+    def _update_rounds(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        key = tuple(shapes)
+        if key not in self._most_of_rounds:
+            self._most_of_rounds[key] = self._most_during(shapes)
+        self.sink.transient(TEMPORARIES, [self._most_of_rounds[key]])
+
+    def _most_during(self, shapes: Sequence[tuple[int, ...]]) -> int:
+        water = HighWater()
+        sink, self.sink = self.sink, water
+        super()._update_rounds(shapes)
+        self.sink = sink
+        return water.most
+
+    def _update_matrix(self, shape: tuple[int, ...], held: "_Held") -> None:
+        """The update before it, which is held until then, is there meanwhile."""
+        dtype = self.recipe.precision.dtype
+        self.sink.transient(TEMPORARIES, [peak_bytes(shape, dtype, COMPUTE)])
+        held.set("update", muon_update(shape, dtype, COMPUTE)[-2].num_bytes)
 
 
 class _Held:
