@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.machine.gpus import local_node
 from vlmplan.machine.host import num_host_cpus
 from vlmplan.machine.nvml import read_machine
+from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Precision
 from vlmplan.rehearsal.process import answer_of

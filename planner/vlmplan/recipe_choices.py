@@ -20,15 +20,11 @@ class Precision(Choice):
     FP32 = "fp32"
     BF16_PURE = "bf16-pure"
 
-    @property
-    def dtype(self) -> DType:
+    def __init__(self, value: str) -> None:
+        self.dtype = {"fp16": DType.FLOAT16, "fp32": DType.FLOAT32}.get(value, DType.BFLOAT16)
         """Element type of the forward and backward computation."""
-        return {"fp16": DType.FLOAT16, "fp32": DType.FLOAT32}.get(self.value, DType.BFLOAT16)
-
-    @property
-    def is_mixed(self) -> bool:
+        self.is_mixed = value in ("bf16", "fp16")
         """Whether weights may be wider than what is computed in."""
-        return self.value in ("bf16", "fp16")
 
 
 class OptimizerKind(Choice):
@@ -48,29 +44,16 @@ class OptimizerKind(Choice):
     TORCHAO_ADAMW_8BIT = "torchao-adamw-8bit"
     TORCHAO_ADAMW_4BIT = "torchao-adamw-4bit"
 
-    @property
-    def has_adamw(self) -> bool:
+    def __init__(self, value: str) -> None:
+        self.has_adamw = value in ("adamw", "muon")
         """Whether torch's AdamW updates, all or what Muon leaves to it."""
-        return self.value in ("adamw", "muon")
-
-    @property
-    def is_bitsandbytes(self) -> bool:
+        self.is_bitsandbytes = value in ("adamw-8bit", "paged-adamw-8bit", "lion", "lion-8bit", "paged-lion-8bit")
         """Whether bitsandbytes updates; all of its kernels work in place."""
-        return self.value in ("adamw-8bit", "paged-adamw-8bit", "lion", "lion-8bit", "paged-lion-8bit")
-
-    @property
-    def is_8bit(self) -> bool:
+        self.is_8bit = self.is_bitsandbytes and value.endswith("-8bit")
         """Whether bitsandbytes' moments are bytes with scales."""
-        return self.is_bitsandbytes and self.value.endswith("-8bit")
-
-    @property
-    def is_torchao(self) -> bool:
-        return self.value.startswith("torchao-")
-
-    @property
-    def is_paged(self) -> bool:
+        self.is_torchao = value.startswith("torchao-")
+        self.is_paged = value.startswith("paged-")
         """Whether large moments lie in host memory, from which the card pages them."""
-        return self.value.startswith("paged-")
 
 
 TORCHAO_BLOCK = 256

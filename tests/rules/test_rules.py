@@ -33,9 +33,11 @@ from vlmplan.rules import (
     check,
     default_lora_exclude,
     model_facts,
+    objection,
     problems,
 )
 from vlmplan.rules.adapters import HEAD
+from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
 from vlmplan.rules.models import TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
 from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.workload import ModelFiles
@@ -717,6 +719,16 @@ def test_the_sentence_for_an_old_card_names_it_and_the_way_out():
 def test_rules_answer_for_every_recipe(recipe, num_gpus, kind):
     for problem in problems(recipe, cluster=cluster(num_gpus, **kind), model=GEMMA_2, global_batch=16):
         assert problem.sentence
+
+
+@given(recipe=RECIPES, num_gpus=st.integers(2, 8), kind=st.sampled_from([T4, MI300X, CPU, {}]))
+def test_rules_that_count_no_gpus_say_the_same_of_any_number(recipe, num_gpus, kind):
+    alone, more = (
+        objection(recipe, cluster=cluster(n, **kind), model=GEMMA_2, global_batch=16, given=(), rules=OTHER_RULES)
+        for n in (1, num_gpus)
+    )
+    assert alone == more
+    assert {rule.name for rule in ERROR_RULES} == {rule.name for rule in (*OTHER_RULES, *COUNTING_RULES)}
 
 
 @given(recipe=RECIPES)

@@ -4,7 +4,6 @@ A group knows the Linears and norms that it runs itself; ``generic_layers`` says
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.architecture import ops
@@ -14,6 +13,7 @@ from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
+from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

@@ -304,11 +304,11 @@ class ForwardTape(CheckpointRecorder):
         self.num_nodes += 1
         if self._packs and saved:
             return packed_node()
-        node = GraphNode(tuple(edges), tuple(needs), saved, backward, meta)
-        node.sequence = self.num_nodes
-        node.section = self._key
+        node = _new(GraphNode)  # filled here, as in ``tensor``
+        node.inputs, node.needs, node.saved, node.backward, node.meta = (*edges,), (*needs,), saved, backward, meta
+        node.grads, node.num_pending, node.sequence, node.section = [], 0, self.num_nodes, self._key
         node.module = self.modules[-1] if self.modules else None
-        node.empty_call = self.empty_call
+        node.empty_call, node.held = self.empty_call, ()
         if view_of is not None:
             self.hold_view(node, view_of)
         return node

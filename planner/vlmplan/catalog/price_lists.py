@@ -1,13 +1,12 @@
 """What is known of prices: the newest list of every provider, and what every GPU costs from the least to the most."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
-from statistics import median
 
 from vlmplan.catalog.catalog import Catalog
 from vlmplan.catalog.listing import require_known
 from vlmplan.hardware import Offer, Pricing
+from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ def spread(gpu_id: str, offers: Sequence[Offer]) -> Spread | None:
         num_offers=len(prices),
         num_providers=len({offer.provider for offer in rented}),
         least_usd=min(prices),
-        median_usd=median(prices),
+        median_usd=_median(prices),
         most_usd=max(prices),
         newest=max(days, default=None),
     )
@@ -88,6 +87,12 @@ def known_prices(
     ]
     spreads = [found for gpu_id in texts if (found := spread(gpu_id, offers)) is not None]
     return price_lists(offers), sorted(spreads, key=lambda each: (each.median_usd, each.gpu_id))
+
+
+def _median(values: Sequence[float]) -> float:
+    """As ``statistics.median``, whose module takes as long to import as a command needs for all of its prices."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 MOST_DAYS_AT_RELEASE = 30

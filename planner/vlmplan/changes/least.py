@@ -10,10 +10,11 @@ was tried as it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from vlmplan.changes.kinds import Change, Levels, Space
+from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import OptionValue, Request
 
 SAME_SECONDS_FRACTION = 0.01

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mean
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from vlmplan.dataset import Dataset, SampleSize
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.errors import InputError
+from vlmplan.quick_dataclass import dataclass
 from vlmplan.workload import ModelFiles
 
 BLANK_SIDE, BLANK_TEXT_TOKENS = 28, 16

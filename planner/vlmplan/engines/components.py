@@ -1,6 +1,8 @@
 """Bytes of one GPU by component."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ order, whatever the batch or the kind of 16-bit numbers.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from vlmplan.engines.gather_records import Key, Passed, passed_by
 from vlmplan.engines.gather_stretches import SectionUses, Stretch, places_of, section_uses, shortened
 from vlmplan.engines.gather_wrappers import Wrappers
 from vlmplan.engines.gathering import GatheredWeights, notify
+from vlmplan.quick_dataclass import dataclass
 from vlmplan.zero_settings import ZeroSettings
 
 EventBytes = tuple[int, int, Sequence[tuple[int, int]]]
@@ -99,6 +100,8 @@ def gather_walk(trace: Trace, zero: ZeroSettings, *, wrappers: Wrappers, num_ran
         stage3_max_live_parameters=zero.stage3_max_live_parameters,
         stage3_max_reuse_distance=zero.stage3_max_reuse_distance,
     )
+    if not sizes.stage3_prefetch_bucket_size:
+        wrappers = Wrappers(lost=wrappers.lost)  # the others would only prefetch
     key = (gather_walk, sizes, wrappers, num_ranks)
     if key not in trace.memo:
         busy = _busy(trace)

@@ -1,7 +1,8 @@
 """How models are called on the Hugging Face Hub, and which of their files describe them. A leaf."""
 
 import re
-from dataclasses import dataclass
+
+from vlmplan.quick_dataclass import dataclass
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"

@@ -6,10 +6,11 @@ sees, are put in where the first forward begins.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vlmplan.memory.allocator import Block, CachingAllocator
+from vlmplan.quick_dataclass import dataclass
 from vlmplan.rehearsal.expandable import ExpandableAllocator, Span
 from vlmplan.rehearsal.result import CACHE_EMPTIED, Rehearsed
 

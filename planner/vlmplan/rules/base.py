@@ -1,7 +1,6 @@
 """What a rule is, and what it looks at."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
@@ -9,6 +8,7 @@ from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.lora_targets import INDEXING_TYPES
+from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.workload import ModelFiles
 
@@ -79,12 +79,14 @@ Check = Callable[[RuleContext], str | None]
 
 
 class Rule(NamedTuple):
-    """``check`` gives the sentence of what is wrong, or None."""
+    """``check`` gives the sentence of what is wrong, or None. ``counts_gpus``: it asks how many GPUs or nodes there
+    are; all others say the same of any number."""
 
     name: str
     severity: Severity
     source: str
     check: Check
+    counts_gpus: bool = False
 
     def problem(self, context: RuleContext) -> Problem | None:
         sentence = self.check(context)
@@ -96,17 +98,26 @@ class Rule(NamedTuple):
 class RuleBook(list[Rule]):
     """The rules of one module, in the order they are written."""
 
-    def error(self, source: str) -> Callable[[Check], Check]:
-        """Register a function as a rule whose violation cannot be trained; ``source`` is the code that says so."""
-        return self._registered(Severity.ERROR, source)
+    def error(self, source: str, *, counts_gpus: bool = False) -> Callable[[Check], Check]:
+        """Register a function as a rule whose violation cannot be trained; ``source`` is the code that says so.
+        ``counts_gpus`` is of ``Rule``."""
+        return self._registered(Severity.ERROR, source, counts_gpus=counts_gpus)
 
     def warning(self, source: str) -> Callable[[Check], Check]:
         """Register a function as a rule whose violation can be trained, but is rarely meant."""
         return self._registered(Severity.WARNING, source)
 
-    def _registered(self, severity: Severity, source: str) -> Callable[[Check], Check]:
+    def _registered(self, severity: Severity, source: str, *, counts_gpus: bool = False) -> Callable[[Check], Check]:
         def register(check: Check) -> Check:
-            self.append(Rule(name=check.__name__, severity=severity, source=source, check=check))
+            self.append(
+                Rule(
+                    name=check.__name__,
+                    severity=severity,
+                    source=source,
+                    check=check,
+                    counts_gpus=counts_gpus,
+                )
+            )
             return check
 
         return register

@@ -1,6 +1,6 @@
 """All rules asked of a recipe."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
@@ -34,6 +34,9 @@ RULES: tuple[Rule, ...] = (
     *TASK_RULES,
 )
 ERROR_RULES = tuple(rule for rule in RULES if rule.severity is Severity.ERROR)
+COUNTING_RULES = tuple(rule for rule in ERROR_RULES if rule.counts_gpus)
+OTHER_RULES = tuple(rule for rule in ERROR_RULES if not rule.counts_gpus)
+"""Those of ``ERROR_RULES`` that say the same of any number of GPUs."""
 
 
 def problems(
@@ -51,11 +54,17 @@ def problems(
 
 
 def objection(
-    recipe: Recipe, *, cluster: Cluster, model: ModelFacts, global_batch: int | None, given: Collection[str]
+    recipe: Recipe,
+    *,
+    cluster: Cluster,
+    model: ModelFacts,
+    global_batch: int | None,
+    given: Collection[str],
+    rules: Sequence[Rule] = ERROR_RULES,
 ) -> str | None:
-    """The sentence of the first error among ``problems``, where it alone is asked for."""
+    """The sentence of the first error among ``problems``, where it alone is asked for; ``rules``: of these alone."""
     context = _context(recipe, cluster, model, global_batch, given)
-    return next((sentence for rule in ERROR_RULES if (sentence := rule.check(context)) is not None), None)
+    return next((sentence for rule in rules if (sentence := rule.check(context)) is not None), None)
 
 
 def _context(

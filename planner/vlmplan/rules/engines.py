@@ -109,7 +109,9 @@ def second_copies_need_stage_3(context: RuleContext) -> str | None:
     return f"--hpz {recipe.hpz} has no effect with --zero-stage {stage}, where weights are not sharded; give stage 3"
 
 
-@ENGINE_RULES.error("utils/groups.py _create_zero_param_parallel_group: groups of equal size, or an assertion")
+@ENGINE_RULES.error(
+    "utils/groups.py _create_zero_param_parallel_group: groups of equal size, or an assertion", counts_gpus=True
+)
 def second_copies_divide_the_gpus(context: RuleContext) -> str | None:
     hpz, num_gpus = context.recipe.hpz, context.num_gpus
     if hpz == 1 or num_gpus is None or num_gpus % hpz == 0:

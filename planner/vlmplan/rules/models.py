@@ -174,7 +174,7 @@ def kept_logits_are_made(context: RuleContext) -> str | None:
     )
 
 
-@MODEL_RULES.error("deepspeed runtime/config.py _batch_assertion")
+@MODEL_RULES.error("deepspeed runtime/config.py _batch_assertion", counts_gpus=True)
 def batch_is_the_product(context: RuleContext) -> str | None:
     recipe, num_gpus, global_batch = context.recipe, context.num_gpus, context.global_batch
     if num_gpus is None or global_batch is None:

@@ -34,7 +34,9 @@ def tokens_are_mixed_in_attention_alone(context: RuleContext) -> str | None:
     return f"--sequence-parallel {size} is for models of {known}, whose attention alone mixes tokens, not {model.id}"
 
 
-@SEQUENCE_RULES.error("deepspeed runtime/sequence_parallel/parallel_state_sp.py initialize_sequence_parallel")
+@SEQUENCE_RULES.error(
+    "deepspeed runtime/sequence_parallel/parallel_state_sp.py initialize_sequence_parallel", counts_gpus=True
+)
 def ranks_of_a_sample_divide_the_gpus(context: RuleContext) -> str | None:
     size, num_gpus = context.recipe.sequence_parallel, context.num_gpus
     if size == 1 or num_gpus is None or num_gpus % size == 0:

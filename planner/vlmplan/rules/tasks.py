@@ -98,7 +98,7 @@ def generated_answers_are_not_known_before(context: RuleContext) -> str | None:
     )
 
 
-@TASK_RULES.error("trl 1.16 vllm_generation.py: 'tensor_parallel_size must divide world size evenly'")
+@TASK_RULES.error("trl 1.16 vllm_generation.py: 'tensor_parallel_size must divide world size evenly'", counts_gpus=True)
 def generating_gpus_divide_all(context: RuleContext) -> str | None:
     task, num_gpus = context.recipe.task, context.num_gpus
     if task is None or num_gpus is None or num_gpus % task.vllm_tensor_parallel == 0:

@@ -16,7 +16,10 @@ TILED_TYPES = frozenset(
 losses and gradients were compared with those of whole MLPs (``tests/trainer/models/test_tiling.py``)."""
 
 
-@TILE_RULES.error("deepspeed ulysses_sp.py TiledMLP.backward: 'DDP, FSDP will need something similar to make it work'")
+@TILE_RULES.error(
+    "deepspeed ulysses_sp.py TiledMLP.backward: 'DDP, FSDP will need something similar to make it work'",
+    counts_gpus=True,
+)
 def tiles_reduce_gradients_once(context: RuleContext) -> str | None:
     """Every tile runs the hooks of each weight, of which only DeepSpeed's wait for the last (``ds_grad_is_ready``)."""
     recipe, num_gpus = context.recipe, context.num_gpus

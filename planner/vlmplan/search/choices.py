@@ -1,6 +1,6 @@
 """Which recipes a search tries on a cluster: methods, engines, offload, checkpointing and loss that the rules allow."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,6 +10,8 @@ from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import SEARCHED_LOSSES, LossKind, Method, Offload, Precision
 from vlmplan.rules import default_attention, default_lora_exclude, model_facts, objection
+from vlmplan.rules.base import Rule
+from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
 from vlmplan.search.combined_traces import Switches
 from vlmplan.workload import Workload
 
@@ -46,6 +48,7 @@ class RecipeChoices:
         self._bare: dict[tuple[Method, Precision], Recipe] = {}
         self._made: dict[tuple[Any, ...], Engine] = {}
         self._allowed: dict[Any, list[Engine]] = {}
+        self._refused: dict[tuple[int, Any], bool] = {}
         self.switches = self._switches()
         """Every way to checkpoint activations and to compute the loss, from the least saving to the most."""
 
@@ -72,19 +75,27 @@ class RecipeChoices:
         kind = (gpu.vendor, gpu.compute_capability, gpu.supports_bf16)
         key = (kind, cluster.num_gpus, cluster.num_nodes, method)
         if key not in self._allowed:
-            engines = (self._allowed_ways(engine, cluster) for engine in self._engines(cluster, method))
+            engines = (self._allowed_ways(engine, cluster, kind) for engine in self._engines(cluster, method))
             self._allowed[key] = [engine for engine in engines if engine]
         return self._allowed[key]
 
-    def _allowed_ways(self, engine: Engine, cluster: Cluster) -> Engine:
+    def _allowed_ways(self, engine: Engine, cluster: Cluster, kind: Any) -> Engine:
         engine = tuple(recipe for recipe in engine if self._trainer_objection(recipe) is None)
         is_refused: dict[LossKind, bool] = {}
         for recipe in engine:
             if recipe.loss not in is_refused:
-                is_refused[recipe.loss] = self._objection(recipe, cluster) is not None
+                is_refused[recipe.loss] = self._is_refused(recipe, cluster, kind)
         if not any(is_refused.values()):
             return engine
         return tuple(recipe for recipe in engine if not is_refused[recipe.loss])
+
+    def _is_refused(self, recipe: Recipe, cluster: Cluster, kind: Any) -> bool:
+        """Whether a rule objects; those that do not count GPUs are asked once for each ``kind`` of card. The recipe is
+        one of ``_made``, which stays."""
+        key = (id(recipe), kind)
+        if key not in self._refused:
+            self._refused[key] = self._objection(recipe, cluster, OTHER_RULES) is not None
+        return self._refused[key] or self._objection(recipe, cluster, COUNTING_RULES) is not None
 
     def objections(self, cluster: Cluster, methods: Iterable[Method]) -> Iterator[str]:
         """Why recipes of these methods cannot run there, whatever their size."""
@@ -148,11 +159,11 @@ class RecipeChoices:
         has_use = stage == 3 and cluster.num_nodes > 1 and per_node > 1 and params is Offload.NONE
         return _open(self._fixed.hpz, (per_node, 1) if has_use else (1,))
 
-    def _objection(self, recipe: Recipe, cluster: Cluster) -> str | None:
+    def _objection(self, recipe: Recipe, cluster: Cluster, rules: Sequence[Rule] = ERROR_RULES) -> str | None:
         """Why the recipe cannot run there, whatever its size."""
         is_decided = {"micro_batch", "grad_accum"} <= self._given
         total = self._workload.global_batch if is_decided else None
-        return objection(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=total)
+        return objection(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=total, rules=rules)
 
     def _stages(self, cluster: Cluster) -> Iterator[tuple[int | None, Offload, Offload]]:
         """(stage, optimizer offload, parameter offload), the simplest first."""

@@ -145,11 +145,18 @@ class _Parts:
         return cls(trace, trace.schedule[:start], trace.schedule[start:stop], trace.schedule[stop:])
 
     def gives_gradient(self, run: Run, weight: Parameter | None) -> bool:
-        """Whether the gradient of ``weight`` is whole in the backward of this run."""
-        section = self.trace.sections.get(run.key)
-        events = () if section is None else section.backward
-        return weight is not None and any(
-            isinstance(event, GradientReady) and event.parameter is weight for event in events
+        """Whether the gradient of ``weight`` is whole in the backward of this run before the layers."""
+        return weight is not None and (run.key, id(weight)) in self.given_before
+
+    @cached_property
+    def given_before(self) -> frozenset[tuple[str, int]]:
+        """The sections before the layers, each with the parameters whose gradients are whole in its backward."""
+        sections = {run.key: self.trace.sections[run.key] for run in self.before}
+        return frozenset(
+            (key, id(event.parameter))
+            for key, section in sections.items()
+            for event in section.backward
+            if isinstance(event, GradientReady)
         )
 
     @property

@@ -7,7 +7,6 @@ iterations keeps what it divides and by what.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
@@ -15,6 +14,7 @@ from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import Grads, chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
+from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

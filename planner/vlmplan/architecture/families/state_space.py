@@ -5,7 +5,6 @@ Source: transformers 5.23 ``models/nemotron_h/modeling_nemotron_h.py`` (``Nemotr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vlmplan.architecture import ops
@@ -18,6 +17,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
+from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

@@ -1,7 +1,8 @@
 """Replacing parts of a text and leaving every other character as it is."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
