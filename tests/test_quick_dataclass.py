@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are quick to define behave as those of the standard library."""
+"""Dataclasses that are quick to define behave as those of the standard library."""
 
 import copy
 import dataclasses
@@ -124,6 +124,24 @@ def test_methods_that_a_class_has_stay():
     assert (repr(Named(1)), Named(1) == 2, hash(Named(1))) == ("named", True, 1)
 
 
-def test_others_are_left_to_the_standard_library():
-    with pytest.raises(TypeError, match="frozen"):
-        dataclass(frozen=False, slots=True)
+@dataclass(slots=True)
+class Counted:
+    """That can be changed."""
+
+    number: int
+    found: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def test_what_is_not_frozen_can_be_changed_and_has_no_hash():
+    counted = Counted(1)
+    counted.number += 1
+    assert counted == Counted(2, {})
+    assert copy.copy(counted) == pickle.loads(pickle.dumps(counted)) == counted
+    assert counted.found is not Counted(2).found
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(counted)
+
+
+def test_classes_without_slots_are_left_to_the_standard_library():
+    with pytest.raises(TypeError, match="slots"):
+        dataclass(slots=False)

@@ -1,7 +1,7 @@
-"""Frozen dataclasses that are quick to define: a command of a tenth of a second defines more than a hundred.
+"""Dataclasses that are quick to define: a command of a tenth of a second defines more than a hundred.
 
-``dataclasses`` compiles six methods of each when its module is imported, which takes longer than all else in most
-modules. Here those of equality, hash, representation and refusal are closures over the fields, and ``__init__`` is
+``dataclasses`` compiles six methods of a frozen one when its module is imported, which takes longer than all else in
+most modules. Here those of equality, hash, representation and refusal are closures over the fields, and ``__init__`` is
 compiled when the first object is made; most classes of a command have none. Behaviour is that of ``dataclasses``,
 whose ``fields``, ``replace`` and ``asdict`` work as ever; ``init``, ``repr`` and ``KW_ONLY`` of fields do not, as
 nothing here needs them.
@@ -11,21 +11,21 @@ from collections.abc import Callable
 from dataclasses import MISSING, FrozenInstanceError, fields
 from dataclasses import dataclass as standard_dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
 
-    def dataclass(*, frozen: bool, slots: bool, kw_only: bool = False, eq: bool = True):
-        """``dataclasses.dataclass`` of a frozen class with slots."""
-        if not (frozen and slots):
-            raise TypeError("only frozen classes with slots are quick to define; dataclasses.dataclass makes others")
+    def dataclass(*, slots: bool, frozen: bool = False, kw_only: bool = False, eq: bool = True):
+        """``dataclasses.dataclass`` of a class with slots."""
+        if not slots:
+            raise TypeError("only classes with slots are quick to define; dataclasses.dataclass makes others")
 
         def made(cls: type) -> type:
             own = set(cls.__dict__)
             cls = standard_dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-            for name, method in _methods(cls, compares=eq).items():
+            for name, method in _methods(cls, is_frozen=frozen, compares=eq).items():
                 if name not in own:
                     setattr(cls, name, method)
             return cls
@@ -33,7 +33,7 @@ else:
         return made
 
 
-def _methods(cls: type[Any], *, compares: bool) -> dict[str, Callable[..., Any]]:
+def _methods(cls: type[Any], *, is_frozen: bool, compares: bool) -> dict[str, Any]:
     names = [field.name for field in fields(cls)]
 
     def initialise(self: Any, *args: Any, **values: Any) -> None:
@@ -57,15 +57,14 @@ def _methods(cls: type[Any], *, compares: bool) -> dict[str, Callable[..., Any]]
         for name, value in zip(names, values, strict=True):
             object.__setattr__(self, name, value)
 
-    made: dict[str, Callable[..., Any]] = {
-        "__init__": initialise,
-        "__repr__": represent,
-        "__setattr__": refuse_value,
-        "__delattr__": refuse_loss,
-        "__getstate__": state,
-        "__setstate__": take_state,
-    }
-    return made | _comparisons(cls) if compares else made
+    made: dict[str, Any] = {"__init__": initialise, "__repr__": represent}
+    if is_frozen:
+        made |= {"__setattr__": refuse_value, "__delattr__": refuse_loss}
+        made |= {"__getstate__": state, "__setstate__": take_state}
+    if compares:
+        made |= _comparisons(cls)
+        made |= {} if is_frozen else {"__hash__": None}
+    return made
 
 
 def _comparisons(cls: type[Any]) -> dict[str, Callable[..., Any]]:
@@ -101,7 +100,7 @@ def _compiled_init(cls: type[Any]) -> Callable[..., None]:
             known[f"default_{name}"] = field.default
             parameter = f"{name}=default_{name}"
         elif field.default_factory is not MISSING:
-            known[f"new_{name}"] = field.default_factory
+            known[f"new_{name}"] = get_origin(field.default_factory) or field.default_factory  # quicker than an alias
             parameter = f"{name}=MISSING"
             value = f"new_{name}() if {name} is MISSING else {name}"
         parameters[field.kw_only is True].append(parameter)

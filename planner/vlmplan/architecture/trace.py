@@ -8,9 +8,11 @@ backward runs the schedule in reverse.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Any, NamedTuple
+
+from vlmplan.quick_dataclass import dataclass
 
 
 class Kind(IntEnum):

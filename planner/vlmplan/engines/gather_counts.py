@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -1,7 +1,9 @@
 """Weights that ZeRO-3 gathers, their modules, and the collectives that are under way."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from vlmplan.quick_dataclass import dataclass
 
 Key = tuple[int, int | None]
 """A parameter or a module, by the object, of one layer."""
