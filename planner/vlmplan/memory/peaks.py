@@ -74,7 +74,11 @@ class PeakTracker(Sink):
         if num_bytes:
             assert owner not in self._tensors, owner
             self._tensors[owner] = component, num_bytes
-            self.keep(component, num_bytes)
+            self._held[component] += num_bytes  # as ``keep``, whose call would cost as much again
+            self._held_bytes += num_bytes
+            total = self._held_bytes + self._batch_bytes
+            if total > self._peak_bytes:
+                self._peak_bytes, self._is_at_peak = total, True
 
     def keep(self, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
         self._held[component] += num_bytes
@@ -85,7 +89,8 @@ class PeakTracker(Sink):
 
     def free(self, owner: Hashable) -> None:
         if owner in self._tensors:
-            self._leave_peak()
+            if self._is_at_peak:
+                self._note(self._batch, self._peak_bytes)
             component, num_bytes = self._tensors.pop(owner)
             self._held[component] -= num_bytes
             self._held_bytes -= num_bytes
