@@ -336,7 +336,7 @@ class GatheredWeights:
 
     def _drop_from_queue(self) -> None:
         """What the module uses now needs no prefetch any more. Uses leave the queue in their order."""
-        queue, step = self._queue, self._known_step
+        queue, step = self._queue, self._step - self._shift
         while queue and queue[0][1] <= step:
             weight, weight_step = queue.popleft()
             weight.fetched_for = weight_step
