@@ -102,6 +102,22 @@ def test_they_are_dataclasses_to_the_standard_library():
     assert not hasattr(card, "__dict__")
 
 
+def test_standard_dataclasses_inherit_them_if_they_are_frozen_too():
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Standard(Triple):
+        fourth: int = 4
+
+    with pytest.raises(TypeError, match="frozen"):
+
+        @dataclasses.dataclass
+        class Changing(Triple):
+            fourth: int = 4
+
+    assert dataclasses.astuple(Standard(1)) == (1, 2, 3, 4)
+    with pytest.raises(FrozenInstanceError):
+        Standard(1).fourth = 5
+
+
 def test_they_are_copied_and_pickled():
     card = Card(name="a", notes=["n"])
     assert copy.copy(card) == copy.deepcopy(card) == pickle.loads(pickle.dumps(card)) == card

@@ -13,6 +13,8 @@ from dataclasses import dataclass as standard_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, get_origin
 
+PARAMS = "__dataclass_params__"
+
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
@@ -24,7 +26,11 @@ else:
 
         def made(cls: type) -> type:
             own = set(cls.__dict__)
-            cls = standard_dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
+            inherits = any(getattr(base, PARAMS).frozen for base in cls.__mro__[1:] if hasattr(base, PARAMS))
+            cls = standard_dataclass(
+                init=False, repr=False, eq=False, slots=True, kw_only=kw_only, frozen=frozen and inherits
+            )(cls)
+            getattr(cls, PARAMS).frozen = frozen  # for standard dataclasses that inherit it
             for name, method in _methods(cls, is_frozen=frozen, compares=eq).items():
                 if name not in own:
                     setattr(cls, name, method)
