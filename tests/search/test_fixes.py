@@ -191,7 +191,7 @@ SLOW = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
 
 
 def test_a_deepspeed_file_is_changed_in_a_copy_beside_the_written_file():
-    slow = LLAMA_FACTORY | SLOW | {"cutoff_len": 1024, "deepspeed": "shared.json"}
+    slow = LLAMA_FACTORY | SLOW | {"cutoff_len": 256, "deepspeed": "shared.json"}
     found = fixed(slow, "a100-sxm4-80gb:4")
     engines = [fix for fix in found.fixes if len(fix.patch.files) == 2]
     assert engines
