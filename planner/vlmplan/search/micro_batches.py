@@ -45,13 +45,11 @@ class Speeds:
     """One object for all recipes that are as fast on a card; None where the speed is not known."""
 
     def __init__(self) -> None:
-        self._speeds: dict[
-            tuple[str, Precision, AttentionImplementation, int | None, bool], tuple[Gpu, Speed | None]
-        ] = {}
+        self._speeds: dict[tuple[str, Precision, AttentionImplementation, int | None], tuple[Gpu, Speed | None]] = {}
 
     def of(self, recipe: Recipe, gpu: Gpu) -> Speed | None:
         threshold = recipe.zero.stage3_param_persistence_threshold if recipe.zero_stage == 3 else None
-        key = (gpu.id, recipe.precision, recipe.attention, threshold, recipe.zero_stage in (1, 2))
+        key = (gpu.id, recipe.precision, recipe.attention, threshold)
         known = self._speeds.get(key)
         if known is None or not (known[0] is gpu or known[0] == gpu):  # it may have been calibrated meanwhile
             rates = gpu_rates(gpu, recipe)
