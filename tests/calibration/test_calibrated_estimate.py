@@ -6,7 +6,6 @@ import pytest
 
 from calibrations import calibration
 from planned import cluster, of_few_layers, workload
-from vlmplan.architecture.trace import Work
 from vlmplan.communication import LAUNCH_SECONDS, link_bytes_per_second
 from vlmplan.communication.links import links_of
 from vlmplan.communication.measured import measured_links
@@ -25,7 +24,7 @@ from vlmplan.recipe_choices import AttentionImplementation, Offload, Precision
 from vlmplan.timing import Scenario, gpu_rates, update_seconds
 from vlmplan.timing import rates as rates_module
 from vlmplan.timing.host import image_seconds, offload_seconds
-from vlmplan.timing.rates import CALL_OPERATIONS, CHECKPOINT_OPERATIONS, RangedValue
+from vlmplan.timing.rates import CHECKPOINT_OPERATIONS, RangedValue
 
 MODEL = of_few_layers("qwen2.5-0.5b")
 SCENARIOS = ((Scenario.SLOW, 0.9), (Scenario.EXPECTED, 1.0), (Scenario.FAST, 1.2))
@@ -188,19 +187,14 @@ def test_a_card_measured_to_be_twice_as_fast_takes_half_as_long(monkeypatch):
 
 
 def test_each_operation_takes_the_host_what_was_measured():
-    """A card without end waits for the host alone: seconds are operations x seconds of each, half of that for casts,
-    and of what is run again and saves tensors what checkpoints add."""
+    """A card without end waits for the host alone: seconds are operations x seconds of each, and of what is run again
+    what checkpoints add."""
     endless = {"matmul_bf16": 1e17, "attention_sdpa_bf16": 1e17, "memory_bandwidth": 1e14, "matmul_ramp": 0.0}
     on = with_calibration(cluster(), **endless, operation_seconds=0.003)
     made = Estimator(workload(MODEL), Recipe())
     forward, recompute, backward = made.trace(Recipe(), on.node.gpu.compute_capability).works()
     step = made.estimate(Recipe(), on).step_time
-    added, num_saving = CHECKPOINT_OPERATIONS, recompute.num_kernels - recompute.num_casts
-    assert recompute.num_casts
-    assert step.forward == pytest.approx(0.003 * (asked(forward) + added["forward"] * num_saving))
-    assert step.recompute == pytest.approx(0.003 * (asked(recompute) + added["backward"] * num_saving))
-    assert step.backward == pytest.approx(0.003 * asked(backward))
-
-
-def asked(work: Work) -> float:
-    return work.num_kernels - work.num_casts * (1 - CALL_OPERATIONS)
+    added = CHECKPOINT_OPERATIONS
+    assert step.forward == pytest.approx(0.003 * (forward.num_kernels + added["forward"] * recompute.num_kernels))
+    assert step.recompute == pytest.approx(0.003 * (1 + added["backward"]) * recompute.num_kernels)
+    assert step.backward == pytest.approx(0.003 * backward.num_kernels)

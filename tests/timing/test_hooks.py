@@ -7,11 +7,10 @@ import pytest
 from planned import cluster, shortened, workload
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Precision
+from vlmplan.recipe_choices import Method
 from vlmplan.timing import Scenario, gpu_rates
 from vlmplan.timing.hooks import HookedCalls, hooked_calls
-from vlmplan.timing.rates import BUCKET_HOOK, HOOK_SECONDS
-from vlmplan.timing.roofline import micro_batch_seconds_at
+from vlmplan.timing.rates import HOOK_SECONDS
 
 NUM_LAYERS, SMALL = 3, {"num_hidden_layers": 3}
 WHOLE = 10**12
@@ -129,18 +128,3 @@ def test_adapters_are_slower_than_all_weights_by_no_more_than_their_own_operatio
     whole, adapted = Estimator(job, full).estimate(full, on), estimator.estimate(lora, on)
     own = adapter_seconds(estimator, lora, on, tokens)
     assert adapted.step_seconds <= whole.step_seconds + own
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-def test_the_host_puts_each_gradient_into_a_bucket_under_stages_1_and_2(stage):
-    sharded = Recipe(zero_stage=stage, precision=Precision.BF16)
-    files = shortened("tinyllama-1.1b", **SMALL)
-    trace = Estimator(replace(workload("tinyllama-1.1b", seq_len=64), model=files), sharded).trace(sharded, (8, 0))
-    speed = gpu_rates(cluster().node.gpu, sharded)
-    with_buckets, without = (
-        micro_batch_seconds_at(speed, trace, recipe).launches
-        for recipe in (sharded, sharded.with_changes(zero_stage=0))
-    )
-    num_weights = NUM_LAYERS * (4 + 3 + 2) + 3
-    assert with_buckets[:2] == without[:2]
-    assert with_buckets[2] - without[2] == pytest.approx(num_weights * BUCKET_HOOK * speed.hooks.gradient)

@@ -105,12 +105,6 @@ class Recorder:
             self._work.elementwise_bytes += hbm_bytes
             self._work.num_kernels += num_kernels
 
-    def cast(self, hbm_bytes: int) -> None:
-        """An operation that only changes the element type."""
-        self.move(hbm_bytes)
-        if not self._is_phantom:
-            self._work.num_casts += 1
-
     def copy_to_or_from_host(self, num_bytes: int) -> None:
         """A tensor of ``num_bytes`` goes over the bus."""
         if not self._is_phantom:

@@ -161,7 +161,6 @@ class Work:
     causal_attention_flops: int = 0  # the part of them that a causal kernel may skip half of
     elementwise_bytes: int = 0  # read and written by everything that is not a matrix multiplication
     num_kernels: int = 0
-    num_casts: int = 0  # those of the kernels that only change the element type
     exchanges: dict[int, int] = field(default_factory=dict[int, int])
     """All-to-alls among the ranks of a sample: how many of each size in bytes."""
     host_copies: dict[int, int] = field(default_factory=dict[int, int])
@@ -175,7 +174,6 @@ class Work:
         self.causal_attention_flops += count * other.causal_attention_flops
         self.elementwise_bytes += count * other.elementwise_bytes
         self.num_kernels += count * other.num_kernels
-        self.num_casts += count * other.num_casts
         for num_bytes, often in other.exchanges.items():
             self.exchanges[num_bytes] = self.exchanges.get(num_bytes, 0) + count * often
         for num_bytes, often in other.host_copies.items():

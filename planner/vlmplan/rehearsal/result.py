@@ -191,7 +191,6 @@ def _work(section: JsonObject) -> CountedWork:
         phase=section.text("phase"),
         products={(dtype, count, size): often for dtype, count, size, often in section.raw("products")},
         attention_flops={name: flops.count(name) for name in flops.values},
-        num_casts=section.count("num_casts") if "num_casts" in section else 0,
         **{name: section.count(name) for name in ("step", "moved_bytes", "copied_bytes", "num_kernels")},
     )
 

@@ -14,7 +14,7 @@ from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Precision
 from vlmplan.timing.overlap import shown_seconds
-from vlmplan.timing.rates import CALL_OPERATIONS, STEP_SECONDS, Rates, Scenario, gpu_rates, host_copy_bytes_per_second
+from vlmplan.timing.rates import STEP_SECONDS, Rates, Scenario, gpu_rates, host_copy_bytes_per_second
 from vlmplan.timing.roofline import BusySeconds
 from vlmplan.timing.step import StepTime, TimedStep
 
@@ -48,7 +48,6 @@ class CountedWork:
     moved_bytes: int
     copied_bytes: int
     num_kernels: int
-    num_casts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ def _phase(work: CountedWork, gpu: Gpu, scenario: Scenario) -> _PhaseSeconds | N
             + (work.num_kernels - sum(work.products.values())) * any_speed.kernel_ramp_seconds,
         ),
         copying=work.copied_bytes / bus if bus is not None else 0.0,
-        launching=any_speed.kernel_seconds * (work.num_kernels - (1 - CALL_OPERATIONS) * work.num_casts),
+        launching=work.num_kernels * any_speed.kernel_seconds,
     )
 
 

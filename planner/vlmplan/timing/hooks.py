@@ -73,18 +73,6 @@ def hooked_calls(trace: Trace, threshold: int) -> Phases:
     return trace.memo[key]
 
 
-def handed_over(trace: Trace) -> int:
-    """Gradients that the backward of one micro batch hands over."""
-    if handed_over not in trace.memo:
-        runs = Counter(run.key for run in trace.schedule)
-        trace.memo[handed_over] = sum(count * _num_gradients(trace.sections[key]) for key, count in runs.items())
-    return trace.memo[handed_over]
-
-
-def _num_gradients(section: Section) -> int:
-    return sum(isinstance(event, GradientReady | GradientTaken) for event in section.backward)
-
-
 def _section_calls(section: Section, threshold: int, *, is_layer: bool) -> Phases:
     """Of one run of a section. A checkpointed layer calls its modules again in backward, which then finds their weights
     whole."""
@@ -95,6 +83,7 @@ def _section_calls(section: Section, threshold: int, *, is_layer: bool) -> Phase
     again = _calls(late[: len(forward)], threshold, containers) if is_recomputed else HookedCalls()
     backward = late[len(forward) :] if is_recomputed else late
     back = _calls(backward, threshold, containers)
+    gradients = sum(isinstance(event, GradientReady | GradientTaken) for event in section.backward)
     return (
         first,
         again,
@@ -103,7 +92,7 @@ def _section_calls(section: Section, threshold: int, *, is_layer: bool) -> Phase
             with_weights=back.with_weights,
             empty=back.empty,
             gathers=0 if is_recomputed else back.gathers,
-            gradients=_num_gradients(section),
+            gradients=gradients,
         ),
     )
 

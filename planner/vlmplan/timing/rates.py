@@ -105,23 +105,14 @@ KERNEL_RAMP_SECONDS = RangedValue(5e-6, 3e-6, 1.5e-6)
 """What any other kernel takes beside what it moves: it starts when the one before has ended. Measured as what forward
 and backward of the runs in tests/gpu took longer than their products and bytes where the GPU was busy all along, on an
 H200 with torch 2.11, by the runs that are not held back; the ends of the range are assumed."""
-KERNEL_SECONDS = RangedValue(34e-6, 12.5e-6, 7e-6)
+KERNEL_SECONDS = RangedValue(25e-6, 11e-6, 6e-6)
 """Time that eager PyTorch needs per operation that moves memory, views and checks between them included; a GPU that
-finishes earlier waits. Assumed for hosts of 2020 on: 11 us for each of all operations, of which a quarter are casts
-under autocast, which take half as long (``CALL_OPERATIONS``). The slow end is measured: 24.3 and 34.4 us on two virtual
-machines with an H200, 2026 (tests/gpu)."""
-CALL_OPERATIONS = 0.5
-"""The host's time for a call that is nothing else, in operations (``KERNEL_SECONDS``): casts, and what DeepSpeed does
-with one gradient after the other.
-
-Other operations are asked for by a module's Python, with the views around them; a cast is most often autocast's, from
-C++. Measured with torch 2.13 on a CPU, beside the model that calibrations measure: 2.7 us where autocast casts, 5.6
-where ``to`` does, 5.7 in backward, and 3.5 for a kernel of DeepSpeed's ``step``, of 17.5 us for an operation, so 0.15
-to 0.33. On a GPU each asks for its kernel too, which is assumed to be 4 of 11 us: (0.26 x 7 + 4) / 11."""
+finishes earlier waits. Assumed for hosts of 2020 on (rehearsals dispatch about 1.5 operations for each one counted).
+The slow end is measured: 24.3 us on a virtual machine with an H200, 2026 (tests/gpu)."""
 CHECKPOINT_OPERATIONS = {"forward": 1.0, "backward": 2.2}
 """More time of the host for each operation that is computed again, in operations (``KERNEL_SECONDS``): checkpoints
 (``use_reentrant=False``) run Python for each tensor that an operation saves, in forward, as it is made again and as
-backward takes it. Casts save none, and are not among these operations.
+backward takes it.
 
 Measured with torch 2.13 on a CPU: 0.9 to 1.1 and 2.1 to 2.3 times an operation of the same model without checkpoints,
 in full training and with adapters alike (``vlmplan_trainer.calibrate.host``)."""
@@ -141,10 +132,6 @@ Measured with deepspeed 0.19.8 and torch 2.13 on a busy core of a small cloud se
 (``vlmplan_trainer.calibrate.hooks``): 282 to 375, 154 to 278, 126 to 161 and 66 to 122 us; 100 to 370 for a gather (of
 one rank and of two); 126 to 190 for a gradient. Expected are two thirds of what is common among these, as cores of
 machines with GPUs are faster; that and the ends of the ranges, twice and half of it, are assumed."""
-BUCKET_HOOK = 0.7
-"""What stages 1 and 2 do with a gradient that backward hands over, in what stage 3 does with one (``HOOK_SECONDS``).
-
-Measured as those are, in the same process: 65 to 76 us in stage 1 and 82 to 97 in stage 2 of 107 to 121."""
 STEP_SECONDS = RangedValue(30e-3, 10e-3, 5e-3)
 """Data loading, logging and Python around a step. Assumed."""
 

@@ -11,8 +11,8 @@ from vlmplan.architecture.trace import Trace, Work
 from vlmplan.hardware import Gpu
 from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
-from vlmplan.timing.hooks import handed_over, hooked_calls
-from vlmplan.timing.rates import BUCKET_HOOK, CALL_OPERATIONS, Rates, Scenario, gpu_rates
+from vlmplan.timing.hooks import hooked_calls
+from vlmplan.timing.rates import Rates, Scenario, gpu_rates
 
 CAUSAL_FRACTION = 0.5
 """Part of causal attention that a fused kernel really computes."""
@@ -138,24 +138,17 @@ def demands_at(speed: Rates, trace: Trace, recipe: Recipe) -> PhaseDemands:
 
 
 def _launch_seconds(speed: Rates, trace: Trace, recipe: Recipe) -> PhaseSeconds:
-    """What asking for each phase takes the host, with what checkpoints add; under ZeRO hooks run for every gradient
-    too, and under stage 3 at every module."""
+    """What asking for each phase takes the host, with what checkpoints add; under stage 3 hooks run at every module
+    too."""
     works = trace.works()
-    num_again = works[1].num_kernels - works[1].num_casts
-    first, again, back = [asking_seconds(work, speed) for work in works]
+    num_again = works[1].num_kernels
+    first, again, back = [work.num_kernels * speed.kernel_seconds for work in works]
     first, again = first + num_again * speed.checkpoints.forward, again + num_again * speed.checkpoints.backward
     if recipe.zero_stage == 3:
         calls = hooked_calls(trace, recipe.zero.stage3_param_persistence_threshold)
         in_forward, in_recompute, in_backward = (one.seconds(speed.hooks) for one in calls)
         first, again, back = first + in_forward, again + in_recompute, back + in_backward
-    elif recipe.zero_stage in (1, 2):
-        back += BUCKET_HOOK * handed_over(trace) * speed.hooks.gradient
     return first, again, back
-
-
-def asking_seconds(work: Work, speed: Rates) -> float:
-    """What asking for all operations takes the host."""
-    return speed.kernel_seconds * (work.num_kernels - (1 - CALL_OPERATIONS) * work.num_casts)
 
 
 def step_flops(trace: Trace) -> int:

@@ -15,15 +15,7 @@ from vlmplan.engines.partitions import partition_size
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import OptimizerKind, Precision
-from vlmplan.timing.rates import (
-    CALL_OPERATIONS,
-    KERNEL_SECONDS,
-    Scenario,
-    gpu_rates,
-    measured,
-    measured_or,
-    memory_bytes_per_second,
-)
+from vlmplan.timing.rates import Scenario, gpu_rates, measured, memory_bytes_per_second
 from vlmplan.units import DType
 
 FUSED_ADAMW_VALUES = 7
@@ -49,27 +41,14 @@ MOMENTS_8BIT_BYTES = 4
 PACKING_BYTES = 2 * 2 * (4 + 8)
 """Of two moments of 4 bits on their way: scaled values and codes as 64-bit integers, written and read."""
 FLOAT64_BYTES = 8
-FINITE_CALLS = 12
-"""Kernels that say of one gradient whether it is finite: its largest and smallest value, and four of ``isfinite`` for
-each, which are joined (``has_inf_or_nan`` in ``runtime/utils.py``)."""
-NORM_CALLS = 2
-"""A wider copy of one gradient, and its norm."""
-PLAIN_OPERATIONS = 1.0
-"""The host's time for one weight of a fused or foreach optimizer, with its part in clipping, in operations
-(``KERNEL_SECONDS``): Python that collects it, its state and its place in lists of tensors. Measured as what ``step``
-took where adapters are trained, 27 to 34 us a weight on an H200's host of 24 to 34 us an operation, by the runs in
-tests/gpu that are not held back."""
 
 
 def update_bytes_per_weight(table: ParameterTable, recipe: Recipe) -> int:
     """Read and written on the GPU for each weight of a rank's share; with Muon, of those that it updates."""
-    p, m = table.trained_dtype.num_bytes, _master_bytes(table, recipe)
+    p = table.trained_dtype.num_bytes
+    m = recipe.master_dtype.num_bytes if recipe.casts_weights else p
     around = _deepspeed_bytes(recipe, p, m) if recipe.uses_deepspeed else _plain_bytes(recipe, m)
     return _optimizer_bytes(recipe, m) + around
-
-
-def _master_bytes(table: ParameterTable, recipe: Recipe) -> int:
-    return recipe.master_dtype.num_bytes if recipe.casts_weights else table.trained_dtype.num_bytes
 
 
 def _optimizer_bytes(recipe: Recipe, m: int) -> int:
@@ -137,36 +116,7 @@ def update_seconds(
     elements = partition_size(table.num_trained, num_ranks) if is_sharded else table.num_trained
     if recipe.optimizer is OptimizerKind.MUON:
         return _muon_seconds(table, recipe, num_ranks, gpu, scenario, bytes_per_second)
-    asking = measured_or(gpu, "operation_seconds", KERNEL_SECONDS).at(scenario) * asked_operations(
-        len(table.numels), recipe, num_ranks
-    )
-    moving = elements * update_bytes_per_weight(table, recipe) / bytes_per_second
-    if not recipe.uses_deepspeed:
-        return max(moving, asking)
-    updating = elements * _optimizer_bytes(recipe, _master_bytes(table, recipe)) / bytes_per_second
-    return updating + max(moving - updating, asking)
-
-
-def asked_operations(num_weights: int, recipe: Recipe, num_ranks: int) -> float:
-    """What the host asks for in a step, in operations: DeepSpeed looks at one gradient after the other, and waits for
-    what it finds before it updates all at once. Stages 1 and 2 look at those of a rank's share, stage 3 at a rank's
-    share of all.
-
-    Stage 0 also scales and adds each, and reads back whether it is finite (``runtime/bf16_optimizer.py``); stages 1 and
-    2 add it to what is there (``zero/stage_1_and_2.py``); stage 3 asks whether all are finite at once
-    (``zero/stage3.py``). Kernels are those that rehearsals dispatch for a weight: 20, 15 and 2.
-    """
-    if not recipe.uses_deepspeed:
-        return PLAIN_OPERATIONS * num_weights
-    finite = 0 if recipe.precision is Precision.FP32 else FINITE_CALLS
-    match recipe.zero_stage:
-        case 0:
-            calls = finite + NORM_CALLS + 6
-        case 3:
-            calls = NORM_CALLS
-        case _:
-            calls, num_weights = finite + NORM_CALLS + 1, -(-num_weights // num_ranks)
-    return CALL_OPERATIONS * calls * num_weights
+    return elements * update_bytes_per_weight(table, recipe) / bytes_per_second
 
 
 def _muon_seconds(

@@ -38,7 +38,6 @@ class OperationWork(NamedTuple):
     dtype: str
     flops: int
     num_bytes: int
-    is_cast: bool = False
 
 
 @dataclass
@@ -52,11 +51,9 @@ class Work:
     moved_bytes: int = 0
     copied_bytes: int = 0
     num_kernels: int = 0
-    num_casts: int = 0
 
     def add(self, one: OperationWork) -> None:
         self.num_kernels += 1
-        self.num_casts += one.is_cast
         if one.kind == "product":
             self.products[one.dtype, one.flops, one.num_bytes] += 1
         elif one.kind == "attention":
@@ -73,7 +70,6 @@ class Work:
             "moved_bytes": self.moved_bytes,
             "copied_bytes": self.copied_bytes,
             "num_kernels": self.num_kernels,
-            "num_casts": self.num_casts,
         }
 
 
@@ -94,7 +90,7 @@ def work_of(func: Any, args: Any, kwargs: Any, result: Any, flops: int) -> Opera
     num_bytes = _moved_bytes(func, packet, inputs, outputs)
     if flops:
         return OperationWork("product", _computed_in(inputs), flops, num_bytes)
-    return OperationWork("moved", "", 0, num_bytes, is_cast=packet is aten._to_copy)
+    return OperationWork("moved", "", 0, num_bytes)
 
 
 def _tensors(item: Any) -> Iterator[torch.Tensor]:

@@ -31,7 +31,7 @@ def to(x: Tensor, dtype: DType) -> Tensor:
     tape = x.tape
     node = tape.node((x,), _cast_backward, meta=x.dtype)
     out = tape.tensor(x.shape, dtype, node)
-    tape.cast(x.num_bytes + out.num_bytes)
+    tape.move(x.num_bytes + out.num_bytes)
     return out
 
 
@@ -52,7 +52,7 @@ def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape) -> Operand:
         return tape.shared_casts[id(weight)]
     node = tape.node((weight,), _cast_backward, meta=weight.dtype)
     out = tape.tensor(weight.shape, dtype, node)
-    tape.cast(weight.num_bytes + out.num_bytes)
+    tape.move(weight.num_bytes + out.num_bytes)
     if is_cached and tape.shared_casts is not None:
         tape.shared_casts[id(weight)] = out
     elif is_cached and tape.cached_casts is not None:
