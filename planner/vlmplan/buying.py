@@ -1,5 +1,6 @@
 """Buying or renting: what is asked, and the machines that it is about."""
 
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog import Catalog
@@ -9,7 +10,6 @@ from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
 from vlmplan.notes import Caveat
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.machine.gpus import local_node
 from vlmplan.machine.host import num_host_cpus
 from vlmplan.machine.nvml import read_machine
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Precision
 from vlmplan.rehearsal.process import answer_of

@@ -8,13 +8,13 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import open_regular
 from vlmplan.json_reader import json_mistakes
-from vlmplan.quick_dataclass import dataclass
 
 BOM = b"\xef\xbb\xbf"
 MAX_SAMPLE_BYTES = 64 * 2**20

@@ -1,9 +1,8 @@
 """What a trainer does with samples before they are a micro batch: order, padding, packing, cuts, sizes of images."""
 
 import math
+from dataclasses import dataclass
 from enum import Enum
-
-from vlmplan.quick_dataclass import dataclass
 
 
 class Order(Enum):

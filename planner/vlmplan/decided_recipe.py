@@ -1,10 +1,9 @@
 """The settings of a recipe that are decided, by a user's options or a ds_config.json; the others are open."""
 
-from dataclasses import Field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from vlmplan.evaluation import Evaluation
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import (
     AdapterDtype,

@@ -4,12 +4,11 @@ What Hugging Face's Trainer calls ``per_device_eval_batch_size``, ``eval_accumul
 ``preprocess_logits_for_metrics`` and ``predict_with_generate`` (transformers 5.23, ``Trainer.evaluation_loop``).
 """
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, JsonObject
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import MAX_COUNT, Choice
 
 DEFAULT_EVAL_SAMPLES = 1000

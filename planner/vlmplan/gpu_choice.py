@@ -5,12 +5,11 @@ A name without a count is one card, whatever command asks; ``local`` is all the 
 
 import os
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import InputError
 from vlmplan.hardware import MAX_GPUS_PER_NODE, Node
-from vlmplan.quick_dataclass import dataclass
 
 LOCAL = "local"
 CPU = "cpu"

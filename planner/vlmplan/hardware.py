@@ -5,12 +5,11 @@ catalog file keeps that figure (``nvlink_gb_s``), so it is halved once, where th
 """
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING
 
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import MIB, Choice
 
 if TYPE_CHECKING:

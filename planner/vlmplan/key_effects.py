@@ -1,14 +1,13 @@
 """What a key of ds_config.json does to a plan: the plan estimated again with other values of that key alone."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from vlmplan.deepspeed_config import Key, deepspeed_config
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
 from vlmplan.rules import check, model_facts

@@ -14,12 +14,11 @@ HIP builds print what CUDA builds do, with HIP in its place; those of other vend
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from vlmplan.plain_text import one_line
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import GIB
 
 UNITS = {"bytes": 1, "KiB": 2**10, "KB": 2**10, "MiB": 2**20, "MB": 2**20, "GiB": 2**30, "GB": 2**30}

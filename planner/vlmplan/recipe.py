@@ -13,14 +13,13 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 ``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights.
 """
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from operator import attrgetter
 from typing import Any, Final
 
 from vlmplan.evaluation import Evaluation
 from vlmplan.json_reader import JsonDict
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import (
     ALPHA_PER_RANK,
     OLORA,

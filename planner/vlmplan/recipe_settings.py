@@ -1,9 +1,10 @@
 """The settings of a training run that decide bytes and seconds, each checked, and in groups by what depends on them."""
 
+from dataclasses import dataclass
+
 from vlmplan.errors import InputError
 from vlmplan.evaluation import Evaluation
 from vlmplan.lora_targets import is_lora_init, pattern_of
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import (
     ALL_LINEAR,
     DEFAULT_INIT,

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
@@ -19,7 +19,6 @@ from typing import Any, cast, get_args, get_type_hints
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import open_regular, write_atomically
 from vlmplan.json_reader import JsonObject, read_json_object
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.training import DATA_SOURCES, LEARNING_RATES, TrainerOptions, flag
 
 SCHEMA = "vlmplan.run/1"

@@ -10,13 +10,12 @@ batch, padded as the trainer pads them.
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, VaryingLengths
 from vlmplan.files import text_of
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.sample_audio import encoded_kinds, encoded_tokens
 from vlmplan.workload import Workload
 

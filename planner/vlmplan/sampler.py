@@ -9,9 +9,9 @@ training can go on from there with another number of ranks.
 import random
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 
 SORTED_SAMPLES = 2048
 """Samples that are sorted by length among themselves: for even batches, yet well shuffled. A choice."""

@@ -6,9 +6,9 @@ a checkpoint to its end before they remove an older one.
 """
 
 import math
+from dataclasses import dataclass
 from enum import Enum
 
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.training import DEFAULT_KEEP_LAST, SAVE_MINUTES
 
 

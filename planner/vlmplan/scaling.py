@@ -5,13 +5,12 @@ scaling keeps what a GPU does in a step: more GPUs make the step's batch larger,
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.engines import stages_on
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.units import divisors
 

@@ -5,14 +5,13 @@ Schema ``vlmplan.out_of_memory/1``. The launcher removes those of earlier attemp
 
 import json
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from vlmplan.errors import VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.json_reader import JsonObject, read_json_object
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import gib_text
 
 SCHEMA = "vlmplan.out_of_memory/1"

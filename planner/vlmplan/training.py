@@ -3,13 +3,12 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.files import open_regular
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 
 CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"

@@ -3,13 +3,12 @@
 Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``), whose trainers run them.
 """
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Final
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, JsonObject
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import MAX_COUNT, Choice
 
 SFT: Final = "sft"

@@ -1,12 +1,11 @@
 """What is trained on what: a model, the shape of a sample, and how many samples."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.saving import Saving
 from vlmplan.units import MAX_COUNT
 

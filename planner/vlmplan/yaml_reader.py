@@ -5,6 +5,7 @@ A module of its own because importing PyYAML takes longer than reading the shipp
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -12,7 +13,6 @@ import yaml
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import first_repeated, repeated, shown, too_deep, too_many_digits
-from vlmplan.quick_dataclass import dataclass
 
 MAX_DEPTH = 20
 """A catalog needs 4, a curriculum 3."""

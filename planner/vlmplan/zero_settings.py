@@ -1,10 +1,9 @@
 """The sizes and switches of DeepSpeed's ``zero_optimization`` that a recipe has."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 
 MAX_ELEMENTS = 10**18
 """What no bucket comes near."""

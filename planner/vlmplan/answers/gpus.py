@@ -1,7 +1,7 @@
 """What ``vlmplan gpus`` shows: each report holds the JSON document and the table made of the same numbers."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,6 @@ from vlmplan.catalog import Catalog
 from vlmplan.catalog.listing import GpuRow
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
 from vlmplan.json_reader import JsonDict
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import GIB, counted, usd_text

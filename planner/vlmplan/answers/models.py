@@ -1,6 +1,7 @@
 """What ``vlmplan models`` shows: each report holds the JSON document and the blocks made of the same numbers."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from vlmplan.architecture.model import Part
 from vlmplan.json_reader import JsonDict
 from vlmplan.models import why_unsupported
 from vlmplan.models.facts import LORA_RANK, ModelAnatomy, ModelFacts
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import count_text

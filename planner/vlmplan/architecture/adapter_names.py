@@ -7,13 +7,12 @@ so or whose name ends in it behind a dot; a regular expression means those whose
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.errors import InputError
 from vlmplan.lora_targets import pattern_of
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import ALL_LINEAR, ATTENTION, REGEX
 
 Marks = Callable[[str], list[frozenset[str]]]

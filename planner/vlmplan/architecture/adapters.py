@@ -4,6 +4,7 @@ Sources: peft 0.21 ``tuners/lora/layer.py`` and ``tuners/lora/bnb.py``; transfor
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.adapter_names import TARGETS_OPTION, ModuleNames, Place, places_of, target_names
@@ -16,7 +17,6 @@ from vlmplan.architecture.parameter_adapters import AdaptableModule, adapted_par
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError, nearest
 from vlmplan.lora_targets import is_stacked, layer_targets, stacked_targets
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 ADAPTABLE = (Linear, PatchEmbedding, Embedding)

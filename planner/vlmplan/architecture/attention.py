@@ -4,7 +4,7 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 ``integrations/sdpa_attention.py`` and the ``eager_attention_forward`` of the models.
 """
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import (
@@ -21,7 +21,6 @@ from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.sequence_parallel import heads_gathered, tokens_gathered
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -3,8 +3,9 @@
 Source: torch 2.13 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``; flash-attn for ``flash_attention_2``.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture.packed_lengths import PackedLengths
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import Choice, DType
 
 

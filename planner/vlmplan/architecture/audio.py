@@ -6,11 +6,11 @@ the extractor's class.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.architecture.images.settings import Settings, count, file_settings, number, section
 from vlmplan.errors import InputError, UnknownNameError
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

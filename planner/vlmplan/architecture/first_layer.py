@@ -7,12 +7,11 @@ layer's. Both places are noted while the first layer runs, so that the events of
 """
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from vlmplan.architecture.trace import NO_PARTS, NO_SPAN, Event, Kind, Section, Span
-from vlmplan.quick_dataclass import dataclass
 
 
 class UnequalLayersError(Exception):

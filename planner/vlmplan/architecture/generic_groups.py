@@ -4,6 +4,7 @@ A group knows the Linears and norms that it runs itself; ``generic_layers`` says
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.architecture import ops
@@ -13,7 +14,6 @@ from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

@@ -6,6 +6,7 @@ results have one width, one norm before each block (or one around it, where a la
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
@@ -13,7 +14,6 @@ from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.generic_groups import Group, LinearOrNorm, Role, joined, use, use_rest
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

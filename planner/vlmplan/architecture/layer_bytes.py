@@ -5,9 +5,9 @@ their pairs (scores of attention): two unknowns, two measurements.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

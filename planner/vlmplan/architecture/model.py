@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -18,7 +18,6 @@ from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forwa
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import LossKind
 from vlmplan.units import Choice, DType
 

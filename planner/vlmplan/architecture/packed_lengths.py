@@ -7,8 +7,7 @@ million images is planned as quickly as one of a thousand.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-
-from vlmplan.quick_dataclass import dataclass
+from dataclasses import dataclass
 
 MAX_CALLS = 1024
 """Calls of one block that are recorded one by one. A choice: from here on a call more changes a peak by less than a

@@ -7,9 +7,8 @@ of these modules is over (``update_recompute_parameters``, ``release_sub_module`
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

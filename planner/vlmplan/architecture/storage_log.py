@@ -7,7 +7,7 @@ for all equal ones, into the operations of the whole model.
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vlmplan.architecture.storage import Storage
@@ -23,7 +23,6 @@ from vlmplan.architecture.trace import (
     Trace,
     WeightUse,
 )
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

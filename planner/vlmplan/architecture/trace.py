@@ -8,11 +8,9 @@ backward runs the schedule in reverse.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
-
-from vlmplan.quick_dataclass import dataclass
 
 
 class Kind(IntEnum):

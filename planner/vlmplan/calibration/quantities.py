@@ -5,8 +5,8 @@ mistake of the measurement or of the file.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import GIB, Choice
 
 

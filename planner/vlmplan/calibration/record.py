@@ -1,9 +1,9 @@
 """A calibration: what was measured on one kind of GPU, in which machine and with which versions."""
 
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.calibration.quantities import QUANTITIES, Unit
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

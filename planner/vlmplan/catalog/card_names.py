@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from vlmplan.catalog.catalog import Catalog
 from vlmplan.catalog.price_listing import Listing
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.hardware import Gpu, Offer
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import GIB
 
 MEMORY_TOLERANCE_FRACTION = 0.08

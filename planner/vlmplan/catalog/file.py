@@ -4,7 +4,7 @@ Every complaint is one sentence that names the file, the key, the value and what
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +13,6 @@ from vlmplan.catalog.rules import MAX_SELECTORS, SECTIONS, Fields, checked, chec
 from vlmplan.errors import InputError, nearest
 from vlmplan.files import text_of
 from vlmplan.json_reader import not_allowed, read_json_object, unknown_key
-from vlmplan.quick_dataclass import dataclass
 
 SELECTING = ("hide", "discounts")
 REFRESHED_FILE_NAME = "refreshed_prices.json"

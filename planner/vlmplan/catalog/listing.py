@@ -1,12 +1,12 @@
 """GPUs of the catalog by what the user wants to see, each with its offers and the cheapest of them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog.catalog import Catalog
 from vlmplan.errors import UnknownNameError
 from vlmplan.hardware import Gpu, Offer, cheapest
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

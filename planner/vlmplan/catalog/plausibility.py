@@ -5,10 +5,10 @@ what anybody asks for that card. Such a list is left out as a whole: what else i
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from vlmplan.catalog.rules import Fields
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import usd_text
 
 BAND_FACTOR = 4.0

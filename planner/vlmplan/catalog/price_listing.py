@@ -1,10 +1,10 @@
 """A machine as its provider lists it, with the price and where that was read."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.hardware import Pricing
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

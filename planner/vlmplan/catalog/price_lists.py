@@ -1,12 +1,12 @@
 """What is known of prices: the newest list of every provider, and what every GPU costs from the least to the most."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog.catalog import Catalog
 from vlmplan.catalog.listing import require_known
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from vlmplan.files import write_atomically
 from vlmplan.hardware import Offer, Pricing
 from vlmplan.json_reader import JsonDict
 from vlmplan.plain_text import one_line
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import counted
 
 MOST_OFFERS = 2000

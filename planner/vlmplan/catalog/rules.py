@@ -6,13 +6,13 @@ Keys keep the data sheet's units (``memory_mib``); the header of ``gpu_catalog.y
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.hardware import MAX_GPUS_PER_NODE, PCIE_BYTES_PER_SECOND_PER_LANE, Pricing, Vendor
 from vlmplan.json_reader import JsonObject, not_allowed, unknown_key
-from vlmplan.quick_dataclass import dataclass
 
 SCHEMA = "vlmplan.catalog/1"
 SECTIONS = ("schema", "sources", "gpus", "price_lists", "offers", "hide", "discounts")

@@ -2,7 +2,7 @@
 do, or has no key for, is no setup."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from vlmplan.changes.kinds import Change, Space, all_changes
@@ -13,7 +13,6 @@ from vlmplan.models import find_model
 from vlmplan.other_trainers import OpenedConfig, TrainerConfig
 from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, cannot_train, key_changes, with_changes
 from vlmplan.other_trainers.writing import Tool
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.request import (
     OptionValue,

@@ -11,14 +11,13 @@ the rules to say. Three groups, in the order in which they may be asked for:
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from vlmplan.architecture.config import Config
 from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
 from vlmplan.estimation import fewer_at_once, with_answers_of
 from vlmplan.evaluation import Kept
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import PLAIN, Recipe, engine_name
 from vlmplan.recipe_choices import (
     AttentionImplementation,

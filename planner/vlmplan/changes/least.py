@@ -10,11 +10,10 @@ was tried as it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from vlmplan.changes.kinds import Change, Levels, Space
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import OptionValue, Request
 
 SAME_SECONDS_FRACTION = 0.01

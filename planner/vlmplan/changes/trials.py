@@ -4,6 +4,7 @@ The answers are those of ``estimate`` of the same request; a test holds them to 
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 from vlmplan.catalog import Catalog
 from vlmplan.engines import engine_of
@@ -16,7 +17,6 @@ from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.evaluation import with_evaluation
 from vlmplan.memory.overhead import process_group
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
 from vlmplan.request import HardwareRequest, Request, RequestedSetup, requested_cluster, requested_setup

@@ -7,10 +7,10 @@ patches wants it; where no scale helps, as with tiles chosen by aspect ratio, it
 """
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 
 Size = tuple[int, int]
 SHRINKAGES = (1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.85, 0.8)

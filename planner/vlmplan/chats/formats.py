@@ -21,7 +21,7 @@ What is learnt is what the assistant says; of a prompt and its completion, all o
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.chats.references import (
@@ -36,7 +36,6 @@ from vlmplan.chats.references import (
 )
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import counted
 
 IMAGE_TAG, VIDEO_TAG = "<image>", "<video>"

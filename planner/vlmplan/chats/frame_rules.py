@@ -7,12 +7,12 @@ by these rules, and the trainer decodes those frames.
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from math import ceil, floor
 
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import counted
 
 MAX_DECODED_PIXELS = 768 * 1920 * 1080

@@ -4,11 +4,11 @@ Source: ``replace_video_token`` in transformers 5.23 models/*/processing_*.py.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from vlmplan.chats.frame_rules import FrameRule, Sampler
 from vlmplan.chats.video_files import VideoHeader
-from vlmplan.quick_dataclass import dataclass
 
 IMAGE_TOKEN, VIDEO_TAG = "<image>", "<video>"
 """What SmolVLM's processor calls the token of a frame, and the text that stands for a video, which is no token."""

@@ -11,13 +11,13 @@ import re
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmplan.chats.references import Reference
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
-from vlmplan.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from PIL.Image import Image

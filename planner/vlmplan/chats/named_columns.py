@@ -5,11 +5,11 @@ Source: LLaMA-Factory 0.9.5, ``DatasetAttr`` in ``data/parser.py`` for names and
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, JsonObject
-from vlmplan.quick_dataclass import dataclass
 
 ALPACA, SHAREGPT = "alpaca", "sharegpt"
 COLUMNS: Mapping[str, str] = {

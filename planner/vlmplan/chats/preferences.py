@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,6 @@ from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_fold
 from vlmplan.data_file import Record
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
-from vlmplan.quick_dataclass import dataclass
 
 CHOSEN, REJECTED = "chosen", "rejected"
 ANSWERED = "completion"

@@ -1,10 +1,10 @@
 """Where the images and videos of a sample are, as its JSON says it: in a part of a turn, or beside the turns."""
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject
-from vlmplan.quick_dataclass import dataclass
 
 IMAGE_NAMES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of a list of frames, not of videos
 REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url")

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +16,6 @@ from vlmplan.chats.video_files import VideoHeader, video_header
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
-from vlmplan.quick_dataclass import dataclass
 
 T = TypeVar("T")
 LISTED_FRAMES_PER_SECOND = 2.0

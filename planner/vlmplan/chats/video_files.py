@@ -7,13 +7,12 @@ they do not say is not guessed.
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from vlmplan.errors import InputError
 from vlmplan.files import open_regular
-from vlmplan.quick_dataclass import dataclass
 
 MAX_HEADER_BYTES = 64 * 2**20
 """Of ``moov``: hours of video have some MiB of tables."""

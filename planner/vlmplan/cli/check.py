@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from vlmplan.cli.options import CATALOG, DATA, JSON, ONE_CLUSTER, REPORT, SAVING
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from vlmplan.request import ConfiguredRequest, Request

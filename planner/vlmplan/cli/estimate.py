@@ -1,7 +1,7 @@
 """``vlmplan estimate``: one setup on one kind of GPU."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from vlmplan.cli.options import CATALOG, CONFIG, DATA, FOR, FORCE, JSON, ONE_CLU
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
-from vlmplan.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate

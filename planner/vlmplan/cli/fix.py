@@ -1,7 +1,7 @@
 """``vlmplan check --fix``: changes of the trainer's own file, and writing the first."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ import click
 from vlmplan.cli.day import today
 from vlmplan.cli.option_kinds import FILE, Decorator
 from vlmplan.cli.output import print_document
-from vlmplan.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from vlmplan.cli.estimate import Answer

@@ -6,6 +6,7 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
 from vlmplan.cli.option_words import ClickValues, words_of
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.render.lines import tell
 from vlmplan.run_record import RECORD_FILE
 from vlmplan.training import TrainerOptions

@@ -1,9 +1,8 @@
 """What the samples of ``--data`` mean for a setup that was found, as commands show it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from vlmplan.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from vlmplan.data_plan import DataSource

@@ -1,11 +1,11 @@
 """``--for``: what is written for another trainer, and how to start it and ask again."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.cli.option_words import words_of
-from vlmplan.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.cli.task_options import TASK
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.training_task import Generation
 
 if TYPE_CHECKING:

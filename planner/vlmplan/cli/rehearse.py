@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words, script_text
 from vlmplan.cli.task_options import TASK
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.render.lines import tell
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,6 @@ import click
 
 from vlmplan.cli.option_kinds import Decorator
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from vlmplan.rehearsal.script import ScriptRehearsal

@@ -5,8 +5,9 @@ per rented hour, h hours of use per month. A month of owning costs P (1 - F) / L
 Left out: interest, repairs, work, and the disk between rented sessions.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import MAX_AMOUNT
 
 HOURS_PER_MONTH = 365.25 / 12 * 24

@@ -1,12 +1,12 @@
 """A machine that might be bought, beside the offers that it would take the place of."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.cost.owning import HOURS_PER_WEEK, WEEKS_PER_MONTH, BreakEven, OwnMachine, break_even
 from vlmplan.errors import InputError
 from vlmplan.hardware import Gpu, Offer, Pricing, cheapest
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import counted, duration_text, usd_text
 
 SHOWN_HOURS_PER_WEEK = (5.0, 10.0, 20.0, 40.0, 80.0, HOURS_PER_WEEK)

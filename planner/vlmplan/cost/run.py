@@ -1,5 +1,7 @@
 """What a run costs on an offer, part by part: usd of whole machines by the hour, and of the disk that outlives them."""
 
+from dataclasses import dataclass
+
 from vlmplan.cost.interruptions import (
     INTERRUPTIONS_PER_DAY,
     MOST_INTERRUPTIONS_PER_DAY,
@@ -9,7 +11,6 @@ from vlmplan.cost.interruptions import (
 )
 from vlmplan.errors import InputError
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import GIB
 
 START_UP_SECONDS = 300.0

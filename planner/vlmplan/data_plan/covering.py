@@ -6,12 +6,12 @@ that a micro batch has no fewer patches than the real one, and each row no fewer
 
 import math
 from bisect import bisect_left
+from dataclasses import dataclass
 
 from vlmplan.architecture.images import ImageShape
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_plan.lengths import SampleShapes
 from vlmplan.dataset.images import ImageAmounts
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

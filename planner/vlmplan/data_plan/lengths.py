@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from vlmplan.dataset import Dataset, SampleSize
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.workload import ModelFiles
 
 BLANK_SIDE, BLANK_TEXT_TOKENS = 28, 16

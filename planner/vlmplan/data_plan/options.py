@@ -2,7 +2,7 @@
 micro batch, length and image that fit the card."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_plan.covering import Covering
@@ -16,7 +16,6 @@ from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.device import Verdict, device_memory
 from vlmplan.memory.overhead import process_group
 from vlmplan.models import context_length
-from vlmplan.quick_dataclass import dataclass
 
 LIMIT_PERCENTILES = (99, 95, 90)
 """Of lengths, that lower limits are tried at. A choice."""

@@ -6,7 +6,7 @@ lengths and numbers of patches and read off straight lines between them.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from vlmplan.chats.downscaling import Size
@@ -17,7 +17,6 @@ from vlmplan.data_plan.source import DataSource
 from vlmplan.data_rules import DataRules, Order
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.estimation import Estimate, Estimator
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.workload import Workload
 
 NUM_LENGTHS, NUM_PATCHES = 17, 5

@@ -1,7 +1,7 @@
 """What ``--data`` decides of a request: how long samples are, which images they have, and how many there are."""
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from vlmplan.dataset import Dataset, dataset
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.dataset.videos import VideoAmounts, video_reading
 from vlmplan.models import context_length
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.sampler import packed
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles

@@ -8,6 +8,7 @@ video is: when they are, with the tokens around each.
 
 import importlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -17,7 +18,6 @@ from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError, MissingPackageError
-from vlmplan.quick_dataclass import dataclass
 
 MISSING = "counting tokens needs the package tokenizers: pip install 'vlmplan[data]'"
 BYTES_PER_TOKEN = 3.2

@@ -4,12 +4,12 @@ Source for dataset_info.json: LLaMA-Factory 0.9.5, ``get_dataset_list`` in ``dat
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vlmplan.chats.named_columns import NamedColumns, named_columns
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.json_reader import JsonObject, read_json_object
-from vlmplan.quick_dataclass import dataclass
 
 INFO = "dataset_info.json"
 SUFFIXES = (".jsonl", ".json")

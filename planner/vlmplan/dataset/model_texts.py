@@ -6,6 +6,7 @@ processors), ``processor_config.json`` or ``tokenizer_config.json``; special tok
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ from vlmplan.files import MAX_TEXT_BYTES, text_if_there
 from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.models.hub import cached_snapshot
 from vlmplan.models.hub_names import hub_id
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.workload import ModelFiles
 
 TOKENIZER = "tokenizer.json"

@@ -1,11 +1,11 @@
 """What a scan of samples finds: of every one the tokens of its text and the sizes of its images."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.chats.video_files import VideoHeader
-from vlmplan.quick_dataclass import dataclass
 
 RULES_VERSION = 4
 """Of what is counted; another one makes kept results old."""

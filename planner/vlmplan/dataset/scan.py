@@ -9,7 +9,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmplan.chats.frame_rules import FrameRule
@@ -24,7 +24,6 @@ from vlmplan.dataset.progress import reading_progress
 from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
 from vlmplan.dataset.videos import VideoReading
 from vlmplan.errors import InputError, MissingPackageError
-from vlmplan.quick_dataclass import dataclass
 
 CHUNK_BYTES, CHUNK_SAMPLES = 2**20, 500
 """What a process is given at once: some tenths of a second. A choice."""

@@ -1,5 +1,6 @@
 """Videos of a sample as the images that they are in memory, by the rules of the trainer that shows them."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from vlmplan.architecture.images import image_shape
@@ -13,7 +14,6 @@ from vlmplan.data_rules import DataRules, OwnVideoRules, VideoRules
 from vlmplan.dataset.images import ImageAmounts, limited
 from vlmplan.dataset.record import SampleSize
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.workload import ModelFiles
 
 KEPT_VIDEOS = 2**14

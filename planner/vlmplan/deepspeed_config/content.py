@@ -5,7 +5,7 @@ Whole numbers may be written as ``5e8``; deprecated names, and field names witho
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from vlmplan.deepspeed_config.auto import auto_problem
 from vlmplan.deepspeed_config.keys import Effect, Key
@@ -21,7 +21,6 @@ from vlmplan.deepspeed_config.zero_keys import (
 )
 from vlmplan.errors import UnknownNameError
 from vlmplan.json_reader import JsonDict, JsonObject
-from vlmplan.quick_dataclass import dataclass
 
 KEYS: Mapping[str, Key] = {**RUN_KEYS, **ZERO_KEYS, **SECTION_KEYS}
 """Every key that DeepSpeed 0.19.8 reads, by its path."""

@@ -6,7 +6,7 @@ options and the model are known (``auto``).
 """
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from vlmplan.deepspeed_config.precision import open_precisions
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
 from vlmplan.muon import MOMENTUM as MUON_MOMENTUM
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
 from vlmplan.zero_settings import ZeroSettings
 

@@ -5,11 +5,11 @@ them, so that what is said of a key and what is done with it cannot differ.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
 
 from vlmplan.json_reader import JsonObject, shown
-from vlmplan.quick_dataclass import dataclass
 
 
 class Kind(Enum):

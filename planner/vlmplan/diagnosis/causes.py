@@ -6,10 +6,10 @@ processes on the GPU by NVML; the one with this process's pid is called "this pr
 and then this one is among the others.
 """
 
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.memory_messages import Kind, MemoryMessage
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import GIB
 
 OWN_OVERHEAD_BYTES = 2 * GIB

@@ -1,6 +1,6 @@
 """What a log tells of the moment when memory ran out: the message, who wrote it, where it was, how far the run was."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.diagnosis.frames import frames_before
 from vlmplan.diagnosis.log import Log, line_of
@@ -8,7 +8,6 @@ from vlmplan.diagnosis.places import Phase, Place, place_of, place_of_plan
 from vlmplan.diagnosis.progress import Progress, progress_before
 from vlmplan.errors import InputError
 from vlmplan.memory_messages import HANDLE, LOOKED_FOR, Kind, MemoryMessage, line_start, messages_in
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """The frames of a traceback in a log, as Python, IPython and rich print them."""
 
 import re
+from dataclasses import dataclass
 
 from vlmplan.diagnosis.log import Line, line_of
-from vlmplan.quick_dataclass import dataclass
 
 MAX_LINES = 2000
 MAX_CHARACTERS = 400_000

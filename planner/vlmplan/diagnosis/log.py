@@ -3,12 +3,12 @@
 import re
 import sys
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import open_regular
-from vlmplan.quick_dataclass import dataclass
 
 MAX_LOG_BYTES = 64 * 2**20
 """Of a longer log the end is read: a run that ran out of memory stops there. Some 500,000 lines. A choice."""

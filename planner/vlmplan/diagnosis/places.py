@@ -7,10 +7,10 @@ innermost that is named, and what was being made is told by the last frames alon
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.diagnosis.frames import Frame, own_frame
-from vlmplan.quick_dataclass import dataclass
 
 INNERMOST = 8
 """Frames that tell what was being made: a module's forward is three of torch's frames inside another's. A choice."""

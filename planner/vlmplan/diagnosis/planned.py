@@ -8,7 +8,7 @@ length is looked for at which the plan of that phase has what was needed. What i
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from math import isqrt
 
@@ -27,7 +27,6 @@ from vlmplan.memory.device import Verdict
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.resume import RESUME
 from vlmplan.models import takes_images
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.sample_images import image_tokens, sample_image

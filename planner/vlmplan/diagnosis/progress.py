@@ -1,9 +1,9 @@
 """How far a run was: bars of tqdm, lines of the Trainer's, of ms-swift's and of vlmplan's own."""
 
 import re
+from dataclasses import dataclass
 
 from vlmplan.memory_messages import line_start
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.training import STEP_LINE
 
 MAX_MARKS = 400

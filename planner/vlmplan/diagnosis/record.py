@@ -1,12 +1,13 @@
 """A diagnosis: what a log proves, and what a plan of the same setup adds."""
 
+from dataclasses import dataclass
+
 from vlmplan.diagnosis.causes import Balance, Cause, balance_of, cause_of
 from vlmplan.diagnosis.evidence import Evidence, evidence_in
 from vlmplan.diagnosis.log import Log
 from vlmplan.diagnosis.tensors import TensorSize, WeightSize
 from vlmplan.estimation import Estimate
 from vlmplan.memory.phases import Phase
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import Request
 from vlmplan.search.way_out import WayOut
 

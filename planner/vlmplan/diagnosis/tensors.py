@@ -13,6 +13,7 @@ tensors, and only weights, whose sizes are known, and logits are compared, as a 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import isqrt
 
 from vlmplan.architecture.config import Config
@@ -22,7 +23,6 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.memory_messages import MemoryMessage
 from vlmplan.models import context_length
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import GIB, MIB
 from vlmplan.workload import ModelFiles
 

@@ -7,11 +7,11 @@ of a few bytes (norms, overflow, the loss) are left out. Which there are is in e
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Trace
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import Choice
 
 

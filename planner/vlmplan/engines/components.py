@@ -1,8 +1,6 @@
 """Bytes of one GPU by component."""
 
-from dataclasses import fields
-
-from vlmplan.quick_dataclass import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ copies ``broadcast_coalesced`` in ``comm.cpp``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,7 +25,6 @@ from vlmplan.engines.engine import ModelStates
 from vlmplan.engines.events import Component
 from vlmplan.engines.plain import PlainPyTorch
 from vlmplan.engines.profile import MicroBatchProfile
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.units import MIB, DType
 

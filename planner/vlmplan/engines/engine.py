@@ -11,6 +11,7 @@ trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +26,6 @@ from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload
 from vlmplan.units import DType

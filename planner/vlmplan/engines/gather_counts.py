@@ -2,9 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import field
-
-from vlmplan.quick_dataclass import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)

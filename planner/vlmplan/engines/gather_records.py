@@ -1,9 +1,7 @@
 """Weights that ZeRO-3 gathers, their modules, and the collectives that are under way."""
 
 from collections import deque
-from dataclasses import field
-
-from vlmplan.quick_dataclass import dataclass
+from dataclasses import dataclass, field
 
 Key = tuple[int, int | None]
 """A parameter or a module, by the object, of one layer."""

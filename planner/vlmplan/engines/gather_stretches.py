@@ -7,11 +7,11 @@ the same before two layers that follow each other and after them, it is the same
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Prefetch, Release, Run, Section, Trace, WeightUse
 from vlmplan.engines.gather_records import Key
-from vlmplan.quick_dataclass import dataclass
 
 MORE_BEFORE, MORE_AFTER = 2, 3
 """Periods of a stretch that are walked through before and after those left out, beside those that weights stay whole or

@@ -5,7 +5,7 @@ order, whatever the batch or the kind of 16-bit numbers.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from vlmplan.engines.gather_records import Key, Passed, passed_by
 from vlmplan.engines.gather_stretches import SectionUses, Stretch, places_of, section_uses, shortened
 from vlmplan.engines.gather_wrappers import Wrappers
 from vlmplan.engines.gathering import GatheredWeights, notify
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.zero_settings import ZeroSettings
 
 EventBytes = tuple[int, int, Sequence[tuple[int, int]]]

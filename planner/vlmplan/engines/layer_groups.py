@@ -13,12 +13,12 @@ chunk's size).
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Run, Trace
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.units import DType
 

@@ -1,11 +1,11 @@
 """What bounds of memory need to know of one micro batch: the few numbers of a trace that depend on no engine."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Section, Span, Trace
 from vlmplan.engines.optimizer_states import NORM_BYTES
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What an estimate says: phases, device, host, disk and seconds of one recipe on one cluster."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from vlmplan.architecture.model import Part
 from vlmplan.engines.collectives import Collectives
@@ -21,7 +22,6 @@ from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.resume import ResumeMemory
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.saving import RunDisk, Saving, run_disk
 from vlmplan.timing import StepTime, TimedStep, speed_note

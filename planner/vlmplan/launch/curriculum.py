@@ -6,6 +6,7 @@ model with the adapter merged in. Its folder is ``OUTPUT/NUMBER-NAME``.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from vlmplan.launch.prepared import planned
 from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import PLAN_FILE, Plan, read_plan
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import Method
 from vlmplan.request import Request, parse
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.child_process import empty_folder, last_words, run_python
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import PLAN_FILE, Plan, write_plan
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.training import TrainerOptions
 
 LOOK = "vlmplan_trainer.look"

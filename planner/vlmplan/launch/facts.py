@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmplan.child_process import last_words, run_python
@@ -21,7 +21,6 @@ from vlmplan.launch.extensions import held_locks
 from vlmplan.machine.host import free_bytes_at, host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import NvmlMachine, read_machine
 from vlmplan.plan import Plan
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.versions import TASK_PACKAGES, installed_version
 
 PACKAGES = (

@@ -6,7 +6,7 @@ contexts, message buffers and other processes are counted as they are. Which cha
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmplan.catalog import Catalog
@@ -23,7 +23,6 @@ from vlmplan.launch.preflight import missing_packages
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.plan import Plan
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import Options, Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.shortage import Shortage
 from vlmplan.sizes import zero_settings

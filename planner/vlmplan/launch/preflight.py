@@ -6,7 +6,7 @@ Judges ``Facts`` and reads data files and the output folder; asks nothing else.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.launch.task_runs import task_problems
 from vlmplan.plan import Plan
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import AttentionImplementation
 from vlmplan.saving import Interval, Saving
 from vlmplan.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, monitor_problems

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmplan.catalog import load_catalog
@@ -15,7 +15,6 @@ from vlmplan.launch.resuming import LaunchRequest, record_to_keep
 from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import PLAN_FILE, Plan, plan_from_estimate
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import Request
 from vlmplan.requested import requested_estimate
 from vlmplan.training import TrainerOptions

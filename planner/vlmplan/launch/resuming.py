@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.run_folder import has_checkpoint, result_in
 from vlmplan.plan import Plan
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import Options, OptionValue, Request, requested_cluster
 from vlmplan.run_record import RECORD_FILE, RunRecord, no_record, read_record, record_of, resumed, said
 from vlmplan.training import DATA_SOURCES, TrainerOptions

@@ -5,9 +5,9 @@ The states of processes are those of Linux's ``/proc/PID/stat`` (man 5 proc); el
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import duration_text
 
 STOPPED_SECONDS = 10.0

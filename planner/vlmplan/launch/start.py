@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
@@ -31,7 +32,6 @@ from vlmplan.launch.facts import Facts
 from vlmplan.launch.run_folder import ENVIRONMENT_FILE
 from vlmplan.launch.silence import Silence
 from vlmplan.plan import Plan
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.step_bar import StepBar, can_draw
 from vlmplan.training import REPORT_FILE, STARTED
 

@@ -7,7 +7,7 @@ memory; where several are left, the PCI device id decides. A card the catalog do
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import combinations
 
@@ -18,7 +18,6 @@ from vlmplan.hardware import PCIE_BYTES_PER_SECOND_PER_LANE, Gpu, Node, Vendor
 from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import MigSlice, NvmlCard, NvmlMachine, read_machine
 from vlmplan.notes import Caveat
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import MIB, gib_text
 
 MEMORY_TOLERANCE_FRACTION = 0.07

@@ -6,11 +6,11 @@ say; ``local_gpus`` matches it with the catalog. Names and meanings: https://doc
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, TypeVar
 
 from vlmplan.errors import MissingPackageError, UnavailableError
-from vlmplan.quick_dataclass import dataclass
 
 _T = TypeVar("_T")
 

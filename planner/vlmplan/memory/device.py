@@ -7,6 +7,7 @@ allocator the replay of ``reservation`` decides, which may fail although the ten
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.hardware import Cluster
@@ -19,7 +20,6 @@ from vlmplan.memory.overhead import (
     reserve_bytes,
     workspace_bytes,
 )
-from vlmplan.quick_dataclass import dataclass
 
 
 class Verdict(Enum):

@@ -12,10 +12,11 @@ clones every tensor for the model's file, and ``exclude_frozen_parameters`` take
 by one of its two names (``module_state_dict``). Both seen.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.optimizer_states import paged_bytes, state_bytes
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload, OptimizerKind
 from vlmplan.saving import Saving

@@ -7,6 +7,7 @@ what ``architecture.evaluation`` traced. What the loop keeps of every batch come
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass
@@ -17,7 +18,6 @@ from vlmplan.engines.profile import MicroBatchProfile, forward_rise
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 if TYPE_CHECKING:

@@ -4,13 +4,12 @@ Symbols as in ``engines``. Sources: transformers 5.23 ``modeling_utils.py`` (loa
 ``stage_1_and_2.py`` and ``stage3.py`` (pinned buffers), ``swap_tensor/`` for NVMe.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, state_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import partition_size, shares
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.training_task import Reference

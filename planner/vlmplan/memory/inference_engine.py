@@ -6,8 +6,8 @@ what is left of it). TRL 1.16 starts it with ``max_num_seqs`` answers and 4,096 
 """
 
 import math
+from dataclasses import dataclass
 
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType, gib_text
 
 ASLEEP_BYTES = int(1.4 * 1024**3)

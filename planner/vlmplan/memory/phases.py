@@ -1,9 +1,9 @@
 """The phases of a run on one GPU."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.engines.components import Components
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 
 REFERENCE_PHASE = "reference"

@@ -10,12 +10,13 @@ stay as they are); bitsandbytes 0.50 ``optim/optimizer.py`` (a deep copy first);
 several ranks, else on the CPU); the bundled trainer's ``engines/plain.py``.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.disk import engine_weight_bytes, master_weight_bytes, optimizer_state_bytes
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.saving import Saving
 

@@ -7,13 +7,14 @@ Source: TRL 1.16 ``grpo_trainer.py`` (``_generate_and_score_completions``, ``_ge
 between two micro batches of a step.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, run_forward
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import GENERATE_PHASE, REFERENCE_PHASE, SYNC_PHASE, Phase
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

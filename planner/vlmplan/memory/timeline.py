@@ -9,6 +9,7 @@ all. Another rank may have a higher peak in a phase, but none as high as that.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, partial
 
 from vlmplan.architecture.trace import Trace
@@ -24,7 +25,6 @@ from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
 from vlmplan.memory.phases import REFERENCE_PHASE, Phase, num_waiting
 from vlmplan.memory.ranks import WalkedStep, highest_rank
 from vlmplan.memory.rollout import Rollout
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 
 

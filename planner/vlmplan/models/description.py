@@ -1,7 +1,7 @@
 """What the texts of a model's files say of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, EXTRACTOR, MAY_BE_DEAF
@@ -16,7 +16,6 @@ from vlmplan.lora_targets import INDEXING_TYPES
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.models.untrainable import check_trainable
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.thinkers import thinker_config, thinker_note
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles

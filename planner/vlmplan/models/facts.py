@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.images import ImageShape, image_shape
@@ -11,7 +11,6 @@ from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
 from vlmplan.models.description import context_length, takes_images
 from vlmplan.models.tree import ProbedModelFiles, model_tree
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import ALL_LINEAR, ATTENTION
 from vlmplan.workload import ModelFiles
 

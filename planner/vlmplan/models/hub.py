@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -34,7 +34,6 @@ from vlmplan.models.hub_names import (
     is_revision,
 )
 from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file, within_deadline
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.user_cache import keep_text, kept_text
 
 KEPT_SCHEMA = 2

@@ -1,8 +1,7 @@
 """How models are called on the Hugging Face Hub, and which of their files describe them. A leaf."""
 
 import re
-
-from vlmplan.quick_dataclass import dataclass
+from dataclasses import dataclass
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"

@@ -9,6 +9,7 @@ Importing ``huggingface_hub`` takes longer than a whole estimate, so it is impor
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,7 +17,6 @@ from vlmplan.deadline import DeadlinePassed, within
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.models.hub_names import MAX_BYTES
 from vlmplan.plain_text import printable
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.version import __version__
 
 if TYPE_CHECKING:

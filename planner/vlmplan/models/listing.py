@@ -1,13 +1,13 @@
 """Packaged models by what the user wants to see, and what names one of them."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import UnknownNameError
 from vlmplan.models.facts import ModelFacts, model_facts
 from vlmplan.models.packaged import packaged_files, packaged_models
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.workload import ModelFiles
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import InputError, nearest
 from vlmplan.models.description import FoundModel, brings_own_code, files_of_texts, why_unsupported, with_layout
 from vlmplan.models.hub_names import CONFIG, FILE_NAMES, HubId
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.workload import ModelFiles
 
 PACKAGED_MODELS = Path(__file__).parents[1] / "data" / "models"

@@ -1,11 +1,10 @@
 """From a model's files to its module tree. Pure: whatever had to be asked for is in the files already."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Model
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +17,6 @@ from vlmplan.other_trainers.fsdp import read_fsdp, unread_losses
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import AdapterDtype, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles

@@ -4,7 +4,7 @@ Keys and defaults of transformers 5.23 (``training_args.py``, ``trainer.py``, ``
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from vlmplan.data_rules import Order
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, EvaluationRules, read_evaluation
@@ -12,7 +12,6 @@ from vlmplan.other_trainers.parallelism import refuse_parallelism
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import read_saving
 from vlmplan.other_trainers.settings import NO, Settings
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import AttentionImplementation, BatchesOnGpu, InputGradients, OptimizerKind, Precision
 from vlmplan.saving import Saving

@@ -1,7 +1,7 @@
 """A file of another trainer → its ``TrainerConfig``: recognised by what is in it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,6 @@ from vlmplan.other_trainers.scripts import OTHER, TRL_DPO, ScriptRun, looks_like
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, read_trl
 from vlmplan.other_trainers.trl_dpo import is_dpo, read_trl_dpo
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import Method, Precision
 from vlmplan.workload import ModelFiles
 

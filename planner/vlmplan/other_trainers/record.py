@@ -1,11 +1,10 @@
 """What a configuration of another trainer says, and which setup of vlmplan it means."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from vlmplan.data_rules import DataRules
 from vlmplan.deepspeed_config import DsConfig
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.saving import Saving
 
 Value = bool | int | float | str

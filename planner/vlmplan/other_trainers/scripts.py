@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.shell import Command, arguments_of, commands_of
-from vlmplan.quick_dataclass import dataclass
 
 PYTHONS = frozenset(("python", "python3", "accelerate", "torchrun", "deepspeed"))
 LAUNCHER_VALUES = frozenset(

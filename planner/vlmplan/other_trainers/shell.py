@@ -9,13 +9,12 @@ a value that only running it would tell; what has such a value is refused by its
 import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
 from vlmplan.other_trainers.shell_words import Kind, Part, Span, Word, simple_commands
-from vlmplan.quick_dataclass import dataclass
 
 MAX_CHARACTERS = 2**15
 """Of a script, and of all that its variables stand for. A choice: scripts of runs have a few thousand."""

@@ -6,11 +6,10 @@ Language, 2.3 (token recognition) and 2.10.
 """
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 
 ORDINARY = re.compile(r"[^\s\\'\"$`#;&|<>()]+")
 NAME_AFTER_DOLLAR = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|[@*#?$!\-0-9])")

@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from vlmplan.deepspeed_config import NEVER_PLANNED, merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.json_reader import JsonDict, shown
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe, engine_name
 from vlmplan.recipe_choices import Offload
 from vlmplan.saving import RunDisk, Saving, run_disk

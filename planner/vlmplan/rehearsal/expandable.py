@@ -6,6 +6,7 @@ Source: ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.13): ``get_free_block``, 
 """
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -16,7 +17,6 @@ from vlmplan.memory.allocator import (
     SMALL_SEGMENT_BYTES,
     OutOfDeviceMemory,
 )
-from vlmplan.quick_dataclass import dataclass
 
 _STRETCH_BYTES: Final = 2**30 * LARGE_SEGMENT_BYTES
 """Addresses of a size class: more than any device has, and a multiple of both kinds of pages."""

@@ -7,6 +7,7 @@ rehearsals is what a layer of the new kind adds.
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.architecture.generic import build_generic
@@ -14,7 +15,6 @@ from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
 from vlmplan.models.description import TEXT_SECTIONS
 from vlmplan.models.tree import ProbedModelFiles
-from vlmplan.quick_dataclass import dataclass
 
 NUM_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """What configurations call the number of layers of the language model."""

@@ -5,14 +5,13 @@ A rehearsal sees tensors; library workspaces are added here, as an estimate has 
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from vlmplan.engines.components import Components
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.overhead import ProcessGroup, workspace_bytes, workspace_sizes
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
 from vlmplan.rehearsal.result import Allocation, Rehearsed, RehearsedPhase
 from vlmplan.timing import CountedCollectives, TimedStep, timed_work

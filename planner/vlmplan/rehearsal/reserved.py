@@ -6,11 +6,10 @@ sees, are put in where the first forward begins.
 """
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.memory.allocator import Block, CachingAllocator
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.rehearsal.expandable import ExpandableAllocator, Span
 from vlmplan.rehearsal.result import CACHE_EMPTIED, Rehearsed
 

@@ -3,12 +3,11 @@ rank, as tensors ask for them; workspaces of libraries are not among them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from vlmplan.engines.components import Components
 from vlmplan.json_reader import JsonObject
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.timing import CountedWork
 
 SCHEMA = "vlmplan.rehearsed/1"

@@ -4,9 +4,9 @@ The fastest are on the left, the cheapest at the bottom: the front runs from the
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.search.pareto import Point
 from vlmplan.units import count_text, usd_text
 

@@ -7,12 +7,11 @@ needs gets a block of lines for each row: a number is never cut.
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import click
 
 from vlmplan.plain_text import printable_line, refuses_colour
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.render.lines import cell_width, cut, folded, line_width
 
 GAP = "  "

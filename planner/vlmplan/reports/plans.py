@@ -1,10 +1,10 @@
 """Plans side by side: a table with a column for each, of which a script shows two and says how they differ."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from vlmplan.estimation import Estimate
 from vlmplan.json_reader import JsonDict
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.render.tables import Table
 from vlmplan.reports.elements import section, table
 from vlmplan.reports.estimate import drawn_estimate

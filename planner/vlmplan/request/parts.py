@@ -1,13 +1,13 @@
 """The parts of a request: samples and training, machines, and what a search looks for; None or empty is left open."""
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.errors import InputError
 from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.saving import Saving
 from vlmplan.training_task import (
     OF_BOTH,

@@ -5,7 +5,7 @@ from another is made with ``Request.with_options`` or ``dataclasses.replace``.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from vlmplan.evaluation import Kept
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import Pricing
 from vlmplan.models import find_model
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import (
     AdapterDtype,

@@ -5,7 +5,7 @@ one estimate.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vlmplan.catalog import Catalog
@@ -16,7 +16,6 @@ from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_grou
 from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster
 from vlmplan.models import context_length, takes_images
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.recipe_settings import option_name

@@ -1,6 +1,7 @@
 """What a rule is, and what it looks at."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
@@ -8,7 +9,6 @@ from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.lora_targets import INDEXING_TYPES
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.workload import ModelFiles
 

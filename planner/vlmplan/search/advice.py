@@ -5,7 +5,7 @@ itself, micro batch, engine and checkpointing follow. Changes are judged without
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
@@ -13,7 +13,6 @@ from vlmplan.catalog.price_lists import Spread
 from vlmplan.changes.kinds import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import Options, OptionValue, Request, RequestedSetup
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate

@@ -1,7 +1,7 @@
 """What a search is asked and what it answers: limits, plans with their prices, rejections, and all of them together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.disk import DiskSpace
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import Method
 from vlmplan.request import Objective
 from vlmplan.search.clusters import Candidate

@@ -1,7 +1,7 @@
 """Which clusters a search looks at: offers of the catalog, named GPUs, or this machine."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import TypeVar
 
@@ -9,7 +9,6 @@ from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, UnknownNameError
 from vlmplan.gpu_choice import HOST_RAM_OPTION, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing, cheapest
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.search.no_offer import OfferQuery, no_offer_sentence
 from vlmplan.search.offers import GpuCount, OfferFilter
 from vlmplan.units import GIB, gib_text

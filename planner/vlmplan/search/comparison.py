@@ -1,14 +1,13 @@
 """One setup beside others that differ in one choice: ZeRO stages, methods, precisions, optimizers, checkpointing."""
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import engine_title, without_plain_options
 from vlmplan.changes.trials import Trials
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.request import Options, OptionValue, Request

@@ -1,13 +1,12 @@
 """``recommend --rehearse``: the winner is rehearsed before it is shown; one that does not fit makes way for others."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vlmplan.hardware import cluster_text
 from vlmplan.memory.device import Verdict
 from vlmplan.plan import Plan, plan_from_estimate
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.search import RankedPlan, Recommendation, Rejection
 from vlmplan.search.pareto import front_of
 from vlmplan.units import gib_text

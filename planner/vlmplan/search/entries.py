@@ -2,13 +2,13 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import expandable_device_bytes
 from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import Method, Offload
 from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.search.clusters import Candidate

@@ -1,9 +1,9 @@
 """Why the first plan is the first: what it saves against the next one, and what that is paid with."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from vlmplan.hardware import Cluster
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import Method
 from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.units import duration_text, gib_text, usd_text

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,6 @@ from vlmplan.memory.device import Verdict
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.other_trainers import OpenedConfig
 from vlmplan.other_trainers.editing.patch import Patch, patched, require_own_words
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe_choices import AttentionImplementation, Offload, OptimizerKind
 from vlmplan.request import Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.requested import requested_estimate

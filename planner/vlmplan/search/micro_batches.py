@@ -1,6 +1,7 @@
 """What a search keeps of one prepared model: its micro batches by secants between a few traces, its model states."""
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_prof
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.host import PROCESS_BYTES
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AttentionImplementation, InputGradients, LossKind, Precision, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight

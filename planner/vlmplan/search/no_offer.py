@@ -5,7 +5,7 @@ the cheapest of them, so what is named can be typed as it stands.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import ROUND_UP, Decimal
 from itertools import combinations
@@ -13,7 +13,6 @@ from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import Options
 from vlmplan.search.offers import DEFAULT_PRICING, GpuCount, OfferFilter, place_of
 from vlmplan.units import counted, usd_text

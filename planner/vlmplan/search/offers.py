@@ -1,12 +1,12 @@
 """Which offers a search may rent: those that the user's limits on terms, price, age and place leave."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.cost.owning import require_amount
 from vlmplan.errors import InputError
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.search.prices import is_recent, with_spot
 from vlmplan.units import MAX_COUNT
 

@@ -1,5 +1,6 @@
 """The cheapest machine of the catalog's offers on which a setup fits as it is asked for."""
 
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog import Catalog
@@ -7,7 +8,6 @@ from vlmplan.changes.trials import Trials
 from vlmplan.cost import CostAssumptions, RunBytes, run_cost
 from vlmplan.errors import DoesNotFitError
 from vlmplan.hardware import Cluster, Offer
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import Options, Request
 from vlmplan.search import RankedPlan
 from vlmplan.search.clusters import Candidate, candidates

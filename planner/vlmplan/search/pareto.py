@@ -5,10 +5,10 @@ that does not fit then makes way for the next; what takes its place is computed 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from vlmplan.hardware import Cluster, Offer
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 
 MAX_EXACT = 64

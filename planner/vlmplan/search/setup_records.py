@@ -1,8 +1,8 @@
 """A recipe in a search: a candidate with a floor of its seconds, and a setup with bounds of its bytes."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.search.choices import Engine
 

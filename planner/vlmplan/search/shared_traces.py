@@ -3,12 +3,11 @@ again, or advice that tries one change after the other, traces each workload onc
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
 from vlmplan.estimation import Estimator
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.search.answer import SearchQuery
 from vlmplan.search.micro_batches import Speeds, States, TracedBatches
 

@@ -1,7 +1,7 @@
 """What to do where a setup does not fit: change the least on the same cards, or take the cheapest other machine."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
@@ -14,7 +14,6 @@ from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train
 from vlmplan.other_trainers.writing import tool_of_trainer
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.request import Options, Request, RequestedSetup
 from vlmplan.search import Limits, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes

@@ -5,12 +5,11 @@ beyond ``STEP_SECONDS`` and what a rank waits for others are not among them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.communication import CommunicationSeconds, communication_seconds
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.hardware import Cluster, Gpu
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Precision
 from vlmplan.timing.overlap import shown_seconds

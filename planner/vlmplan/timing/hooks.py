@@ -8,11 +8,11 @@ where the host decides, adapters really are slower under ZeRO-3 than training al
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.architecture.dora import UsedWeights
 from vlmplan.architecture.trace import Event, Fetch, GradientReady, GradientTaken, Section, Trace
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.timing.rates import HookSeconds
 
 EMPTY_PER_LAYER = 4

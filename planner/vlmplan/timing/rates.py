@@ -9,11 +9,11 @@ Matrix products are bound by the data sheet's dense peak times what the best sha
 what a model's shapes reach of those; and by power, which small cards run out of first (``FLOPS_PER_JOULE``).
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.notes import Caveat
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AttentionImplementation, Precision
 from vlmplan.units import Choice

@@ -9,13 +9,13 @@ Source: ``_sample`` in transformers 5.23 ``generation/utils.py``; TRL 1.16 ``grp
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.architecture.trace import Trace, Work
 from vlmplan.communication import CommunicationSeconds, communication_seconds
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.hardware import Cluster
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.timing.hooks import hooked_calls
 from vlmplan.timing.overlap import shown_seconds

@@ -6,10 +6,10 @@ longer of the two for both together.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from vlmplan.architecture.trace import Trace, Work
 from vlmplan.hardware import Gpu
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.timing.hooks import hooked_calls
 from vlmplan.timing.rates import Rates, Scenario, gpu_rates

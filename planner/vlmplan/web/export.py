@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from vlmplan.compiled_catalog import COMPILED_CATALOG, compiled_text
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import SHIPPED_CATALOG, refuse_existing, shipped_catalog_path, write_atomically
 from vlmplan.plain_text import one_line
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.web.bytecode import ZIP_DATE
 from vlmplan.web.files import page_files
 

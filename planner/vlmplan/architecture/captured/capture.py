@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmplan.architecture.captured.program import Instruction, Operand, Output, Program, Size
 from vlmplan.architecture.images.shape import ImageShape
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 _DTYPES = {dtype.torch_name: dtype for dtype in DType}

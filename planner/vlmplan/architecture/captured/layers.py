@@ -6,10 +6,10 @@ same but for the numbers of results.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.architecture.captured.program import Instruction, Operand, Program, numbers
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,8 @@
 """Captured operations in their order, and the same for any number of samples."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-from vlmplan.quick_dataclass import dataclass
 
 Operand = int | str | None | tuple["int | str | None", ...]
 """The number of a result, the name of a weight, nothing (what is left out), or a list of them."""

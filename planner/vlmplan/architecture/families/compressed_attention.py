@@ -11,6 +11,7 @@ out for every token.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
@@ -25,7 +26,6 @@ from vlmplan.architecture.modules import Linear, Module, WideRMSNorm
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

@@ -7,6 +7,7 @@ and the rule are one operation each (``ops.delta_kernels``).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
@@ -17,7 +18,6 @@ from vlmplan.architecture.ops import chunks, delta_kernels
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import ForwardTape, Tensor
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 CHUNK = 64

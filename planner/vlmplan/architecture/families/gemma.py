@@ -7,7 +7,7 @@ one set of rotary positions per kind of layer.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.architecture import ops
@@ -19,7 +19,6 @@ from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 
 Masks = Mapping[int | None, Tensor]
 """Attention masks by the window of the layers that use them; None is full attention."""

@@ -7,7 +7,7 @@ their last layers attend over the keys and values of the last layer of their typ
 """
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,6 @@ from vlmplan.architecture.families.llama import GatedMlp, causal_masks, stack_of
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module
 from vlmplan.architecture.tensor import GraphNode, Tensor
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(slots=True)

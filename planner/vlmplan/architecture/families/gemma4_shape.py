@@ -4,13 +4,13 @@ Source: transformers 5.23 ``models/gemma4/configuration_gemma4.py``.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.errors import InputError
 from vlmplan.json_reader import not_allowed
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import Choice
 
 FULL, SLIDING = "full_attention", "sliding_attention"

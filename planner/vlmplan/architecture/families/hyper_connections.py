@@ -7,6 +7,7 @@ iterations keeps what it divides and by what.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
@@ -14,7 +15,6 @@ from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import Grads, chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

@@ -7,6 +7,8 @@ in float32, and the inverse of each chunk's matrix is made row by row, in place.
 are one operation each (``ops.delta_kernels``, ``ops.kimi_kernels``).
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import CHUNK, CausalConvolution, as_float
@@ -16,7 +18,6 @@ from vlmplan.architecture.ops import chunks, delta_kernels
 from vlmplan.architecture.ops.kimi_kernels import fla_kimi_rule
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

@@ -5,6 +5,8 @@ Queries and keys have a part without positions (``qk_nope_head_dim``) and a rota
 have a width of their own (``v_head_dim``). A cache for generation has the narrow tensor and the rotated key alone.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_kernels import repeat_kv
@@ -14,7 +16,6 @@ from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

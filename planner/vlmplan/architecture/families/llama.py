@@ -4,6 +4,7 @@ Source: transformers 5.23 ``models/llama/modeling_llama.py`` and the files deriv
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from vlmplan.architecture import ops
@@ -13,7 +14,6 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 Kind = TypeVar("Kind", bound=Hashable)

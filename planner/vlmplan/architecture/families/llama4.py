@@ -8,7 +8,7 @@ model on CPU: LoRA and QLoRA on all Linears fail, and train where the router is 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.architecture import ops
@@ -33,7 +33,6 @@ from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.errors import InputError
 from vlmplan.json_reader import not_allowed
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 CHUNKED, FULL = "chunked_attention", "full_attention"

@@ -4,6 +4,8 @@ Source: transformers 5.23 ``models/opt/modeling_opt.py``. ``layerdrop``, the cha
 a step that skips none is the largest.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
@@ -13,7 +15,6 @@ from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 POSITION_OFFSET = 2

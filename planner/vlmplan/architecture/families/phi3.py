@@ -3,6 +3,8 @@
 Source: transformers 5.23 ``models/phi3/modeling_phi3.py``.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_backend import Scores
@@ -11,7 +13,6 @@ from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryCon
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

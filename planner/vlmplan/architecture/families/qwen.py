@@ -6,7 +6,7 @@ one kind of attention: scores written out in the model's type, whatever ``attn_i
 16-bit logits; ``--loss full`` counts transformers' float32 loss instead, which is larger.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
@@ -19,7 +19,6 @@ from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 BLANK_IMAGE_SIDE = 224

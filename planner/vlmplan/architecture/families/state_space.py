@@ -5,6 +5,7 @@ Source: transformers 5.23 ``models/nemotron_h/modeling_nemotron_h.py`` (``Nemotr
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vlmplan.architecture import ops
@@ -17,7 +18,6 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.units import DType
 
 

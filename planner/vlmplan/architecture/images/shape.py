@@ -1,11 +1,10 @@
 """The result, ``ImageShape``, and the question, ``Image``. A leaf of this subpackage."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.errors import InputError
-from vlmplan.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ attend within the patches of ``temporal_patch_size`` frames (``cu_seqlens`` by `
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.architecture.config import MAX_INTEGER
@@ -25,7 +25,6 @@ from vlmplan.chats.frame_rules import (
     Sampler,
 )
 from vlmplan.errors import InputError, UnknownNameError
-from vlmplan.quick_dataclass import dataclass
 
 BUDGET_SHARE = 0.9
 """Of ``max_video_tokens``, that all frames of Qwen2-VL share where ``cap_pixels_per_frame`` is on."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,6 @@ from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.other_trainers.assembled import found_file
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED, zero_file
 from vlmplan.other_trainers.read import OpenedConfig
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload, OptimizerKind
 

@@ -2,7 +2,7 @@
 that the file has already."""
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmplan.errors import InputError
@@ -22,7 +22,6 @@ from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.shell import UNKNOWN
 from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, objection, settings_for, tool_of_trainer
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.workload import ModelFiles, Workload
 

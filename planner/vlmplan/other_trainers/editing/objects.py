@@ -8,11 +8,11 @@ changes (lists, ``null``, empty lines).
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.editing.splices import Splice, indentation, line_end, line_start, newline_of, spliced
-from vlmplan.quick_dataclass import dataclass
 
 Changes = Mapping[str, Any]
 """New values by key: None takes a key away, an object changes the keys in it."""

@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -17,7 +17,6 @@ from vlmplan.other_trainers.editing.objects import TextFormat, edited
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
-from vlmplan.quick_dataclass import dataclass
 
 OF_A_RUN: Final = frozenset(("global_world_size", "swift_version", "local_world_size"))
 """Keys of the ``args.json`` that ms-swift writes of a run."""

@@ -1,8 +1,7 @@
 """Replacing parts of a text and leaving every other character as it is."""
 
 from collections.abc import Iterable
-
-from vlmplan.quick_dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """What a trainer lets the settings of a recipe be."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Precision
 

@@ -1,7 +1,7 @@
 """What is written for another trainer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vlmplan.evaluation import Evaluation
@@ -9,7 +9,6 @@ from vlmplan.hardware import Cluster
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit
-from vlmplan.quick_dataclass import dataclass
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind
 from vlmplan.units import Choice
