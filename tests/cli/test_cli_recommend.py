@@ -445,11 +445,18 @@ def test_the_ends_of_the_front_are_the_winners_of_cost_and_of_time():
     assert front[0]["hours"] == plans_of(MODEL, "--objective", "time")[0]["hours"]
 
 
-def test_limits_cut_the_front():
+@pytest.mark.parametrize("place", [1, 4, -4, -1])
+def test_limits_cut_the_front_and_leave_what_costs_just_as_much(place: int):
     front = recommended(MODEL).document["pareto"]
-    limit = front[len(front) // 2]["usd"]
+    limit = front[place]["usd"]
     within = recommended(MODEL, "--max-usd", repr(limit)).document["pareto"]
     assert within == [point for point in front if point["usd"] <= limit]
+
+
+def test_no_plan_is_over_a_limit_of_time():
+    fastest = plans_of(MODEL, "--objective", "time")[0]["hours"]
+    plans = plans_of(MODEL, "--max-hours", repr(fastest))
+    assert [plan["hours"] for plan in plans] == [fastest] * len(plans) != []
 
 
 def test_why_the_winner_is_first_is_one_sentence_of_two_machines():

@@ -24,6 +24,9 @@ NOTICEABLE_FRACTION = 0.005
 less certain."""
 EQUAL_FRACTION = 0.002
 """Part by which two engines' time and money may differ and the simpler one is taken. A choice."""
+SECANT_FRACTION = 0.005
+"""By how much hours and price of a setup may fall when it is computed exactly: what is scored above a limit by less is
+looked at. A choice, well above what secants were seen to miss."""
 
 
 class Exploration:
@@ -218,7 +221,10 @@ class Exploration:
         return [entry for entry in entries if self.is_within_limits(entry)]
 
     def is_within_limits(self, entry: ScoredSetup | UnexploredMethod) -> bool:
+        """Whether it is; of what is scored by secants alone, whether it may be when it is computed exactly."""
+        is_exact = isinstance(entry, ScoredSetup) and entry.is_exact
+        share = 1.0 if is_exact else 1 + SECANT_FRACTION
         limits = self._limits
-        if limits.max_usd is not None and (entry.usd is None or entry.usd > limits.max_usd):
+        if limits.max_usd is not None and (entry.usd is None or entry.usd > limits.max_usd * share):
             return False
-        return limits.max_hours is None or (entry.hours is not None and entry.hours <= limits.max_hours)
+        return limits.max_hours is None or (entry.hours is not None and entry.hours <= limits.max_hours * share)

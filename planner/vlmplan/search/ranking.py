@@ -67,7 +67,7 @@ class Ranking:
                 if other is not None:
                     push(other)
                 continue
-            plan = self._exact_plan(entry)
+            plan = self._plan_within_limits(entry)
             if plan is None or (ordered and entry.key(self._objective) > ordered[0][0]):  # others may be better then
                 other = self._explored.with_smaller_batch(entry) if plan is None else entry
                 if other is not None:
@@ -91,6 +91,14 @@ class Ranking:
             entry.setup = replace(entry.setup, most_bytes=needed, least_bytes=needed, fits=True)
             entry.is_measured = True
         entry.has_failed = entry.setup.least_bytes > budget
+
+    def _plan_within_limits(self, entry: ScoredSetup) -> RankedPlan | None:
+        """The entry computed exactly; None where it does not fit then, or is over a limit."""
+        plan = self._exact_plan(entry)
+        if plan is None or self._explored.is_within_limits(entry):
+            return plan
+        self._explored.over_limits.setdefault(id(entry.candidate), []).append(entry)
+        return None
 
     def _exact_plan(self, entry: ScoredSetup) -> RankedPlan | None:
         """The entry computed exactly, once; None where it does not fit then."""
