@@ -13,6 +13,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.checkpointing import as_tuple, checkpoint
 from vlmplan.architecture.first_layer import LayerReuse
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.reused_layers import copy_of_result, first_layer_input, reuse_layer
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.tiled_mlp import tiled
 from vlmplan.errors import InputError
@@ -168,9 +169,9 @@ class Stack(Module):
             run = partial(checkpoint, run) if checkpoints else run
             with tape.section(key, index):
                 if is_first and reuses_layers and kind in self.pattern[index + 1 : stop]:
-                    x = tape.first_layer_input(x)
+                    x = first_layer_input(x)
                     result = run(x)
-                    tape.reuse_layer(later, x, result)
+                    reuse_layer(later, x, result)
                     x = result
                     del result
                 else:
@@ -213,7 +214,7 @@ class Stack(Module):
                     results[index] = x
         if results is not None:
             for index, known in replayed.items():
-                results[index] = tape.copy_of_result(results[known], is_used_apart=index in used_apart)
+                results[index] = copy_of_result(results[known], is_used_apart=index in used_apart)
         return x
 
     def run_one(self, index: int, call: Callable[..., Any], *inputs: Tensor) -> tuple[Tensor, ...]:

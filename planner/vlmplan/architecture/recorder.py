@@ -158,11 +158,11 @@ class Recorder:
         self._events = section.backward if self._runs_backward else section.forward
         self._work = section.backward_work if self._runs_backward else section.forward_work
 
-    def _watch(self, first: FirstLayer) -> None:
+    def watch(self, first: FirstLayer) -> None:
         """The running section is a layer that may be reused for later ones."""
         self._first_layers[self._key], self.oldest_own = first, first.start
 
-    def _reuse_layer_for(self, key: str, num_bytes: int, kind: Kind) -> None:
+    def reuse_layer_for(self, key: str, num_bytes: int, kind: Kind) -> None:
         """Reuse the running section for the section ``key``, whose input has ``num_bytes``."""
         self._first_layers[self._key].reuse_for(key, num_bytes, kind)
         self._sections[key] = Section()

@@ -7,20 +7,16 @@ but its operands, and the tape makes tensors: the two are one module.
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from math import prod
-from sys import getrefcount
 from typing import Any, ClassVar
 
 from vlmplan.architecture.checkpoint_recorder import CheckpointRecorder
 from vlmplan.architecture.empty_calls import EmptyCall
-from vlmplan.architecture.first_layer import FirstLayer, UnequalLayersError
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.storage import LayerInput, Storage
+from vlmplan.architecture.storage import Storage
 from vlmplan.architecture.trace import Hold, Kind
 from vlmplan.units import DType
 
 _new = object.__new__
-ONE_HOLDER = 2
-"""``sys.getrefcount`` of what one object refers to: its own argument counts."""
 
 
 class Tensor:
@@ -115,14 +111,6 @@ class GraphNode:
 
 
 Backward = Callable[[GraphNode, list[Tensor | None]], Sequence[Tensor | None]]
-
-
-def _end_gradient(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    """The gradient of a result that a layer that was not run has made: the section of the equal one that was says what
-    becomes of it. Raises UnequalLayersError where that section does not hold it too."""
-    if any(grad is not None and getrefcount(grad.storage) == ONE_HOLDER for grad in grads):
-        raise UnequalLayersError
-    return ()
 
 
 def _keep_gradient(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
@@ -348,53 +336,6 @@ class ForwardTape(CheckpointRecorder):
         node.sequence, node.section = self.num_nodes, self._key
         return node
 
-    # -- layers ------------------------------------------------------------------------------------------------------
-
-    def first_layer_input(self, x: Tensor) -> Tensor:
-        """``x`` as the first layer of a stack, the running section, gets it: its release is noted."""
-        self.num_nodes += 1
-        first = FirstLayer(self.num_nodes)
-        self._watch(first)
-        storage = _new(LayerInput)
-        storage.tape, storage.kind, storage.born = self, x.storage.kind, first.start
-        storage.num_bytes, storage.whole = x.storage.num_bytes, x.storage
-        layer_input = Tensor(storage, x.shape, x.dtype, x.node)
-        layer_input.output_index = x.output_index
-        return layer_input
-
-    def reuse_layer(self, key: str, layer_input: Tensor, result: Tensor) -> None:
-        """Reuse the layer that has just run for the later ones of section ``key``, if ``result`` is like its input.
-
-        It is not where something else holds the result: then its own layer saves it, as no first layer saves its input.
-        """
-        if self._is_like(layer_input, result) and getrefcount(result.storage) == ONE_HOLDER:
-            self._reuse_layer_for(key, result.storage.num_bytes, result.storage.kind)
-            if layer_input.node is not None:
-                self._sources[layer_input.node] = self._key
-
-    def copy_of_result(self, result: Tensor, *, is_used_apart: bool) -> Tensor:
-        """The result of a layer that was not run, made from ``result`` of the equal one that was.
-
-        Where the caller alone holds it, it is a storage of its own, freed with its holder; the layer's section has
-        counted its allocation already. ``is_used_apart``: something computes with it besides the next layer.
-        """
-        node = None
-        if is_used_apart and result.node is not None:
-            node = GraphNode((), (), (), _end_gradient, None)
-            self.num_nodes += 1
-            node.sequence, node.section = self.num_nodes, result.node.section
-        if getrefcount(result.storage) != ONE_HOLDER:
-            return result if node is None else Tensor(result.storage, result.shape, result.dtype, node)
-        storage = _new(self.storage_class)
-        storage.tape, storage.kind, storage.born = self, result.storage.kind, result.storage.born
-        storage.num_bytes = result.storage.num_bytes
-        return Tensor(storage, result.shape, result.dtype, node)
-
-    def _is_like(self, x: Tensor, y: Tensor) -> bool:
-        """Whether a layer that takes x does the same with y; ZeRO-3 asks which module a gradient goes to."""
-        if (x.shape, x.dtype, x.storage.num_bytes) != (y.shape, y.dtype, y.storage.num_bytes):
-            return False
-        if x.node is None or y.node is None:
-            return x.node is y.node
-        enclosing = self.modules[-1:]
-        return ([x.node.module] == enclosing) is ([y.node.module] == enclosing)
+    def note_source(self, node: GraphNode) -> None:
+        """``node`` makes the input of the layer that runs, which is reused for later ones."""
+        self._sources[node] = self._key

@@ -13,23 +13,22 @@ from typing import Any
 
 from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Prefetch, Release, Run, Trace
-from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.events import NULL_SINK, Sink
 from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_order import Lost
-from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key, Passed
+from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredWeight, Key, Passed
 from vlmplan.engines.gather_steps import GatherSteps
 from vlmplan.engines.gather_waits import waits
 from vlmplan.engines.gather_wrappers import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
+from vlmplan.engines.gathered_bytes import GatheredBytes
 from vlmplan.zero_settings import ZeroSettings
 
 
-class GatheredWeights:
+class GatheredWeights(GatheredBytes):
     """The gathered weights of one rank over one micro batch.
 
-    ``live_bytes`` is what they take now, flat buffers of collectives included; ``fetch`` returns the most that was
-    live during it, but for shards that come from the host, and ``gathers`` are the gathers during it: what was live
-    just after, and bytes of the flat buffer, of which such a shard is one rank's part. ``sent`` are the collectives so
-    far, of forward and of backward. Weights up to the persistence threshold are always whole and not counted here.
+    ``fetch`` returns the most that was live during it, but for shards that come from the host, and ``gathers`` are the
+    gathers during it. ``sent`` are the collectives so far, of forward and of backward.
     """
 
     def __init__(
@@ -43,19 +42,16 @@ class GatheredWeights:
         sink: Sink = NULL_SINK,
         omitted: Mapping[int, Passed] | None = None,
     ) -> None:
-        """``wrappers``: what the function of that name says of the recipe. ``offloads``: this rank's shards are on
-        the host, and come to the GPU before they are sent. ``omitted``: elements that the modules have which the
-        schedule leaves out before a step; distances between steps count them.
+        """``wrappers``: what the function of that name says of the recipe. ``omitted``: elements that the modules have
+        which the schedule leaves out before a step; distances between steps count them.
         """
-        self._zero, self._num_ranks, self._wrappers, self._offloads = zero, num_ranks, wrappers, offloads
+        steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {})
+        super().__init__(steps.weight_by_key, num_ranks=num_ranks, offloads=offloads, sink=sink)
+        self._zero, self._wrappers = zero, wrappers
         self._knows_order = not loses_order(trace)
         self._max_live = zero.stage3_max_live_parameters
-        self._sink = None if sink is NULL_SINK else sink
-        self._peak = 0
-        self.gathers: list[tuple[int, int]] = []
         self.sent = (GatherCounts(), GatherCounts())
-        steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {})
-        self._steps, self._modules, self._weights = steps.modules, steps.module_by_key, steps.weight_by_key
+        self._steps, self._modules = steps.modules, steps.module_by_key
         self._order, self._traversed, self._first_of_backward = steps.order, steps.traversed, steps.first_of_backward
         self._inside_reader = wrappers.inside
         self._again = steps.again
@@ -65,9 +61,7 @@ class GatheredWeights:
             self._wrappers = wrappers.around_reader(calls_head=self._steps[0].calls_head)
         self._inside_head = steps.inside_head
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
-        self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
         self._decisions: dict[tuple[int, Key], bool] | None = None
-        self.live_bytes = 0
         self.begin_forward()
 
     def begin_evaluation(self) -> None:
@@ -248,91 +242,13 @@ class GatheredWeights:
             if weight.storage is not None:
                 self._take(weight, weight.storage)
 
-    def hold(self, event: Hold, run: Run) -> None:
-        """Autograd saves a view. ``F.linear`` does; ``stage3_max_live_parameters`` knows nothing of it."""
-        weight = self._weights.get((id(event.parameter), run.layer))
-        if weight is not None and weight.storage is not None:
-            weight.storage.num_views += 1
-            self._views[(event.handle, run.layer)] = weight, weight.storage
-
-    def drop(self, event: Drop, run: Run) -> None:
-        """The backward that needed the view has run."""
-        weight, storage = self._views.pop((event.handle, run.layer), (None, None))
-        if weight is None or storage is None:
-            return
-        storage.num_views -= 1
-        if storage.is_released and not storage.num_views:
-            self._free(storage)
-
-    def _take(self, weight: GatheredWeight, storage: GatheredStorage) -> None:
-        """The whole weight goes, but for views of it."""
-        weight.storage = None
-        storage.is_released = True
-        self._num_available -= weight.numel
-        if not storage.num_views:
-            self._free(storage)
-
-    def _free(self, storage: GatheredStorage) -> None:
-        self.live_bytes -= storage.num_bytes
-        if self._sink is not None:
-            self._sink.free(storage)
-
     def _gather(self, weights: list[GatheredWeight]) -> None:
-        """Start one collective. A single weight lands in its own buffer; several share a flat one.
-
-        A rank that is alone brings each weight from the host to where it stays (``NoGatherCoalescedHandle``).
-        """
-        is_alone = self._num_ranks == 1
-        flat = 0 if is_alone else sum([weight.aligned_bytes for weight in weights])
-        is_single = len(weights) == 1
-        storages = {weight: GatheredStorage(flat if is_single and flat else weight.num_bytes) for weight in weights}
-        gather = Gather(flat, len(weights), storages=storages)
-        for weight in weights:
-            weight.gather = gather
-            self._num_available += weight.numel
-        if is_alone or is_single:
-            for storage in storages.values():
-                self._allocate(storage, storage.num_bytes)
-        else:
-            self._allocate(gather, flat)
-        if self._offloads and not is_alone and self._sink is not None:
-            shards = [weight.aligned_bytes // self._num_ranks for weight in weights]
-            self._sink.transient(Component.WEIGHTS, shards, Stream.GATHER)
-        self._count(weights)
-        self._peak = max(self._peak, self.live_bytes)
-        if not is_alone:
-            self.gathers.append((self.live_bytes, flat))
-
-    def _count(self, weights: list[GatheredWeight]) -> None:
+        self._start(weights)
         sent = self.sent[self._step >= self._first_of_backward]
         sent.add(
             [weight.num_bytes for weight in weights if weight.is_trained],
             [weight.num_bytes for weight in weights if not weight.is_trained],
         )
-
-    def _wait(self, weight: GatheredWeight, gather: Gather) -> None:
-        """The collective is needed: weights are copied out of a shared buffer, which is freed with its last user."""
-        weight.gather = None
-        if not gather.is_done:
-            gather.is_done = True
-            for other, storage in gather.storages.items():
-                other.storage = storage
-            if len(gather.storages) == 1:
-                gather.flat_bytes = 0  # it is the weight's own
-            elif self._num_ranks > 1:
-                for storage in gather.storages.values():
-                    self._allocate(storage, storage.num_bytes)
-        self._peak = max(self._peak, self.live_bytes)
-        gather.num_waiting -= 1
-        if gather.num_waiting == 0:
-            self.live_bytes -= gather.flat_bytes
-            if self._sink is not None:
-                self._sink.free(gather)
-
-    def _allocate(self, owner: GatheredStorage | Gather, num_bytes: int) -> None:
-        self.live_bytes += num_bytes
-        if self._sink is not None:
-            self._sink.allocate(owner, Component.WEIGHTS, num_bytes, Stream.GATHER)
 
     def _drop_from_queue(self) -> None:
         """What the module uses now needs no prefetch any more. Uses leave the queue in their order."""

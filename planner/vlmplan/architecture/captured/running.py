@@ -15,6 +15,7 @@ from vlmplan.architecture.checkpointing import as_tuple, checkpoint
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.reused_layers import first_layer_input, reuse_layer
 from vlmplan.architecture.tensor import ForwardTape, Tensor
 from vlmplan.units import DType
 
@@ -107,10 +108,10 @@ class ProgramRun:
                 with tape.section(key, index):
                     is_repeated = is_first and reuses and form in chain.forms[place + 1 :]
                     if is_repeated:
-                        x = tape.first_layer_input(x)
+                        x = first_layer_input(x)
                     result = self._through(layer, taken, x)
                     if is_repeated:
-                        tape.reuse_layer(later, x, result)
+                        reuse_layer(later, x, result)
                     x = result
                     del result
             if not x.requires_grad:

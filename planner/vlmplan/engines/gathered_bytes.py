@@ -1,0 +1,106 @@
+"""What gathered weights take on a GPU under ZeRO-3: their storages, flat buffers of collectives, views autograd saves.
+
+Which weights come and go when is ``gathering``'s.
+"""
+
+from vlmplan.architecture.trace import Drop, Hold, Run
+from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.gather_records import Gather, GatheredStorage, GatheredWeight, Key
+
+
+class GatheredBytes:
+    """The gathered weights of one rank, by their bytes. Weights up to the persistence threshold are always whole and
+    not counted here.
+
+    ``live_bytes`` is what they take now, flat buffers of collectives included; ``gathers`` are those since the list was
+    emptied: what was live just after, and bytes of the flat buffer, of which a shard that comes from the host is one
+    rank's part.
+    """
+
+    def __init__(self, weight_by_key: dict[Key, GatheredWeight], *, num_ranks: int, offloads: bool, sink: Sink) -> None:
+        """``offloads``: this rank's shards are on the host, and come to the GPU before they are sent."""
+        self._weights, self._num_ranks, self._offloads = weight_by_key, num_ranks, offloads
+        self._sink = None if sink is NULL_SINK else sink
+        self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
+        self._num_available = 0  # elements that are whole or under way
+        self._peak = 0
+        self.live_bytes = 0
+        self.gathers: list[tuple[int, int]] = []
+
+    def hold(self, event: Hold, run: Run) -> None:
+        """Autograd saves a view. ``F.linear`` does; ``stage3_max_live_parameters`` knows nothing of it."""
+        weight = self._weights.get((id(event.parameter), run.layer))
+        if weight is not None and weight.storage is not None:
+            weight.storage.num_views += 1
+            self._views[(event.handle, run.layer)] = weight, weight.storage
+
+    def drop(self, event: Drop, run: Run) -> None:
+        """The backward that needed the view has run."""
+        weight, storage = self._views.pop((event.handle, run.layer), (None, None))
+        if weight is None or storage is None:
+            return
+        storage.num_views -= 1
+        if storage.is_released and not storage.num_views:
+            self._free(storage)
+
+    def _start(self, weights: list[GatheredWeight]) -> None:
+        """Start one collective. A single weight lands in its own buffer; several share a flat one.
+
+        A rank that is alone brings each weight from the host to where it stays (``NoGatherCoalescedHandle``).
+        """
+        is_alone = self._num_ranks == 1
+        flat = 0 if is_alone else sum([weight.aligned_bytes for weight in weights])
+        is_single = len(weights) == 1
+        storages = {weight: GatheredStorage(flat if is_single and flat else weight.num_bytes) for weight in weights}
+        gather = Gather(flat, len(weights), storages=storages)
+        for weight in weights:
+            weight.gather = gather
+            self._num_available += weight.numel
+        if is_alone or is_single:
+            for storage in storages.values():
+                self._allocate(storage, storage.num_bytes)
+        else:
+            self._allocate(gather, flat)
+        if self._offloads and not is_alone and self._sink is not None:
+            shards = [weight.aligned_bytes // self._num_ranks for weight in weights]
+            self._sink.transient(Component.WEIGHTS, shards, Stream.GATHER)
+        self._peak = max(self._peak, self.live_bytes)
+        if not is_alone:
+            self.gathers.append((self.live_bytes, flat))
+
+    def _wait(self, weight: GatheredWeight, gather: Gather) -> None:
+        """The collective is needed: weights are copied out of a shared buffer, which is freed with its last user."""
+        weight.gather = None
+        if not gather.is_done:
+            gather.is_done = True
+            for other, storage in gather.storages.items():
+                other.storage = storage
+            if len(gather.storages) == 1:
+                gather.flat_bytes = 0  # it is the weight's own
+            elif self._num_ranks > 1:
+                for storage in gather.storages.values():
+                    self._allocate(storage, storage.num_bytes)
+        self._peak = max(self._peak, self.live_bytes)
+        gather.num_waiting -= 1
+        if gather.num_waiting == 0:
+            self.live_bytes -= gather.flat_bytes
+            if self._sink is not None:
+                self._sink.free(gather)
+
+    def _allocate(self, owner: GatheredStorage | Gather, num_bytes: int) -> None:
+        self.live_bytes += num_bytes
+        if self._sink is not None:
+            self._sink.allocate(owner, Component.WEIGHTS, num_bytes, Stream.GATHER)
+
+    def _take(self, weight: GatheredWeight, storage: GatheredStorage) -> None:
+        """The whole weight goes, but for views of it."""
+        weight.storage = None
+        storage.is_released = True
+        self._num_available -= weight.numel
+        if not storage.num_views:
+            self._free(storage)
+
+    def _free(self, storage: GatheredStorage) -> None:
+        self.live_bytes -= storage.num_bytes
+        if self._sink is not None:
+            self._sink.free(storage)
