@@ -53,7 +53,7 @@ def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
     if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITHOUT_OUT_PROJ:
         return None
     targets = recipe.lora_targets
-    if _leaves_out(recipe, STATE_OUTPUT) or (targets != ALL_LINEAR and STATE_OUTPUT not in _last_parts(targets)):
+    if not _adapts(recipe, STATE_OUTPUT):
         return None
     return (
         f"--lora-targets {targets} is refused by peft for {model.id}, on whose {STATE_OUTPUT} it puts no adapters; "
@@ -113,7 +113,7 @@ def a_projection_in_groups_has_no_adapter(context: RuleContext) -> str | None:
     if model is None or not recipe.trains_adapters or not model.model_types & INDEXING_TYPES:
         return None
     targets = recipe.lora_targets
-    if _leaves_out(recipe, GROUPED_LINEAR) or (targets != ALL_LINEAR and GROUPED_LINEAR not in _last_parts(targets)):
+    if not _adapts(recipe, GROUPED_LINEAR):
         return None
     return (
         f"--lora-targets {targets} adapts {GROUPED_LINEAR} of {model.id}, a projection in groups of heads "
@@ -197,6 +197,13 @@ def float32_adapters_are_of_plain_pytorch(context: RuleContext) -> str | None:
         "--adapter-dtype float32 does not go with --precision bf16-pure, which trains in 16 bit; "
         "give --precision bf16, with --no-autocast if that is meant"
     )
+
+
+def _adapts(recipe: Recipe, name: str) -> bool:
+    """Whether adapters are put on Linears whose name is ``name`` or ends in it, as all Linears or because they are
+    named."""
+    targets = recipe.lora_targets
+    return not _leaves_out(recipe, name) and (targets == ALL_LINEAR or name in _last_parts(targets))
 
 
 def _leaves_out(recipe: Recipe, *names: str) -> bool:

@@ -10,7 +10,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4v import Attention, DecoderLayer, rotary_fraction
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape, with_head
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, Module, Stack
+from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.tensor import Tensor
 
 ROTARY_FRACTION = 0.5
@@ -19,14 +19,6 @@ ROTARY_FRACTION = 0.5
 
 class Glm4Attention(Attention):
     """``Glm4Attention``: each layer interleaves cos and sin anew, which its backward keeps."""
-
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        super().__init__(shape, rotary_width)
-        if not shape.qkv_bias:
-            key_width = shape.num_kv_heads * shape.head_dim
-            self.q_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim)
-            self.k_proj = Linear(shape.hidden_size, key_width)
-            self.v_proj = Linear(shape.hidden_size, key_width)
 
     def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         cos, sin = (q.tape.tensor(x.shape, x.dtype) for x in (context.cos, context.sin))

@@ -90,7 +90,34 @@ class Downsampling(PatchEmbedding):
         return ops.convolution(pixels, self.weight, self.bias, (pixels.shape[0], self.weight.shape[0]))
 
 
-class VisionTransformer(Module):
+class MergingTower(Module):
+    """Blocks over patches, whose results are downsampled and merged into tokens."""
+
+    blocks: Stack
+    post_layernorm: RMSNorm
+    downsample: Downsampling
+    merger: PatchMerger
+    merged_width: int
+
+    def embedded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, PatchContext]:
+        """What the first block gets."""
+        raise NotImplementedError
+
+    def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
+        """(downsampled hidden states, merged features); both stay alive in the encoder's output object."""
+        tape = pixels.tape
+        with tape.section("vision.embedding"):
+            x, context = self.embedded(pixels, batch, backend)
+        embedded = [x]
+        del x  # the first block's input does not outlive the block
+        x = self.blocks.run(embedded.pop(), lambda block, hidden: block(hidden, context))
+        with tape.section("vision.merger"):
+            x = self.post_layernorm(x)
+            x = self.downsample(x.view(x.numel // self.merged_width, self.merged_width))
+            return x, self.merger(x)
+
+
+class VisionTransformer(MergingTower):
     """``Glm4vVisionModel``."""
 
     def __init__(self, config: Config) -> None:
@@ -106,33 +133,23 @@ class VisionTransformer(Module):
         self.downsample = Downsampling(self.merged_width, self.out_width, bias=True)
         self.post_layernorm = RMSNorm(width)
 
-    def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
-        """(downsampled hidden states, merged features); both stay alive in the encoder's output object."""
-        tape = pixels.tape
-        with tape.section("vision.embedding"):
-            x = self.patch_embed(pixels)
-            x = self.post_conv_layernorm(x)
-            context = PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
-            x = self.embeddings(x)
-        embedded = [x]
-        del x  # the first block's input does not outlive the block
-        x = self.blocks.run(embedded.pop(), lambda block, hidden: block(hidden, context))
-        with tape.section("vision.merger"):
-            x = self.post_layernorm(x)
-            x = self.downsample(x.view(x.numel // self.merged_width, self.merged_width))
-            return x, self.merger(x)
+    def embedded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, PatchContext]:
+        x = self.patch_embed(pixels)
+        x = self.post_conv_layernorm(x)
+        context = PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
+        return self.embeddings(x), context
 
 
 class Attention(Module):
-    """Grouped-query attention with biases on q, k and v and rotary positions on the first part of each head."""
+    """Grouped-query attention with rotary positions on the first part of each head."""
 
     def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
         super().__init__()
         self.shape, self.rotary_width = shape, rotary_width
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = Linear(shape.hidden_size, query_width, bias=True)
-        self.k_proj = Linear(shape.hidden_size, key_width, bias=True)
-        self.v_proj = Linear(shape.hidden_size, key_width, bias=True)
+        self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
+        self.k_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
+        self.v_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
         self.o_proj = Linear(query_width, shape.hidden_size)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:

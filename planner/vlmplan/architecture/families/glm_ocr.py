@@ -13,14 +13,14 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4v import (
-    Attention,
     DecoderLayer,
     Downsampling,
     Glm4v,
+    MergingTower,
     PatchMerger,
     rotary_fraction,
 )
-from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, decoder_shape
+from vlmplan.architecture.families.llama import GatedMlp, decoder_shape
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
     PatchAttention,
@@ -31,7 +31,7 @@ from vlmplan.architecture.families.packed_patches import (
 )
 from vlmplan.architecture.families.qwen2_vl import VisionLanguageModel, ties_either
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.modules import Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -64,7 +64,7 @@ class VisionBlock(Module):
         return ops.add(x, self.mlp(self.norm2(x)))
 
 
-class VisionTransformer(Module):
+class VisionTransformer(MergingTower):
     """``GlmOcrVisionModel``."""
 
     def __init__(self, config: Config) -> None:
@@ -79,43 +79,16 @@ class VisionTransformer(Module):
         self.downsample = Downsampling(self.merged_width, self.out_width, bias=True)
         self.post_layernorm = RMSNorm(width)
 
-    def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
-        """(downsampled hidden states, merged features); both stay alive in the encoder's output object."""
-        tape = pixels.tape
-        with tape.section("vision.embedding"):
-            embedded = [self.patch_embed(pixels)]
-            context = PatchContext(backend, patch_positions(embedded[0], self.head_dim), patch_lengths(batch))
-        x = self.blocks.run(embedded.pop(), lambda block, hidden: block(hidden, context))
-        with tape.section("vision.merger"):
-            x = self.post_layernorm(x)
-            x = self.downsample(x.view(x.numel // self.merged_width, self.merged_width))
-            return x, self.merger(x)
-
-
-class UnbiasedAttention(Attention):
-    """``GlmOcrTextAttention``."""
-
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        super().__init__(shape, rotary_width)
-        query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = Linear(shape.hidden_size, query_width)
-        self.k_proj = Linear(shape.hidden_size, key_width)
-        self.v_proj = Linear(shape.hidden_size, key_width)
-
-
-class GlmOcrLayer(DecoderLayer):
-    """``GlmOcrTextDecoderLayer``."""
-
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        super().__init__(shape, rotary_width)
-        self.self_attn = UnbiasedAttention(shape, rotary_width)
+    def embedded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, PatchContext]:
+        x = self.patch_embed(pixels)
+        return x, PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
 
 
 def decoder(text: Config) -> MultimodalDecoder:
     """``GlmOcrTextModel``."""
     shape = replace(decoder_shape(text), qkv_bias=False, output_bias=False)
     rotary_width = int(shape.head_dim * rotary_fraction(text))
-    layers = Stack.of(GlmOcrLayer(shape, rotary_width), shape.num_layers, label="layers")
+    layers = Stack.of(DecoderLayer(shape, rotary_width), shape.num_layers, label="layers")
     return MultimodalDecoder(shape, layers, rotary_width)
 
 

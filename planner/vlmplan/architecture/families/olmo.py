@@ -22,18 +22,20 @@ from vlmplan.architecture.families.llama import (
     with_head,
 )
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Module, WideRMSNorm
+from vlmplan.architecture.modules import Module, RMSNorm, WideRMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
 
-class OlmoAttention(Attention):
-    """``Olmo2Attention``: queries and keys are normed before they are cut into heads."""
+class WholeNormAttention(Attention):
+    """Queries and keys are normed before they are cut into heads."""
+
+    norm_class: type[RMSNorm] = RMSNorm
 
     def __init__(self, shape: DecoderShape, window: int | None) -> None:
         super().__init__(shape, window)
-        self.q_norm = WideRMSNorm(shape.num_heads * shape.head_dim)
-        self.k_norm = WideRMSNorm(shape.num_kv_heads * shape.head_dim)
+        self.q_norm = self.norm_class(shape.num_heads * shape.head_dim)
+        self.k_norm = self.norm_class(shape.num_kv_heads * shape.head_dim)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, num_tokens, _ = x.shape
@@ -45,25 +47,31 @@ class OlmoAttention(Attention):
         k = k.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         return q, k, v.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
 
+
+class OlmoAttention(WholeNormAttention):
+    """``Olmo2Attention``."""
+
+    norm_class = WideRMSNorm
+
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         q_rotated = ops.rotate(q, context.cos, context.sin)
         k_rotated = ops.rotate(k, context.cos, context.sin)
         return ops.to(q_rotated, q.dtype), ops.to(k_rotated, k.dtype)
 
 
-class OlmoLayer(Module):
-    """``Olmo2DecoderLayer``."""
+class PostNormLayer(Module):
+    """Norms behind attention and MLP, and none before."""
 
-    def __init__(self, shape: DecoderShape, window: int | None) -> None:
+    def __init__(self, shape: DecoderShape, attention: Attention, norm_class: type[RMSNorm] = WideRMSNorm) -> None:
         super().__init__()
-        self.self_attn = OlmoAttention(shape, window)
+        self.self_attn = attention
         self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
-        self.post_attention_layernorm = WideRMSNorm(shape.hidden_size)
-        self.post_feedforward_layernorm = WideRMSNorm(shape.hidden_size)
+        self.post_attention_layernorm = norm_class(shape.hidden_size)
+        self.post_feedforward_layernorm = norm_class(shape.hidden_size)
 
-    def forward(self, x: Tensor, contexts: dict[int | None, RotaryContext]) -> Tensor:
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         residual = x
-        x = self.self_attn(x, contexts[self.self_attn.window])
+        x = self.self_attn(x, context)
         x = self.post_attention_layernorm(x)
         x = ops.add(residual, x)
         residual = x
@@ -76,7 +84,10 @@ class OlmoDecoder(Decoder):
     """``Olmo2Model`` and ``Olmo3Model``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__(shape, stack_of_kinds(shape.windows, lambda window: OlmoLayer(shape, window)))
+        def layer(window: int | None) -> PostNormLayer:
+            return PostNormLayer(shape, OlmoAttention(shape, window))
+
+        super().__init__(shape, stack_of_kinds(shape.windows, layer))
         self.norm = WideRMSNorm(shape.hidden_size)
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
@@ -87,7 +98,7 @@ class OlmoDecoder(Decoder):
             contexts = {
                 window: RotaryContext(backend, *self.positions(x), masks) for window in dict.fromkeys(self.windows)
             }
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, contexts))
+        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, contexts[layer.self_attn.window]))
         with tape.section("norm"):
             hidden = self.norm(hidden)
         del unused_masks

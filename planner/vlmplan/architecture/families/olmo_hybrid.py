@@ -25,7 +25,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     with_head,
 )
-from vlmplan.architecture.families.olmo import OlmoAttention
+from vlmplan.architecture.families.olmo import OlmoAttention, PostNormLayer
 from vlmplan.architecture.families.qwen3_5 import FULL, LINEAR
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, WideRMSNorm
@@ -100,27 +100,6 @@ class UnrotatedAttention(OlmoAttention):
         return super().positioned(q, k, context) if self.rotates else (q, k)
 
 
-class AttentionLayer(Module):
-    """``OlmoHybridAttentionDecoderLayer``."""
-
-    def __init__(self, shape: DecoderShape, *, rotates: bool) -> None:
-        super().__init__()
-        self.self_attn = UnrotatedAttention(shape, rotates=rotates)
-        self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
-        self.post_attention_layernorm = WideRMSNorm(shape.hidden_size)
-        self.post_feedforward_layernorm = WideRMSNorm(shape.hidden_size)
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        residual = x
-        x = self.self_attn(x, context)
-        x = self.post_attention_layernorm(x)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.mlp(x)
-        x = self.post_feedforward_layernorm(x)
-        return ops.add(residual, x)
-
-
 class LinearAttentionLayer(Module):
     """``OlmoHybridLinearAttentionDecoderLayer``."""
 
@@ -150,7 +129,7 @@ class OlmoHybridDecoder(Decoder):
 
         def layer(name: str) -> Module:
             if name == FULL:
-                return AttentionLayer(shape, rotates=self.rotates)
+                return PostNormLayer(shape, UnrotatedAttention(shape, rotates=self.rotates))
             mixer = OlmoDeltaNet(delta_shape(config), doubles_beta=config.boolean("linear_allow_neg_eigval"))
             return LinearAttentionLayer(shape, mixer)
 

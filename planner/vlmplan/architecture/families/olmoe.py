@@ -5,30 +5,12 @@ Source: transformers 5.23 ``models/olmoe/modeling_olmoe.py``.
 
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES
-from vlmplan.architecture.families.llama import Attention, Decoder, DecoderLayer, DecoderShape, decoder_shape
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
+from vlmplan.architecture.families.olmo import WholeNormAttention
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, RMSNorm, Stack
-from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.modules import Linear, Stack
 from vlmplan.json_reader import not_allowed
-
-
-class OlmoeAttention(Attention):
-    """``OlmoeAttention``: queries and keys are normed before they are cut into heads."""
-
-    def __init__(self, shape: DecoderShape) -> None:
-        super().__init__(shape, None)
-        self.q_norm = RMSNorm(shape.num_heads * shape.head_dim)
-        self.k_norm = RMSNorm(shape.num_kv_heads * shape.head_dim)
-
-    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, num_tokens, _ = x.shape
-        shape = self.shape
-        q = self.q_norm(self.q_proj(x))
-        k = self.k_norm(self.k_proj(x))
-        v = self.v_proj(x)
-        keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        return q.view(batch, shape.num_heads, num_tokens, shape.head_dim), k.view(*keys), v.view(*keys)
 
 
 class OlmoeLayer(DecoderLayer):
@@ -36,7 +18,7 @@ class OlmoeLayer(DecoderLayer):
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
         super().__init__(shape)
-        self.self_attn = OlmoeAttention(shape)
+        self.self_attn = WholeNormAttention(shape, None)
         num_experts, width = config.integer("num_experts"), shape.hidden_size
         num_per_token, normalizes = config.integer("num_experts_per_tok"), config.boolean("norm_topk_prob")
         router = TopKRouter(num_experts, width, num_per_token, casts_scores=True, normalizes=normalizes)
