@@ -4,7 +4,7 @@ import pytest
 
 from storages import Live
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.evaluation import copies_weights_to_decode, generation_pass
+from vlmplan.architecture.evaluation import generation_pass
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
@@ -39,9 +39,9 @@ def test_both_copies_of_all_chosen_experts_are_there_at_once_behind_the_prompt_a
 
 
 def test_dense_models_decode_as_they_read_prompts():
-    assert copies_weights_to_decode(build_model(MIXTRAL))
+    assert build_model(MIXTRAL).decodes_with_copies
     dense = {key: value for key, value in MIXTRAL.items() if "experts" not in key} | {"model_type": "llama"}
-    assert not copies_weights_to_decode(build_model(dense))
+    assert not build_model(dense).decodes_with_copies
 
 
 def test_the_copies_are_those_of_transformers():

@@ -113,11 +113,6 @@ def generation_pass(
     return GenerationPass(trace, input_bytes, cache_bytes, layer_bytes, num_logits)
 
 
-def copies_weights_to_decode(model: Model) -> bool:
-    """Whether a forward over a generated token on a GPU is another than one over a prompt of one token."""
-    return any(module.copies_weights_to_decode for _, module in model.named_modules())
-
-
 def _widened(logits: Tensor) -> None:
     """Makes the float32 copy of what the model returns under autocast."""
     tape = logits.tape

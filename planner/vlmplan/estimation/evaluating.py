@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import (
     EvaluationPass,
     GenerationPass,
-    copies_weights_to_decode,
     evaluation_pass,
     generation_pass,
 )
@@ -42,10 +40,6 @@ class EvaluationRuns:
         self._model, self._seq_len, self._batch_of, self._key_of = model, seq_len, batch_of, key_of
         self._evaluations: dict[Any, EvaluationPass] = {}
         self._generations: dict[Any, GenerationPass] = {}
-
-    @cached_property
-    def _copies_weights(self) -> bool:
-        return copies_weights_to_decode(self._model)
 
     def evaluated(
         self,
@@ -101,7 +95,7 @@ class EvaluationRuns:
 
     def _token_bytes(self, recipe: Recipe, sized: Recipe, backend: AttentionBackend) -> int:
         """What the forward over a generated token of each row makes, where that takes copies of weights."""
-        if not self._copies_weights:
+        if not self._model.decodes_with_copies:
             return 0
         key = ("token", recipe.caches_casts, *self._key_of(sized, backend))
         if key not in self._generations:

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import (
     EvaluationPass,
     GenerationPass,
-    copies_weights_to_decode,
     evaluation_pass,
     generation_pass,
 )
@@ -49,10 +47,6 @@ class RolloutRuns:
         self._generations: dict[Any, GenerationPass] = {}
         self._passes: dict[Any, EvaluationPass] = {}
 
-    @cached_property
-    def _copies_weights(self) -> bool:
-        return copies_weights_to_decode(self._model)
-
     def rollout(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool) -> Rollout:
         """What the recipe, which is one of GRPO, runs before its steps on one of ``num_ranks`` GPUs."""
         task = recipe.task
@@ -63,7 +57,7 @@ class RolloutRuns:
             prompt = self._generation(recipe, backend, rows)
             answer = task.answer_tokens(self._seq_len)
             generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer)
-            if not is_on_cpu and self._copies_weights:
+            if not is_on_cpu and self._model.decodes_with_copies:
                 token = self._generation(recipe, backend, rows, num_tokens=1)
                 generated = replace(generated, token_bytes=forward_rise(token.trace)[0])
         return Rollout(

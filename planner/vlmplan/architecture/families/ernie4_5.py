@@ -50,10 +50,7 @@ class ErnieLayer(DecoderLayer):
 class ErnieDecoder(Decoder):
     """``Ernie4_5Model``."""
 
-    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, which stay in float32."""
-        shape = (1, 1, x.shape[1], self.shape.head_dim)
-        return x.tape.tensor(shape, DType.FLOAT32), x.tape.tensor(shape, DType.FLOAT32)
+    rotary_dtype = DType.FLOAT32
 
 
 def decoder(config: Config) -> ErnieDecoder:

@@ -169,6 +169,9 @@ def stack_of_kinds(kinds: Sequence[Kind], layer: Callable[[Kind], Module]) -> St
 class Decoder(Module):
     """``LlamaModel``: embedding, layers, final norm."""
 
+    rotary_dtype: DType | None = None
+    """Of cos and sin, where it is not the model's type."""
+
     def __init__(self, shape: DecoderShape, layers: Stack | None = None) -> None:
         super().__init__()
         self.shape = shape
@@ -200,9 +203,9 @@ class Decoder(Module):
         return causal_masks(x, backend, [window for window in self.masked_windows if window not in self.windows])
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin in the model's type; ``position_ids`` are the same for all samples."""
-        shape = (1, 1, x.shape[1], self.shape.head_dim)
-        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+        """cos and sin; ``position_ids`` are the same for all samples."""
+        shape, dtype = (1, 1, x.shape[1], self.shape.head_dim), self.rotary_dtype or x.dtype
+        return x.tape.tensor(shape, dtype), x.tape.tensor(shape, dtype)
 
 
 def decoder_shape(config: Config) -> DecoderShape:

@@ -83,6 +83,8 @@ class PostNormLayer(Module):
 class OlmoDecoder(Decoder):
     """``Olmo2Model`` and ``Olmo3Model``."""
 
+    rotary_dtype = DType.FLOAT32
+
     def __init__(self, shape: DecoderShape) -> None:
         def layer(window: int | None) -> PostNormLayer:
             return PostNormLayer(shape, OlmoAttention(shape, window))
@@ -103,11 +105,6 @@ class OlmoDecoder(Decoder):
             hidden = self.norm(hidden)
         del unused_masks
         return hidden
-
-    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, which stay in float32."""
-        shape = (1, 1, x.shape[1], self.shape.head_dim)
-        return x.tape.tensor(shape, DType.FLOAT32), x.tape.tensor(shape, DType.FLOAT32)
 
 
 def decoder(config: Config) -> OlmoDecoder:

@@ -124,6 +124,8 @@ class LinearAttentionLayer(Module):
 class OlmoHybridDecoder(Decoder):
     """``OlmoHybridModel``."""
 
+    rotary_dtype = DType.FLOAT32
+
     def __init__(self, config: Config, shape: DecoderShape) -> None:
         self.rotates = has_positions(config)
 
@@ -137,10 +139,11 @@ class OlmoHybridDecoder(Decoder):
         self.norm = WideRMSNorm(shape.hidden_size)
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, which stay in float32, if there are any. Layers that attend alone are given them: in backward
+        """Empty, where there are none. Layers that attend alone are given them: in backward
         they go with the first of those, here with the first layer."""
-        shape = (1, 1, x.shape[1], self.shape.head_dim) if self.rotates else (0,)
-        return x.tape.tensor(shape, DType.FLOAT32), x.tape.tensor(shape, DType.FLOAT32)
+        if self.rotates:
+            return super().positions(x)
+        return x.tape.tensor((0,), DType.FLOAT32), x.tape.tensor((0,), DType.FLOAT32)
 
 
 def has_positions(config: Config) -> bool:
