@@ -353,24 +353,27 @@ class MemoizedEstimates:
         return besides[1]
 
     def _first_alike(self, recipe: Recipe) -> Recipe:
-        """The first of the recipes that start the same collectives and update the same states.
+        """One of the recipes that start the same collectives and update the same states, with the first of the losses
+        that are tried: another prefetches elsewhere under stage 3, which only exact seconds tell apart.
 
         Stage 3 gathers weights again for layers that run again, and ranks that share samples trade heads again.
         """
         estimator, _ = self.estimator(recipe)
         runs_again = recipe.zero_stage == 3 or recipe.sequence_parallel > 1
         key = id(estimator), recipe.engine_key, checkpoints(recipe) if runs_again else None, recipe.task
-        return self._firsts.setdefault(key, recipe)
+        if key not in self._firsts:
+            self._firsts[key] = recipe.with_changes(loss=self._switches[0].loss)
+        return self._firsts[key]
 
     def _collectives(self, alike: Recipe, recipe: Recipe, cluster: Cluster) -> tuple[Collectives, ...]:
-        """What a step of ``recipe`` sends, ``alike`` with a batch: weights and gradients, whatever the micro batch and
-        the loss; where ranks share samples, heads too, by the micro batch."""
+        """What a step of ``recipe`` sends, ``alike`` with a batch: weights and gradients, whatever that is; where ranks
+        share samples, heads too, by the micro batch."""
         estimator, _ = self.estimator(alike)
         capability, num_ranks = cluster.node.gpu.compute_capability, cluster.num_gpus
         if recipe.sequence_parallel > 1:
             trace = estimator.trace(recipe, capability)
         else:
-            trace = self.micro_batches(alike, capability).with_loss(self._switches[0].loss).trace
+            trace = self.micro_batches(alike, capability).trace
         key = (id(alike), num_ranks, recipe.grad_accum, id(trace))
         if key not in self._sent:
             self._sent[key] = step_collectives(estimator.table, recipe, num_ranks=num_ranks, trace=trace)

@@ -12,7 +12,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, InputGradients, LossKind, Precision, chunk_tokens
+from vlmplan.recipe_choices import AttentionImplementation, InputGradients, Precision, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import (
     PhaseDemands,
@@ -153,10 +153,6 @@ class MicroBatches:
     def trace(self) -> Trace:
         """One of the micro batches: they all use the same weights in the same order."""
         return self.traced(self.sizes[0]).trace
-
-    def with_loss(self, loss: LossKind) -> "MicroBatches":
-        """The same with another loss, which uses the weights in the same order."""
-        return self._traced.micro_batches(self._switches._replace(loss=loss))
 
     def traced(self, micro_batch: int) -> CombinedTrace:
         """The micro batch itself."""
