@@ -313,15 +313,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
     },
     _minicpmv("minicpmv4_7"),
     {
-        "model_type": "paddleocr_vl",
-        **IMAGE,
-        **VIDEO,
-        "text_config": text(
-            "paddleocr_vl_text", num_key_value_heads=2, head_dim=128, rope_parameters=mrope(16, 24, 24)
-        ),
-        "vision_config": {"num_hidden_layers": 6},
-    },
-    {
         "model_type": "qianfan_ocr",
         **IMAGE,
         "text_config": text("qwen3", head_dim=64),
@@ -374,7 +365,7 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": clip(336),
     },
 )
-IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in (*_MODELS, *TORCHVISION_MODELS)}
+IMAGE_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in (*_MODELS, *TORCHVISION_MODELS)}
 """By model_type."""
 _DESCRIBED: tuple[Mapping[str, Any], ...] = (
     {
@@ -400,8 +391,17 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
             "hidden_act": "silu",
         },
     },
+    {
+        "model_type": "paddleocr_vl",
+        **IMAGE,
+        **VIDEO,
+        "text_config": text(
+            "paddleocr_vl_text", num_key_value_heads=2, head_dim=128, rope_parameters=mrope(16, 24, 24)
+        ),
+        "vision_config": {"num_hidden_layers": 6},
+    },
 )
-DESCRIBED_MODELS: Mapping[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}
+DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}
 """Types with a family of which no file is packaged."""
 PREPROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "cosmos3_omni": {

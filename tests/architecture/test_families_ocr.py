@@ -1,4 +1,4 @@
-"""GLM-OCR and LightOnOCR against transformers."""
+"""GLM-OCR, LightOnOCR and PaddleOCR-VL against transformers."""
 
 import copy
 
@@ -51,7 +51,24 @@ LIGHTON = {
         "hidden_act": "silu",
     },
 }
-CONFIGS = {"glm_ocr": GLM, "lighton_ocr": LIGHTON}
+PADDLE = {
+    "model_type": "paddleocr_vl",
+    "image_token_id": 999,
+    "text_config": {
+        **TEXT,
+        **HEADS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [8, 12, 12]},
+    },
+    "vision_config": {
+        "hidden_size": 192,
+        "intermediate_size": 448,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 3,
+        "image_size": 112,
+        "patch_size": 14,
+    },
+}
+CONFIGS = {"glm_ocr": GLM, "lighton_ocr": LIGHTON, "paddleocr_vl": PADDLE}
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 FROZEN = pytest.mark.parametrize("frozen", [(), TOWERS, DECODER], ids=["all", "no tower", "no decoder"])
 
@@ -67,6 +84,9 @@ ALTERED = {
     "glm_ocr by default": {"model_type": "glm_ocr"},
     "lighton_ocr by default": {"model_type": "lighton_ocr"},
     "glm_ocr without biases": altered(GLM, {"attention_bias": True}, {"attention_bias": False, "in_channels": 1}),
+    "paddleocr_vl by default": {"model_type": "paddleocr_vl"},
+    "paddleocr_vl, flat": {"model_type": "paddleocr_vl", **TEXT, "use_bias": True, "num_key_value_heads": 4},
+    "paddleocr_vl with an own head": altered(PADDLE, tie_word_embeddings=False),
     "lighton_ocr with an own head": altered(LIGHTON, tie_word_embeddings=False, spatial_merge_size=3),
 }
 
@@ -100,7 +120,9 @@ def test_what_merged_patches_leave_of_an_image_is_no_token():
 
 
 def test_towers_and_what_maps_to_the_decoder_are_parts():
-    glm, lighton = build_model(GLM), build_model(LIGHTON)
+    glm, lighton, paddle = (build_model(config) for config in (GLM, LIGHTON, PADDLE))
+    assert paddle.part_of("model.projector.pre_norm.weight") is Part.PROJECTOR
+    assert paddle.part_of("model.visual.vision_model.post_layernorm.weight") is Part.VISION
     assert glm.part_of("model.visual.downsample.weight") is Part.PROJECTOR
     assert glm.part_of("model.visual.post_layernorm.weight") is Part.VISION
     assert lighton.part_of("model.vision_projection.norm.weight") is Part.PROJECTOR
@@ -114,14 +136,17 @@ def assert_step(config, *, images_per_sample=2, **options):
     from family_checks import assert_step_matches
     from image_batches import image_step
 
-    if config["model_type"] == "glm_ocr":
+    if config["model_type"] != "lighton_ocr":
         made = step(config, "", (480, 330), images_per_sample=images_per_sample)
+        if config["model_type"] == "paddleocr_vl":  # its patches are small pictures
+            made.floats["pixel_values"] = (made.floats["pixel_values"][0], 3, 14, 14)
     else:
         made = image_step(config, {"patch_size": 14}, (490, 330), images_per_sample=images_per_sample)
     assert_step_matches(made.config, made.batch, made.inputs, made.floats, **options)
 
 
 PREPROCESSORS = {
+    "paddleocr_vl": {"image_processor_type": "PaddleOCRVLImageProcessor", "min_pixels": 9000, "max_pixels": 900000},
     "glm_ocr": {"processor_class": "Glm46VProcessor", "image_processor_type": "Glm46VImageProcessor"},
     "lighton_ocr": {"image_processor_type": "PixtralImageProcessor", "patch_size": 14, "size": {"longest_edge": 1540}},
 }
@@ -141,7 +166,7 @@ def test_images_become_as_many_tokens_and_patches_as_their_processors_make(confi
     shape = image_shape(config, settings, width=width, height=height)
     assert found.num_placeholders == shape.num_placeholder_tokens
     pixels = tuple(found.tensors["pixel_values"].shape)
-    if config["model_type"] == "glm_ocr":
+    if config["model_type"] != "lighton_ocr":
         assert pixels[0] == shape.num_patches
     else:
         assert pixels == (1, 3, shape.resized_height, shape.resized_width)

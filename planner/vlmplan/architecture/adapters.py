@@ -60,7 +60,7 @@ class Lora(Module):
         if not tape.fetches_weights:
             return self.forward(x)
         tape.modules.append(self._looked_at)
-        tape.fetch(self._looked_at)
+        tape.begin_call(self._looked_at)
         tape.enter_container(self._looked_at, has_input_grad=x.requires_grad)
         result = self.forward(x)
         tape.release(self._looked_at)

@@ -53,7 +53,7 @@ class DoraLayer(Module):
         if not tape.follows_weights:
             return self.forward(x, base_result, factors)
         tape.modules.append(self._used)
-        tape.fetch(self._used)
+        tape.begin_call(self._used)
         out = self.forward(x, base_result, factors)
         tape.release(self._used)
         tape.modules.pop()

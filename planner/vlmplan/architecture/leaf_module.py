@@ -37,7 +37,7 @@ class LeafModule(Module):
         if self._gathered is None:  # adapters and types are in place by the first use
             self._gathered = WeightsOfLeaf(self)
         tape.modules.append(self._gathered)
-        tape.fetch(self._gathered)
+        tape.begin_call(self._gathered)
         tape.fetches_weights = False
         try:
             out = self.forward(x, *args)

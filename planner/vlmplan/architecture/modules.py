@@ -49,7 +49,7 @@ class Module:
         if not tape.fetches_weights:
             return self.forward(*args, **kwargs)
         tape.modules.append(self)
-        tape.fetch(self)
+        tape.begin_call(self)
         out = self.forward(*args, **kwargs)
         tape.release(self)
         tape.modules.pop()

@@ -64,7 +64,7 @@ class ReadingModule(Module):
             for _, module in self.named_modules():
                 module.weights_readers = self._gathered.weights_readers
         tape.modules.append(self._gathered)
-        tape.fetch(self._gathered)
+        tape.begin_call(self._gathered)
         out = self.forward(x, *args)
         tape.release(self._gathered)
         tape.modules.pop()

@@ -55,6 +55,9 @@ class Recorder:
         self._drops: list[Event] = []  # of the running span
         # While a checkpoint is replayed, everything after its last saved tensor is skipped, as torch's early stop does.
         self._is_phantom = False
+        # Calls, by module and section, of which the last has been through backward (``ends_last_call``).
+        self._ended: set[tuple[int, str]] = set()
+        self._kept: set[tuple[int, str]] = set()
         # Modules that were run again and whose weights stay until the backward that asked for it is over.
         self._recomputed: list[Any] | None = None
         # First layers by section. While one of them runs, what is older than ``oldest_own`` is not its own.
@@ -258,7 +261,27 @@ class Recorder:
 
         Source: ``PostBackwardFunctionModule`` in deepspeed 0.19.8 ``zero/parameter_offload.py``.
         """
-        self._sections[self._key].unreleased_bytes += _weight_bytes(module)
+        key = id(module), self._key
+        if key not in self._kept:  # by a call after this one
+            self._kept.add(key)
+            self._sections[self._key].unreleased_bytes += _weight_bytes(module)
+
+    def begin_call(self, module: Any) -> None:
+        """The forward of ``module`` begins."""
+        self._ended.discard((id(module), self._key))
+        self.fetch(module)
+
+    def ends_last_call(self, module: Any) -> bool:
+        """Whether the backward that is over is that of the last call of ``module``: DeepSpeed counts its inputs anew
+        in each call, so that the backward of calls before the last releases nothing.
+
+        Source: ``_post_backward_module_hook`` in deepspeed 0.19.8 ``zero/parameter_offload.py``.
+        """
+        key = id(module), self._key
+        if key in self._ended:
+            return False
+        self._ended.add(key)
+        return True
 
     def repeat(self, run: Callable[[], None], times: int) -> None:
         """``run``, and what it leaves ``times`` over: each time the same events, of bytes that are all its own.

@@ -142,7 +142,8 @@ class Visit:
     def _let_go(self, module: Any, *, is_done: bool) -> None:
         """``is_done``: the module's input has its gradient, which is what releases its weights."""
         if module is not None and not self._recomputation.holds(module):
-            self._tape.release(module) if is_done else self._tape.keep(module)
+            is_last = self._tape.ends_last_call(module)
+            self._tape.release(module) if is_done and is_last else self._tape.keep(module)
         if self._recomputation.is_over_with(module):
             self._end_recomputation()
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from image_models import IMAGE_MODELS, PREPROCESSORS
+from image_models import DESCRIBED_MODELS, IMAGE_MODELS, PREPROCESSORS
 from vlmplan.errors import InputError
 from vlmplan_trainer.probe import configuration
 from vlmplan_trainer.processors.processing import Processed, processed
@@ -18,7 +18,7 @@ needs_torchvision = pytest.mark.skipif(find_spec("torchvision") is None, reason=
 
 
 def made(model_type: str, *, side: int = 448, num_tokens: int | None = None, settings: dict[str, object] | None = None):
-    config = configuration(copy.deepcopy(dict(IMAGE_MODELS[model_type])))
+    config = configuration(copy.deepcopy(dict((IMAGE_MODELS | DESCRIBED_MODELS)[model_type])))
     size = {"width": side, "height": side, "images_per_sample": 1}
     return processed(config, settings, **size, num_samples=2, num_tokens=num_tokens)
 

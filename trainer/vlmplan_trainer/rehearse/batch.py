@@ -25,7 +25,7 @@ BETWEEN_IMAGES = 2
 TEXT_TOKENS = 60
 """Ids that text is made of, from 5 on, the images' own left out."""
 GRID_TYPES = (
-    *("glm46v", "glm4v", "glm4v_moe", "glm_ocr"),
+    *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
@@ -189,17 +189,19 @@ Made = tuple[dict[str, torch.Tensor], dict[str, tuple[int, ...]]]
 
 
 def _grids(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
-    """Patches at native resolution, one row each (Qwen2VLImageProcessor): channels x frames x side x side values."""
+    """Patches at native resolution, one row each (Qwen2VLImageProcessor): channels x frames x side x side values, or
+    one small picture (PaddleOCR-VL)."""
     vision = config.vision_config
-    channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3)
-    width = channels * vision.temporal_patch_size * vision.patch_size**2
+    channels, side = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3), vision.patch_size
+    num_frames = getattr(vision, "temporal_patch_size", None)
+    patch = (channels, side, side) if num_frames is None else (channels * num_frames * side**2,)
     grid = [1, image.num_patch_rows, image.num_patch_columns]
     values = {
         "image_grid_thw": torch.tensor([grid] * samples.num_images),
         "mm_token_type_ids": (ids == token).long(),
     }
     num_patches = image.num_patch_rows * image.num_patch_columns
-    return values, {"pixel_values": (samples.num_images * num_patches, width)}
+    return values, {"pixel_values": (samples.num_images * num_patches, *patch)}
 
 
 def _grids_of_thinkers(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:

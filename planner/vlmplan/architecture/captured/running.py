@@ -215,7 +215,7 @@ class ProgramRun:
         if one.op == "begin":
             module = self._module(one.values["module"])
             tape.modules.append(module)
-            tape.fetch(module)
+            tape.begin_call(module)
         else:
             tape.release(tape.modules.pop())
 

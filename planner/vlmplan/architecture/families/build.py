@@ -33,6 +33,7 @@ VISION_FAMILIES = {
     "mistral3": "mistral3",
     "mllama": "mllama",
     "ovis2": "ovis2",
+    "paddleocr_vl": "paddleocr_vl",
     "paligemma": "paligemma",
     "phi4_multimodal": "phi4_multimodal",
     "qwen": "qwen",

@@ -12,10 +12,13 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.modules import Embedding, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.packed_lengths import PackedLengths, shares
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
+
+NUM_TAPS = 4
+"""Learned positions that one patch interpolates between (bilinear)."""
 
 
 class PatchContext(RotaryContext):
@@ -40,11 +43,14 @@ class PatchContext(RotaryContext):
 class PatchAttention(Module):
     """Attention with fused q, k, v and rotary positions in float32, among the patches of each image or window."""
 
+    OUTPUT = "proj"
+    """The name of the output projection."""
+
     def __init__(self, width: int, num_heads: int, *, qkv_bias: bool = True, output_bias: bool = True) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.make_projections(width, bias=qkv_bias)
-        self.proj = Linear(width, width, bias=output_bias)
+        setattr(self, self.OUTPUT, Linear(width, width, bias=output_bias))
 
     def make_projections(self, width: int, *, bias: bool) -> None:
         self.qkv = Linear(width, 3 * width, bias=bias)
@@ -53,13 +59,19 @@ class PatchAttention(Module):
         """q, k and v of the patches x (patches, width)."""
         return ops.split(self.qkv(x), head, head, head)
 
-    def forward(self, x: Tensor, context: PatchContext, lengths: PackedLengths) -> Tensor:
+    def forward(self, x: Tensor, context: PatchContext, lengths: PackedLengths | None = None) -> Tensor:
+        """``lengths``: of what sees itself alone; None: of each image."""
         num_patches, width = x.shape
         head_dim = width // self.num_heads
         head = (self.num_heads, num_patches, head_dim)
         q, k, v = self.projected(x, head)
         q, k = rotated_in_float32(q, k, context)
-        return attended_apart((q, k, v), context.backend, lengths, lambda out: self.proj(out.view(*x.shape)))
+        return attended_apart(
+            (q, k, v), context.backend, lengths or context.lengths, lambda out: self.output(out.view(*x.shape))
+        )
+
+    def output(self, x: Tensor) -> Tensor:
+        return getattr(self, self.OUTPUT)(x)
 
 
 def attended_apart(
@@ -129,6 +141,15 @@ def patch_positions(x: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     """cos and sin of the patches' rows and columns, in float32."""
     shape = (x.shape[0], head_dim)
     return x.tape.tensor(shape, DType.FLOAT32), x.tape.tensor(shape, DType.FLOAT32)
+
+
+def interpolated_positions(table: Embedding, x: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    """Learned positions of the patches x (patches, width), in float32, each between ``NUM_TAPS`` of a square ``table``;
+    and which those are, with their weights. Source: ``get_vision_interpolation_indices_and_weights`` in
+    ``vision_utils.py``."""
+    tape, taps = x.tape, (x.shape[0], NUM_TAPS)
+    indices, weights = tape.tensor(taps, DType.INT64), tape.tensor((*taps, 1), DType.FLOAT32)
+    return ops.total(ops.mul(table(indices), weights), x.shape), (indices, weights)
 
 
 def joined_features(features: Tensor, num_images: int) -> Tensor:

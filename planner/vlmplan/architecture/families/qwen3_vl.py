@@ -19,6 +19,7 @@ from vlmplan.architecture.families.packed_patches import (
     PatchContext,
     PatchEmbed,
     Sequential,
+    interpolated_positions,
     joined_features,
     patch_lengths,
     patch_positions,
@@ -30,9 +31,6 @@ from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
-
-NUM_TAPS = 4
-"""Position embeddings that one patch interpolates between (bilinear)."""
 
 
 class VisionMlp(Module):
@@ -146,9 +144,7 @@ class VisionTransformer(Module):
         with tape.section("vision.embedding"):
             x = self.patch_embed(pixels)
             # What the interpolation needs stays in local variables, its float32 result too.
-            taps = (x.shape[0], NUM_TAPS)
-            indices, weights = tape.tensor(taps, DType.INT64), tape.tensor((*taps, 1), DType.FLOAT32)
-            interpolated = ops.total(ops.mul(self.pos_embed(indices), weights), x.shape)
+            interpolated, taps = interpolated_positions(self.pos_embed, x)
             x = ops.add(x, ops.to(interpolated, x.dtype))
             context = PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
         features: list[Tensor] = []
@@ -164,7 +160,9 @@ class VisionTransformer(Module):
             hidden.append(x)
             del x
         with tape.section("vision.merger"):
-            return [hidden[0], self.merger(hidden[0]), *features]
+            outputs = [hidden[0], self.merger(hidden[0]), *features]
+        del interpolated, taps
+        return outputs
 
     def deep_features(self, x: Tensor, index: int) -> Tensor:
         with x.tape.section(f"vision.deepstack.{index}"):

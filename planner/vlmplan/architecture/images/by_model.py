@@ -32,6 +32,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "mistral3": ("pixtral", "mistral3_shape"),
     "mllama": ("mllama", "mllama_shape"),
     "ovis2": ("dynamic_tiles", "ovis2_shape"),
+    "paddleocr_vl": ("smart_resize", "paddleocr_vl_shape"),
     "paligemma": ("fixed", "paligemma_shape"),
     "phi4_multimodal": ("phi4_multimodal", "phi4_multimodal_shape"),
     "qwen": ("fixed", "qwen_shape"),

@@ -2,8 +2,8 @@
 
 Follows transformers 5.23: ``smart_resize`` and ``get_number_of_image_patches`` in
 models/qwen2_vl/image_processing_qwen2_vl.py (``Qwen2VLImageProcessor``, which Qwen2.5-VL, Qwen3-VL and
-Qwen3.5 use too) and in models/glm4v/image_processing_glm4v.py (``Glm4vImageProcessor``). Python's ``round`` (half to
-even) is part of the rule.
+Qwen3.5 use too), in models/glm4v/image_processing_glm4v.py (``Glm4vImageProcessor``) and in
+models/paddleocr_vl/image_processing_paddleocr_vl.py. Python's ``round`` (half to even) is part of the rule.
 """
 
 import math
@@ -23,6 +23,19 @@ def qwen2_vl_shape(image: Image) -> ImageShape:
 def qwen3_vl_shape(image: Image) -> ImageShape:
     """Qwen3-VL and Qwen3.5, dense and MoE: as Qwen2-VL with patches of 16 pixels."""
     return _qwen_shape(image, default_patch_size=16)
+
+
+def paddleocr_vl_shape(image: Image) -> ImageShape:
+    """PaddleOCR-VL: as Qwen2-VL, except that a side below one merged patch is scaled up first, height before width."""
+    patch_size, merge_size = patch_and_merge_size(
+        image.preprocessor, section(image.config, "vision_config"), default_patch_size=14
+    )
+    factor, height, width = patch_size * merge_size, image.height, image.width
+    if height < factor:
+        height, width = factor, round(width * factor / height)
+    if width < factor:
+        height, width = round(height * factor / width), factor
+    return _qwen_shape(image, default_patch_size=14, default_area=(384 * 384, 1536 * 1536), sides=(height, width))
 
 
 def glm4v_shape(image: Image) -> ImageShape:
@@ -82,23 +95,26 @@ def smart_resize(
     return rounded_height, rounded_width
 
 
-def _qwen_shape(image: Image, *, default_patch_size: int) -> ImageShape:
+def _qwen_shape(
+    image: Image,
+    *,
+    default_patch_size: int,
+    default_area: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
+    sides: tuple[int, int] | None = None,
+) -> ImageShape:
+    """``default_area``: the least and the most pixels; ``sides``: (height, width), None for those of the image."""
     vision = section(image.config, "vision_config")
     patch_size, merge_size = patch_and_merge_size(image.preprocessor, vision, default_patch_size=default_patch_size)
     # The edges of size are numbers of pixels here. Older files name them min_pixels and max_pixels, outside
     # of size; Qwen2VLImageProcessor lets these overrule it.
     min_pixels = count(image.preprocessor, "min_pixels", 0)
-    min_pixels = min_pixels or edge(image.preprocessor, "size", "shortest_edge", 56 * 56)
+    min_pixels = min_pixels or edge(image.preprocessor, "size", "shortest_edge", default_area[0])
     max_pixels = count(image.preprocessor, "max_pixels", 0)
-    max_pixels = max_pixels or edge(image.preprocessor, "size", "longest_edge", 28 * 28 * 1280)
-    check_aspect_ratio(image, height=image.height, width=image.width)
-    height, width = smart_resize(
-        image.height,
-        image.width,
-        factor=patch_size * merge_size,
-        min_pixels=min_pixels,
-        max_pixels=max_pixels,
-    )
+    max_pixels = max_pixels or edge(image.preprocessor, "size", "longest_edge", default_area[1])
+    height, width = sides or (image.height, image.width)
+    check_aspect_ratio(image, height=height, width=width)
+    factor = patch_size * merge_size
+    height, width = smart_resize(height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     return _shape(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
 
 
