@@ -509,6 +509,22 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL, zero_stage=2)),
         ],
     ),
+    "wide_adapters_have_no_narrow_copies_beside_them": (
+        [case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, zero_stage=3, train_embeddings=True))],
+        [
+            case(LORA.with_changes(zero_stage=3, train_embeddings=True)),
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, zero_stage=3)),
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, train_embeddings=True)),
+            case(
+                LORA.with_changes(
+                    adapter_dtype=AdapterDtype.FLOAT32,
+                    zero_stage=3,
+                    train_embeddings=True,
+                    precision=Precision.FP32,
+                )
+            ),
+        ],
+    ),
     "liger_needs_ampere": (
         [case(LIGER, cluster(1, **T4)), case(LIGER_LAYERS, cluster(1, **T4))],
         [case(LIGER, cluster(1)), case(LIGER, cluster(1, **MI300X)), case(LIGER), case(PLAIN, cluster(1, **T4))],

@@ -199,6 +199,17 @@ def float32_adapters_are_of_plain_pytorch(context: RuleContext) -> str | None:
     )
 
 
+@ADAPTER_RULES.error("deepspeed runtime/zero/utils.py defragment: trained shards of one rank have one type (seen)")
+def wide_adapters_have_no_narrow_copies_beside_them(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.keeps_adapters_wide or not recipe.train_embeddings or recipe.copy_dtype is recipe.trained_dtype:
+        return None
+    return (
+        "--adapter-dtype float32 does not go with --train-embeddings under ZeRO-3, whose trained weights have one type, "
+        "and peft's copies of embeddings are 16 bit; leave one of them off"
+    )
+
+
 def _adapts(recipe: Recipe, name: str) -> bool:
     """Whether adapters are put on Linears whose name is ``name`` or ends in it, as all Linears or because they are
     named."""
