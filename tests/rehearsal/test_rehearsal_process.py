@@ -139,6 +139,13 @@ def test_a_traceback_becomes_its_last_line_and_the_phase(pretend: Pretend):
     assert failure() == "the rehearsal ended in backward of step 1: RuntimeError: no kernel"
 
 
+def test_an_error_without_words_says_where_it_was_raised(pretend: Pretend):
+    inside = 'File "/a/lib/python3.11/site-packages/deepspeed/runtime/zero/utils.py", line 218, in defragment'
+    lines = (f"[rank0]:   {inside}", "[rank0]:     assert False", "[rank0]: AssertionError")
+    pretend(READ + f"print({chr(10).join(lines)!r}, file=sys.stderr); os._exit(1)")
+    assert failure().endswith(": AssertionError in deepspeed/runtime/zero/utils.py, line 218")
+
+
 def test_a_process_that_the_system_kills_is_said_to_be_short_of_memory(pretend: Pretend):
     pretend(READ + "os.kill(os.getpid(), 9)")
     assert "memory runs out" in failure()

@@ -6,6 +6,7 @@ phase as it begins, among whatever the libraries print.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,10 @@ PHASE = "PHASE "
 KEPT_LINES = 50
 """Of what the process printed last, to find its error in."""
 LONGEST_ERROR = 300
+RANK = re.compile(r"^\[rank\d+\]: ")
+"""What torch writes before each line of a rank's traceback."""
+RAISED = re.compile(r'\s*File "(?:.*site-packages/)?(.*)", line (\d+)')
+"""A line of a traceback, with its file from the package on."""
 
 
 def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) -> Rehearsed:
@@ -180,6 +185,9 @@ class _Report:
         """The last error that it printed; without one, how it ended."""
         if code == -signal.SIGKILL:
             return "it was killed, as the system does when the host's memory runs out"
-        errors = [line.strip() for line in self._lines if not line[0].isspace()]
+        lines = [RANK.sub("", line) for line in self._lines]
+        errors = [line.strip() for line in lines if line and not line[0].isspace()]
         last = next((line for line in reversed(errors) if "Error" in line), errors[-1] if errors else "")
+        if last.isidentifier():  # it has no words of its own
+            last += next((f" in {found[1]}, line {found[2]}" for found in map(RAISED.match, lines[::-1]) if found), "")
         return last[:LONGEST_ERROR] or (f"it got signal {-code}" if code < 0 else f"its exit code is {code}")
