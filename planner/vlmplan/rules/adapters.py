@@ -205,8 +205,8 @@ def wide_adapters_have_no_narrow_copies_beside_them(context: RuleContext) -> str
     if not recipe.keeps_adapters_wide or not recipe.train_embeddings or recipe.copy_dtype is recipe.trained_dtype:
         return None
     return (
-        "--adapter-dtype float32 does not go with --train-embeddings under ZeRO-3, whose trained weights have one type, "
-        "and peft's copies of embeddings are 16 bit; leave one of them off"
+        "--adapter-dtype float32 does not go with --train-embeddings under ZeRO-3, whose trained weights are of one "
+        "type, and peft's copies of embeddings are 16 bit; leave one of them off"
     )
 
 
