@@ -6,6 +6,7 @@ here on a real device: the trainer's own model, engine and loop, weights drawn a
 last line of standard output is the record's measured part.
 """
 
+import fcntl
 import json
 import os
 import sys
@@ -28,6 +29,8 @@ WARM_STEPS = 2
 
 DRAWN_ONCE = 2**20
 """Elements of a weight in host memory that are drawn at random; the rest of it repeats them: a card waits meanwhile."""
+STEPS_RUN = Path(__file__)
+"""Locked by the run whose steps are on the card; models are not made meanwhile, which would take its host's time."""
 
 
 def main() -> int:
@@ -79,6 +82,8 @@ def draws_little() -> Iterator[None]:
         def drawn(tensor: Any, *args: Any, **options: Any) -> Any:
             if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() <= DRAWN_ONCE:
                 return draw(tensor, *args, **options)
+            with locked(STEPS_RUN, fcntl.LOCK_SH):  # waits for the steps of another run
+                pass
             some = draw(torch.empty(DRAWN_ONCE, dtype=tensor.dtype), *args, **options)
             whole = tensor.detach().view(-1)
             repeats = whole.numel() // DRAWN_ONCE * DRAWN_ONCE
@@ -95,6 +100,14 @@ def draws_little() -> Iterator[None]:
     finally:
         for name, draw in methods.items():
             setattr(torch.Tensor, name, draw)
+
+
+@contextmanager
+def locked(path: Path, kind: int) -> Iterator[None]:
+    """Within, this process has a lock of this ``kind`` (``fcntl``) on the file."""
+    with path.open(encoding="utf-8") as file:
+        fcntl.flock(file, kind)
+        yield
 
 
 def measured(request: dict[str, Any], loaded: Any = None) -> dict[str, Any]:
@@ -129,7 +142,8 @@ def measured(request: dict[str, Any], loaded: Any = None) -> dict[str, Any]:
         pixel_dtypes=tuple(torch_dtype(dtype) for dtype in recipe.pixel_dtypes),
         keeps_batches=recipe.keeps_batches,
     )
-    reports = list(trainer.epoch(batches))
+    with locked(STEPS_RUN, fcntl.LOCK_EX):
+        reports = list(trainer.epoch(batches))
     found = {"device": device_name(device), "date": date.today().isoformat(), "versions": versions()}
     return {**meter.as_json(reports), **found}
 

@@ -29,7 +29,8 @@ HEADER = """# Runs on a GPU
 {num_runs} short runs of the bundled trainer (`campaign_runs.py`), one by one on a card of 80 GB or more, as
 `campaign.py` records them in `records.jsonl`; `wheels.py` gets the packages that a machine without a network needs.
 Every second run is held back: formulas are mended by the others alone. `python tests/gpu/report.py` rewrites this file.
-While one run is on the card, the model of the next one is made in host memory. Errors of seconds stand beside what is
+While one run gets ready on the card, the model of the next one is made in host memory; in the runs on an H200 it was
+made while steps were timed, too, which slowed those that wait for the host. Errors of seconds stand beside what is
 assumed of a card, and beside what `vlmplan calibrate` measured on the same machine (`config/`). No images are opened;
 in the runs on an H200 pixels were drawn at random for each batch, which took the host time that is not planned.
 

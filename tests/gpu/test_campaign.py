@@ -1,6 +1,8 @@
 """The measurement campaign, as far as it needs no GPU: its list, its records, its report, and a run of CPU size."""
 
+import fcntl
 import json
+import threading
 import zipfile
 
 import campaign
@@ -8,6 +10,7 @@ import pytest
 from campaign_records import RECORDS, add_record, records_in
 from campaign_runs import NUM_STEPS, RUNS, CampaignRun, planned_run
 from click.testing import CliRunner
+from one_run import DRAWN_ONCE, STEPS_RUN, draws_little, locked
 from report import TABLE, report, rows, section
 from wheels import keeps, stripped
 
@@ -189,6 +192,24 @@ def test_a_run_that_fails_says_why():
     record = campaign.StartedRun(planned_run(run)).record(60)  # planned for a GPU, of which there is none here
     assert list(record) == ["measured_error"]
     assert "finds no GPU" in record["measured_error"] or "CUDA" in record["measured_error"]
+
+
+def test_a_model_is_not_made_while_steps_of_another_run_are_timed():
+    import torch
+
+    weight = torch.zeros(DRAWN_ONCE + 1)
+
+    def make() -> None:
+        with draws_little():
+            weight.normal_()
+
+    making = threading.Thread(target=make)
+    with locked(STEPS_RUN, fcntl.LOCK_EX):
+        making.start()
+        making.join(0.1)
+        assert not weight.any()
+    making.join()
+    assert weight.any()
 
 
 def test_a_wheel_keeps_the_libraries_of_one_version_of_cuda(tmp_path):

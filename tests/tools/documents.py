@@ -280,7 +280,8 @@ def runs_on_a_gpu() -> Iterator[str]:
 def campaign() -> str:
     """What the report of runs on a GPU says before its table."""
     text = (ROOT / "tests/gpu/README.md").read_text(encoding="utf-8")
-    said = [part for part in text.split("\n\n")[2:] if not part.startswith(("|", "-", "Runs"))]
+    runs = text.partition("\n## Tasks")[0]
+    said = [part for part in runs.split("\n\n")[2:] if not part.startswith(("|", "-", "Runs"))]
     return "\n\n".join(part.strip() for part in said) + "\n"
 
 
