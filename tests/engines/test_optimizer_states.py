@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmplan.engines.optimizer_states import paged_bytes, state_bytes, update_bytes
+from vlmplan.engines.optimizer_states import norm_sizes, paged_bytes, state_bytes, update_bytes
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import OptimizerKind
 from vlmplan.units import DType
@@ -56,6 +56,12 @@ def test_foreach_adamw_copies_one_state_in_its_update_and_the_fused_kernel_none(
     foreach = recipe(OptimizerKind.ADAMW, fuses_optimizer=False)
     assert update_bytes(foreach, [MATRIX, (11008,)], DType.BFLOAT16) == 2 * (NUMEL + 11008)
     assert update_bytes(recipe(OptimizerKind.ADAMW), [MATRIX], DType.BFLOAT16) == 0
+
+
+def test_norms_of_gradients_take_a_number_for_each_piece_of_the_largest_of_a_type_and_as_many_for_every_other():
+    by_dtype = {DType.FLOAT32: [(7, 65_536), (7, 65_536 + 1), (5,)], DType.BFLOAT16: [(65_536,), (3,)]}
+    assert norm_sizes(recipe(OptimizerKind.ADAMW), by_dtype) == [3 * (7 + 1) * 4, 2 * 1 * 4]
+    assert norm_sizes(recipe(OptimizerKind.ADAMW, gradient_clipping=0.0), by_dtype) == []
 
 
 def test_adafactor_updates_one_tensor_at_a_time_in_float32():

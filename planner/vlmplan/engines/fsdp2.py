@@ -29,6 +29,7 @@ from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.fsdp2_formulas import FullyShardFormulas
 from vlmplan.engines.layer_groups import ROOT, BackwardOrder, LayerGroup, backward_order
+from vlmplan.engines.optimizer_states import norm_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind
@@ -291,6 +292,8 @@ class FullyShard(FullyShardFormulas):
     def step(self, *, is_first: bool) -> None:
         """torch's optimizer on this rank's rows."""
         if not self.offloads_weights:
+            for num_bytes in norm_sizes(self.recipe, {self.recipe.held_dtype: self._shapes}):
+                self.sink.transient(Component.TEMPORARIES, [num_bytes])
             if is_first:
                 self._keep_states(self._shapes, self.recipe.held_dtype)
             self._update(self._shapes, self.recipe.held_dtype)

@@ -12,7 +12,7 @@ from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import NULL_SINK, Sink
 from vlmplan.engines.layer_groups import BackwardOrder, LayerGroup, backward_order, layer_groups
-from vlmplan.engines.optimizer_states import state_bytes, update_bytes
+from vlmplan.engines.optimizer_states import norm_sizes, state_bytes, update_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
@@ -54,7 +54,8 @@ class FullyShardFormulas(Engine):
             return ModelStates(start, start, init_peak, start)
         dtype = recipe.held_dtype
         resident = start + Components(optimizer_states=state_bytes(recipe, self._shapes, dtype))
-        used = Components(gradients=self._gradient_bytes, temporaries=update_bytes(recipe, self._shapes, dtype))
+        most = max([*norm_sizes(recipe, {dtype: self._shapes}), update_bytes(recipe, self._shapes, dtype)])
+        used = Components(gradients=self._gradient_bytes, temporaries=most)
         return ModelStates(start, resident, higher(start, init_peak), resident + used)
 
     @cached_property

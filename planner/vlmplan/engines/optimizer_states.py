@@ -15,6 +15,8 @@ from vlmplan.units import DType
 
 NORM_BYTES = 8
 """A gradient's norm is taken in float64 under ZeRO (``get_norm_dtype`` in ``zero/utils.py``)."""
+NORM_PIECE = 65_536
+"""Elements of which one block of threads adds up the squares (``kChunkSize`` in ``cuda/MultiTensorApply.cuh``)."""
 MIN_8BIT_ELEMENTS = 4096
 """Smaller tensors keep 32-bit moments (bitsandbytes' ``min_8bit_size``)."""
 MOMENT_BLOCK = 256
@@ -131,6 +133,17 @@ def update_sizes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
     if recipe.optimizer.has_adamw and not recipe.fuses_optimizer:
         return [[prod(shape) * dtype.num_bytes for shape in shapes]]
     return []
+
+
+def norm_sizes(recipe: Recipe, by_dtype: Mapping[DType, Sequence[tuple[int, ...]]]) -> list[int]:
+    """Bytes that CUDA takes while ``clip_grad_norm_`` finds the norms of the gradients of each type, with ``by_dtype``
+    the shapes of all: one number in float32 for each piece of the largest of them, as many again for every other one
+    (``output_per_tensor`` in torch's ``aten/src/ATen/native/cuda/ForeachReduceOp.cu``). Engines of DeepSpeed have norms
+    of their own. Hugging Face's Trainer, which runs tasks, asks for norms where it clips nothing too."""
+    if not recipe.gradient_clipping and recipe.task is None:
+        return []
+    pieces = ((len(shapes), -(-max(map(prod, shapes)) // NORM_PIECE)) for shapes in by_dtype.values() if shapes)
+    return [count * most * DType.FLOAT32.num_bytes for count, most in pieces]
 
 
 def _packing_sizes(numel: int) -> list[int]:

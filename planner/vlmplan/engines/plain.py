@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import Component
-from vlmplan.engines.optimizer_states import plain_update_sizes, state_bytes
+from vlmplan.engines.optimizer_states import norm_sizes, plain_update_sizes, state_bytes
 from vlmplan.units import DType
 
 
@@ -25,6 +25,8 @@ class PlainPyTorch(Engine):
 
     def step(self, *, is_first: bool) -> None:
         by_dtype = self._updated
+        for num_bytes in norm_sizes(self.recipe, by_dtype):
+            self.sink.transient(Component.TEMPORARIES, [num_bytes])
         if self.recipe.optimizer.is_torchao:
             self._step_one_by_one(by_dtype, is_first=is_first)
         else:
@@ -49,6 +51,7 @@ class PlainPyTorch(Engine):
         states = [state_bytes(recipe, shapes, dtype) for dtype, shapes in self._updated.items()]
         start = Components(weights=table.total_bytes)
         resident = start + Components(optimizer_states=sum(states))
-        update = max(map(sum, plain_update_sizes(recipe, self._updated)), default=0)
-        step = resident + Components(gradients=self._gradient_bytes, temporaries=update)
+        updates = map(sum, plain_update_sizes(recipe, self._updated))
+        most = max([*norm_sizes(recipe, self._updated), *updates], default=0)
+        step = resident + Components(gradients=self._gradient_bytes, temporaries=most)
         return ModelStates(start, resident, start, step)

@@ -216,6 +216,16 @@ def deriving_shapes_unseen(mode: Rehearsal) -> int:
     return mode.ledger.device.peak_bytes - before
 
 
+def taking_norms_together(mode: Rehearsal) -> int:
+    """The largest tensor that is allocated meanwhile."""
+    weights = [gpu(numel, requires_grad=True) for numel in (5 * 65_536, 5 * 65_536 + 1, 3)]
+    for weight in weights:
+        weight.grad = torch.empty_like(weight)
+    before = len(mode.ledger.device.events)
+    torch.nn.utils.clip_grad_norm_(weights, 1.0)
+    return max(size for _, size in mode.ledger.device.events[before:])
+
+
 def waiting_on_own_streams(mode: Rehearsal) -> bool:
     return torch.accelerator.current_stream() is DEFAULT_STREAM
 

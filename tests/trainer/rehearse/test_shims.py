@@ -39,6 +39,7 @@ ANSWERS: dict[str, Any] = {
     "making_tensors_of_tensors": [5, 7, 5, 7],
     "updating_nothing_on_the_host": "exp_avg exp_avg_sq step",
     "waiting_on_own_streams": True,
+    "taking_norms_together": 4 * 3 * (5 + 1),  # a number for each piece of 65,536 elements of the largest
     "flattening_gathered_lists": [4 * 512 * 4, 0],
     "deriving_shapes_unseen": 3 * 512 * 4,
     "computing_no_softmax_of_liger": LIGER_BYTES,
@@ -65,6 +66,7 @@ WITHOUT: dict[str, Any] = {
     "making_tensors_of_tensors": "aten::_local_scalar_dense",
     "updating_nothing_on_the_host": "cannot be built here",
     "waiting_on_own_streams": False,
+    "taking_norms_together": 4 * 3,  # all norms, one behind the other
     "flattening_gathered_lists": [0, 0],
     "deriving_shapes_unseen": 3 * 512 * 4 * 3 * 2,  # whole: both factors and the product
     "computing_no_softmax_of_liger": LIGER_BYTES + 528,  # of one row in float32, twice, and of its sum

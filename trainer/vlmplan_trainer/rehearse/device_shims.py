@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from vlmplan_trainer.rehearse.autocast import forget_casts
@@ -190,6 +191,15 @@ def waiting_on_own_streams() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def taking_norms_together() -> Iterator[None]:
+    """``clip_grad_norm_`` asks for the norms of all gradients at once where they are plain tensors, which CUDA takes
+    memory for, and of fake ones for each alone (``_has_foreach_support``)."""
+    types = [*_foreach_utils._foreach_supported_types, FakeTensor]
+    with replaced(_foreach_utils, "_foreach_supported_types", types):
+        yield
+
+
 class _Flattened:
     """The work of an all-gather, with the buffer that it fills."""
 
@@ -268,6 +278,7 @@ DEVICE_SHIMS = (
     knowing_used_weights,
     recording_no_streams,
     waiting_on_own_streams,
+    taking_norms_together,
     flattening_gathered_lists,
     paging_in_host_memory,
 )

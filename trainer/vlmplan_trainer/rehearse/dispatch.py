@@ -118,7 +118,7 @@ class Rehearsal(TorchDispatchMode):
             self.ledger.pass_through(passing)
             return result
         result = self._shaped(operation, args, kwargs)
-        if operation.passing is not None and not args[0].is_cpu:
+        if operation.passing is not None and not _is_on_cpu(args[0]):
             self.ledger.pass_through(operation.passing(*args, **kwargs))
         return result
 
@@ -285,6 +285,12 @@ class Rehearsal(TorchDispatchMode):
         reals = [t for t in tree_iter(self._real(func, args, kwargs)) if isinstance(t, torch.Tensor)]
         for output, real in zip(outputs, reals, strict=False):
             give_value(output, real)
+
+
+def _is_on_cpu(tensors: torch.Tensor | Sequence[torch.Tensor]) -> bool:
+    """Of one tensor, or of several that are together."""
+    first = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
+    return first.is_cpu
 
 
 def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

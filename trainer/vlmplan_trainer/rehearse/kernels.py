@@ -23,12 +23,14 @@ SMALL_FLASH_HEAD_LIMIT = 224
 """Widest head that trains where shared memory is small (8.6, 8.9, 12.x)."""
 MASK_ALIGNMENT = 8
 """The memory-efficient kernel pads rows of a mask to a multiple of this (``preprocess_mask``)."""
+GRADIENT_ALIGNMENT = 16
+"""... and makes rows of a mask's gradient as wide as a multiple of this (``attention_backward.cu``)."""
 UNSORTED_TOKENS = 3072
 """Up to so many the gradient of an embedding is made without sorting them (``embedding_dense_backward_cuda``)."""
 ROWS_PER_THREAD = 10
 """Rows that a thread adds up there (``NROWS_PER_THREAD``)."""
-GRADIENT_ALIGNMENT = 16
-"""... and makes rows of a mask's gradient as wide as a multiple of this (``attention_backward.cu``)."""
+NORM_PIECE = 65_536
+"""Elements of a tensor whose squares one block of threads adds up (``kChunkSize`` in ``cuda/MultiTensorApply.cuh``)."""
 
 ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward")
 """Operations that torch takes apart (``CompositeImplicitAutograd``) where a device has no kernel of its own."""
@@ -240,7 +242,15 @@ def _in_masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]
     return [8 * grad.dim() * selected, max(0, grad.numel() - selected * grad.element_size())]
 
 
+def _in_norms(tensors: Sequence[Tensor], *args: Any) -> list[int]:
+    """A number for each piece of the largest tensor, as many again for every other one (``output_per_tensor`` in
+    ``cuda/ForeachReduceOp.cu``)."""
+    pieces = max(-(-tensor.numel() // NORM_PIECE) for tensor in tensors)
+    return [len(tensors) * pieces * max(4, tensors[0].element_size())]
+
+
 PASSING: dict[Any, Callable[..., list[int]]] = {
+    aten._foreach_norm.Scalar: _in_norms,
     aten._softmax_backward_data.default: _in_softmax_backward,
     aten.embedding_dense_backward.default: _in_embedding_backward,
     aten.masked_scatter.default: _in_masked_scatter,
