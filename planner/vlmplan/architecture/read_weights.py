@@ -71,6 +71,27 @@ class ReadingModule(Module):
         return out
 
 
+class ReadingTower(ReadingModule):
+    """A vision tower whose own forward reads the weight of its patches' convolution, for the type that pixels are cast
+    to. Its layers are sections by themselves, so that its backward begins with nodes behind them. Pixels have no
+    gradient, and nothing tells that it is over."""
+
+    takes_keywords = True
+
+    def __call__(self, x: Tensor, *args: Any) -> Any:
+        tape = x.tape
+        if not tape.fetches_weights:
+            return self.forward(x, *args)
+        gathered = WeightsOfReader(self)
+        with tape.section("vision.begin"):
+            tape.fetch(gathered)
+        output = self.forward(x, *args)
+        with tape.section("vision.end"):
+            tape.release(gathered)
+            output.hidden_states = tuple([_passing(gathered, state) for state in output.hidden_states])
+        return output
+
+
 class ReadHead:
     """The model as stage 3 sees it whose loss reads the weight of its ``head``: a module with that weight.
 
@@ -109,10 +130,15 @@ def end_forward(model: ReadHead | None, result: Tensor, *, returns_it: bool = Tr
     if model is None or not model.calls_head or not tape.follows_weights:
         return result
     tape.release(model)
-    node = tape.node((result,), _passed) if returns_it else None
+    return _passing(model, result) if returns_it else result
+
+
+def _passing(module: Any, result: Tensor) -> Tensor:
+    """``result``, whose gradient comes to the backward of ``module`` first."""
+    node = result.tape.node((result,), _passed)
     if node is None:
         return result
-    node.module = model
+    node.module = module
     return Tensor(result.storage, result.shape, result.dtype, node)
 
 

@@ -17,6 +17,7 @@ from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, RMSNorm
 from vlmplan.architecture.packed_lengths import PackedLengths
+from vlmplan.architecture.read_weights import ReadingTower
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -72,7 +73,7 @@ class PixtralLayer(Module):
         return ops.add(residual, x)
 
 
-class PixtralVision(Module):
+class PixtralVision(ReadingTower):
     """``PixtralVisionModel``. All images of the micro batch have the same shape here, so no padding is cut off."""
 
     INPUT_EMBEDDING = "patch_conv"
@@ -88,6 +89,9 @@ class PixtralVision(Module):
         self.ln_pre = RMSNorm(width)
         self.transformer = Encoder(lambda: PixtralLayer(config), config.integer("num_hidden_layers"), feature_layers)
 
+    def read_modules(self) -> Sequence[Module]:
+        return (self.patch_conv,)
+
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> VisionOutput:
         tape = pixels.tape
         with tape.section("vision.embedding"):
@@ -99,6 +103,7 @@ class PixtralVision(Module):
             del patches
             x = ops.concatenate(views, (1, num_patches, width))
             x = self.ln_pre(x)
+            tape.prefetch()  # for the module of the positions
             positions = tape.tensor((num_patches, 2), DType.INT64)
             angles = (1, 1, num_patches, self.head_dim)
             cos, sin = tape.tensor(angles, x.dtype), tape.tensor(angles, x.dtype)

@@ -48,6 +48,9 @@ class Encoder(Module):
 
     def run(self, x: Tensor, call: Callable[[Any, Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
         """(last hidden state, those asked for); ``call(layer, x)`` runs one layer."""
+        return self(x, call)
+
+    def forward(self, x: Tensor, call: Callable[[Any, Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
         hidden = x
         held = {0: hidden} if 0 in self.feature_layers else {}
         for start, stop in self.stretches:
