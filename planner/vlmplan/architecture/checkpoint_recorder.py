@@ -35,7 +35,11 @@ class CheckpointRecorder(Recorder):
         self.modules: list[Any] = []
         self.num_nodes: int = 0
         self._begins_again = False
-        self._containers: dict[tuple[int, str], OpenContainer] = {}
+        self._containers: dict[tuple[int, str | None], OpenContainer] = {}
+        # Containers whose backward has begun and is not over, from outside in.
+        self.open_containers: list[OpenContainer] = []
+        # While packing: how many modules are around the packed function.
+        self._num_around = 0
         # While packing, nodes are made but keep nothing; replaying ends at the last tensor that is saved.
         self._packs = False
         self._num_saved = 0
@@ -49,7 +53,7 @@ class CheckpointRecorder(Recorder):
     def pack(self, function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, int, int]:
         """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the sequence
         number of the node that would have saved the last."""
-        self._packs, self._num_saved, self._last_saved = True, 0, 0
+        self._packs, self._num_saved, self._last_saved, self._num_around = True, 0, 0, len(self.modules)
         self.last_users, self.last_empty_call, self.ends_in_block = (), None, False
         try:
             return function(*inputs), self._num_saved, self._last_saved
@@ -85,12 +89,13 @@ class CheckpointRecorder(Recorder):
         return Recomputation(users, modules, self._block_start if ends_in_block else None)
 
     def enter_container(self, module: Any, *, has_input_grad: bool) -> None:
-        """``module``, which calls others, begins in the running section."""
-        self._containers[id(module), self._key] = OpenContainer(module, self.num_nodes, has_input_grad)
+        """``module``, which calls others, begins, in the running section or around sections."""
+        section = None if self.is_between_sections else self._key
+        self._containers[id(module), section] = OpenContainer(module, self.num_nodes, has_input_grad)
 
-    def open_container(self, module: Any, section: str) -> OpenContainer:
-        """The last call of a container in a section."""
-        return self._containers[id(module), section]
+    def container(self, module: Any, section: str) -> OpenContainer | None:
+        """The last call of a container in a section or around it; None for a module that calls no other."""
+        return self._containers.get((id(module), section)) or self._containers.get((id(module), None))
 
     def enter_empty_call(self) -> EmptyCall | None:
         """A module without weights of its own is called. Returns what ``empty_call`` has to be when it returns.
@@ -118,8 +123,8 @@ class CheckpointRecorder(Recorder):
         if count:
             self._last_saved = self.num_nodes
             if self._packs and self.follows_weights:
-                self.last_users, self.last_empty_call = tuple(self.modules), self.empty_call
-                self.ends_in_block = self._is_in_block and not self.modules
+                self.last_users, self.last_empty_call = tuple(self.modules[self._num_around :]), self.empty_call
+                self.ends_in_block = self._is_in_block and not self.last_users
         if self._stop_after is not None and count and self._num_saved >= self._stop_after:
             self._is_phantom = True
             if self.empty_call is not None:

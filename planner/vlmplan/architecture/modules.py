@@ -11,6 +11,7 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.checkpointing import as_tuple, checkpoint
+from vlmplan.architecture.containers import call_container
 from vlmplan.architecture.first_layer import LayerReuse
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.reused_layers import copy_of_result, first_layer_input, reuse_layer
@@ -27,9 +28,6 @@ class Module:
     """Whether it is an MLP of the language model without weights of its own, see ``tiled_mlp``."""
     copies_weights_to_decode = False
     """Whether it takes copies of weights for every token that is generated."""
-    weights_readers: tuple[Any, ...] = ()
-    """The modules around it, from outside in, that read weights of modules inside, as ZeRO-3 sees them
-    (``read_weights``)."""
 
     def __init__(self) -> None:
         self.parameters_by_name: dict[str, Parameter] = {}
@@ -48,6 +46,9 @@ class Module:
         tape = _tape_of(args)
         if not tape.fetches_weights:
             return self.forward(*args, **kwargs)
+        if self.modules_by_name:
+            has_input_grad = any(isinstance(one, Tensor) and one.requires_grad for one in args)
+            return call_container(tape, self, partial(self.forward, *args, **kwargs), has_input_grad=has_input_grad)
         tape.modules.append(self)
         tape.begin_call(self)
         out = self.forward(*args, **kwargs)

@@ -6,12 +6,14 @@ the second micro batch on stage 3 gathers it before that forward begins and rele
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from vlmplan.architecture.containers import call_container, passing
 from vlmplan.architecture.modules import Embedding, Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.recorder import Recorder
-from vlmplan.architecture.tensor import GraphNode, Tensor
+from vlmplan.architecture.tensor import Tensor
 
 
 class ReadWeight(Module):
@@ -23,24 +25,18 @@ class ReadWeight(Module):
 
 
 class WeightsOfReader:
-    """The weights of a module and those that its forward reads of modules inside it, as ZeRO-3 sees them.
-
-    Its backward begins before and ends after that of all modules inside. It is not told to end where the module
-    ``takes_keywords`` alone: the hook that would tell it is put on positional inputs
-    (``_post_backward_module_hook`` in ``zero/parameter_offload.py``).
-    """
+    """The weights of a module and those that its forward reads of modules inside it, as ZeRO-3 sees them."""
 
     def __init__(self, reader: "ReadingModule") -> None:
         self.parameters_by_name: Mapping[str, Parameter] = reader.used_parameters()
-        self.weights_readers: tuple[WeightsOfReader, ...] = (*reader.weights_readers, self)
-        self.takes_keywords = reader.takes_keywords
 
 
 class ReadingModule(Module):
     """A module that reads weights of modules inside it, whether or not it calls them too."""
 
     takes_keywords = False
-    """Whether its caller names its input."""
+    """Whether its caller names its input: the hook that would tell that its backward is over is put on positional
+    inputs alone (``_post_backward_module_hook`` in ``zero/parameter_offload.py``)."""
     _gathered: WeightsOfReader | None = None
 
     def read_modules(self) -> Sequence[Any]:
@@ -56,40 +52,12 @@ class ReadingModule(Module):
         return used
 
     def __call__(self, x: Tensor, *args: Any) -> Any:
-        tape = x.tape
-        if not tape.fetches_weights:
+        if not x.tape.fetches_weights:
             return self.forward(x, *args)
         if self._gathered is None:  # adapters are in place by the first use
             self._gathered = WeightsOfReader(self)
-            for _, module in self.named_modules():
-                module.weights_readers = self._gathered.weights_readers
-        tape.modules.append(self._gathered)
-        tape.begin_call(self._gathered)
-        out = self.forward(x, *args)
-        tape.release(self._gathered)
-        tape.modules.pop()
-        return out
-
-
-class ReadingTower(ReadingModule):
-    """A vision tower whose own forward reads the weight of its patches' convolution, for the type that pixels are cast
-    to. Its layers are sections by themselves, so that its backward begins with nodes behind them. Pixels have no
-    gradient, and nothing tells that it is over."""
-
-    takes_keywords = True
-
-    def __call__(self, x: Tensor, *args: Any) -> Any:
-        tape = x.tape
-        if not tape.fetches_weights:
-            return self.forward(x, *args)
-        gathered = WeightsOfReader(self)
-        with tape.section("vision.begin"):
-            tape.fetch(gathered)
-        output = self.forward(x, *args)
-        with tape.section("vision.end"):
-            tape.release(gathered)
-            output.hidden_states = tuple([_passing(gathered, state) for state in output.hidden_states])
-        return output
+        has_input_grad = x.requires_grad and not self.takes_keywords
+        return call_container(x.tape, self._gathered, partial(self.forward, x, *args), has_input_grad=has_input_grad)
 
 
 class ReadHead:
@@ -130,17 +98,4 @@ def end_forward(model: ReadHead | None, result: Tensor, *, returns_it: bool = Tr
     if model is None or not model.calls_head or not tape.follows_weights:
         return result
     tape.release(model)
-    return _passing(model, result) if returns_it else result
-
-
-def _passing(module: Any, result: Tensor) -> Tensor:
-    """``result``, whose gradient comes to the backward of ``module`` first."""
-    node = result.tape.node((result,), _passed)
-    if node is None:
-        return result
-    node.module = module
-    return Tensor(result.storage, result.shape, result.dtype, node)
-
-
-def _passed(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    return (grads.pop(),)
+    return passing(model, result) if returns_it else result

@@ -313,7 +313,13 @@ class Recorder:
 
     @property
     def running_section(self) -> str:
+        """Between sections the one that has run."""
         return self._key
+
+    @property
+    def is_between_sections(self) -> bool:
+        """Whether forward is in no section."""
+        return self._events is self._gap.forward
 
     def of_section(self, key: str, values: Mapping[str, int]) -> int:
         """Of ``values`` by the sections that ran, that of ``key``, which may reuse another; 0 where there is none."""

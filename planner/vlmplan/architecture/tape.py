@@ -41,9 +41,8 @@ class Visit:
     __slots__ = (
         "_begun",
         "_buffers",
-        "_container",
+        "_num_around",
         "_of_leaf",
-        "_readers",
         "_recomputation",
         "_tape",
         "has_input_grad",
@@ -53,8 +52,7 @@ class Visit:
 
     def __init__(self, tape: "Tape", recomputation: Recomputation, buffers: dict[ParameterUse, Tensor]) -> None:
         self.module: Any = None
-        self._container: OpenContainer | None = None
-        self._readers: tuple[Any, ...] = ()  # the modules around it that read weights, from outside in
+        self._num_around = len(tape.open_containers)  # when a checkpointed layer has run again
         self.has_input_grad = False
         self.is_in_block = recomputation.block_start is not None
         self._tape, self._recomputation, self._buffers = tape, recomputation, buffers
@@ -66,33 +64,34 @@ class Visit:
         tape = self._tape
         if self.module is not None and (node.module is not self.module or node.section != tape.running_section):
             self._leave()
-        if self._container is not None and self._container.is_over_before(node.sequence):
-            self._leave_container(self._container)
-        readers = getattr(node.module, "weights_readers", ())
-        if self._readers:
-            self._leave_readers(readers if node.section == tape.running_section else ())
+        while self._containers and self._containers[-1].is_over_before(node.sequence):
+            self._leave_container()
         if self._recomputation.is_over_before(node.sequence):
             self._end_recomputation()
         if node.section != tape.running_section:
             tape.enter(node.section)
         if node.empty_call is not None:
             tape.prefetch(node.empty_call.begin_backward())
-        for reader in readers[len(self._readers) :]:
-            self._fetch(reader)
-        self._readers = readers
         if self.module is None and node.module is not None:
             self.module, self.has_input_grad = node.module, False
-            if self.module not in readers:
-                self._begin(node)
+            self._begin(node)
 
     def _begin(self, node: GraphNode) -> None:
         """The backward of the module of ``node`` begins, or that of a container goes on."""
-        module = self.module
-        if self._container is not None and self._container.module is module:
+        if self._is_open(self.module):
             return
-        self._fetch(module)
-        if getattr(module, "is_container", False):
-            self._container = self._tape.open_container(module, node.section)
+        self._fetch(self.module)
+        container = self._tape.container(self.module, node.section)
+        if container is not None:
+            self._tape.open_containers.append(container)
+
+    @property
+    def _containers(self) -> list[OpenContainer]:
+        """Those that have begun here."""
+        return self._tape.open_containers[self._num_around :]
+
+    def _is_open(self, module: Any) -> bool:
+        return any(container.module is module for container in self._tape.open_containers)
 
     def _fetch(self, module: Any) -> None:
         if module in self._begun:
@@ -110,15 +109,14 @@ class Visit:
     def end(self) -> None:
         """Nothing is left to run."""
         self._leave()
-        if self._container is not None:
-            self._leave_container(self._container)
-        self._leave_readers(())
+        while self._containers:
+            self._leave_container()
         self._end_recomputation()
 
     def _leave(self) -> None:
         """The module's backward is over: its weights go if its input has a gradient, and those that waited for it."""
         module, self.module = self.module, None
-        if (self._container is not None and self._container.module is module) or module in self._readers:
+        if self._is_open(module):
             return
         if self._of_leaf:  # in the order of its weights
             places = {id(weight): place for place, weight in enumerate(module.parameters_by_name.values())}
@@ -126,18 +124,10 @@ class Visit:
             self._of_leaf.clear()
         self._let_go(module, is_done=self.has_input_grad and not getattr(module, "reads_head", False))
 
-    def _leave_container(self, container: OpenContainer) -> None:
-        """The backward of all that the container calls is over, and with it the container's own."""
-        self._container = None
+    def _leave_container(self) -> None:
+        """The backward of all that the innermost container calls is over, and with it the container's own."""
+        container = self._tape.open_containers.pop()
         self._let_go(container.module, is_done=container.has_input_grad)
-
-    def _leave_readers(self, those_around: tuple[Any, ...]) -> None:
-        """The same of modules with others inside, the last of which was the first that their input goes through, but
-        for ``those_around`` the next one."""
-        while self._readers != those_around[: len(self._readers)]:
-            *outside, module = self._readers
-            self._readers = tuple(outside)
-            self._let_go(module, is_done=self.has_input_grad and not module.takes_keywords)
 
     def _let_go(self, module: Any, *, is_done: bool) -> None:
         """``is_done``: the module's input has its gradient, which is what releases its weights."""

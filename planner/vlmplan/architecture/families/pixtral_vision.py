@@ -17,7 +17,7 @@ from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, RMSNorm
 from vlmplan.architecture.packed_lengths import PackedLengths
-from vlmplan.architecture.read_weights import ReadingTower
+from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -73,7 +73,7 @@ class PixtralLayer(Module):
         return ops.add(residual, x)
 
 
-class PixtralVision(ReadingTower):
+class PixtralVision(ReadingModule):
     """``PixtralVisionModel``. All images of the micro batch have the same shape here, so no padding is cut off."""
 
     INPUT_EMBEDDING = "patch_conv"
@@ -90,6 +90,7 @@ class PixtralVision(ReadingTower):
         self.transformer = Encoder(lambda: PixtralLayer(config), config.integer("num_hidden_layers"), feature_layers)
 
     def read_modules(self) -> Sequence[Module]:
+        """For the type that pixels are cast to."""
         return (self.patch_conv,)
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> VisionOutput:

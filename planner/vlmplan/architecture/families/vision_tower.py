@@ -24,6 +24,10 @@ class VisionOutput:
     ) -> None:
         self.last_hidden_state, self.hidden_states, self.pooled = last_hidden_state, tuple(hidden_states), pooled
 
+    def through(self, change: Callable[[Tensor], Tensor]) -> "VisionOutput":
+        """The same with what ``change`` makes of the hidden states that were asked for."""
+        return VisionOutput(self.last_hidden_state, [change(state) for state in self.hidden_states], self.pooled)
+
 
 class Encoder(Module):
     """The layers of a tower, cut into stretches where a hidden state is handed out.

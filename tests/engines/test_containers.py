@@ -1,0 +1,40 @@
+"""Modules with weights that call others under ZeRO-3: gathered once for their backward, whatever is inside."""
+
+import pytest
+
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Fetch, Release
+from vlmplan.recipe_choices import LossKind
+
+TEXT = {"model_type": "llama4_text", "hidden_size": 64, "intermediate_size": 96, "intermediate_size_mlp": 96}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100, "num_hidden_layers": 1}
+VISION = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "patch_size": 14, "image_size": 56}
+WIDTHS = {"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64, "pixel_shuffle_ratio": 0.5}
+CONFIG = {
+    "model_type": "llama4",
+    "text_config": {**TEXT, **HEADS, "num_local_experts": 2, "num_experts_per_tok": 1},
+    "vision_config": {**VISION, **WIDTHS, "num_hidden_layers": 3},
+}
+"""Whose tower has a class embedding and positions of its own around its layers."""
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_tower_with_weights_around_its_layers_is_fetched_first_in_backward_and_once(checkpoints):
+    image = image_shape(CONFIG, None, width=56, height=56)
+    model = build_model(CONFIG)
+    for _, stack in model.stacks():
+        stack.checkpoints = checkpoints
+    tower = model.module("vision_model")
+    batch = Batch(micro_batch=1, num_tokens=image.num_tokens + 9, images_per_sample=1, image=image)
+    trace = model.run(Tape(), batch, AttentionBackend(), loss=LossKind.FULL)
+    backward = [event for _, section in trace.backward() for event in section.backward if isinstance(event, Fetch)]
+    modules = [event.module for event in backward]
+    assert modules.count(tower) == 1
+    inside = {id(one) for _, one in tower.named_modules() if one is not tower}
+    assert modules.index(tower) < min(place for place, one in enumerate(modules) if id(one) in inside)
+    released = [event for _, section in trace.backward() for event in section.backward if isinstance(event, Release)]
+    assert tower not in [event.module for event in released]  # pixels have no gradient
