@@ -76,6 +76,22 @@ def test_both_fixed_are_both_held():
     assert space(fixed=fixed).batch_sizes(7) == [(3, 5)]
 
 
+# Sizes
+
+
+def test_a_cluster_gets_its_own_sizes_where_another_lay_in_memory():
+    own = space(fixed={"method": Method.FULL})
+
+    def overlaps(num_gpus: int) -> set[bool]:
+        """Of a cluster that nothing refers to afterwards."""
+        gone = cluster(card(), num_gpus)
+        return {recipe.zero.overlap_comm for recipe in own.recipes(gone, Method.FULL) if recipe.zero is not None}
+
+    for _ in range(20):
+        assert overlaps(1) == {False}
+        assert overlaps(2) == {False, True}
+
+
 # Several machines
 
 

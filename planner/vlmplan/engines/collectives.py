@@ -99,7 +99,7 @@ class Reductions:
 
 def reductions(table: ParameterTable, trace: Trace, bucket_elements: int, *, in_parameter_order: bool) -> Reductions:
     """How the gradients of ``trace`` fill reduce buckets, as they arrive or all after backward."""
-    key = (reductions, id(table), bucket_elements, in_parameter_order)
+    key = (reductions, table, bucket_elements, in_parameter_order)
     if key not in trace.memo:
         order = arrivals(trace)
         if in_parameter_order:

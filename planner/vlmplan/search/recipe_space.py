@@ -1,7 +1,7 @@
 """The recipes that are tried of one workload: on every engine with its sizes, and with every size of a micro batch."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.hardware import Cluster
@@ -18,6 +18,9 @@ from vlmplan.zero_settings import ZeroSettings
 
 if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
+
+SizedRecipes: TypeAlias = IdentityCache[Recipe, Recipe]
+"""Recipes with sizes for one cluster, by the recipe without them and whether they take the least memory."""
 
 
 class RecipeSpace:
@@ -41,8 +44,7 @@ class RecipeSpace:
         self.models = MemoizedEstimates(
             workload, self.choices.switches, largest, shared or SharedTraces(), sequence_parallel=ranks
         )
-        self._sizes: dict[Any, ZeroSettings] = {}
-        self._sized_recipes: dict[tuple[int, int, bool], Recipe] = {}
+        self._sized_on = IdentityCache[Cluster, SizedRecipes](self._new_sized_on)
         self._with_sizes = IdentityCache[Recipe, Recipe](_with_sizes)
         self._heaviest_of = IdentityCache[Engine, list[Recipe]](_heaviest)
 
@@ -60,20 +62,20 @@ class RecipeSpace:
     def _sized(self, recipe: Recipe, cluster: Cluster, *, low_memory: bool) -> Recipe:
         if not self._has_profiles(recipe):
             return recipe
-        key = (id(recipe), id(cluster), low_memory)
-        sized = self._sized_recipes.get(key)
-        if sized is None:
-            sized = self._sized_recipes[key] = self._new_sized(recipe, cluster, low_memory=low_memory)
-        return sized
+        return self._sized_on.get(cluster).get(recipe, low_memory)
 
-    def _new_sized(self, recipe: Recipe, cluster: Cluster, *, low_memory: bool) -> Recipe:
-        """One object for all clusters for which the sizes are the same."""
-        estimator, _ = self.models.estimator(recipe)
-        key = (id(estimator), recipe.zero_stage, low_memory, id(cluster))
-        if key not in self._sizes:
-            table = estimator.table
-            self._sizes[key] = zero_settings(estimator.sizes, table, recipe, cluster, low_memory=low_memory)
-        return self._with_sizes.get(recipe, self._sizes[key])
+    def _new_sized_on(self, cluster: Cluster) -> "SizedRecipes":
+        sizes: dict[tuple[int, int | None, bool], ZeroSettings] = {}
+
+        def sized(recipe: Recipe, low_memory: bool) -> Recipe:
+            """One object for all clusters for which the sizes are the same."""
+            estimator, _ = self.models.estimator(recipe)  # which keeps it
+            key = (id(estimator), recipe.zero_stage, low_memory)
+            if key not in sizes:
+                sizes[key] = zero_settings(estimator.sizes, estimator.table, recipe, cluster, low_memory=low_memory)
+            return self._with_sizes.get(recipe, sizes[key])
+
+        return IdentityCache(sized)
 
     def of_any_host(self, recipe: Recipe, cluster: Cluster) -> list[Recipe]:
         """The recipe with all that decides how much host memory it takes: sizes, and whether gradients accumulate."""
