@@ -76,23 +76,30 @@ def test_no_card_is_expected_above_its_peak_and_of_data_centres_none_at_best_eit
     assert fast.attention_flops_per_second < peak
 
 
-PUBLISHED = {
-    "A100 SXM": (271.2, 312, rates.PRODUCTS_FRACTION[8, 0]),
-    "H100 SXM": (794.5, 989, rates.PRODUCTS_FRACTION[9, 0]),
-    "GH200": (828.6, 989, rates.PRODUCTS_FRACTION[9, 0]),
-    "B200": (1745, 2250, rates.PRODUCTS_FRACTION[10, 0]),
-    "B300": (1769, 2250, rates.PRODUCTS_FRACTION[10, 0]),
-    "GB200": (1822, 2500, rates.PRODUCTS_FRACTION[10, 0]),
-    "MI300X": (668.4, 1300, rates.OTHER_PRODUCTS_FRACTION),
-    "MI325X": (784.9, 1300, rates.OTHER_PRODUCTS_FRACTION),
-    "MI355X": (1565, 2300, rates.OTHER_PRODUCTS_FRACTION),
+MI355X = replace(GPUS["mi300x"], id="mi355x", peak_flops_per_second=MatmulPeaks(bf16=2300e12, fp16=2300e12))
+"""Its rate is published, and it is in no price list: a catalog of one's own may have it."""
+PUBLISHED_TFLOPS = {
+    "a100-sxm4-80gb": (271.2, 271.2),
+    "h100-sxm": (794.5, 794.5),
+    "gh200-96gb": (828.6, 828.6),
+    "b200": (1745, 1745),
+    "b300": (1769, 1769),
+    "gb200": (1822, 1822),
+    "mi300x": (620, 781.9),
+    "mi325x": (784.9, 784.9),
+    "mi355x": (1565, 1565),
 }
+"""The least and the most that was published of the best product of a card (sources: ``rates``)."""
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PUBLISHED_TFLOPS)
 def test_best_published_product_of_a_card_is_within_the_range_of_its_kind(name: str):
-    best, peak, fraction = PUBLISHED[name]
-    assert fraction.slow - 0.002 <= best / peak <= fraction.fast + 0.002
+    gpu = MI355X if name == MI355X.id else GPUS[name]
+    least, most = (tflops * 1e12 for tflops in PUBLISHED_TFLOPS[name])
+    fraction, peak = rates.products_fraction(gpu), peak_flops_per_second(gpu, Recipe())
+    assert peak is not None
+    assert fraction.slow - 0.005 <= least / peak
+    assert most / peak <= fraction.fast + 0.002
 
 
 @pytest.mark.parametrize(
@@ -152,17 +159,6 @@ UNKNOWN = ("peak_flops_per_second", "memory_bandwidth_bytes_per_second")
 def test_rates_of_a_card_without_figures_are_not_known(what: str):
     blank = MatmulPeaks() if what == "peak_flops_per_second" else None
     assert gpu_rates(replace(GPUS["l4"], **{what: blank}), Recipe()) is None
-
-
-def test_measured_products_of_amds_cards_lie_between_what_others_have_seen():
-    measured = {"mi300x": (620e12, 781.9e12), "mi325x": (784.9e12, 784.9e12), "mi355x": (1565e12, 1565e12)}
-    for name, (least, most) in measured.items():
-        if name in GPUS:
-            ends = [
-                rates.sustained_flops_per_second(GPUS[name], Recipe(), one) for one in (Scenario.SLOW, Scenario.FAST)
-            ]
-            assert ends[0] <= least * 1.01
-            assert most * 0.99 <= ends[1]
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)

@@ -63,9 +63,11 @@ AMD_PRODUCTS_FRACTION = {
     "mi325x": RangedValue(0.55, 0.6, 0.65),
     "mi355x": RangedValue(0.6, 0.68, 0.7),
 }
-"""The same of AMD's cards, by id. Cited: 668.4 of 1307 TFLOP/s on an MI300X, 784.9 on an MI325X, 1565 of 2300 on an
-MI355X (the same table); on the MI300X its first edition had 781.9, and SemiAnalysis ("MI300X vs H100 vs H200 Benchmark
-Part 1: Training", 22 December 2024) 620. The other ends of the ranges are assumed."""
+"""The same of AMD's cards, by id; the MI355X is not in the shipped catalog, and may be in one's own.
+
+Cited: 668.4 of 1307 TFLOP/s on an MI300X, 784.9 on an MI325X, 1565 of 2300 on an MI355X (the same table); on the MI300X
+its first edition had 781.9, and SemiAnalysis ("MI300X vs H100 vs H200 Benchmark Part 1: Training", 22 December 2024)
+620. The other ends of the ranges are assumed."""
 OTHER_PRODUCTS_FRACTION = RangedValue(0.5, 0.6, 0.7)
 """Of all other cards. Assumed."""
 SHAPES_FRACTION = RangedValue(0.75, 0.88, 1.0)
@@ -97,6 +99,7 @@ ATTENTION_FRACTION = {
 arXiv 2307.08691, figures 4 and 5: 50 to 73 % forward, 40 to 63 % backward. Cited for 9.0: its kernels reach 35 % of an
 H100 (FlashAttention-3, arXiv 2407.08608, section 1); cuDNN's, which torch may choose, more. Assumed for the others."""
 OTHER_ATTENTION_FRACTION = RangedValue(0.15, 0.3, 0.45)
+"""The same of all other cards, AMD's among them. Assumed: below the oldest for which a figure is cited."""
 BANDWIDTH_FRACTION = RangedValue(0.7, 0.8, 0.9)
 """Part of the memory bandwidth that elementwise kernels reach. Assumed."""
 RAMP_SECONDS = RangedValue(10e-6, 6e-6, 3e-6)
@@ -293,14 +296,20 @@ def sustained_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> 
     peak = peak_flops_per_second(gpu, recipe)
     assert peak is not None
     capability = _family(gpu)
-    if capability is None:
-        return peak * AMD_PRODUCTS_FRACTION.get(gpu.id, OTHER_PRODUCTS_FRACTION).at(scenario)
-    by_clock = peak * PRODUCTS_FRACTION[capability].at(scenario)
+    by_clock = peak * products_fraction(gpu).at(scenario)
     half = gpu.peak_flops_per_second.bf16 or gpu.peak_flops_per_second.fp16
-    if gpu.tdp_watts is None or half is None:
+    if capability is None or gpu.tdp_watts is None or half is None:
         return by_clock
     by_power = gpu.tdp_watts * FLOPS_PER_JOULE[capability].at(scenario) * peak / half
     return min(by_clock, by_power)
+
+
+def products_fraction(gpu: Gpu) -> RangedValue:
+    """Part of the GPU's dense peak that its best product reaches where power allows."""
+    capability = _family(gpu)
+    if capability is None:
+        return AMD_PRODUCTS_FRACTION.get(gpu.id, OTHER_PRODUCTS_FRACTION)
+    return PRODUCTS_FRACTION[capability]
 
 
 def _family(gpu: Gpu) -> tuple[int, int] | None:
