@@ -274,13 +274,20 @@ class Tape(ForwardTape):
             self._hand_over(use, buffers)
 
     def _hand_over(self, use: ParameterUse, buffers: dict[ParameterUse, Tensor]) -> None:
-        """The gradient changes hands: from here on it is the engine's.
+        """The gradient changes hands: from here on it is the engine's, or a copy of it is where something else refers to
+        it too (``AccumulateGrad`` in ``torch/csrc/autograd/functions/accumulate_grad.h``).
 
         It is taken out of ``buffers`` here, since a caller of Python 3.10 holds what it passes until the call is over.
         """
-        parameter, kind = use[0], buffers[use].storage.kind
-        del buffers[use]
+        parameter, kind, live_bytes = use[0], buffers[use].storage.kind, self.total
         num_bytes = parameter.numel * parameter.dtype.num_bytes
+        del buffers[use]
+        if self.total == live_bytes:
+            with self.charged_to(kind):
+                self.allocate(num_bytes)
+            self.move(2 * num_bytes)
+            self._flush()
+            self.free(num_bytes, kind)
         self._events.append(GradientReady(parameter, num_bytes, kind, self.gradient_part))
         self._begin_span()
 
