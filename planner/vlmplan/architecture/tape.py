@@ -274,8 +274,8 @@ class Tape(ForwardTape):
             self._hand_over(use, buffers)
 
     def _hand_over(self, use: ParameterUse, buffers: dict[ParameterUse, Tensor]) -> None:
-        """The gradient changes hands: from here on it is the engine's, or a copy of it is where something else refers to
-        it too (``AccumulateGrad`` in ``torch/csrc/autograd/functions/accumulate_grad.h``).
+        """The gradient changes hands: from here on it is the engine's. Where something else has it too, the
+        engine gets a copy (``AccumulateGrad`` in ``torch/csrc/autograd/functions/accumulate_grad.h``).
 
         It is taken out of ``buffers`` here, since a caller of Python 3.10 holds what it passes until the call is over.
         """
