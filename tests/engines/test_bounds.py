@@ -217,7 +217,7 @@ def test_views_of_weights_count_where_zero_3_takes_the_weights_away():
     assert none == 0
 
 
-PROFILES = st.builds(MicroBatchProfile, *[st.integers(0, 2**45)] * len(fields(MicroBatchProfile)))
+PROFILES = st.builds(MicroBatchProfile, **{one.name: st.integers(0, 2**45) for one in fields(MicroBatchProfile)})
 
 
 @given(low=PROFILES, more=PROFILES, fraction=st.floats(0, 1))

@@ -34,13 +34,15 @@ def walked(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[Compo
     engine.step(is_first=True)
     resident = tracker.now()
     engine.begin_step()
-    copies = tracker.now()
+    used = tracker.now()
     tracker.arrive(engine)
     tracker.start_phase()
     engine.step(is_first=False)
     assert tracker.now() == resident
-    copied = Components(weights=copies.weights - resident.weights)
-    return load_peak, ModelStates(start, resident, init_peak, tracker.peak, copied)
+    secondary = Components(weights=used.weights - resident.weights)
+    return load_peak, ModelStates(
+        at_start=start, resident=resident, init_peak=init_peak, step_peak=tracker.peak, secondary=secondary
+    )
 
 
 SHARDED_BY_TORCH = st.builds(
@@ -118,13 +120,13 @@ def test_states_in_closed_form_are_those_of_the_walk(
     table = table_of(alias, recipe, idle)
     engine = engine_of(table, recipe, num_ranks=num_ranks)
     closed, (load_peak, walk) = engine.states(), walked(table, recipe, num_ranks)
-    assert walk.copies == closed.copies
+    assert walk.secondary == closed.secondary
     assert walk.resident == closed.resident
-    assert walk.at_start == closed.at_start + closed.copies
-    assert walk.step_peak.total == closed.step_peak.total + closed.copies.total
-    assert (closed.init_peak + closed.copies).total <= walk.init_peak.total
+    assert walk.at_start == closed.at_start + closed.secondary
+    assert walk.step_peak.total == closed.step_peak.total + closed.secondary.total
+    assert (closed.init_peak + closed.secondary).total <= walk.init_peak.total
     # Adapters are whole from loading on until the engine of stage 3 shards them, and so is the first of them then.
-    assert walk.init_peak.total <= max((closed.init_peak + closed.copies).total, engine.loading_bound(closed))
+    assert walk.init_peak.total <= max((closed.init_peak + closed.secondary).total, engine.loading_bound(closed))
     assert load_peak.total <= engine.loading_bound(closed)
 
 

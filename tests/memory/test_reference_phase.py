@@ -11,7 +11,7 @@ from vlmplan.engines.bounds import peak_bound, peak_floor
 from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.engines.shards import Shards
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimator, has_upper_bound, with_copy
+from vlmplan.estimation import Estimator, has_upper_bound, with_other_models
 from vlmplan.estimation.references import beside_bytes
 from vlmplan.memory.host import host_memory
 from vlmplan.memory.phases import Phase
@@ -88,13 +88,13 @@ def test_bounds_hold_the_timeline(method: Method, stage: int | None):
     found, num_gpus = estimator(method, stage), 2
     recipe = for_dpo(method=method, zero_stage=stage)
     engine = engine_of(found.table, recipe, num_ranks=num_gpus)
-    states = with_copy(engine.states(), found.table, recipe, num_gpus)
+    states = with_other_models(engine.states(), found.table, recipe, num_gpus)
     profile = micro_batch_profile(found.trace(recipe, (8, 0)))
     peak = max(phase.peak.total for phase in found.timeline(recipe, cluster(num_gpus=num_gpus)).phases)
     workspaces = (
         phases(recipe)["step"].resident.total
         - found.timeline_of_tensors(recipe, cluster(num_gpus=num_gpus)).phases[-1].resident.total
-        - (states.copies.total - engine.states().copies.total)
+        - states.other_models.total
     )
     assert peak_floor(states, profile, workspaces) <= peak
     assert peak - workspaces <= peak_bound(engine, states, profile, accumulates=False)

@@ -11,7 +11,7 @@ from vlmplan.engines import engine_of
 from vlmplan.engines.bounds import peak_bound
 from vlmplan.engines.profile import MicroBatchProfile, micro_batch_profile
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimate, Estimator, has_upper_bound, sized_estimate, sized_recipes, with_copy
+from vlmplan.estimation import Estimate, Estimator, has_upper_bound, sized_estimate, sized_recipes, with_other_models
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace
@@ -188,8 +188,8 @@ class Trials:
         At the least: states, and of the micro batch what neither gathered weights nor gradients are.
         """
         engine = engine_of(estimator.table, recipe, num_ranks=cluster.num_gpus)
-        states = with_copy(engine.states(), estimator.table, recipe, cluster.num_gpus)
-        least = max(states.resident.total + states.copies.total, states.step_peak.total)
+        states = with_other_models(engine.states(), estimator.table, recipe, cluster.num_gpus)
+        least = max(states.resident.total + states.beside.total, states.step_peak.total)
         budget = budget_bytes(cluster, process_group(recipe))
         if least > budget:
             return least, least

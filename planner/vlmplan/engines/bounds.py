@@ -30,14 +30,14 @@ def peak_bound(
     ``accumulates``: a step has several micro batches; ``micro_batch_bytes``: a closer bound of forward and backward,
     where there is one.
     """
-    copies = states.copies.total
+    beside = states.beside.total
     if micro_batch_bytes is None:
         bounds = engine.micro_batch_bound(profile, accumulates=accumulates)
-        micro_batch_bytes = states.resident.total + copies + max(bounds)
+        micro_batch_bytes = states.resident.total + beside + max(bounds)
     return max(
         micro_batch_bytes,
-        states.step_peak.total + copies,
-        states.init_peak.total + copies,
+        states.step_peak.total + beside,
+        states.init_peak.total + beside,
         engine.loading_bound(states),
     )
 
@@ -48,8 +48,8 @@ def peak_floor(states: ModelStates, profile: MicroBatchProfile, workspace_bytes:
 
     While the engine is built there are no ``workspace_bytes`` yet.
     """
-    copies = states.copies.total
-    return copies + max(
+    beside = states.beside.total
+    return beside + max(
         states.resident.total + max(profile.forward_peak, profile.dropped_peak),
         states.step_peak.total,
         states.init_peak.total - workspace_bytes,
@@ -74,7 +74,7 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     start = 0 if walk is None else live + walk.backward.start[1]
     _, backward_least, backward_most = _with_gathered(live, backward, None if walk is None else walk.backward.live)
     padding = 0 if walk is None else walk.num_weights * num_ranks
-    held = states.resident.total + states.copies.total
+    held = states.resident.total + states.beside.total
     most = held + max(forward_most, start, backward_most + engine.reduction_bound()) + padding + engine.arriving_bound()
     return most, held + max(forward_least, backward_least)
 

@@ -128,10 +128,17 @@ class DataParallel(PlainPyTorch):
             start = plain.at_start + buckets
             copies = Components(communication_buffers=max(map(sum, self._flat_copies)))
             init_peak = max(start, plain.at_start + copies, key=lambda components: components.total)
-            return ModelStates(start, plain.resident + buckets, init_peak, plain.step_peak + buckets)
+            return ModelStates(
+                at_start=start,
+                resident=plain.resident + buckets,
+                init_peak=init_peak,
+                step_peak=plain.step_peak + buckets,
+            )
         buckets = Components(gradients=self.table.trained_bytes) + used
         start = plain.at_start + buckets
-        return ModelStates(start, plain.resident + buckets, start, plain.step_peak + used)
+        return ModelStates(
+            at_start=start, resident=plain.resident + buckets, init_peak=start, step_peak=plain.step_peak + used
+        )
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         """Beside the buckets, which are among the states, no gradient stays that is a view of them."""

@@ -51,12 +51,14 @@ class FullyShardFormulas(Engine):
         start = Components(weights=before)
         init_peak = Components(weights=building)
         if self.offloads_weights:
-            return ModelStates(start, start, init_peak, start)
+            return ModelStates(at_start=start, resident=start, init_peak=init_peak, step_peak=start)
         dtype = recipe.held_dtype
         resident = start + Components(optimizer_states=state_bytes(recipe, self._shapes, dtype))
         most = max([*norm_sizes(recipe, {dtype: self._shapes}), update_bytes(recipe, self._shapes, dtype)])
         used = Components(gradients=self._gradient_bytes, temporaries=most)
-        return ModelStates(start, resident, higher(start, init_peak), resident + used)
+        return ModelStates(
+            at_start=start, resident=resident, init_peak=higher(start, init_peak), step_peak=resident + used
+        )
 
     @cached_property
     def _gradient_bytes(self) -> int:

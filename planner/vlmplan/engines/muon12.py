@@ -304,7 +304,7 @@ class MuonZero12(Zero12):
             updates, partition = (0, partition) if group.uses_muon else (updates, 0)
             used = size * m + (0 if group.uses_muon else update_bytes(recipe, [(size,)], recipe.master_dtype))
             step = higher(step, resident + Components(gradients=updates + partition, temporaries=used))
-        return ModelStates(start, resident, init, step)
+        return ModelStates(at_start=start, resident=resident, init_peak=init, step_peak=step)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         """The updates come when the buckets, all gradients and the momentum are there. On some rank that is more of it

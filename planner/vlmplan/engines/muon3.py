@@ -220,7 +220,13 @@ class MuonZero3(Zero3):
         stepping = used + Components(temporaries=max(casts, *updates, norm, check))
         making = start + Components(optimizer_states=adamw, communication_buffers=made)
         init = higher(plain.init_peak + Components(optimizer_states=sum(of_muon) * g), self._first_gradients(start))
-        return ModelStates(start, resident, init, higher(resident, higher(stepping, making)), plain.copies)
+        return ModelStates(
+            at_start=start,
+            resident=resident,
+            init_peak=init,
+            step_peak=higher(resident, higher(stepping, making)),
+            secondary=plain.secondary,
+        )
 
     def _first_gradients(self, start: Components) -> Components:
         """That of the largest sub-group, once the master weights and momentum are there: before the bucket and the

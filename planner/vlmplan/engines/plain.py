@@ -54,4 +54,4 @@ class PlainPyTorch(Engine):
         updates = map(sum, plain_update_sizes(recipe, self._updated))
         most = max([*norm_sizes(recipe, self._updated), *updates], default=0)
         step = resident + Components(gradients=self._gradient_bytes, temporaries=most)
-        return ModelStates(start, resident, start, step)
+        return ModelStates(at_start=start, resident=resident, init_peak=start, step_peak=step)

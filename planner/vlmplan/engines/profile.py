@@ -1,14 +1,14 @@
 """What bounds of memory need to know of one micro batch: the few numbers of a trace that depend on no engine."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Section, Span, Trace
 from vlmplan.engines.optimizer_states import NORM_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchProfile:
     """Bytes of one micro batch beside the model states.
 
@@ -27,6 +27,12 @@ class MicroBatchProfile:
     recomputed_bytes: int
     norm_peak: int
     gradient_bytes: int
+
+    @staticmethod
+    def of_forward(peak: int) -> "MicroBatchProfile":
+        """A forward that no backward follows, of ``peak`` bytes."""
+        none = dict.fromkeys([one.name for one in fields(MicroBatchProfile)], 0)
+        return MicroBatchProfile(**(none | {"forward_peak": peak}))
 
 
 class Rise(NamedTuple):
@@ -92,7 +98,16 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
     recomputed = max(section.recomputed_bytes for section in trace.sections.values())
     held = _held_bytes(trace) if any(found.has_views for found in rises.values()) else 0
     norm = _norm_peak(trace, rises, live)
-    return MicroBatchProfile(forward_peak, dropped, kept, held, unreleased, recomputed, norm, gradients)
+    return MicroBatchProfile(
+        forward_peak=forward_peak,
+        dropped_peak=dropped,
+        kept_peak=kept,
+        held_bytes=held,
+        unreleased_bytes=unreleased,
+        recomputed_bytes=recomputed,
+        norm_peak=norm,
+        gradient_bytes=gradients,
+    )
 
 
 def _norm_peak(trace: Trace, rises: Mapping[str, SectionRises], live: int) -> int:
@@ -172,12 +187,12 @@ def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) ->
         return a + -(-round((b - a) * fraction * 1024) // 1024)
 
     return MicroBatchProfile(
-        secant(low.forward_peak, high.forward_peak),
-        secant(low.dropped_peak, high.dropped_peak),
-        secant(low.kept_peak, high.kept_peak),
-        max(low.held_bytes, high.held_bytes),
-        max(low.unreleased_bytes, high.unreleased_bytes),
-        max(low.recomputed_bytes, high.recomputed_bytes),
-        secant(low.norm_peak, high.norm_peak),
-        max(low.gradient_bytes, high.gradient_bytes),
+        forward_peak=secant(low.forward_peak, high.forward_peak),
+        dropped_peak=secant(low.dropped_peak, high.dropped_peak),
+        kept_peak=secant(low.kept_peak, high.kept_peak),
+        held_bytes=max(low.held_bytes, high.held_bytes),
+        unreleased_bytes=max(low.unreleased_bytes, high.unreleased_bytes),
+        recomputed_bytes=max(low.recomputed_bytes, high.recomputed_bytes),
+        norm_peak=secant(low.norm_peak, high.norm_peak),
+        gradient_bytes=max(low.gradient_bytes, high.gradient_bytes),
     )

@@ -102,7 +102,7 @@ class Zero0(Engine):
         step = resident + gradients + Components(temporaries=max(norm, master_bytes + update))
         start = resident if self.has_master else Components(weights=table.total_bytes)
         init = resident + gradients + Components(temporaries=master_bytes + update) if self.has_master else start
-        return ModelStates(start, resident, init, step)
+        return ModelStates(at_start=start, resident=resident, init_peak=init, step_peak=step)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         largest = self.table.largest_trained * self.weight_bytes

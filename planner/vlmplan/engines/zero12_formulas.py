@@ -117,7 +117,7 @@ class Zero12Formulas(Engine):
         if self.offloads_optimizer:
             resident = weights + Components(communication_buffers=table.largest_trained * p)
             init = higher(flattening, weights + Components(temporaries=size * p))
-            return ModelStates(resident, resident, init, resident)
+            return ModelStates(at_start=resident, resident=resident, init_peak=init, step_peak=resident)
         start = weights + Components(optimizer_states=size * m)
         init = higher(flattening, start + Components(temporaries=size * max(p, m)))
         resident = start + Components(optimizer_states=state_bytes(recipe, [(size,)], recipe.master_dtype))
@@ -128,7 +128,7 @@ class Zero12Formulas(Engine):
             resident + Components(gradients=self.owned_bytes + self.zero_bytes, temporaries=max(norm, cast)),
             resident + Components(temporaries=update),
         )
-        return ModelStates(start, resident, init, step)
+        return ModelStates(at_start=start, resident=resident, init_peak=init, step_peak=step)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         table, p, largest = self.table, self.weight_bytes, self.table.largest_trained * self.weight_bytes

@@ -44,7 +44,7 @@ class Zero3Formulas(Engine):
         p, g, m = self.weight_bytes, self.gradient_bytes, self.master_bytes
         shards, persistent = self.shards.weight_totals
         frozen_copies, trained_copies = self.shards.secondary_totals
-        copies = Components(weights=trained_copies)
+        secondary = Components(weights=trained_copies)
         weights = Components(weights=(0 if self.offloads_weights else shards) + frozen_copies)
         bucket = recipe.zero.reduce_bucket_size * self.reduced_bytes if recipe.zero.contiguous_gradients else 0
         largest_shard = -(-self.table.largest_trained // num_ranks)
@@ -52,7 +52,13 @@ class Zero3Formulas(Engine):
         start = weights + Components(communication_buffers=bucket)
         whole = Components(weights=persistent)
         if self.offloads_optimizer:
-            return ModelStates(start, start + whole, start + Components(temporaries=hooked), start + whole, copies)
+            return ModelStates(
+                at_start=start,
+                resident=start + whole,
+                init_peak=start + Components(temporaries=hooked),
+                step_peak=start + whole,
+                secondary=secondary,
+            )
         trained = self.table.sharded_elements(num_ranks)
         groups = self.shards.sub_groups
         group = max(groups)
@@ -67,7 +73,7 @@ class Zero3Formulas(Engine):
         resident = start + whole + states
         used = start + states + Components(temporaries=max(cast, update, largest_shard * NORM_BYTES, check))
         step = higher(resident, used)
-        return ModelStates(start, resident, building, step, copies)
+        return ModelStates(at_start=start, resident=resident, init_peak=building, step_peak=step, secondary=secondary)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         """Weights are gathered and released, gradients copied into the bucket."""
@@ -116,7 +122,7 @@ class Zero3Formulas(Engine):
         padding = len(self.table.entries) * self.num_ranks
         wide = self.table.largest_numel * DType.FLOAT32.num_bytes if self.makes_wide else 0
         most = max(module + max(arriving + padding, wide), adapters + copied + padding)
-        return states.at_start.weights + states.copies.weights + tied + most
+        return states.at_start.weights + states.beside.weights + tied + most
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
         """All-gathers for every module's forward and backward, where its weights are not whole yet, and gradients

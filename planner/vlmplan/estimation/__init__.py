@@ -17,7 +17,7 @@ from vlmplan.estimation.estimator import Estimator
 from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
-from vlmplan.estimation.references import has_upper_bound, with_copy
+from vlmplan.estimation.references import has_upper_bound, with_other_models
 from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.memory.device import Verdict
 
@@ -41,5 +41,5 @@ __all__ = [
     "sized_recipes",
     "whole_groups",
     "with_answers_of",
-    "with_copy",
+    "with_other_models",
 ]

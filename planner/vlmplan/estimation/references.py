@@ -59,10 +59,10 @@ class ReferenceRuns:
         return self._copy
 
 
-def with_copy(states: ModelStates, table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:
-    """``states`` with a second model beside them, where the recipe has one."""
-    copied = beside_bytes(table, recipe, num_ranks)
-    return replace(states, copies=states.copies + Components(weights=copied)) if copied else states
+def with_other_models(states: ModelStates, table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:
+    """``states`` with the models that stand beside the trained one, where the recipe has such."""
+    num_bytes = beside_bytes(table, recipe, num_ranks)
+    return replace(states, other_models=Components(weights=num_bytes)) if num_bytes else states
 
 
 def has_upper_bound(recipe: Recipe) -> bool:

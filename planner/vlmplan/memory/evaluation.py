@@ -238,10 +238,10 @@ def with_evaluation(
         moments += [forward_rise(generated.prompt.trace)[0], generated.cache_bytes + max(generated.last_token)]
     highest = max(moments, default=0)
     least = states.resident.total + highest
-    profile = MicroBatchProfile(highest, 0, 0, 0, 0, 0, 0, 0)
+    profile = MicroBatchProfile.of_forward(highest)
     whole_weights = engine.micro_batch_bound(profile, accumulates=False)[0] - highest
     # Twice, as a forward that no backward follows leaves weights whole to the next.
-    most = least + states.copies.total + 2 * whole_weights
+    most = least + states.beside.total + 2 * whole_weights
     return max(bounds[0], least), max(bounds[1], most)
 
 

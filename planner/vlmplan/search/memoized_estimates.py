@@ -14,7 +14,7 @@ from vlmplan.engines import Engine, ModelStates
 from vlmplan.engines.bounds import gathered_bounds, peak_bound, peak_floor
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.zero3 import Zero3
-from vlmplan.estimation import Estimator, has_upper_bound, with_copy
+from vlmplan.estimation import Estimator, has_upper_bound, with_other_models
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
@@ -223,7 +223,7 @@ class MemoizedEstimates:
 
     def _new_states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         estimator, states = self.estimator(recipe)
-        return with_copy(states.states(recipe, num_ranks), estimator.table, recipe, num_ranks)
+        return with_other_models(states.states(recipe, num_ranks), estimator.table, recipe, num_ranks)
 
     def _engine(self, recipe: Recipe, num_ranks: int) -> Engine:
         """The engine on the rank whose optimizer step takes most, for what it says of any micro batch."""

@@ -84,10 +84,10 @@ class SetupSpace(RecipeSpace):
         for engine in self.choices.engines(cluster, method):
             budget = self.models.budget_bytes(cluster, engine[0])
             states = self.models.states(self._sized(engine[0], cluster, low_memory=True), cluster.num_gpus)
-            copies = states.copies.total
+            beside = states.beside.total
             built = states.init_peak.total - workspace_bytes(cluster.node.gpu)  # there are none yet
-            if copies + max(states.step_peak.total, built) <= budget:
-                yield from self._ways(engine, cluster, budget - copies - states.resident.total)
+            if beside + max(states.step_peak.total, built) <= budget:
+                yield from self._ways(engine, cluster, budget - beside - states.resident.total)
 
     def _ways(self, engine: Engine, cluster: Cluster, room: int) -> Iterator[RecipeCandidate]:
         """Those of one engine, whose micro batch may take ``room`` bytes."""
