@@ -5,11 +5,12 @@ import pytest
 from planned import cluster, workload
 from vlmplan.answers.estimate import document
 from vlmplan.estimation import estimate
-from vlmplan.estimation.cautions import STACKED_FRACTION, not_counted_caveat, stacked_caveat
+from vlmplan.estimation.cautions import STACKED_FRACTION, kernels_note, not_counted_caveat, stacked_caveat
 from vlmplan.models import packaged_files
 from vlmplan.notes import caveats
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
+from vlmplan.rules.recurrent import GATED_DELTA_TYPES, STATE_SPACE_TYPES
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 
@@ -36,6 +37,26 @@ def test_stacked_experts_of_any_family_stay_in_16_bits():
     found = estimate(Workload(model=model, seq_len=128), Recipe(method=Method.QLORA), cluster("b300"))
     assert found.stacked_bytes == 2 * 24 * 32 * 3 * 2880 * 2880
     assert any("stay in 16 bits" in note for note in caveats(found.cautions))
+
+
+@pytest.mark.parametrize(
+    ("alias", "kernels"),
+    [
+        ("qwen3.5-0.8b", "flash-linear-attention"),
+        ("llama-3.2-1b", None),
+    ],
+)
+def test_layers_with_a_state_are_said_to_be_planned_without_their_kernels(alias: str, kernels: str | None):
+    note = kernels_note(workload(alias).model, Recipe())
+    assert (note is None) == (kernels is None)
+    assert note is None or kernels in note
+
+
+@pytest.mark.parametrize("model_type", sorted(GATED_DELTA_TYPES | STATE_SPACE_TYPES))
+def test_kernels_are_said_of_a_language_model_within_another_too(model_type: str):
+    alone, within = {"model_type": model_type}, {"model_type": "llava", "text_config": {"model_type": model_type}}
+    notes = [kernels_note(ModelFiles(id="m", config=config), Recipe()) for config in (alone, within)]
+    assert notes[0] == notes[1] is not None
 
 
 def test_upcast_weights_are_said_to_be_32_bits():

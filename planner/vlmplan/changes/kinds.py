@@ -32,7 +32,7 @@ from vlmplan.recipe_choices import (
 )
 from vlmplan.request import Options, OptionValue, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
-from vlmplan.rules.sequences import RECURRENT_TYPES
+from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 from vlmplan.sample_audio import encoded_tokens
 from vlmplan.sample_images import image_tokens
 from vlmplan.units import divisors
@@ -143,7 +143,7 @@ def _tiled_mlps(at: RequestedSetup) -> Levels:
 
 def _delta_kernels(at: RequestedSetup) -> Levels:
     """Of gated delta nets, of which only the packages are asked for."""
-    is_recurrent = model_facts(at.workload.model).model_types & RECURRENT_TYPES
+    is_recurrent = model_facts(at.workload.model).model_types & GATED_DELTA_TYPES
     if at.recipe.linear_attention is LinearAttention.FLA or not is_recurrent:
         return ()
     return (Change(name="kernels of gated delta nets", options={"linear_attention": LinearAttention.FLA.value}),)

@@ -24,14 +24,15 @@ TREE_EFFICIENCY = 0.92
 
 
 class Protocol(NamedTuple):
-    """Microseconds of ``start`` and of one hop in a ring over NVLink, PCIe and the network, and in a tree; the part of
-    the bandwidth that is left, and the GB/s that it never exceeds on one, two and more nodes."""
+    """Microseconds (``us``, as tuning.cc has them) of its start and of one hop over NVLink, PCIe and the network, in a
+    ring and in a tree; the part of the bandwidth that is left, and the bytes per second that it never exceeds on one,
+    two and more nodes, None where nothing but the bandwidth bounds it."""
 
-    start: float
-    ring: tuple[float, float, float]
-    tree: tuple[float, float, float]
+    start_us: float
+    ring_hop_us: tuple[float, float, float]
+    tree_hop_us: tuple[float, float, float]
     bandwidth_fraction: float
-    most: tuple[float, float, float] | None
+    most_bytes_per_second: tuple[float, float, float] | None
     needs_nvlink: bool
 
 
@@ -104,10 +105,10 @@ def _fastest(
     for protocol in PROTOCOLS:
         if protocol.needs_nvlink and not links.is_nvlink:
             continue
-        hop = protocol.tree if is_tree else protocol.ring
-        latency = 1e-6 * (protocol.start + local_hops * hop[local_kind] + network_hops * hop[2])
+        hop_us = protocol.tree_hop_us if is_tree else protocol.ring_hop_us
+        latency = 1e-6 * (protocol.start_us + local_hops * hop_us[local_kind] + network_hops * hop_us[2])
         bytes_alone = moving / protocol.bandwidth_fraction
-        if protocol.most is not None:
-            bytes_alone = max(bytes_alone, sent / protocol.most[min(num_nodes, 3) - 1])
+        if protocol.most_bytes_per_second is not None:
+            bytes_alone = max(bytes_alone, sent / protocol.most_bytes_per_second[min(num_nodes, 3) - 1])
         seconds.append(latency + network_hops * socket + bytes_alone)
     return min(seconds)

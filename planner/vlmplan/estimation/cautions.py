@@ -2,10 +2,13 @@
 
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.memory.evaluation import EVALUATION, GENERATION
+from vlmplan.memory.inference_engine import ASLEEP_BYTES, MOST_ASLEEP_BYTES
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LinearAttention
+from vlmplan.rules import model_facts
+from vlmplan.rules.recurrent import GATED_DELTA_TYPES, STATE_SPACE_TYPES
 from vlmplan.training_task import Generation
 from vlmplan.units import gib_text
 from vlmplan.workload import ModelFiles
@@ -13,14 +16,6 @@ from vlmplan.workload import ModelFiles
 BESIDE_TRAINING = (EVALUATION, GENERATION)
 STACKED_FRACTION = 0.1
 """Stacked weights are told of from this part of all weights on, counted in 16 bits. A choice."""
-
-GATED_DELTA_TYPES = (
-    *("kimi_linear", "minicpmv4_6", "olmo_hybrid"),
-    *("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
-)
-"""Model_types of which most layers are gated delta nets."""
-STATE_SPACE_TYPES = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h")
-"""Those of which many layers are Mamba-2 mixers."""
 
 
 def not_counted_caveat(model: ModelFiles) -> Caveat | None:
@@ -54,7 +49,8 @@ def rollout_note(recipe: Recipe) -> str | None:
             "how long a server takes to generate answers and to get weights is not known: no second and no cost has it"
         )
     asleep = (
-        "; vLLM asleep is counted with 1.4 GiB, the least that was published, of up to 7.9"
+        f"; vLLM asleep is counted with {gib_text(ASLEEP_BYTES, 1)}, the least that was published, of up to "
+        f"{gib_text(MOST_ASLEEP_BYTES, 1)}"
         if (task.uses_vllm_here and task.vllm_sleep_level)
         else ""
     )
@@ -67,12 +63,13 @@ def kernels_note(model: ModelFiles, recipe: Recipe) -> str | None:
 
     Source: ``use_kernel_func_from_hub_with_fallback`` in transformers 5.23 ``integrations/hub_kernels.py``.
     """
-    if model.model_type in STATE_SPACE_TYPES:
+    model_types = model_facts(model).model_types
+    if model_types & STATE_SPACE_TYPES:
         return (
             "Mamba-2 mixers are planned as transformers runs them where mamba-ssm and causal-conv1d are not installed; "
             "with their kernels, which are not planned, a step takes less memory and less time"
         )
-    if model.model_type not in GATED_DELTA_TYPES or recipe.linear_attention is LinearAttention.FLA:
+    if not model_types & GATED_DELTA_TYPES or recipe.linear_attention is LinearAttention.FLA:
         return None
     return (
         "gated delta nets are planned as transformers runs them where flash-linear-attention and causal-conv1d are not "

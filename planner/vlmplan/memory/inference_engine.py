@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from vlmplan.units import DType, gib_text
 
 ASLEEP_BYTES = int(1.4 * 1024**3)
-"""What stays on the GPU while vLLM sleeps: measured by others, 1.4 GiB in huggingface/trl#4086 and up to 7.9 GiB in
-hiyouga/EasyR1#260. The least of them is counted."""
+"""What stays on the GPU while vLLM sleeps. Cited: the least that was published (huggingface/trl#4086)."""
+MOST_ASLEEP_BYTES = int(7.9 * 1024**3)
+"""The most that was published of the same (hiyouga/EasyR1#260). It is said, not counted."""
 GRAPH_BYTES = 1024**3
 """CUDA graphs and activations of a step of vLLM. Assumed."""
 STEP_OF_UTILIZATION = 0.01

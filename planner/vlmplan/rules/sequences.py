@@ -3,6 +3,7 @@
 from vlmplan.evaluation import Kept
 from vlmplan.recipe_choices import AttentionImplementation, LossKind
 from vlmplan.rules.base import RuleBook, RuleContext
+from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 
 SEQUENCE_RULES = RuleBook()
 
@@ -14,10 +15,6 @@ SHARED_TYPES = frozenset(
 losses and gradients were compared with those of one rank (``tests/trainer/shared_samples.py``)."""
 WHOLE_LOSSES = (LossKind.CHUNKED, LossKind.FULL, LossKind.LIGER)
 """Those that the bundled trainer computes of labels that are shifted already."""
-RECURRENT_TYPES = frozenset(
-    {"kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
-)
-"""Models with layers that carry a state from token to token."""
 
 
 @SEQUENCE_RULES.error("deepspeed ulysses_sp.py: attention functions of transformers are replaced, nothing else is")
@@ -26,7 +23,7 @@ def tokens_are_mixed_in_attention_alone(context: RuleContext) -> str | None:
     if size == 1 or model is None or (len(model.model_types) == 1 and model.model_types <= SHARED_TYPES):
         return None
     known = ", ".join(sorted(SHARED_TYPES))
-    if model.model_types & RECURRENT_TYPES:
+    if model.model_types & GATED_DELTA_TYPES:
         return (
             f"--sequence-parallel {size} does not go with {model.id}: its gated delta nets carry a state from token to "
             f"token, which DeepSpeed's Ulysses would start anew on every GPU; it is for models of {known}"

@@ -3,7 +3,7 @@
 from vlmplan.recipe import engine_name
 from vlmplan.recipe_choices import LinearAttention
 from vlmplan.rules.base import RuleBook, RuleContext
-from vlmplan.rules.sequences import RECURRENT_TYPES
+from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 
 TILE_RULES = RuleBook()
 
@@ -55,9 +55,9 @@ def delta_kernels_are_for_delta_nets(context: RuleContext) -> str | None:
     model = context.model
     if context.recipe.linear_attention is LinearAttention.TORCH or model is None:
         return None
-    if model.model_types & RECURRENT_TYPES:
+    if model.model_types & GATED_DELTA_TYPES:
         return None
-    known = ", ".join(sorted(RECURRENT_TYPES))
+    known = ", ".join(sorted(GATED_DELTA_TYPES))
     return f"--linear-attention {context.recipe.linear_attention.value} is for models of {known}, not {model.id}"
 
 

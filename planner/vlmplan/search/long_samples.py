@@ -19,7 +19,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LinearAttention, is_worth_tiling
 from vlmplan.rules import model_facts, objection
-from vlmplan.rules.sequences import RECURRENT_TYPES
+from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 from vlmplan.search.answer import Recommendation, SearchQuery
 from vlmplan.search.entries import rank_key
 from vlmplan.search.recommendation import recommend
@@ -82,7 +82,10 @@ def _note(found: Recommendation, names: list[str]) -> str:
 
 def _kernels(query: SearchQuery) -> Technique:
     """Those of gated delta nets, where the model has some and nobody has decided about them."""
-    if query.fixed.linear_attention is not None or not model_facts(query.workload.model).model_types & RECURRENT_TYPES:
+    if (
+        query.fixed.linear_attention is not None
+        or not model_facts(query.workload.model).model_types & GATED_DELTA_TYPES
+    ):
         return {}
     kernels = {"linear_attention": LinearAttention.FLA}
     return kernels if _is_allowed(query, kernels) else {}
