@@ -21,6 +21,7 @@ class GatheredBytes:
         """``offloads``: this rank's shards are on the host, and come to the GPU before they are sent."""
         self._weights, self._num_ranks, self._offloads = weight_by_key, num_ranks, offloads
         self._sink = None if sink is NULL_SINK else sink
+        self._under_way: dict[Gather, None] = {}  # and those of whose weights some have not been waited for
         self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
         self._num_available = 0  # elements that are whole or under way
         self._peak = 0
@@ -53,6 +54,7 @@ class GatheredBytes:
         is_single = len(weights) == 1
         storages = {weight: GatheredStorage(flat if is_single and flat else weight.num_bytes) for weight in weights}
         gather = Gather(flat, len(weights), storages=storages)
+        self._under_way[gather] = None
         for weight in weights:
             weight.gather = gather
             self._num_available += weight.numel
@@ -71,6 +73,33 @@ class GatheredBytes:
     def _wait(self, weight: GatheredWeight, gather: Gather) -> None:
         """The collective is needed: weights are copied out of a shared buffer, which is freed with its last user."""
         weight.gather = None
+        self._copy_out(gather)
+        gather.num_waiting -= 1
+        if gather.num_waiting == 0:
+            self._end_gather(gather)
+
+    def _end_gathers(self, *, spares_used: bool) -> None:
+        """All collectives are waited for, one after another, and their weights go, but for those in use, where it
+        ``spares_used``. The buffers stay until the last is over (``_clean_inflight_param_registry``)."""
+        ended = list(self._under_way)
+        for gather in ended:
+            self._copy_out(gather)
+            for weight, storage in gather.storages.items():
+                if weight.gather is gather:
+                    weight.gather = None
+                    if not (spares_used and weight.users):
+                        self._take(weight, storage)
+        for gather in ended:
+            gather.num_waiting = 0
+            self._end_gather(gather)
+
+    def _end_gather(self, gather: Gather) -> None:
+        del self._under_way[gather]
+        self.live_bytes -= gather.flat_bytes
+        if self._sink is not None:
+            self._sink.free(gather)
+
+    def _copy_out(self, gather: Gather) -> None:
         if not gather.is_done:
             gather.is_done = True
             for other, storage in gather.storages.items():
@@ -81,11 +110,6 @@ class GatheredBytes:
                 for storage in gather.storages.values():
                     self._allocate(storage, storage.num_bytes)
         self._peak = max(self._peak, self.live_bytes)
-        gather.num_waiting -= 1
-        if gather.num_waiting == 0:
-            self.live_bytes -= gather.flat_bytes
-            if self._sink is not None:
-                self._sink.free(gather)
 
     def _allocate(self, owner: GatheredStorage | Gather, num_bytes: int) -> None:
         self.live_bytes += num_bytes

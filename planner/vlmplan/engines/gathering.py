@@ -76,11 +76,8 @@ class GatheredWeights(GatheredBytes):
         self._step, self._shift = 0, 0
 
     def _end_order(self, *, spares_used: bool = False) -> None:
+        self._end_gathers(spares_used=spares_used)
         for weight in self._weights.values():
-            if weight.gather is not None:
-                self._wait(weight, weight.gather)
-                if weight.storage is not None and not (spares_used and weight.users):
-                    self._take(weight, weight.storage)
             weight.fetched_for = -1
             weight.uses.clear()
 

@@ -1,0 +1,29 @@
+"""What gathers that are under way take when they are ended: another module came than was expected."""
+
+from vlmplan.engines.events import NULL_SINK
+from vlmplan.engines.gather_records import GatheredModule, GatheredWeight
+from vlmplan.engines.gathered_bytes import GatheredBytes
+
+
+def weight(number: int, numel: int) -> GatheredWeight:
+    return GatheredWeight((number, None), numel, 2 * numel, 2 * numel, is_trained=False)
+
+
+def test_buffers_of_gathers_that_are_ended_stay_until_the_last_of_them_is_over():
+    first, second = [weight(1, 700), weight(2, 50)], [weight(3, 300), weight(4, 11)]
+    gathered = GatheredBytes({one.key: one for one in first + second}, num_ranks=2, offloads=False, sink=NULL_SINK)
+    gathered._start(first)
+    gathered._start(second)
+    gathered._end_gathers(spares_used=False)
+    buffers = 2 * (700 + 50) + 2 * (300 + 11)
+    assert gathered._peak == buffers + 2 * (700 + 50)  # and then the smaller ones of the second
+    assert gathered.live_bytes == 0
+
+
+def test_what_is_in_use_is_spared():
+    kept, other = weight(1, 700), weight(2, 50)
+    gathered = GatheredBytes({kept.key: kept, other.key: other}, num_ranks=2, offloads=False, sink=NULL_SINK)
+    gathered._start([kept, other])
+    kept.users.add(GatheredModule((3, None), [kept], 700))
+    gathered._end_gathers(spares_used=True)
+    assert gathered.live_bytes == 2 * 700
