@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from vlmplan.hardware import Cluster, Node
+from vlmplan.hardware import Cluster, Gpu, Node
 
 NVLINK_EFFICIENCY = 0.8
 """Part of NVLink's one-way rate that NCCL's rings reach. Cited: 0.78 (8 x A100), 0.80 to 0.82 (8 x H200, all-gather,
@@ -18,6 +18,7 @@ PCIE_EFFICIENCY = 0.7
 PCIE_NO_PEER_EFFICIENCY = 0.45
 """The same where GPUs cannot reach each other (GeForce) and every byte crosses the bus to the host and back. Cited:
 28 of 63 GB/s with 8 and 35 with 4 RTX 5090, github.com/NVIDIA/nccl/issues/1639."""
+GEFORCE = "geforce"
 RDMA_EFFICIENCY = 0.85
 """The same between nodes over InfiniBand, RoCE or EFA, of all adapters of a node together. Cited: 0.91 (4 x 8 H200,
 EFA), 0.94 (4 x 8 B200, EFA; both ml-engineering), 0.85 of 100 GB/s (3 x 8 A100, four HDR,
@@ -59,8 +60,16 @@ def node_link_bytes_per_second(node: Node) -> float | None:
         return None
     if node.uses_nvlink:
         return raw * NVLINK_EFFICIENCY
-    has_peers = "geforce" not in node.gpu.name.casefold()
-    return raw * (PCIE_EFFICIENCY if has_peers else PCIE_NO_PEER_EFFICIENCY)
+    return raw * (PCIE_EFFICIENCY if reaches_peers(node.gpu) else PCIE_NO_PEER_EFFICIENCY)
+
+
+def reaches_peers(gpu: Gpu) -> bool:
+    """Whether GPUs of this kind read one another's memory over PCIe.
+
+    A rule by the name, which the catalog has as the driver reports it: of GeForce cards it is taken that they do not,
+    of all others that they do. Nothing else tells a GeForce from a workstation card of the same chip.
+    """
+    return GEFORCE not in gpu.name.casefold()
 
 
 def links_of(cluster: Cluster) -> Links | None:

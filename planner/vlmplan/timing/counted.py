@@ -14,7 +14,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Precision
 from vlmplan.timing.overlap import shown_seconds
 from vlmplan.timing.rates import STEP_SECONDS, Rates, Scenario, gpu_rates, host_copy_bytes_per_second
-from vlmplan.timing.roofline import BusySeconds
+from vlmplan.timing.roofline import BusySeconds, product_seconds
 from vlmplan.timing.step import StepTime, TimedStep
 
 TF32 = "tf32"
@@ -27,12 +27,19 @@ PRECISIONS: Mapping[str, Precision] = {
 """What products compute in, as rehearsals call it; others are taken to be as fast as float32."""
 GENERATING, INFERRING = ("generate",), ("inference", "reference", "score", "sync")
 """Phases between steps: of answers, and of what else is looked up without gradients."""
-KINDS = {
+KINDS: Mapping[str, CollectiveKind] = {
     "allreduce": CollectiveKind.ALL_REDUCE,
     "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
     "alltoall": CollectiveKind.ALL_TO_ALL,
+    **dict.fromkeys(
+        ("allgather", "broadcast", "reduce", "gather", "scatter", "send", "recv"), CollectiveKind.ALL_GATHER
+    ),
 }
-"""By how their names begin; others bring something to every rank, as an all-gather does."""
+"""By how their names begin, the first that does. Everything crosses each link of a ring once in an all-gather, a
+broadcast, and what goes to one rank or comes from one; between two ranks it crosses one link, which is assumed to take
+as long."""
+PHASES = {phase.value: phase for phase in StepPhase}
+"""Others lie between steps, where collectives hide behind nothing, as they do in the optimizer's step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +69,11 @@ class CountedCollectives:
 def timed_work(
     works: Sequence[CountedWork], collectives: Sequence[CountedCollectives], cluster: Cluster, *, num_steps: int
 ) -> TimedStep | None:
-    """The last of ``num_steps`` steps, what comes between steps as on average; None if a speed is not known."""
-    communication = communication_seconds(tuple(map(_collectives, collectives)), cluster)
-    if communication is None or not works:
+    """The last of ``num_steps`` steps, what comes between steps as on average; None if a speed is not known, or a kind
+    of collective."""
+    known = [found for one in collectives if (found := _collectives(one)) is not None]
+    communication = communication_seconds(tuple(known), cluster)
+    if communication is None or not works or len(known) < len(collectives):
         return None
     steps: dict[Scenario, StepTime] = {}
     busy, waiting = BusySeconds(), 0.0
@@ -114,7 +123,10 @@ def _phase(work: CountedWork, gpu: Gpu, scenario: Scenario) -> _PhaseSeconds | N
         return None
     return _PhaseSeconds(
         busy=BusySeconds(
-            matmuls=sum(count * _product(key, speeds) for key, count in work.products.items()),
+            matmuls=sum(
+                count * product_seconds(flops, num_bytes, speeds[name])
+                for (name, flops, num_bytes), count in work.products.items()
+            ),
             attention=sum(
                 flops / speeds[name].attention_flops_per_second for name, flops in work.attention_flops.items()
             ),
@@ -124,12 +136,6 @@ def _phase(work: CountedWork, gpu: Gpu, scenario: Scenario) -> _PhaseSeconds | N
         copying=work.copied_bytes / bus if bus is not None else 0.0,
         launching=work.num_kernels * any_speed.kernel_seconds,
     )
-
-
-def _product(key: tuple[str, int, int], speeds: Mapping[str, Rates]) -> float:
-    name, flops, num_bytes = key
-    speed = speeds[name]
-    return max(flops / speed.matmul_flops_per_second, num_bytes / speed.bytes_per_second) + speed.ramp_seconds
 
 
 def rates_of_type(gpu: Gpu, name: str, scenario: Scenario) -> Rates | None:
@@ -168,7 +174,9 @@ def _step(
     )
 
 
-def _collectives(one: CountedCollectives) -> Collectives:
-    kind = next((kind for name, kind in KINDS.items() if one.kind.startswith(name)), CollectiveKind.ALL_GATHER)
-    phase = StepPhase(one.phase) if one.phase in [phase.value for phase in StepPhase] else StepPhase.STEP
-    return Collectives(kind, phase, max(1, one.count), one.num_bytes)
+def _collectives(one: CountedCollectives) -> Collectives | None:
+    """None for a kind that is not known."""
+    kind = next((kind for name, kind in KINDS.items() if one.kind.startswith(name)), None)
+    if kind is None:
+        return None
+    return Collectives(kind, PHASES.get(one.phase, StepPhase.STEP), max(1, one.count), one.num_bytes)

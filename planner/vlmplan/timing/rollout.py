@@ -17,10 +17,9 @@ from vlmplan.communication import CommunicationSeconds, communication_seconds
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
-from vlmplan.timing.hooks import hooked_calls
 from vlmplan.timing.overlap import shown_seconds
 from vlmplan.timing.rates import RangedValue, Rates, Scenario, gpu_rates, host_copy_bytes_per_second
-from vlmplan.timing.roofline import busy_seconds
+from vlmplan.timing.roofline import busy_seconds, micro_batch_seconds_at
 
 TOKEN_OPERATIONS = RangedValue(163, 143, 122)
 """What ``generate`` does around each token beside the forward (sampling, masks, whether all answers have ended), in
@@ -106,7 +105,7 @@ def rollout_seconds(
         generation += work.slept_bytes / copied
     scoring = shown_seconds(rewards, 0.0, 0.0, scenario) + work.reward_flops / rates.matmul_flops_per_second
     for one in work.passes:
-        forward = _forward_seconds(one, rates, recipe)
+        forward, _, _ = micro_batch_seconds_at(rates, one, recipe).phases
         shown = shown_seconds(gathered, forward, 0.0, scenario)
         scoring += work.num_micro_batches * (forward + shown)
     share = recipe.grad_accum / work.num_micro_batches
@@ -138,14 +137,6 @@ def _products_seconds(work: Work, rates: Rates) -> float:
     """Matrix products and attention: what is between them, vLLM does in the same kernels."""
     busy = busy_seconds(work, rates)
     return busy.matmuls + busy.attention
-
-
-def _forward_seconds(trace: Trace, rates: Rates, recipe: Recipe) -> float:
-    work = forward_work(trace)
-    asking = work.num_kernels * rates.kernel_seconds
-    if recipe.zero_stage == 3:
-        asking += hooked_calls(trace, recipe.zero.stage3_param_persistence_threshold)[0].seconds(rates.hooks)
-    return max(busy_seconds(work, rates).total, asking)
 
 
 def _gathering(num_bytes: int, cluster: Cluster) -> CommunicationSeconds | None:

@@ -53,16 +53,20 @@ def busy_seconds(work: Work, speed: Rates) -> BusySeconds:
     return BusySeconds(matmuls=matmuls, attention=attention, memory=memory)
 
 
+def product_seconds(flops: int, hbm_bytes: int, speed: Rates) -> float:
+    """One matrix product: its operations or its bytes, whichever takes longer, and its ramp."""
+    computing, moving = flops / speed.matmul_flops_per_second, hbm_bytes / speed.bytes_per_second
+    return (computing if computing > moving else moving) + speed.ramp_seconds
+
+
 def _busy_parts(work: Work, speed: Rates) -> tuple[float, float, float]:
     """See ``BusySeconds``."""
-    flops_per_second, bytes_per_second, ramp = speed.matmul_flops_per_second, speed.bytes_per_second, speed.ramp_seconds
     matmuls, num_others = 0.0, work.num_kernels
     for (flops, hbm_bytes), count in work.matmuls.items():
         num_others -= count
-        computing, moving = flops / flops_per_second, hbm_bytes / bytes_per_second
-        matmuls += count * ((computing if computing > moving else moving) + ramp)
+        matmuls += count * product_seconds(flops, hbm_bytes, speed)
     attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
-    moved = work.elementwise_bytes / bytes_per_second + num_others * speed.kernel_ramp_seconds
+    moved = work.elementwise_bytes / speed.bytes_per_second + num_others * speed.kernel_ramp_seconds
     if work.host_copies:
         assert speed.host_copy_bytes_per_second is not None
         moved += work.host_copy_bytes / speed.host_copy_bytes_per_second

@@ -141,10 +141,23 @@ class BesidesComputing(NamedTuple):
 
     def step_seconds(self, micro_batch: PhaseSeconds) -> float:
         """The expected total of a step with micro batches of (forward, recompute, backward) seconds."""
-        forward, recompute, backward = (self.grad_accum * seconds for seconds in micro_batch)
-        computing = self.overlapped_fraction * forward, self.overlapped_fraction * (recompute + backward)
-        shown = shown_seconds(self.communication, *computing, Scenario.EXPECTED)
+        n, overlapped = self.grad_accum, self.overlapped_fraction
+        parts = _shown_seconds(micro_batch, self.communication, n, overlapped, Scenario.EXPECTED)
+        forward, recompute, backward, shown = parts
         return forward + recompute + backward + shown + self.rest_seconds
+
+
+def _shown_seconds(
+    micro_batch: PhaseSeconds,
+    communication: CommunicationSeconds,
+    grad_accum: int,
+    overlapped: float,
+    scenario: Scenario,
+) -> tuple[float, float, float, float]:
+    """Of all micro batches of a step: forward, recomputation, backward, and the communication that they do not hide."""
+    forward, recompute, backward = [grad_accum * seconds for seconds in micro_batch]
+    computing = overlapped * forward, overlapped * (recompute + backward)
+    return forward, recompute, backward, shown_seconds(communication, *computing, scenario)
 
 
 def besides_computing(
@@ -192,14 +205,14 @@ def _step(
     cluster: Cluster,
     scenario: Scenario,
 ) -> StepTime:
-    forward, recompute, backward = (recipe.grad_accum * seconds for seconds in micro_batch)
     overlapped = overlapped_fraction(recipe, cluster.num_gpus)
-    computing = overlapped * forward, overlapped * (recompute + backward)
+    parts = _shown_seconds(micro_batch, communication, recipe.grad_accum, overlapped, scenario)
+    forward, recompute, backward, shown = parts
     return StepTime(
         forward=forward,
         recompute=recompute,
         backward=backward,
-        communication=shown_seconds(communication, *computing, scenario),
+        communication=shown,
         optimizer=rest.optimizer,
         offload=rest.offload,
         images=rest.images,
