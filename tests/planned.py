@@ -19,6 +19,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster, Gpu, Node
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.recipe import PLAIN, Recipe
+from vlmplan.recipe_choices import LossKind
 from vlmplan.workload import ModelFiles, Workload
 
 MODELS = Path(vlmplan.__file__).parent / "data" / "models"
@@ -56,6 +57,10 @@ def workload(alias: str | ModelFiles, **changes: Any) -> Workload:
     files = model_files(alias) if isinstance(alias, str) else alias
     images = 1 if files.model_type in IMAGE_MODEL_TYPES else 0
     return Workload(**{"model": files, "images_per_sample": images, **changes})
+
+
+BUNDLED_LOSSES = tuple(kind for kind in LossKind if kind is not LossKind.TRL)
+"""Those that the bundled trainer has."""
 
 
 def cluster(gpu_id: str = "a100-sxm4-80gb", num_gpus: int = 1, num_nodes: int = 1, **node: Any) -> Cluster:

@@ -192,7 +192,6 @@ LOOKED_FOR = (
     "disk, and of a process that was killed (-9)"
 )
 """What a text without any of them is told to lack."""
-_NUMBER = re.compile(SIZE)
 _OLD_FORM = re.compile(r"\((?:GPU|NPU|MLU|XPU|[A-Z]{2,6}) (\d{1,4}); ")
 _NEW_DEVICE = re.compile(r"\b(?:GPU|NPU|MLU|Device) (\d{1,4}) has a total capac")
 _PROCESS = re.compile(rf"Process (\d{{1,10}}) has {SIZE} memory in use")

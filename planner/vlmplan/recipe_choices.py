@@ -167,8 +167,6 @@ class LossKind(Choice):
 
 SEARCHED_LOSSES = (LossKind.FULL, LossKind.CHUNKED)
 """Those that a search chooses from."""
-BUNDLED_LOSSES = (*SEARCHED_LOSSES, LossKind.MODEL, LossKind.LIGER)
-"""Those that the bundled trainer has."""
 CHUNK_ELEMENTS = 2**26
 """Logits per chunk: 256 MiB in float32. A choice: small beside a 2 B model, large enough to keep the product busy."""
 

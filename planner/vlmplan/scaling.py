@@ -7,7 +7,6 @@ scaling keeps what a GPU does in a step: more GPUs make the step's batch larger,
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vlmplan.engines import stages_on
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
@@ -65,14 +64,11 @@ def scaling(
     """``recipe`` on clusters of ``node_counts`` of the cluster's node; None if a speed is not known.
 
     The samples of a step that strong scaling keeps are those of ``recipe`` on ``cluster``; ``usd_per_hour`` is of one
-    node. Node counts that the engine or hpZ groups do not fit are left out.
+    node. Node counts that hpZ groups or ranks of a sample do not fit are left out.
     """
     samples, shares = recipe.samples_per_step(cluster.num_gpus), recipe.sequence_parallel
     clusters = [replace(cluster, num_nodes=count) for count in sorted(node_counts)]
-    clusters = [
-        one for one in clusters if recipe.zero_stage in stages_on(one.num_gpus) and one.num_gpus % recipe.hpz == 0
-    ]
-    clusters = [one for one in clusters if one.num_gpus % shares == 0]
+    clusters = [one for one in clusters if one.num_gpus % recipe.hpz == 0 and one.num_gpus % shares == 0]
     strong = [(_shared(recipe, samples, one), one) for one in clusters if one.num_gpus // shares <= samples]
     weak = [(recipe, one) for one in clusters]
     scans = [_points(estimator, setups, usd_per_hour) for setups in (strong, weak)]

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from planned import cluster
+from vlmplan.engines import engine_of
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.host import PROCESS_BYTES, HostMemory, host_memory
+from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
-from vlmplan.memory.timeline import load_phase
 from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision, WeightDtype
@@ -31,6 +33,13 @@ WEIGHTS = [EMBEDDING, *LAYER, *LAYER, NORM]
 def estimator(recipe: Recipe, *, ties: bool = True, **config: Any) -> Estimator:
     files = {"model_type": "llama", **SIZES, **HEADS, "tie_word_embeddings": ties, "torch_dtype": "bfloat16", **config}
     return Estimator(Workload(model=ModelFiles(id="tiny", config=files), seq_len=8), recipe)
+
+
+def load_phase(table: ParameterTable, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool = False) -> Phase:
+    """What the device holds while the checkpoint is read."""
+    tracker = PeakTracker()
+    engine_of(table, recipe, num_ranks=num_ranks, sink=tracker).load(is_on_cpu=is_on_cpu)
+    return Phase(name="load", resident=tracker.now(), peak=tracker.peak)
 
 
 def cpu(num_ranks: int) -> Cluster:

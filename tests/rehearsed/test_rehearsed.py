@@ -12,7 +12,8 @@ from rehearse_all import PACKAGES, as_text, rehearsed
 from rehearsed_cases import CASES, HERE, NAMES, estimated
 from rehearsed_report import GOLDEN, TABLE, compared, highest, is_close, rehearsed_flops, reserved_error, table
 
-from vlmplan.recipe_choices import BUNDLED_LOSSES, Method, Offload
+from planned import BUNDLED_LOSSES
+from vlmplan.recipe_choices import Method, Offload
 
 MEDIAN_ERROR, LARGEST_ERROR, LARGEST_SHORTFALL = 0.02, 0.05, 0.03
 SAMPLE = ("gpt2 lora stage 1 4", "qwen2-vl-2b full stage 3 4")

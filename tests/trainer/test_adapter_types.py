@@ -6,8 +6,9 @@ import torch
 from tiny_plans import tiny_plan
 from torch import nn
 
+from planned import BUNDLED_LOSSES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import BUNDLED_LOSSES, AdapterDtype, Method, WeightDtype
+from vlmplan.recipe_choices import AdapterDtype, Method, WeightDtype
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.models.load import load_model
 from vlmplan_trainer.models.tiny import write_tiny_model

@@ -54,7 +54,7 @@ class Watching:
         return list(values)
 
 
-def batches_of(num_workers: int) -> Batches:
+def batches_of() -> Batches:
     encoder: Any = PlainTexts()
     samples = [Sample(source=f"some.jsonl:{index}", turns=()) for index in range(NUM_SAMPLES)]
     return Batches(
@@ -65,13 +65,11 @@ def batches_of(num_workers: int) -> Batches:
         num_ranks=1,
         rank=0,
         seed=0,
-        num_workers=num_workers,
     )
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_no_micro_batch_is_alive_when_the_optimizer_steps(num_workers: int):
-    batches = batches_of(num_workers)
+def test_no_micro_batch_is_alive_when_the_optimizer_steps():
+    batches = batches_of()
     engine: Any = Watching()
     rates = Rates(peak=1.0, num_steps=4, warmup_fraction=0.0, schedule="constant")
     meter = Meter(torch.device("cpu"), num_steps=1)
@@ -90,7 +88,7 @@ def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last(save_second
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
     trainer = Trainer(engine, meter, rates, grad_accum=GRAD_ACCUM, samples_per_step=3, save_seconds=save_seconds)
     found = []
-    for report in trainer.epoch(batches_of(0)):
+    for report in trainer.epoch(batches_of()):
         now += 3.0
         if trainer.is_save_due:
             found.append(report.step)

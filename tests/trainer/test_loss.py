@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
+from planned import BUNDLED_LOSSES
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import BUNDLED_LOSSES, CHUNK_ELEMENTS, LossKind, chunk_tokens
+from vlmplan.recipe_choices import CHUNK_ELEMENTS, LossKind, chunk_tokens
 from vlmplan_trainer.cross_entropy import IGNORED, PIECES_PER_CHUNK, LogitRule, Product, chunked_cross_entropy
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.loss import language_loss, logit_rules, model_inputs, model_loss

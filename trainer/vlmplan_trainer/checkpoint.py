@@ -54,7 +54,7 @@ def save_checkpoint(
     """
 
     def write(folder: Path) -> None:
-        engine.save(folder, {})
+        engine.save(folder)
         torch.save(torch.get_rng_state(), folder / f"random-{engine.rank}.pt")
 
     return published(engine, output_dir, position, write, keep_last=keep_last, run=run)

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
 from vlmplan.estimation import fewer_at_once, with_answers_of
 from vlmplan.evaluation import Kept
@@ -300,8 +299,7 @@ def engine_changes(at: RequestedSetup) -> Iterator[Change]:
         without_file |= {name: getattr(recipe, name) for name in ("micro_batch", "grad_accum")}
         without_file |= {"ds_config": None}
     num_gpus = at.cluster.num_gpus
-    plain_ones = (PLAIN_ENGINE,) if None in stages_on(num_gpus) else ()
-    for engine in (*plain_ones, *(ON_ONE_GPU if num_gpus == 1 else ON_SEVERAL)):
+    for engine in (PLAIN_ENGINE, *(ON_ONE_GPU if num_gpus == 1 else ON_SEVERAL)):
         if at.cluster.node.gpu.is_cpu and HOST in engine:
             continue  # the ranks' own memory is the host's
         if engine == present and not recipe.fsdp and recipe.hpz == 1 and at.ds_config is None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
 from typing import NamedTuple
 
 from vlmplan.chats.downscaling import Size
@@ -57,10 +56,6 @@ class SampleShapes:
     @property
     def most_patches(self) -> int:
         return max(shape.patches for shape in self.shapes)
-
-    @property
-    def mean_tokens(self) -> float:
-        return mean(shape.tokens for shape in self.shapes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,6 @@ def _places(plan: Plan, hostfile: str, visible_devices: str | None) -> list[str]
     return ["--include", "localhost:" + ",".join(devices[: hardware.num_gpus])]
 
 
-def launch_text(plan: Plan, *, plan_path: str = "plan.json", hostfile: str = "hostfile") -> str:
+def launch_text(plan: Plan, *, plan_path: str) -> str:
     """The command as one line of shell."""
-    return shlex.join(launch_command(plan, plan_path=plan_path, hostfile=hostfile))
+    return shlex.join(launch_command(plan, plan_path=plan_path))

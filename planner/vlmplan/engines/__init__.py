@@ -5,7 +5,7 @@ states in closed form, its bounds for searching and its collectives; those of Ze
 own, from which the walk inherits (``zero12_formulas``, ``zero3_formulas``, ``fsdp2_formulas``).
 """
 
-from vlmplan.engines.choice import engine_of, overlapped_fraction, stages_on
+from vlmplan.engines.choice import STAGES, engine_of, overlapped_fraction
 from vlmplan.engines.engine import Engine, ModelStates
 
-__all__ = ["Engine", "ModelStates", "engine_of", "overlapped_fraction", "stages_on"]
+__all__ = ["STAGES", "Engine", "ModelStates", "engine_of", "overlapped_fraction"]

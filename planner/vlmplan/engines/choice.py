@@ -13,12 +13,6 @@ STAGES: tuple[int | None, ...] = (None, 0, 1, 2, 3)
 """Values of ``Recipe.zero_stage``, the simplest engine first."""
 
 
-def stages_on(num_gpus: int) -> tuple[int | None, ...]:
-    """What ``Recipe.zero_stage`` can be on so many GPUs, the simplest engine first."""
-    del num_gpus
-    return STAGES
-
-
 def engine_of(
     table: ParameterTable, recipe: Recipe, *, num_ranks: int, rank: int | None = None, sink: Sink = NULL_SINK
 ) -> Engine:

@@ -146,15 +146,6 @@ class StartedRun:
         self._engine.begin_micro_batch(accumulates=accumulates, is_last=True)
 
 
-def load_phase(
-    table: ParameterTable, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool = False, read_bytes: int = 0
-) -> Phase:
-    """The first phase alone: what the device holds while the checkpoint is read."""
-    tracker = PeakTracker()
-    engine = engine_of(table, recipe, num_ranks=num_ranks, sink=tracker)
-    return _load(engine, tracker, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
-
-
 def _load(engine: Engine, tracker: PeakTracker, *, is_on_cpu: bool, read_bytes: int) -> Phase:
     tracker.allocate("checkpoint", Component.TEMPORARIES, read_bytes)
     engine.load(is_on_cpu=is_on_cpu)

@@ -3,7 +3,7 @@ machine, so callers give it as it is.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,7 +105,3 @@ def folded(title: str, *inside: str) -> str:
     """What is shown when somebody asks."""
     parts = "\n".join(inside)
     return f"<details>\n<summary>{escaped(title)}</summary>\n{parts}\n</details>"
-
-
-def without_empty(parts: Iterable[str]) -> Iterator[str]:
-    yield from (part for part in parts if part)

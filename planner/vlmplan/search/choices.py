@@ -5,7 +5,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlmplan.decided_recipe import DecidedRecipe
-from vlmplan.engines import stages_on
+from vlmplan.engines import STAGES
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import SEARCHED_LOSSES, LossKind, Method, Offload, Precision
@@ -174,7 +174,7 @@ class RecipeChoices:
                 if all(one in (None, place) for one in own):
                     yield None, place, place
             return
-        stages = stages_on(cluster.num_gpus) if decided is None else (None if decided == PLAIN else decided,)
+        stages = STAGES if decided is None else (None if decided == PLAIN else decided,)
         on_gpu, on_host = Offload.NONE, Offload.CPU
         seen: dict[tuple[int | None, Offload, Offload], None] = {}
         for optimizer, params in ((on_gpu, on_gpu), (on_host, on_gpu), (on_gpu, on_host), (on_host, on_host)):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_loss import IGNORED, gradients, small_model
 
-from vlmplan.recipe_choices import BUNDLED_LOSSES, LossKind
+from planned import BUNDLED_LOSSES
+from vlmplan.recipe_choices import LossKind
 from vlmplan.rules.batches import TYPES_WITHOUT_PADDING
 from vlmplan.sampler import packed
 from vlmplan_trainer.data.flat_batches import filled

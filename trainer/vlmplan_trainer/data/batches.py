@@ -1,4 +1,4 @@
-"""Micro batches of one rank: encoded when they are needed, padded on the right, prefetched by threads if asked for.
+"""Micro batches of one rank: encoded when they are needed, padded on the right.
 
 Texts are padded to the longest of the micro batch, rounded up. What the processor makes of images has images (patches,
 for Qwen-VL) in dimension 0 and is put one after the other there, each other dimension padded with zeros to the largest:
@@ -8,9 +8,7 @@ row. Samples without images add nothing.
 """
 
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -31,8 +29,6 @@ PADDED_WITH = {"image_attention_mask": 1}
 see each other, and its model leaves them out afterwards."""
 SIZES_OF_PACKED = {"pixel_values": "target_sizes", "pixel_values_videos": "target_sizes_videos"}
 """What has images in its last dimension, and what is beside it then: MiniCPM-V 4.6 takes ``pixel_values[:1]`` alone."""
-BATCHES_AHEAD = 2
-"""Micro batches that each thread prepares ahead."""
 
 
 class Batches:
@@ -61,7 +57,6 @@ class Batches:
         grad_accum: int = 1,
         groups_by_length: bool = False,
         pads_to: int = PADS_TO,
-        num_workers: int = 0,
     ) -> None:
         self._shares = Shares(micro_batch=micro_batch, num_ranks=num_ranks, rank=rank, grad_accum=grad_accum)
         self._part, self._num_parts = 0, 1
@@ -71,10 +66,10 @@ class Batches:
         refuse_too_few(self.scan, num_rows=len(self._rows), samples_per_step=self._shares.samples_per_step)
         row_lengths = [sum(self.scan.lengths[index] for index in row) for row in self._rows]
         self._lengths = row_lengths if groups_by_length else None
-        self._pads_to, self._num_workers = pads_to, num_workers
+        self._pads_to = pads_to
         self._shows_images = any(sample.images for sample in self._samples)
         self._shows_videos = any(sample.videos for sample in self._samples)
-        self._epoch = self._position = self._start = 0
+        self._epoch = self._start = 0
 
     def take_part(self, part: int, num_parts: int) -> None:
         """Give this part of the tokens of every micro batch: other ranks with the same samples have the others."""
@@ -98,54 +93,13 @@ class Batches:
         if not 0 <= position <= len(self._rows):
             raise InputError(f"the run stopped after {position} samples of an epoch, but the data has "
                              f"{len(self._rows)}; a run goes on with the data that it began with")  # fmt: skip
-        self._start = self._position = position
-
-    def state(self) -> dict[str, int]:
-        """Where the iteration is. ``position`` counts samples of the epoch that all ranks together have had."""
-        return {
-            "epoch": self._epoch,
-            "position": self._position,
-            "seed": self._seed,
-            "num_samples": len(self._rows),
-        }
-
-    def restore(self, state: Mapping[str, int]) -> None:
-        """Go on where ``state`` was, on any number of ranks. Raises InputError if seed or data are others."""
-        now = self.state()
-        for name in ("seed", "num_samples"):
-            if state[name] != now[name]:
-                raise InputError(f"the run began with {name} {state[name]}, and now it is {now[name]}; "
-                                 "it has to stay the same, so that every sample comes once an epoch")  # fmt: skip
-        self.set_epoch(state["epoch"])
-        self.resume(state["position"])
+        self._start = position
 
     def __iter__(self) -> Iterator[Encoded]:
         start, self._start = self._start, 0
-        self._position = start
         order = epoch_order(len(self._rows), seed=self._seed, epoch=self._epoch, lengths=self._lengths)
         # A variable here would keep the micro batch for as long as it is trained on.
-        yield from map(self._counted, self._prepared(self._shares.micro_batches(order, position=start)))
-
-    def _counted(self, batch: Encoded) -> Encoded:
-        self._position += self._shares.samples_per_micro_step
-        return batch
-
-    def _prepared(self, batches: Iterator[list[int]]) -> Iterator[Encoded]:
-        """The micro batches in their order, made ahead of time by threads where there are any."""
-        if not self._num_workers:
-            yield from map(self._batch, batches)
-            return
-        waiting: deque[Future[Encoded]] = deque()
-        pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="batches")
-        try:
-            for indices in batches:
-                waiting.append(pool.submit(self._batch, indices))
-                if len(waiting) > BATCHES_AHEAD * self._num_workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        yield from map(self._batch, self._shares.micro_batches(order, position=start))
 
     def _batch(self, places: Sequence[int]) -> Encoded:
         rows = [

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from vlmplan.recipe_choices import LossKind
 from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.loss import language_loss, model_loss
 
-EngineState = dict[str, Any]
 """What a checkpoint keeps beside weights and optimizer: position, learning rate schedule, random numbers."""
 
 
@@ -88,11 +87,11 @@ class Engine(Protocol):
 
     def barrier(self) -> None: ...
 
-    def save(self, folder: Path, state: EngineState) -> None:
-        """Write weights, optimizer and ``state`` into ``folder``; every rank calls it."""
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer into ``folder``; every rank calls it."""
         ...
 
-    def load(self, folder: Path) -> EngineState:
+    def load(self, folder: Path) -> None:
         """Read them back; every rank calls it."""
         ...
 

@@ -11,7 +11,7 @@ from torch.distributed import broadcast, get_rank, get_world_size
 from torch.nn.parallel import DistributedDataParallel
 
 from vlmplan.recipe import Recipe
-from vlmplan_trainer.engines.base import EngineState, LossModule
+from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.plain import PlainEngine
 from vlmplan_trainer.engines.ranks import OnRanks
 
@@ -73,10 +73,10 @@ class DdpEngine(OnRanks, PlainEngine):
     def _forget_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=not self._has_views)
 
-    def save(self, folder: Path, state: EngineState) -> None:
+    def save(self, folder: Path) -> None:
         """All ranks hold the same: the first one writes."""
         if self.rank == 0:
-            super().save(folder, state)
+            super().save(folder)
 
     def weights(self) -> dict[str, Tensor] | None:
         return super().weights() if self.rank == 0 else None

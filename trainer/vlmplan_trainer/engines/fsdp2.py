@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
-from vlmplan_trainer.engines.base import EngineState, LossModule
+from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
 from vlmplan_trainer.engines.plain import PlainEngine
 from vlmplan_trainer.engines.ranks import OnRanks
@@ -65,17 +65,16 @@ class FsdpEngine(OnRanks, PlainEngine):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path, state: EngineState) -> None:
+    def save(self, folder: Path) -> None:
         """Every rank writes its shards."""
         folder.mkdir(parents=True, exist_ok=True)
         content = {
             "weights": {name: _local(weight.detach()) for name, weight in self._trained_by_name()},
             "optimizer": tree_map(_local, self._optimizer.state_dict()),
-            "state": state,
         }
         torch.save(content, folder / self._shard_file)
 
-    def load(self, folder: Path) -> EngineState:
+    def load(self, folder: Path) -> None:
         """Raises InputError for a checkpoint of another number of ranks."""
         path = folder / self._shard_file
         if not path.exists():
@@ -86,7 +85,6 @@ class FsdpEngine(OnRanks, PlainEngine):
                 _local(weight).copy_(content["weights"][name])
         with keeping_settings(self._optimizer):
             self._optimizer.load_state_dict(_with_shards(content["optimizer"], self._trained))
-        return content["state"]
 
     @property
     def _shard_file(self) -> str:

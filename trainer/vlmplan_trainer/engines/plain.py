@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Precision
-from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
+from vlmplan_trainer.engines.base import LossModule, StepResult
 from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer, set_learning_rate, trained_of
 
 STATE_FILE = "state.pt"
@@ -79,14 +79,14 @@ class PlainEngine:
     def barrier(self) -> None:
         pass
 
-    def save(self, folder: Path, state: EngineState) -> None:
+    def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         trained = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
         scaler = None if self._scaler is None else self._scaler.state_dict()
-        content = {"weights": trained, "optimizer": self._optimizer.state_dict(), "scaler": scaler, "state": state}
+        content = {"weights": trained, "optimizer": self._optimizer.state_dict(), "scaler": scaler}
         torch.save(content, folder / STATE_FILE)
 
-    def load(self, folder: Path) -> EngineState:
+    def load(self, folder: Path) -> None:
         # Mapped, so that ranks share it and a GPU gets tensor by tensor: its states are there once, and no weights
         # beside the model's. On a CPU states stay what they were read as, which is to outlive the file.
         is_mapped = self.device.type != "cpu"
@@ -99,7 +99,6 @@ class PlainEngine:
             self._optimizer.load_state_dict(content["optimizer"])
         if self._scaler is not None:
             self._scaler.load_state_dict(content["scaler"])
-        return content["state"]
 
     def weights(self) -> dict[str, Tensor] | None:
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vlmplan.plan import Plan
 from vlmplan.recipe_choices import Precision
-from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
+from vlmplan_trainer.engines.base import LossModule, StepResult
 from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer, set_learning_rate, trained_of
 from vlmplan_trainer.engines.ranks import OnRanks
 from vlmplan_trainer.sequence_parallel import share_attention
@@ -81,17 +81,14 @@ class ZeroEngine(OnRanks):
             grad_norm=None if norm is None else float(norm) / scale, is_skipped=self._engine.skipped_steps > skipped
         )
 
-    def save(self, folder: Path, state: EngineState) -> None:
-        self._engine.save_checkpoint(
-            str(folder), tag=TAG, client_state={"trainer": state}, save_latest=False, exclude_frozen_parameters=True
-        )
+    def save(self, folder: Path) -> None:
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
 
-    def load(self, folder: Path) -> EngineState:
+    def load(self, folder: Path) -> None:
         with keeping_settings(self._engine.optimizer):
-            path, state = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
+            path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
         if path is None:
             raise RuntimeError(f"DeepSpeed found nothing to load in {folder}")
-        return state["trainer"]
 
     def weights(self) -> dict[str, Tensor] | None:
         if self._engine.zero_optimization_stage() == 3:

@@ -237,5 +237,5 @@ def _train(
 def _saved(engine: Engine, meter: PhaseMeter) -> int:
     """Bytes of this rank's files of a checkpoint."""
     with tempfile.TemporaryDirectory() as folder, shims.counting_saved_bytes() as saved, meter.phase("save"):
-        engine.save(Path(folder) / "checkpoint", {})
+        engine.save(Path(folder) / "checkpoint")
     return saved.num_bytes

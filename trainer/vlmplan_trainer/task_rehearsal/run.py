@@ -116,7 +116,7 @@ def _train(
     request: TaskRequest, task: TrainingTask, meter: TaskMeter, mode: ScriptRehearsal, attribution: ScriptAttribution
 ) -> None:
     """As ``trl_training.run`` does, from the meeting of ranks to the checkpoint behind the last step."""
-    plan, options = request.plan, _options(request.plan, request.folder)
+    plan, options = request.plan, _options(request.folder)
     device = device_of(plan)
     join_ranks(plan)
     if not torch.distributed.is_initialized():
@@ -133,7 +133,7 @@ def _train(
     made_trainer(planned, task, data, loaded, rewards() if task.is_grpo else [], follows).train()
 
 
-def _options(plan: Plan, folder: Path) -> Options:
+def _options(folder: Path) -> Options:
     """A run of the plan's own values, which saves behind its last step alone."""
     output_dir = folder / RUN
     (output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)

@@ -24,11 +24,8 @@ from vlmplan.units import DType
 ARCHITECTURE = "mobilenetv5_300m_enc"
 """The one that is described: what the ``vision_config`` of every published Gemma 3n names."""
 CHANNELS, STEM_CHANNELS, FUSED_CHANNELS = 3, 64, 2048
-SIDE_PIXELS = 768
 OUTPUT_SIDE = 16
 """Rows and columns of features of an image (``msfa_output_resolution``)."""
-HALVINGS = 5
-"""Strides of 2: the stem's, and one at the start of each stage."""
 
 
 class Block(NamedTuple):
