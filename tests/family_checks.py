@@ -28,7 +28,10 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     chosen: Any = attention
     if getattr(real_config, "audio_config", None) is not None and model_type in EAGER_TOWER_TYPES:
         chosen = dict.fromkeys(("", *real_config.sub_configs), attention) | {"audio_config": "eager"}
-    return auto_class.from_config(real_config, dtype=dtype, attn_implementation=chosen)
+    model = auto_class.from_config(real_config, dtype=dtype, attn_implementation=chosen)
+    for parameter in model.parameters():  # some classes make float32 of a few, which the trainer changes too
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def switch_checkpointing(model: Any, *, on: bool) -> Any:

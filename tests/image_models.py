@@ -59,12 +59,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         },
     },
     {
-        "model_type": "aya_vision",
-        "image_token_index": 7,
-        "text_config": text("cohere2", sliding_window=512),
-        "vision_config": siglip(side=364, patch=14),
-    },
-    {
         "model_type": "cohere_compass",
         **IMAGE,
         **VIDEO,
@@ -399,6 +393,19 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
             "paddleocr_vl_text", num_key_value_heads=2, head_dim=128, rope_parameters=mrope(16, 24, 24)
         ),
         "vision_config": {"num_hidden_layers": 6},
+    },
+    {
+        "model_type": "aya_vision",
+        "image_token_index": 7,
+        "text_config": text("cohere2", sliding_window=512),
+        "vision_config": siglip(side=364, patch=14),
+    },
+    {
+        "model_type": "cohere2_vision",
+        **IMAGE,
+        "alignment_intermediate_size": 4096,
+        "text_config": text("cohere2", sliding_window=512),
+        "vision_config": siglip(side=512),
     },
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}

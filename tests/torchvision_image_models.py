@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from image_model_parts import IMAGE, VIDEO, siglip, text
+from image_model_parts import IMAGE, VIDEO, text
 
 _MUSE: Mapping[str, Any] = {
     **IMAGE,
@@ -31,13 +31,6 @@ _PIXTRAL: Mapping[str, Any] = {
 }
 
 TORCHVISION_MODELS: tuple[Mapping[str, Any], ...] = (
-    {
-        "model_type": "cohere2_vision",
-        **IMAGE,
-        "alignment_intermediate_size": 4096,
-        "text_config": text("cohere2", sliding_window=512),
-        "vision_config": siglip(side=512),
-    },
     {
         "model_type": "inkling2",
         **IMAGE,

@@ -1,4 +1,4 @@
-"""Granite 3 with experts, OLMoE, dots.llm1 and Qwen2-MoE against transformers: known attention, and a mixture."""
+"""Granite 3 with experts, OLMoE, dots.llm1, Qwen2-MoE and ERNIE 4.5 with experts against transformers: known attention, and a mixture."""
 
 import pytest
 
@@ -38,6 +38,15 @@ QWEN2 = {
     "shared_expert_intermediate_size": 80,
     "mlp_only_layers": [1],
 }
+ERNIE = {
+    "model_type": "ernie4_5_moe",
+    **SIZES,
+    "hidden_size": 512,  # a router keeps integers of a few bytes a token
+    "moe_num_experts": 8,
+    "moe_k": 2,
+    "moe_intermediate_size": 48,
+    "moe_num_shared_experts": 2,
+}
 CONFIGS = {
     "granitemoe": GRANITE,
     "granitemoe with biases, tied": {**GRANITE, "attention_bias": True, "tie_word_embeddings": True},
@@ -47,6 +56,15 @@ CONFIGS = {
     "olmoe with normed scores": {**OLMOE, "norm_topk_prob": True, "attention_bias": True},
     "dots1": DOTS,
     "dots1 with windows": {**DOTS, "max_window_layers": 2, "sliding_window": 64, "attention_bias": True},
+    "ernie4_5_moe": ERNIE,
+    "ernie4_5_moe with biases, experts in one layer alone": {
+        **ERNIE,
+        "use_bias": True,
+        "moe_num_shared_experts": 0,
+        "moe_layer_interval": 2,
+        "moe_layer_end_index": 2,
+        "tie_word_embeddings": False,
+    },
     "qwen2_moe": QWEN2,
     "qwen2_moe with windows": {
         **QWEN2,

@@ -152,6 +152,19 @@ def test_what_models_do_with_their_logits_is_done_to_chunks(kind, changes, rule)
     assert_equal_losses(model, batch(), tolerance=2e-5)
 
 
+def test_what_a_models_forward_does_not_name_is_not_the_likeliest():
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"model_type": "siglip_vision_model", **sizes, "image_size": 28, "patch_size": 14}
+    text = {"model_type": "cohere2", **sizes, "vocab_size": 64, "num_key_value_heads": 1, "logit_scale": 0.25}
+    seeing = AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model("aya_vision", text_config=text, vision_config=vision)
+    )
+    assert logit_rules(seeing) == [LogitRule(), LogitRule(scale=0.25)]
+    assert logit_rules(small_model("cohere", logit_scale=0.25))[0] == LogitRule(scale=0.25)
+
+
 def test_another_treatment_of_logits_is_refused():
     model = small_model()
     head = model.lm_head

@@ -236,15 +236,21 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Iter
 
 
 def logit_rules(model: nn.Module) -> list[LogitRule]:
-    """The operations that the model may apply to its logits, by its configuration; the likeliest first."""
+    """The operations that the model may apply to its logits, by its configuration; the likeliest first.
+
+    A model that sees may leave out what its language model alone would do (Cohere 2 in Aya Vision): what its forward
+    does not name is not likely. The first forward of a wrong rule is run again, and an order of modules that ZeRO-3
+    records then is not that of later steps.
+    """
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    caps = [float(value) for key in CAP_KEYS if (value := getattr(text, key, None))]
-    scales = [1.0]
-    for key in SCALE_KEYS:
-        value = getattr(text, key, None)
+    named = inspect.unwrap(type(_base_of(model)).forward).__code__.co_names
+    caps, scales = list[float | None]([None]), [1.0]
+    for key in (*CAP_KEYS, *SCALE_KEYS):
+        value, values = getattr(text, key, None), caps if key in CAP_KEYS else scales
         if isinstance(value, int | float) and value:
-            scales = [1 / value, float(value), *scales] if key == "logits_scaling" else [float(value), *scales]
-    return list(dict.fromkeys(LogitRule(scale=scale, cap=cap) for cap in (*caps, None) for scale in scales))
+            found = [1 / value, float(value)] if key == "logits_scaling" else [float(value)]
+            values[:] = [*found, *values] if key in named else [*values, *found]
+    return list(dict.fromkeys(LogitRule(scale=scale, cap=cap) for cap in caps for scale in scales))
 
 
 def _fitting_rule(model: nn.Module, candidates: list[LogitRule], probed: Tensor) -> LogitRule:

@@ -279,6 +279,7 @@ class Model(Module):
         ids, pixels, others = self.inputs(tape, batch)
         hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, batch.attention(backend))
         outputs, logits = None, None
+        tape.reach_head()
         with tape.section("head"):
             if loss is LossKind.CHUNKED:
                 total = end_forward(reader, chunked_loss(hidden, self.head), returns_it=False)
@@ -297,14 +298,14 @@ class Model(Module):
                     tape.leave_model()
             hidden = None
             if logits is None:
-                tape.locals.clear()
+                tape.end_forward()
         if logits is not None:  # a section of its own: backward comes to the head when it has been through the loss
             with tape.section("loss"):
                 total = full_loss(logits)
                 logits = None
                 if loss is LossKind.MODEL:
                     tape.leave_model()
-                tape.locals.clear()
+                tape.end_forward()
         tape.run_backward(total)
         tape.end_backward()
         del outputs, total

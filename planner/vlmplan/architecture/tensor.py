@@ -141,7 +141,7 @@ class ForwardTape(CheckpointRecorder):
     ``keeps_linear_inputs``: ``F.linear`` is DeepSpeed's, which keeps input and weight whatever needs a gradient.
     ``is_evaluating``: ``model.eval()`` under ``torch.no_grad()``: there is no graph, and nothing is dropped.
     ``caches_casts``: casts that autocast has cached stay to the end: in evaluation all, as no graph holds them, else
-    those made in ``caching_casts``.
+    those outside of layers and those made in ``caching_casts``.
     """
 
     storage_class: ClassVar[type[Storage]] = Storage
@@ -181,8 +181,10 @@ class ForwardTape(CheckpointRecorder):
         self.autocast, self.is_evaluating = autocast, is_evaluating
         self.caches_casts = caches_casts
         self.cached_casts: list[Tensor] | None = [] if caches_casts and is_evaluating else None
-        # Casts that ``caching_casts`` shares, by what they are of.
+        # Casts that ``caching_casts`` shares, by what they are of; those before the head, outside of layers.
         self.shared_casts: dict[int, Tensor] | None = None
+        self._casts: dict[int, Tensor] | None = {} if caches_casts else None
+        self._held_casts: list[Tensor] = []
         self.accumulates_in_place = accumulates_in_place
         self.keeps_linear_inputs = keeps_linear_inputs
         self.fuses_dropout = fuses_dropout
@@ -251,6 +253,24 @@ class ForwardTape(CheckpointRecorder):
         yield
         self.shared_casts = None
         self.locals += [cast.detached() for cast in shared.values()]
+
+    def cast_cache(self) -> dict[int, Tensor] | None:
+        """The casts that there is one of each of until forward ends, of what is used more than once and of what no graph
+        holds (a Linear whose input has no gradient, a head whose result is dropped); None inside of layers, whose casts
+        the graph holds, or the engine counts."""
+        if self.shared_casts is not None or self._key in self._layers or self._runs_backward or self.has_no_graph:
+            return self.shared_casts
+        return self._casts
+
+    def reach_head(self) -> None:
+        """The head casts its weight by rules of its own."""
+        self._held_casts = [cast.detached() for cast in (self._casts or {}).values()]
+        self._casts = None
+
+    def end_forward(self) -> None:
+        """What autocast has cached goes, and what the outermost ``forward`` held."""
+        self._held_casts.clear()
+        self.locals.clear()
 
     def drop_outputs(self) -> None:
         """The step forgets what the model returned, and with it the graph."""

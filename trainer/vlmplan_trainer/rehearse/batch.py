@@ -31,7 +31,7 @@ GRID_TYPES = (
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 TYPED_SOUNDS = {"gemma3n": "token_type_ids", **dict.fromkeys(("gemma4", "gemma4_unified"), "mm_token_type_ids")}
 """What the processors say in of each token of a sample with sound what it is of."""
-TILE_TYPES = ("internvl", "ovis2")
+TILE_TYPES = ("aya_vision", "cohere2_vision", "internvl", "ovis2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,7 @@ def _grids_of_thinkers(config: Any, samples: Samples, image: ImageSpec, ids: tor
 
 
 def _tiles(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
-    """Square tiles (InternVL, Ovis 2)."""
+    """Square tiles (InternVL, Ovis 2, Aya Vision, Command A Vision)."""
     patch = _side(config.vision_config.patch_size)
     sides = (image.num_patch_rows * patch, image.num_patch_columns * patch)
     if config.model_type == "ovis2":

@@ -10,7 +10,9 @@ from vlmplan.architecture.model import Model
 from vlmplan.errors import InputError, UnknownNameError
 
 VISION_FAMILIES = {
+    "aya_vision": "aya_vision",
     "blip-2": "blip_2",
+    "cohere2_vision": "aya_vision",
     "gemma3": "gemma3",
     "gemma3n": "gemma3n_vl",
     "gemma4": "gemma4_vl",

@@ -118,7 +118,7 @@ class SharedExpertsBlock(Module):
     """``DeepseekV3MoE``: routed experts, and a gated MLP that sees every token. DeepSeek-V4 has the router first."""
 
     def __init__(
-        self, gate: AdaptableModule, experts: Experts, shared: GatedMlp, *, registers_gate_first: bool = False
+        self, gate: AdaptableModule, experts: Experts, shared: GatedMlp | None, *, registers_gate_first: bool = False
     ) -> None:
         super().__init__()
         if registers_gate_first:
@@ -126,7 +126,8 @@ class SharedExpertsBlock(Module):
         self.experts: Any = experts
         if not registers_gate_first:
             self.gate = gate
-        self.shared_experts = shared
+        self.shared_experts: Any = shared
+        self.has_shared = shared is not None
 
     def forward(self, x: Tensor) -> Tensor:
         width = x.shape[-1]

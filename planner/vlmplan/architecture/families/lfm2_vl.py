@@ -73,7 +73,7 @@ class Lfm2VlModel(Module):
         if pixels is not None:
             assert batch.image is not None
             held.append(self.vision_tower(pixels, batch.image, backend))
-            with tape.section("projector"), tape.caching_casts():
+            with tape.section("projector"):
                 held += self._features(held[0], batch.image)
             with tape.section("scatter"):
                 features = ops.concatenate(held[1:], (_num_tokens(held[1:]), held[1].shape[-1]))

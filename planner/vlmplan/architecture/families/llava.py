@@ -44,15 +44,19 @@ class LlavaModel(Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         language_model = text_decoder(config.section("text_config"))
-        feature_layers = config.integers("vision_feature_layer")
-        if not feature_layers:
-            raise not_allowed(
-                CONFIG, "vision_feature_layer", config.get("vision_feature_layer"), "an integer or a list of them"
-            )
-        self.vision_tower: Any = vision_tower(config.section("vision_config"), feature_layers)
+        self.vision_tower: Any = vision_tower(config.section("vision_config"), self.feature_layers(config))
         self.multi_modal_projector: Any = self.projector(config, language_model.shape.hidden_size)
         self.language_model: Any = language_model
         self.drops_first_feature = config.text("vision_feature_select_strategy") == "default"
+
+    def feature_layers(self, config: Config) -> Sequence[int]:
+        """The hidden states of the tower that the projector sees."""
+        layers = config.integers("vision_feature_layer")
+        if not layers:
+            raise not_allowed(
+                CONFIG, "vision_feature_layer", config.get("vision_feature_layer"), "an integer or a list of them"
+            )
+        return layers
 
     def projector(self, config: Config, width: int) -> Module:
         return Projector(config, width)

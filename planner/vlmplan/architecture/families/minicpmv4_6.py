@@ -202,7 +202,7 @@ class MiniCpmV46Model(Module):
         pixels = ops.to(pixels, self.vision_tower.post_layernorm.weight.dtype)
         lengths = sequence_lengths(batch)
         last = self.vision_tower(pixels, lengths, backend)
-        with pixels.tape.section("merger"), pixels.tape.caching_casts():
+        with pixels.tape.section("merger"):
             return [last, *self.merger(last, lengths.divided(MERGED) if self.merges else lengths)]
 
 

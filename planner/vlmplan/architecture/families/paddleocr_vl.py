@@ -122,14 +122,13 @@ class Projector(Module):
 
     def forward(self, features: Tensor, num_images: int) -> Tensor:
         pieces: list[Tensor] = []
-        with features.tape.caching_casts():
-            for image in by_image(features, num_images):
-                image = self.pre_norm(image)
-                image = ops.resample(image, image.numel // self.merged_width, self.merged_width)
-                hidden = self.linear_1(image)
-                hidden = ops.called(ops.gelu, hidden)
-                hidden = self.linear_2(hidden)
-                pieces.append(hidden)
+        for image in by_image(features, num_images):
+            image = self.pre_norm(image)
+            image = ops.resample(image, image.numel // self.merged_width, self.merged_width)
+            hidden = self.linear_1(image)
+            hidden = ops.called(ops.gelu, hidden)
+            hidden = self.linear_2(hidden)
+            pieces.append(hidden)
         num_tokens = sum(piece.shape[0] for piece in pieces)
         return ops.concatenate(pieces, (num_tokens, pieces[0].shape[1]))
 

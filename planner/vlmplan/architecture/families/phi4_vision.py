@@ -56,8 +56,7 @@ class Phi4Vision(Module):
         last, held = self.encoder.run(hidden, lambda layer, x: self._layer_result(layer, x, context))
         with pixels.tape.section("vision.pooling"):
             last = self.post_layernorm(last)
-            with pixels.tape.caching_casts():
-                pooled = self.head(last)
+            pooled = self.head(last)
             return VisionOutput(last, held, pooled)
 
     def _layer_result(self, layer: VisionLayer, x: Tensor, context: VisionContext) -> Tensor:
@@ -105,8 +104,7 @@ class ImageEmbedding(Module):
         with tape.section("projector"):
             # Everything that the original names stays until it returns.
             pictures = [self.picture(features, image) for _ in range(batch.num_images)]
-            with tape.caching_casts():
-                projected = [self.projected(picture) for picture in pictures]
+            projected = [self.projected(picture) for picture in pictures]
         with tape.section("scatter"):
             num_tokens = batch.num_images * image.num_placeholder_tokens
             merged = ops.concatenate(projected, (num_tokens, embeddings.shape[-1]))

@@ -20,6 +20,7 @@ TEXT_FAMILIES = {
     "deepseek_v4": "deepseek_v4",
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5_moe",
     "exaone4": "exaone4",
     "falcon_h1": "falcon_h1",
     "gemma": "gemma",

@@ -9,7 +9,7 @@ arithmetic on the dictionaries of config.json and preprocessor_config.json: no p
     fixed.py          one square, whatever the image: blip-2, instructblip, gemma3, paligemma, llava, qwen
     smart_resize.py   native resolution within a pixel budget: Qwen2-VL to Qwen3-VL, GLM-4V
     pixtral.py        native resolution below a longest edge: mistral3, llava with a Pixtral tower
-    dynamic_tiles.py  tiles by aspect ratio plus a thumbnail: internvl, ovis2
+    dynamic_tiles.py  tiles by aspect ratio plus a thumbnail: internvl, ovis2, aya_vision, cohere2_vision
     idefics.py        idefics2 (quarters), idefics3 and smolvlm (tiles plus a thumbnail)
     anyres.py         tiles of the best pinpoint, unpadded, with newlines: llava_next, llava_onevision
     phi4_multimodal.py  tiles over the image, filled up with white, and the whole of it: phi4_multimodal

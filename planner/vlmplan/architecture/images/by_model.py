@@ -9,7 +9,9 @@ from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError, UnknownNameError
 
 _SHAPES: dict[str, tuple[str, str]] = {
+    "aya_vision": ("dynamic_tiles", "aya_vision_shape"),
     "blip-2": ("fixed", "query_shape"),
+    "cohere2_vision": ("dynamic_tiles", "cohere2_vision_shape"),
     "gemma3": ("fixed", "gemma3_shape"),
     "gemma3n": ("fixed", "gemma3n_shape"),
     "gemma4": ("gemma4", "gemma4_shape"),

@@ -1,8 +1,10 @@
-"""Tiles of the vision tower's size in the grid that suits the image, plus a thumbnail: internvl and ovis2.
+"""Tiles of the vision tower's size in the grid that suits the image, plus a thumbnail: internvl, ovis2, aya_vision and
+cohere2_vision.
 
 Follows transformers 5.23: ``get_optimal_tiled_canvas`` in models/got_ocr2/image_processing_got_ocr2.py
-(``GotOcr2ImageProcessor``) with ``InternVLProcessor``; ``get_min_tile_covering_grid`` in
-models/ovis2/image_processing_ovis2.py (``Ovis2ImageProcessor``) with ``Ovis2Processor``.
+(``GotOcr2ImageProcessor``) with ``InternVLProcessor`` and ``AyaVisionProcessor``; ``get_min_tile_covering_grid`` in
+models/ovis2/image_processing_ovis2.py (``Ovis2ImageProcessor``) with ``Ovis2Processor``; ``get_optimal_tiled_canvas``
+in models/cohere2_vision/image_processing_cohere2_vision.py with ``Cohere2VisionProcessor``.
 """
 
 import math
@@ -57,6 +59,57 @@ def ovis2_shape(image: Image) -> ImageShape:
         num_features_per_tile=math.ceil(tile // patch_size / count(vision, "hidden_stride", 1)) ** 2,
         num_text_tokens=3 + (columns * rows - 1),
     )
+
+
+def aya_vision_shape(image: Image) -> ImageShape:
+    """Aya Vision: a name before the features of each tile, the thumbnail's last, and one token around all at each end.
+
+    An image is cut into tiles where ``crop_to_patches`` of preprocessor_config.json says so.
+    """
+    tile = side(image.preprocessor, "size", side(section(image.config, "vision_config"), "image_size", 384))
+    min_tiles, max_tiles = _tile_limits(image)
+    grid = (1, 1)
+    if flag(image.preprocessor, "crop_to_patches", False):
+        grid = closest_grid(image, tile=tile, min_tiles=min_tiles, max_tiles=max_tiles)
+    return _named_tiles(image, grid, tile)
+
+
+def cohere2_vision_shape(image: Image) -> ImageShape:
+    """Command A Vision: a line break behind the features of each tile, and one token around all at each end.
+
+    ``min_patches`` is not looked at.
+    """
+    tile = side(image.preprocessor, "size", side(section(image.config, "vision_config"), "image_size", 512))
+    _, max_tiles = _tile_limits(image)
+    cuts = flag(image.preprocessor, "crop_to_patches", True)
+    return _named_tiles(image, filled_grid(image, tile=tile, max_tiles=max_tiles) if cuts else (1, 1), tile)
+
+
+def _named_tiles(image: Image, grid: tuple[int, int], tile: int) -> ImageShape:
+    """Tiles with one more token each and two around all; of ``downsample_factor`` squared patches is one feature."""
+    columns, rows = grid
+    patch_size = side(section(image.config, "vision_config"), "patch_size", 16)
+    return _tiled(
+        columns=columns,
+        rows=rows,
+        tile=tile,
+        patch_size=patch_size,
+        num_features_per_tile=(tile // patch_size // count(image.config, "downsample_factor", 2)) ** 2,
+        num_text_tokens=columns * rows + (columns * rows > 1) + 2,
+    )
+
+
+def filled_grid(image: Image, *, tile: int, max_tiles: int) -> tuple[int, int]:
+    """(columns, rows) of the canvas that the image has to be enlarged for least, or shrunk where none is large enough.
+
+    Of equal ones the first is taken.
+    """
+    choices = grids(1, max_tiles)
+    scales = [min(columns * tile / image.width, rows * tile / image.height) for columns, rows in choices]
+    fitting = [(scale, place) for place, scale in enumerate(scales) if scale >= 1]
+    if fitting:
+        return choices[min(fitting)[1]]
+    return choices[scales.index(max(scales))]
 
 
 def grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:

@@ -48,13 +48,14 @@ def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape) -> Operand:
     if isinstance(weight, Tensor):
         return to(weight, dtype)
     is_cached = weight.requires_grad and dtype is tape.autocast
-    if is_cached and tape.shared_casts is not None and id(weight) in tape.shared_casts:
-        return tape.shared_casts[id(weight)]
+    shared = tape.cast_cache() if is_cached else None
+    if shared is not None and id(weight) in shared:
+        return shared[id(weight)]
     node = tape.node((weight,), _cast_backward, meta=weight.dtype)
     out = tape.tensor(weight.shape, dtype, node)
     tape.move(weight.num_bytes + out.num_bytes)
-    if is_cached and tape.shared_casts is not None:
-        tape.shared_casts[id(weight)] = out
+    if shared is not None:
+        shared[id(weight)] = out
     elif is_cached and tape.cached_casts is not None:
         tape.cached_casts.append(out)
     return out
