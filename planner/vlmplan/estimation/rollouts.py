@@ -56,7 +56,7 @@ class RolloutRuns:
             rows = recipe.micro_batches_at_once * recipe.micro_batch
             prompt = self._generation(recipe, backend, rows)
             answer = task.answer_tokens(self._seq_len)
-            generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer)
+            generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer, samples=True)
             if not is_on_cpu and self._model.decodes_with_copies:
                 token = self._generation(recipe, backend, rows, num_tokens=1)
                 generated = replace(generated, token_bytes=forward_rise(token.trace)[0])

@@ -139,12 +139,14 @@ def kept_outputs(
 class Generated:
     """What generating text takes at the most: the forward over the prompts, or the last token, when the keys and values
     of all tokens are there, and those of one layer once more while the new ones are joined to them. ``token_bytes``:
-    what the forward over it makes beside them, where it takes copies of weights."""
+    what the forward over it makes beside them, where it takes copies of weights. ``samples``: tokens are drawn, and
+    not those that are likeliest."""
 
     prompt: GenerationPass
     prompt_tokens: int
     new_tokens: int
     token_bytes: int = 0
+    samples: bool = False
 
     @property
     def cache_bytes(self) -> int:
@@ -153,10 +155,12 @@ class Generated:
 
     @property
     def last_token(self) -> list[int]:
-        """Beside the cache: a layer's keys or values or ``token_bytes``, and the logits of one position in 16 bit, in
-        float32, and as processors of logits leave them."""
+        """Beside the cache: a layer's keys or values or ``token_bytes`` with what the loop holds of the token before,
+        its logits in float32 and the probabilities of those that it ``samples``; and with that the logits of one
+        position in 16 bit and in float32 (``_sample`` in transformers' ``generation/utils.py``)."""
         layer = self.prompt.layer_bytes // 2 * (self.prompt_tokens + self.new_tokens) // self.prompt_tokens
-        return [max(layer, self.token_bytes), self.prompt.logits * (2 + 4 + 4)]
+        before = 4 + 4 * self.samples
+        return [max(layer, self.token_bytes) + self.prompt.logits * before, self.prompt.logits * (before + 2 + 4)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

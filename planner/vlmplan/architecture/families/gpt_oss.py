@@ -51,6 +51,8 @@ class GptOssAttention(Module):
         k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q, k = _rotated(q, context), _rotated(k, context)
+        if x.tape.key_cache is not None:
+            k, v = x.tape.key_cache.kept(k), x.tape.key_cache.kept(v)
         out, weights = attention_with_sinks(q, k, v, context.masks[self.window], self.sinks)
         return self.o_proj(out), weights
 
