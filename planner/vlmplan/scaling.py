@@ -11,7 +11,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
-from vlmplan.units import divisors
+from vlmplan.units import SECONDS_PER_HOUR, divisors
 
 NODE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 PAYING_FRACTION = 0.5
@@ -93,7 +93,7 @@ def _points(
         found = estimator.estimate(recipe, cluster)
         if found.step_time is None or found.run_seconds is None:
             return None
-        hours = found.run_seconds / 3600
+        hours = found.run_seconds / SECONDS_PER_HOUR
         points.append(
             ScalingPoint(
                 num_nodes=cluster.num_nodes,

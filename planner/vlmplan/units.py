@@ -10,6 +10,7 @@ from math import isqrt
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+SECONDS_PER_HOUR = 3600
 MAX_COUNT = 10**9
 """More tokens, samples a step, ranks or nodes than this are a slip, and beyond the floats that follow from them."""
 
@@ -107,8 +108,8 @@ def duration_text(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 120:
         return f"{seconds:.1f} s"
-    if seconds < 2 * 3600:
+    if seconds < 2 * SECONDS_PER_HOUR:
         return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.1f} h"
+    if seconds < 48 * SECONDS_PER_HOUR:
+        return f"{seconds / SECONDS_PER_HOUR:.1f} h"
     return f"{seconds / 86400:.1f} days"

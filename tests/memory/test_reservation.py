@@ -18,7 +18,7 @@ from vlmplan.engines.parameters import ParameterTable, sub_group_elements
 from vlmplan.engines.partitions import partition_of, partition_size, slices
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
-from vlmplan.memory.reservation import MicroBatch, Reservation, peak_reserved_bytes
+from vlmplan.memory.reservation import MicroBatch, Reservation
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method, Precision
 from vlmplan.units import GIB, MIB
@@ -112,7 +112,8 @@ def test_without_room_for_fragments_the_allocator_gives_segments_back_and_then_g
     operations = expanded(trace)
 
     def reserved(capacity_bytes: int | None) -> int:
-        return peak_reserved_bytes(table, trace, operations, recipe, num_ranks=1, capacity_bytes=capacity_bytes)
+        replay = Reservation(table, trace, operations, recipe, num_ranks=1, capacity_bytes=capacity_bytes)
+        return replay.peak_reserved_bytes()
 
     free = reserved(None)
     assert reserved(free) == free
@@ -126,7 +127,10 @@ def test_small_storages_may_be_left_out():
     whole, large = expanded(trace), expanded(trace, least_bytes=2**20)
     assert whole.small_peak_bytes == 0
     assert len(large.forward) < len(whole.forward)
-    exact, quick = (peak_reserved_bytes(table, trace, operations, recipe, num_ranks=1) for operations in (whole, large))
+    exact, quick = (
+        Reservation(table, trace, operations, recipe, num_ranks=1).peak_reserved_bytes()
+        for operations in (whole, large)
+    )
     assert quick == pytest.approx(exact, rel=0.002)
 
 

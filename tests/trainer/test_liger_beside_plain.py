@@ -16,7 +16,8 @@ from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
 from vlmplan.units import DType
 from vlmplan_trainer import liger_loss as trained
-from vlmplan_trainer.cross_entropy import IGNORED, LogitRule, Product
+from vlmplan_trainer.cross_entropy import LogitRule, Product
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.loss import language_loss
 from vlmplan_trainer.measure import LiveStorages
 
@@ -39,10 +40,10 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(
     leaves = [torch.randn(*shape, generator=random).requires_grad_() for shape in shapes]
     x, weight, bias = (*leaves, None)[:3]
     labels = torch.randint(vocab_size, (num_tokens,), generator=random)
-    labels[torch.rand(num_tokens, generator=random) < ignored] = IGNORED
+    labels[torch.rand(num_tokens, generator=random) < ignored] = IGNORED_LABEL
     rule = LogitRule(cap=cap)
     logits = rule(x @ weight.T + (0 if bias is None else bias))
-    expected = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    expected = cross_entropy(logits, labels, ignore_index=IGNORED_LABEL, reduction="sum")
     found = trained.liger_cross_entropy(Product(x=x, weight=weight), bias, labels, rule=rule)
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
     pairs = zip(torch.autograd.grad(3 * found, leaves), torch.autograd.grad(3 * expected, leaves), strict=True)

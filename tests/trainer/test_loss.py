@@ -12,8 +12,9 @@ from torch.nn.functional import cross_entropy
 from planned import BUNDLED_LOSSES
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import CHUNK_ELEMENTS, LossKind, chunk_tokens
-from vlmplan_trainer.cross_entropy import IGNORED, PIECES_PER_CHUNK, LogitRule, Product, chunked_cross_entropy
+from vlmplan_trainer.cross_entropy import PIECES_PER_CHUNK, LogitRule, Product, chunked_cross_entropy
 from vlmplan_trainer.engines.base import LossModule
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.loss import language_loss, logit_rules, model_inputs, model_loss
 from vlmplan_trainer.measure import LiveStorages
 
@@ -42,7 +43,7 @@ def small_model(kind="llama", *, dtype=torch.float32, **changes):
 def batch(num_samples=2, num_tokens=NUM_TOKENS, vocab_size=VOCAB_SIZE, num_ignored=7):
     ids = torch.randint(vocab_size, (num_samples, num_tokens), generator=torch.Generator().manual_seed(1))
     labels = ids.clone()
-    labels[:, :num_ignored] = IGNORED
+    labels[:, :num_ignored] = IGNORED_LABEL
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
@@ -67,7 +68,7 @@ def assert_equal_losses(model, inputs, *, chunk=5, tolerance=2e-6):
         assert ours.dtype == torch.float32
         assert float(ours) == pytest.approx(float(theirs), rel=tolerance)
         assert distance_fraction(gradients(model, ours), expected) < tolerance
-    by_model = model_loss(model, inputs, num_items=int((inputs["labels"][:, 1:] != IGNORED).sum()))
+    by_model = model_loss(model, inputs, num_items=int((inputs["labels"][:, 1:] != IGNORED_LABEL).sum()))
     assert distance_fraction(gradients(model, by_model), expected) < tolerance
 
 
@@ -97,10 +98,10 @@ def test_chunks_of_any_size_give_the_loss_and_gradients_of_all_logits_at_once(
     products = [Product(x=normal(num_tokens, 3 + i), weight=normal(vocab_size, 3 + i)) for i in range(num_products)]
     bias = normal(vocab_size) if has_bias else None
     labels = torch.randint(vocab_size, (num_tokens,), generator=random)
-    labels[torch.rand(num_tokens, generator=random) < ignored] = IGNORED
+    labels[torch.rand(num_tokens, generator=random) < ignored] = IGNORED_LABEL
     rule = LogitRule(scale=scale, cap=cap)
     logits = rule(sum(p.x @ p.weight.T for p in products) + (bias if has_bias else 0))
-    expected = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    expected = cross_entropy(logits, labels, ignore_index=IGNORED_LABEL, reduction="sum")
     found = chunked_cross_entropy(products, bias, labels, rule=rule, chunk=chunk)
     leaves = [t for p in products for t in (p.x, p.weight)] + ([bias] if has_bias else [])
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -212,8 +213,8 @@ def test_micro_batches_over_the_number_of_all_label_tokens_sum_to_the_loss_of_on
     """Also where they have different numbers of labels, for which a mean of means would be wrong."""
     model = small_model()
     whole = batch(num_samples=3)
-    whole["labels"][0, :15] = IGNORED
-    num_items = int((whole["labels"][:, 1:] != IGNORED).sum())
+    whole["labels"][0, :15] = IGNORED_LABEL
+    num_items = int((whole["labels"][:, 1:] != IGNORED_LABEL).sum())
     assert num_items == (NUM_TOKENS - 15) + 2 * (NUM_TOKENS - 7)
     expected = gradients(model, language_loss(model, whole, kind=kind))
     parts = [{name: value[i : i + 1] for name, value in whole.items()} for i in range(3)]
@@ -361,7 +362,11 @@ def test_padding_on_the_right_needs_no_mask_where_attention_is_causal(kind):
     model = small_model(kind, sliding_window=8).eval()  # no dropout
     inputs = batch()
     padding = slice(NUM_TOKENS - 9, None)
-    inputs["input_ids"][0, padding], inputs["labels"][0, padding], inputs["attention_mask"][0, padding] = 0, IGNORED, 0
+    inputs["input_ids"][0, padding], inputs["labels"][0, padding], inputs["attention_mask"][0, padding] = (
+        0,
+        IGNORED_LABEL,
+        0,
+    )
     assert "attention_mask" not in model_inputs(inputs)
     found = gradients(model, language_loss(model, inputs, kind=LossKind.FULL))
     masked = gradients(model, model(**inputs).loss)

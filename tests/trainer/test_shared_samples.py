@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prepared import run_prepared
 
 from vlmplan.rules.sequences import SHARED_TYPES
-from vlmplan_trainer.cross_entropy import IGNORED
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.loop import label_tokens
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
@@ -27,7 +27,7 @@ def test_parts_are_the_sample_in_order_with_the_labels_of_next_tokens(num_sample
     assert len({part["input_ids"].shape for part in parts}) == 1
     assert torch.equal(whole["input_ids"][:, :num_tokens], ids)
     assert torch.equal(whole["shift_labels"][:, : num_tokens - 1], ids[:, 1:])
-    assert (whole["shift_labels"][:, num_tokens - 1 :] == IGNORED).all()
+    assert (whole["shift_labels"][:, num_tokens - 1 :] == IGNORED_LABEL).all()
     assert torch.equal(whole["position_ids"][0], torch.arange(whole["input_ids"].shape[1]))
     assert int(whole["attention_mask"].sum()) == ids.numel()
     assert sum(label_tokens(part) for part in parts) == label_tokens(batch)

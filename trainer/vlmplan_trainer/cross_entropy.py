@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IGNORED = -100
+from vlmplan_trainer.labels import IGNORED_LABEL
+
 """The label of a position that has none (torch's and transformers' ``ignore_index``)."""
 KEPT_SCALE = 64.0
 """What kept gradients are multiplied by until the loss scale is known in backward. p - y of a wide vocabulary is often
@@ -56,8 +57,8 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """The sum over tokens of -log softmax(rule(Σ x @ weight.T + bias))[label], a float32 scalar.
 
-    ``labels`` (n,) are those of the next tokens already; ``IGNORED`` counts nothing. Products are computed in the type
-    of autocast, else in that of the first x; everything after them in float32. ``bias`` (V,) is trained or not.
+    ``labels`` (n,) are those of the next tokens already; ``IGNORED_LABEL`` counts nothing. Products are computed in the
+    type of autocast, else in that of the first x; everything after them in float32. ``bias`` (V,) is trained or not.
     """
     flat = [tensor for product in products for tensor in (product.x, product.weight)]
     first = products[0].x
@@ -151,7 +152,7 @@ class _Run:
 
     def _add_losses(self, scores: Tensor, labels: Tensor) -> None:
         """``scores`` (some, V) become ``KEPT_SCALE`` times (softmax - one-hot) times the rule's slope, in place."""
-        is_counted = labels != IGNORED
+        is_counted = labels != IGNORED_LABEL
         targets = labels.clamp(min=0)[:, None]
         log_sums = torch.logsumexp(scores, dim=-1, keepdim=True)
         losses = log_sums - scores.gather(1, targets)

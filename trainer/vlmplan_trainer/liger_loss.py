@@ -13,7 +13,8 @@ from torch.nn.functional import linear
 
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import liger_chunk_tokens
-from vlmplan_trainer.cross_entropy import IGNORED, LogitRule, Product
+from vlmplan_trainer.cross_entropy import LogitRule, Product
+from vlmplan_trainer.labels import IGNORED_LABEL
 
 PIECES = 64
 """What the Triton kernel does in registers is done here for one such part of a chunk at a time."""
@@ -22,14 +23,14 @@ PIECES = 64
 def liger_cross_entropy(product: Product, bias: Tensor | None, labels: Tensor, *, rule: LogitRule) -> Tensor:
     """The sum over tokens of -log softmax(rule(x @ weight.T + bias))[label], a float32 scalar.
 
-    ``labels`` (n,) are those of the next tokens already; ``IGNORED`` counts nothing.
+    ``labels`` (n,) are those of the next tokens already; ``IGNORED_LABEL`` counts nothing.
     Raises InputError where Liger's function cannot be had, or the model scales its logits, which it cannot.
     """
     if rule.scale != 1.0:
         raise InputError("--loss liger does not scale logits as this model does; give --loss chunked or full")
     x, weight = product.x, product.weight
     if x.device.type == "cuda":
-        settings = (bias, None, IGNORED, 0.0, 0.0, "sum", rule.cap)
+        settings = (bias, None, IGNORED_LABEL, 0.0, 0.0, "sum", rule.cap)
         return _liger_function().apply(x, weight, labels, *settings)[0]
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -64,7 +65,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if x.requires_grad and weight.requires_grad else None
         grad_bias = torch.zeros_like(bias) if x.requires_grad and bias is not None else None
         losses = torch.zeros(len(x), dtype=torch.float32, device=x.device)
-        is_counted = labels != IGNORED
+        is_counted = labels != IGNORED_LABEL
         buffer = x.new_empty((chunk, len(weight))) if writes_into_place else None
         cached = None
         for start in range(0, len(x), chunk):

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from vlmplan_trainer.data.videos import SECONDS_OF_ROWS
 from vlmplan_trainer.engines import Engine
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.measure import EVALUATION, Meter
 from vlmplan_trainer.schedule import learning_rate_at
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 from vlmplan_trainer.stopping import StopRequest, agreed
-
-IGNORED_LABEL = -100
 
 Batch = dict[str, Tensor]
 

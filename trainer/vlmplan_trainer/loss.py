@@ -20,8 +20,10 @@ from torch.nn.functional import cross_entropy, pad
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
 from vlmplan.recipe_choices import chunk_tokens as chunk_tokens_of
-from vlmplan_trainer.cross_entropy import IGNORED, LogitRule, Product, chunked_cross_entropy
+from vlmplan_trainer.cross_entropy import LogitRule, Product, chunked_cross_entropy
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.liger_loss import liger_cross_entropy
+from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 
 CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -57,7 +59,7 @@ def language_loss(
     inputs = model_inputs(batch)
     labels = _labels_of_next(batch).reshape(-1)
     if num_items is None:
-        num_items = (labels != IGNORED).sum().clamp(min=1)
+        num_items = (labels != IGNORED_LABEL).sum().clamp(min=1)
     if kind is LossKind.FULL:
         return _plain_sum(model, inputs, labels, hold) / num_items
     fused = _liger if kind is LossKind.LIGER else partial(_chunked, chunk_tokens=chunk_tokens)
@@ -67,7 +69,7 @@ def language_loss(
 def _labels_of_next(batch: Mapping[str, Any]) -> Tensor:
     if SHIFTED_LABELS in batch:
         return batch[SHIFTED_LABELS]
-    return pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:]
+    return pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[..., 1:]
 
 
 def model_loss(model: nn.Module, batch: Mapping[str, Any], *, num_items: Tensor | int | None = None) -> Tensor:
@@ -75,15 +77,10 @@ def model_loss(model: nn.Module, batch: Mapping[str, Any], *, num_items: Tensor 
 
     Raises InputError for a model whose forward takes no ``num_items_in_batch``: its mean would be over other tokens.
     """
-    taken = inspect.signature(_base_of(model).forward).parameters.values()
+    taken = inspect.signature(base_model(model).forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
-        raise InputError(f"{type(_base_of(model)).__name__} takes no num_items_in_batch; use --loss full")
+        raise InputError(f"{type(base_model(model)).__name__} takes no num_items_in_batch; use --loss full")
     return model(**model_inputs(batch), labels=batch["labels"], num_items_in_batch=num_items).loss
-
-
-def _base_of(model: nn.Module) -> nn.Module:
-    """transformers' model within peft's."""
-    return cast(nn.Module, model.get_base_model()) if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +101,7 @@ def _plain_sum(
     logits = model(**inputs).logits
     if hold is not None:
         hold(logits.detach())
-    return cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
+    return cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 Fused = Callable[[Sequence[Product], Tensor | None, Tensor, LogitRule], Tensor]

@@ -8,12 +8,11 @@ from rich.table import Table
 
 from vlmplan.plan import Plan
 from vlmplan.recipe_choices import Offload
-from vlmplan.units import GIB
+from vlmplan.units import GIB, SECONDS_PER_HOUR
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import RESUME, Meter
 
 SCHEMA = "vlmplan.report/1"
-SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)

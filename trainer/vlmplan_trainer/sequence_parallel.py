@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from vlmplan.recipe import Recipe
-from vlmplan_trainer.cross_entropy import IGNORED
+from vlmplan_trainer.labels import IGNORED_LABEL
 
 SHIFTED_LABELS = "shift_labels"
 """Labels of the next tokens: the last token of a part is followed by the first of the next part."""
@@ -42,9 +42,9 @@ def part_of_samples(batch: dict[str, Tensor], *, part: int, num_parts: int, pad_
     """
     if num_parts == 1:
         return batch
-    labels = pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
+    labels = pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:]
     fills = {"input_ids": pad_id, "attention_mask": 0}
-    values = [(name, batch[name], fill) for name, fill in fills.items()] + [(SHIFTED_LABELS, labels, IGNORED)]
+    values = [(name, batch[name], fill) for name, fill in fills.items()] + [(SHIFTED_LABELS, labels, IGNORED_LABEL)]
     length = -(-labels.shape[1] // num_parts)
     missing = length * num_parts - labels.shape[1]
     start = part * length

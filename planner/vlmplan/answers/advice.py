@@ -14,9 +14,9 @@ from vlmplan.notes import caveats, footnotes
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.request import Options
-from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan
+from vlmplan.search import Objective, RankedPlan
 from vlmplan.search.advice import Advice, Outcome, binding
-from vlmplan.units import duration_text, usd_text
+from vlmplan.units import SECONDS_PER_HOUR, duration_text, usd_text
 
 SCHEMA = "vlmplan.advice/1"
 Words = Callable[[Options], str]

@@ -16,7 +16,7 @@ from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.plain_text import printable_line
 from vlmplan.render.lines import say
 from vlmplan.search.fixes import WORTH_FRACTION, Fix, Fixes
-from vlmplan.units import counted, duration_text, gib_text
+from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, gib_text
 
 
 def document(found: Fixes) -> list[JsonDict]:
@@ -72,7 +72,7 @@ def _usd(found: Fixes, run_seconds: float | None) -> float | None:
     """What training costs on this machine, without its start and its end."""
     if found.offer is None or run_seconds is None:
         return None
-    return found.offer.usd_per_hour * found.present.cluster.num_nodes * run_seconds / 3600
+    return found.offer.usd_per_hour * found.present.cluster.num_nodes * run_seconds / SECONDS_PER_HOUR
 
 
 def _diff(one: Fix) -> str:

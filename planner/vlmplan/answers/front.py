@@ -12,10 +12,10 @@ from vlmplan.recipe import Recipe
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.scatter import MARKS, PLAIN_MARKS, scatter_lines
 from vlmplan.render.tables import Table, can_show, print_table
-from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan, Recommendation
+from vlmplan.search import Objective, RankedPlan, Recommendation
 from vlmplan.search.explanation import machine_label
 from vlmplan.search.pareto import Point
-from vlmplan.units import counted, duration_text, usd_text
+from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, usd_text
 
 TITLES = ("", "time", "usd", "usd/h", "GPUs", "offer", "method", "engine", "batch", "ckpt")
 NUMBERS = frozenset(("time", "usd", "usd/h"))

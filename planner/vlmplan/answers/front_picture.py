@@ -17,10 +17,10 @@ from vlmplan.render.picture import (
     svg_file,
 )
 from vlmplan.render.scatter import LogAxis, axis_of, hour_ticks, tick_text, usd_tick_text, usd_ticks
-from vlmplan.search import SECONDS_PER_HOUR, Recommendation
+from vlmplan.search import Recommendation
 from vlmplan.search.explanation import machine_label
 from vlmplan.search.pareto import Point
-from vlmplan.units import counted, duration_text, usd_text
+from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, usd_text
 
 WINNER = "winner-dot"
 """The style of the first plan."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vlmplan.hardware import Offer
 from vlmplan.json_reader import JsonDict
-from vlmplan.units import counted, duration_text, usd_text
+from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, usd_text
 
 if TYPE_CHECKING:
     from vlmplan.catalog.price_lists import Spread
@@ -85,7 +85,7 @@ def money_line(plan: "RankedPlan", on: date) -> str:
     node = plan.estimate.cluster.node
     count = plan.estimate.cluster.num_gpus
     price = UNKNOWN if plan.usd is None else about_text(plan.usd, plan.offer, on)
-    time = "an unknown time" if plan.hours is None else duration_text(plan.hours * 3600)
+    time = "an unknown time" if plan.hours is None else duration_text(plan.hours * SECONDS_PER_HOUR)
     where = f"{count} x {node.gpu.name}"
     if plan.offer is None or plan.usd_per_hour is None:
         return f"{time} on {where}; no price is known"
@@ -97,7 +97,7 @@ def cost_lines(plan: "RankedPlan") -> list[str]:
     cost = plan.cost
     if cost is None:
         return []
-    lines = [f"cost: {_parts_text(cost)}; billed for {duration_text(cost.billed_hours * 3600)}"]
+    lines = [f"cost: {_parts_text(cost)}; billed for {duration_text(cost.billed_hours * SECONDS_PER_HOUR)}"]
     if cost.num_interruptions:
         steps = counted(plan.save_every_steps or 1, "step")
         lines.append(

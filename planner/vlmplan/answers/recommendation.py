@@ -29,7 +29,7 @@ from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search import RankedPlan, Recommendation, Rejection
 from vlmplan.search.explanation import explanation
-from vlmplan.units import counted, duration_text, gib_text
+from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, gib_text
 
 if TYPE_CHECKING:
     from vlmplan.rehearsal import Comparison
@@ -181,7 +181,7 @@ def _cells(mark: str, plan: RankedPlan, on: date) -> tuple[str, ...]:
         "yes" if recipe.activation_checkpointing else "no",
         f"{estimate.device.device_bytes / gib:.1f}",
         f"{estimate.device.usable_bytes / gib:.1f}",
-        UNKNOWN if plan.hours is None else duration_text(plan.hours * 3600),
+        UNKNOWN if plan.hours is None else duration_text(plan.hours * SECONDS_PER_HOUR),
         UNKNOWN if plan.usd is None else f"{plan.usd:.2f}" if plan.usd >= 0.1 else f"{plan.usd:.3f}",
         UNKNOWN if plan.offer is None else age_text(plan.offer, on),
     )

@@ -6,7 +6,7 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.scaling import Scaling, ScalingPoint, nodes_paying
-from vlmplan.units import duration_text
+from vlmplan.units import SECONDS_PER_HOUR, duration_text
 
 LEAST_FIRST = ("batch", "network", "step", "efficiency")
 TITLES = ("nodes", "GPUs", "batch", "step", "network", "samples/s", "efficiency", "run", "usd", "")
@@ -35,7 +35,7 @@ def _point_json(point: ScalingPoint) -> JsonDict:
         "communication_seconds": point.communication_seconds,
         "samples_per_second": point.samples_per_second,
         "efficiency": point.efficiency,
-        "hours": point.run_seconds / 3600,
+        "hours": point.run_seconds / SECONDS_PER_HOUR,
         "usd": point.usd,
     }
 

@@ -12,7 +12,7 @@ from vlmplan.answers.offers import about_text, offer_json, offer_text
 from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say, say_command
-from vlmplan.units import duration_text, gib_text, usd_text
+from vlmplan.units import SECONDS_PER_HOUR, duration_text, gib_text, usd_text
 
 if TYPE_CHECKING:  # a setup that fits is shown without the search
     from vlmplan.request import Request
@@ -135,5 +135,5 @@ def other_machine_sentence(found: "OtherMachine", on: date) -> str:
     if plan.offer is not None and plan.usd_per_hour is not None:
         text += f" ({offer_text(plan.offer, on)}, {usd_text(plan.usd_per_hour)}/h)"
     run = [] if plan.usd is None else [f"{about_text(plan.usd, plan.offer, on)} for the run"]
-    run += [] if plan.hours is None else [duration_text(plan.hours * 3600)]
+    run += [] if plan.hours is None else [duration_text(plan.hours * SECONDS_PER_HOUR)]
     return "; ".join([text, *([", ".join(run)] if run else [])])

@@ -12,13 +12,12 @@ from vlmplan.recipe_choices import Offload
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search.trainable import FastestSetup, TrainableModel
-from vlmplan.units import GIB, count_text, counted, duration_text, gib_text
+from vlmplan.units import GIB, SECONDS_PER_HOUR, count_text, counted, duration_text, gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 
 SCHEMA = "vlmplan.trainable/1"
 TITLES = ("model", "params", "method", "engine", "GiB", "host", "time", "also")
 NUMBERS = frozenset(("params", "GiB", "host", "time"))
-SECONDS_PER_HOUR = 3600
 UNKNOWN = "-"
 MAX_REASONS = 3
 """Models whose reason is shown; the others are named. A choice."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from vlmplan.catalog.catalog import Catalog
+from vlmplan.catalog.catalog import BRANDS, Catalog
 from vlmplan.catalog.price_listing import Listing
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.hardware import Gpu, Offer
@@ -14,7 +14,6 @@ MEMORY_TOLERANCE_FRACTION = 0.08
 """By which a provider's memory of a card may differ from the driver's. Cards with GDDR6 lose 1/16 to error correction
 (L40S: 45.0 of 48); cards of one name differ by more (40 and 80, 8 and 12)."""
 FORM_FACTORS = ("sxm", "pcie", "nvl")
-BRANDS = frozenset(("nvidia", "geforce", "tesla", "amd", "instinct"))
 FORM_OR_MEMORY = re.compile(r"sxm|pcie|\d+gb")
 """Words that tell cards of one name apart, and may be missing from what a provider writes. NVL is a card of its own."""
 

@@ -18,7 +18,7 @@ from vlmplan.user_config import user_config_dir
 
 CALIBRATIONS = "calibration"
 """The folder of ``vlmplan.calibration``."""
-_BRANDS = frozenset(("nvidia", "geforce", "tesla", "amd", "instinct", "gpu"))
+BRANDS = frozenset(("nvidia", "geforce", "tesla", "amd", "instinct", "gpu"))
 
 
 class Catalog:
@@ -176,7 +176,7 @@ def load_catalog(catalog_files: Iterable[Path] = (), *, project_dir: Path | None
 
 def _words(name: str) -> list[str]:
     words = re.findall(r"[a-z0-9]+", name.casefold())
-    return [word for word in words if word not in _BRANDS]
+    return [word for word in words if word not in BRANDS]
 
 
 def _squeezed(name: str) -> str:

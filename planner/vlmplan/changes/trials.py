@@ -21,9 +21,8 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
 from vlmplan.request import HardwareRequest, Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.timing import timed_step
+from vlmplan.units import SECONDS_PER_HOUR
 from vlmplan.workload import ModelFiles
-
-SECONDS_PER_HOUR = 3600
 
 
 @dataclass(slots=True)

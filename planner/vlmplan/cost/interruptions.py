@@ -9,6 +9,8 @@ Generation Computer Systems 22 (2006) 303-312, whose complete model this is.
 
 import math
 
+from vlmplan.units import SECONDS_PER_HOUR
+
 INTERRUPTIONS_PER_DAY = 1.0
 """Of one machine. Assumed, between what is published. Few: AWS's Spot Instance Advisor files its machines by the part
 reclaimed in a month, from below 5 % to above 20 %; Google observed 5 to 15 % a day (compute/docs/instances/preemptible,
@@ -24,7 +26,7 @@ SAVE_FIXED_SECONDS = 5.0
 
 def save_hours(num_bytes: float) -> float:
     """Hours to write one checkpoint, of which each node writes that many bytes."""
-    return (SAVE_FIXED_SECONDS + num_bytes / SAVE_BYTES_PER_SECOND) / 3600
+    return (SAVE_FIXED_SECONDS + num_bytes / SAVE_BYTES_PER_SECOND) / SECONDS_PER_HOUR
 
 
 def best_interval_hours(saving_hours: float, interruptions_per_hour: float) -> float:

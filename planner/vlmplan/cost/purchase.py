@@ -7,7 +7,7 @@ from datetime import date
 from vlmplan.cost.owning import HOURS_PER_WEEK, WEEKS_PER_MONTH, BreakEven, OwnMachine, break_even
 from vlmplan.errors import InputError
 from vlmplan.hardware import Gpu, Offer, Pricing, cheapest
-from vlmplan.units import counted, duration_text, usd_text
+from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, usd_text
 
 SHOWN_HOURS_PER_WEEK = (5.0, 10.0, 20.0, 40.0, 80.0, HOURS_PER_WEEK)
 COMPARABLE_FACTOR = 1.5
@@ -85,7 +85,7 @@ class Purchase:
         hours = counted(self.hours_per_week, "hour")
         if self.pays:
             assert turn.months is not None
-            until = duration_text(turn.months * HOURS_PER_WEEK * WEEKS_PER_MONTH * 3600)
+            until = duration_text(turn.months * HOURS_PER_WEEK * WEEKS_PER_MONTH * SECONDS_PER_HOUR)
             earned = until if turn.months < 2 else f"{turn.months:.0f} months"
             return f"buy: {hours} a week cost {own} a month owned and {rent} rented; the price is earned in {earned}"
         text = f"rent: {hours} a week cost {rent} a month rented and {own} owned; buying pays"

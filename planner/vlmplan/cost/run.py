@@ -11,7 +11,7 @@ from vlmplan.cost.interruptions import (
 )
 from vlmplan.errors import InputError
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.units import GIB
+from vlmplan.units import GIB, SECONDS_PER_HOUR
 
 START_UP_SECONDS = 300.0
 """From the order to a Python that imports torch. Assumed: machines boot in 1 to 3 minutes, images of some 10 GiB or
@@ -106,8 +106,8 @@ def run_cost(
     """
     is_own = offer.pricing is Pricing.OWN
     usd_per_hour = offer.usd_per_hour * num_nodes
-    start_up_hours = 0.0 if is_own else START_UP_SECONDS / 3600
-    download_hours = size.download_bytes * 8 / (assumed.download_gbit_per_second * 1e9) / 3600
+    start_up_hours = 0.0 if is_own else START_UP_SECONDS / SECONDS_PER_HOUR
+    download_hours = size.download_bytes * 8 / (assumed.download_gbit_per_second * 1e9) / SECONDS_PER_HOUR
     rate = assumed.interruptions_per_day / 24 * num_nodes if offer.pricing is Pricing.INTERRUPTIBLE else 0.0
     saving = save_hours(size.checkpoint_bytes / num_nodes)
     checkpoints = num_checkpoints(training_hours, saving, rate)

@@ -33,7 +33,7 @@ from vlmplan.memory.host import (
 from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.lasting import with_inference_engine, with_lasting
 from vlmplan.memory.overhead import process_group, workspace_sizes
-from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
+from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, Reservation
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
@@ -91,7 +91,7 @@ class Estimator(TracedModel):
         waiting = self._sent_bytes(recipe) * recipe.num_waiting
 
         def replay(capacity_bytes: int | None) -> int:
-            return peak_reserved_bytes(
+            reservation = Reservation(
                 self.table,
                 trace,
                 operations,
@@ -103,6 +103,7 @@ class Estimator(TracedModel):
                 micro_batches=micro_batches,
                 evaluated=evaluated,
             )
+            return reservation.peak_reserved_bytes()
 
         return replay
 

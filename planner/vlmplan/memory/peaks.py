@@ -186,9 +186,9 @@ class MicroBatchReplay:
 
     def forward(self, at_reference: Callable[[], None]) -> None:
         """``at_reference`` is called where the forward of a reference begins."""
-        self._at_reference = at_reference
         self._engine.begin_forward(self._trace)
-        self._run_phase(0, self._trace.schedule, None if self._gathers is None else self._gathers.forward)
+        gathers = None if self._gathers is None else self._gathers.forward
+        self._run_phase(0, self._trace.schedule, gathers, at_reference)
         self._engine.end_forward()
 
     def backward(self) -> None:
@@ -213,21 +213,27 @@ class MicroBatchReplay:
         if self._gathers is not None:
             self._tracker.gather(self._gathers.never_freed_bytes, self._gathers.never_freed_bytes)
 
-    def _run_phase(self, phase: int, schedule: Sequence[Run], gathers: "PhaseReplay | None") -> None:
-        at = reference_start(schedule) if phase == 0 else None
+    def _run_phase(
+        self,
+        phase: int,
+        schedule: Sequence[Run],
+        gathers: "PhaseReplay | None",
+        at_reference: Callable[[], None] | None = None,
+    ) -> None:
+        at = None if at_reference is None else reference_start(schedule)
         if gathers is None:
             merged = self._trace.merged_sections()
             if self._engine.follows_layers:
                 self._run_layers(phase, schedule)
                 return
             for place, run in enumerate(schedule):
-                if place == at:
-                    self._at_reference()
+                if at_reference is not None and place == at:
+                    at_reference()
                 self._run(merged[run.key][phase], run, ())
             return
         for place, (run, weights) in enumerate(zip(schedule, gathers.runs(), strict=True)):
-            if place == at:
-                self._at_reference()
+            if at_reference is not None and place == at:
+                at_reference()
             section = self._trace.sections[run.key]
             self._run(section.backward if phase else section.forward, run, weights)
 

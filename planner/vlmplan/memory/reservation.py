@@ -97,6 +97,17 @@ class Reservation:
         if self._evaluated is not None:
             self._evaluate(*self._evaluated)
 
+    def peak_reserved_bytes(self) -> int:
+        """``torch.cuda.max_memory_reserved`` of the run. Raises OutOfDeviceMemory where the capacity does not do.
+
+        The operations may leave out the storages of the small pool: they pack well into segments of their own.
+        """
+        self.run()
+        logged = [operations for _, operations in self._micro_batches]
+        logged += [] if self._evaluated is None else self._evaluated[0]
+        most = max(operations.small_peak_bytes for operations in logged)
+        return self.allocator.peak_reserved_bytes + -(-most // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
+
     def _evaluate(self, passes: Sequence[Operations], kept: KeptOutputs, last_token: Sequence[int]) -> None:
         """A first batch, which finds what training has left, and the one that finds most of what is kept. Batches
         between them are left out: the allocator gives back what they leave unused before it runs out."""
@@ -123,7 +134,8 @@ class Reservation:
     def _step(self, micro_batches: Sequence[MicroBatch], *, is_first: bool) -> None:
         """One optimizer step, of one or more micro batches."""
         self._engine.begin_step()
-        for number, (self._trace, self._operations) in enumerate(micro_batches):
+        for number, (trace, operations) in enumerate(micro_batches):
+            self._trace, self._operations = trace, operations
             gathering = self._gathering(is_first=is_first and number == 0)
             self._micro_batch(gathering, accumulates=number > 0, is_last=number == len(micro_batches) - 1)
         self._change(self._left)
@@ -270,42 +282,4 @@ def _uses(events: Iterable[Event]) -> Hashable:
     return tuple((type(event), event) for event in events if isinstance(event, WeightUse))
 
 
-def peak_reserved_bytes(
-    table: ParameterTable,
-    trace: Trace,
-    operations: Operations,
-    recipe: Recipe,
-    *,
-    num_ranks: int,
-    rank: int | None = None,
-    lasting: Sequence[int] = (),
-    capacity_bytes: int | None = None,
-    micro_batches: Sequence[MicroBatch] = (),
-    evaluated: EvaluatedOperations | None = None,
-) -> int:
-    """``torch.cuda.max_memory_reserved`` of a run. Raises OutOfDeviceMemory where ``capacity_bytes`` do not do.
-
-    ``operations`` may leave out the storages of the small pool.
-    """
-    replay = Reservation(
-        table,
-        trace,
-        operations,
-        recipe,
-        num_ranks=num_ranks,
-        rank=rank,
-        lasting=lasting,
-        capacity_bytes=capacity_bytes,
-        micro_batches=micro_batches,
-        evaluated=evaluated,
-    )
-    replay.run()
-    # The model's small storages pack well into segments of their own.
-    logged = [one for _, one in micro_batches] or [operations]
-    logged += [] if evaluated is None else evaluated[0]
-    most = max(one.small_peak_bytes for one in logged)
-    small = -(-most // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
-    return replay.allocator.peak_reserved_bytes + small
-
-
-__all__ = ["MicroBatch", "Reservation", "peak_reserved_bytes"]
+__all__ = ["MicroBatch", "Reservation"]

@@ -8,8 +8,8 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.render.tables import Table
 from vlmplan.reports.elements import section, table
 from vlmplan.reports.estimate import drawn_estimate
-from vlmplan.search import SECONDS_PER_HOUR, RankedPlan
-from vlmplan.units import duration_text, gib_text, usd_text
+from vlmplan.search import RankedPlan
+from vlmplan.units import SECONDS_PER_HOUR, duration_text, gib_text, usd_text
 
 UNKNOWN = "-"
 MOST = 12

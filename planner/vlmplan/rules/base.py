@@ -9,7 +9,7 @@ from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.lora_targets import INDEXING_TYPES
-from vlmplan.recipe import Recipe
+from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.workload import ModelFiles
 
 
@@ -121,6 +121,11 @@ class RuleBook(list[Rule]):
             return check
 
         return register
+
+
+def stage_text(recipe: Recipe) -> str:
+    """What ``--zero-stage`` says of the recipe."""
+    return PLAIN if recipe.zero_stage is None else str(recipe.zero_stage)
 
 
 def model_facts(files: ModelFiles) -> ModelFacts:

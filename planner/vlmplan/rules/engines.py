@@ -1,7 +1,7 @@
 """ZeRO stages, offload and optimizers. Paths are of deepspeed 0.19.8, "seen" is a run of it on CPU."""
 
 from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
-from vlmplan.rules.base import RuleBook, RuleContext
+from vlmplan.rules.base import RuleBook, RuleContext, stage_text
 
 ENGINE_RULES = RuleBook()
 
@@ -11,9 +11,8 @@ def offloaded_optimizer_needs_a_stage(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.offload_optimizer is Offload.NONE or recipe.zero_stage in (1, 2, 3) or recipe.fsdp:
         return None
-    stage = "none" if recipe.zero_stage is None else recipe.zero_stage
     return (
-        f"--offload-optimizer {recipe.offload_optimizer.value} has no effect with --zero-stage {stage}, "
+        f"--offload-optimizer {recipe.offload_optimizer.value} has no effect with --zero-stage {stage_text(recipe)}, "
         f"where the optimizer is not sharded; give stage 1, 2 or 3"
     )
 
@@ -23,9 +22,8 @@ def offloaded_parameters_need_stage_3(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.offload_params is Offload.NONE or recipe.zero_stage == 3 or recipe.fsdp:
         return None
-    stage = "none" if recipe.zero_stage is None else recipe.zero_stage
     return (
-        f"--offload-params {recipe.offload_params.value} has no effect with --zero-stage {stage}, "
+        f"--offload-params {recipe.offload_params.value} has no effect with --zero-stage {stage_text(recipe)}, "
         f"which keeps whole weights on every GPU; give stage 3"
     )
 
@@ -105,7 +103,7 @@ def second_copies_need_stage_3(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.hpz == 1 or recipe.zero_stage == 3:
         return None
-    stage = "none" if recipe.zero_stage is None else recipe.zero_stage
+    stage = stage_text(recipe)
     return f"--hpz {recipe.hpz} has no effect with --zero-stage {stage}, where weights are not sharded; give stage 3"
 
 

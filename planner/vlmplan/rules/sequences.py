@@ -2,7 +2,7 @@
 
 from vlmplan.evaluation import Kept
 from vlmplan.recipe_choices import AttentionImplementation, LossKind
-from vlmplan.rules.base import RuleBook, RuleContext
+from vlmplan.rules.base import RuleBook, RuleContext, stage_text
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 
 SEQUENCE_RULES = RuleBook()
@@ -60,10 +60,9 @@ def ranks_of_a_sample_need_zero(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.sequence_parallel == 1 or recipe.zero_stage in (1, 2, 3):
         return None
-    stage = "none" if recipe.zero_stage is None else recipe.zero_stage
     return (
         f"--sequence-parallel {recipe.sequence_parallel} is DeepSpeed's, planned under ZeRO stages 1 to 3, but "
-        f"--zero-stage is {stage}; give --zero-stage 3"
+        f"--zero-stage is {stage_text(recipe)}; give --zero-stage 3"
     )
 
 

@@ -2,7 +2,6 @@
 
 from vlmplan.request import Objective
 from vlmplan.search.answer import (
-    SECONDS_PER_HOUR,
     Compared,
     Limits,
     RankedPlan,
@@ -15,7 +14,6 @@ from vlmplan.search.recommendation import recommend
 
 __all__ = [
     "MAX_PLANS",
-    "SECONDS_PER_HOUR",
     "Compared",
     "Limits",
     "Objective",

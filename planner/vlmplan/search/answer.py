@@ -16,13 +16,11 @@ from vlmplan.recipe_choices import Method
 from vlmplan.request import Objective
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
-from vlmplan.units import MAX_AMOUNT, Choice
+from vlmplan.units import MAX_AMOUNT, SECONDS_PER_HOUR, Choice
 from vlmplan.workload import Workload
 
 if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
-
-SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

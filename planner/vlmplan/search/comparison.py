@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import engine_title, without_plain_options
 from vlmplan.changes.trials import Trials
+from vlmplan.engines import STAGES
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.recipe import PLAIN
@@ -13,7 +14,6 @@ from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.workload import ModelFiles
 
-STAGES = (None, 0, 1, 2, 3)
 OFFLOADS = ((2, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.CPU))
 
 

@@ -10,11 +10,11 @@ from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import expandable_device_bytes
 from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
 from vlmplan.recipe_choices import Method, Offload
-from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, RankedPlan
+from vlmplan.search.answer import Objective, RankedPlan
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
 from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
-from vlmplan.units import duration_text, usd_text
+from vlmplan.units import SECONDS_PER_HOUR, duration_text, usd_text
 
 
 @dataclass(slots=True)

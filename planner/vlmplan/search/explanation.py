@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from vlmplan.hardware import Cluster
 from vlmplan.recipe_choices import Method
-from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan
-from vlmplan.units import duration_text, gib_text, usd_text
+from vlmplan.search import Objective, RankedPlan
+from vlmplan.units import SECONDS_PER_HOUR, duration_text, gib_text, usd_text
 
 SAME_FRACTION = 0.005
 """Part by which two numbers may differ and still be called the same: what is printed of them rounds it away, and what

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from vlmplan.recipe_choices import Method
-from vlmplan.search.answer import SECONDS_PER_HOUR, Limits, Objective, SearchQuery, cost_of_run
+from vlmplan.search.answer import Limits, Objective, SearchQuery, cost_of_run
 from vlmplan.search.choices import Engine
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.entries import ScoredSetup, UnexploredMethod, shown_bytes
@@ -17,6 +17,7 @@ from vlmplan.search.scoring import Scorer
 from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
 from vlmplan.search.setups import SetupSpace
 from vlmplan.search.shared_traces import SharedTraces
+from vlmplan.units import SECONDS_PER_HOUR
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 
 NOTICEABLE_FRACTION = 0.005

@@ -2,11 +2,12 @@
 
 from vlmplan.cost import CostAssumptions
 from vlmplan.hardware import Cluster, Offer
-from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, cost_of_run
+from vlmplan.search.answer import Objective, cost_of_run
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.entries import ScoredSetup
 from vlmplan.search.setup_records import BoundedSetup
 from vlmplan.search.setups import SetupSpace
+from vlmplan.units import SECONDS_PER_HOUR
 
 
 class Scorer:

@@ -25,9 +25,9 @@ from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
 from vlmplan_trainer.data.videos import VideoMeter, frames_of, videos_as_images
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES
 
-IGNORED_LABEL = -100
 SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
 """Tensors with one value per token; the others are about images."""
 UNSUPPORTED_MODELS = ("mllama", "blip-2", "instructblip", "idefics2")

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded
 from vlmplan_trainer.data.videos import SECONDS_OF_ROWS, VIDEO_PIXELS
+from vlmplan_trainer.models.base_model import base_model
 
 FILLS = {"labels": IGNORED_LABEL}
 
@@ -51,7 +52,7 @@ def for_the_model(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, An
     positions = batch.get("position_ids")
     if positions is None or "attention_mask" in batch:
         return dict(batch)
-    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    base = base_model(model)
     inner = getattr(base, "model", base)
     if hasattr(inner, "get_rope_index"):
         return {**batch, "position_ids": _in_three_dimensions(inner, batch, positions)}

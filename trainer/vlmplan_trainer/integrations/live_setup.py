@@ -17,6 +17,7 @@ from torch import nn
 
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import ALL_LINEAR, REGEX
+from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.parts import Part, Parts
 
 OWN_KEYS = ("output_dir", "logging_dir", "hub_token", "deepspeed", "use_cpu", "accelerator_config", "fsdp_config")
@@ -82,7 +83,7 @@ def model_options(model: nn.Module, arguments: Any) -> dict[str, Any]:
 
     Raises InputError for adapters that are none of LoRA.
     """
-    base = _base_of(model)
+    base = base_model(model)
     section = _deepspeed_section(arguments)
     options: dict[str, Any] = _adapter_options(model)
     packed = any(type(parameter).__name__ == "Params4bit" for parameter in base.parameters())
@@ -118,11 +119,7 @@ def num_nodes_of(arguments: Any) -> int:
 
 def configuration(model: nn.Module) -> dict[str, Any]:
     """The model's config.json."""
-    return cast(dict[str, Any], _base_of(model).config.to_dict())
-
-
-def _base_of(model: nn.Module) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    return cast(dict[str, Any], base_model(model).config.to_dict())
 
 
 def _adapter_options(model: nn.Module) -> dict[str, Any]:

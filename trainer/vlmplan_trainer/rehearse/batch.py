@@ -14,10 +14,10 @@ import torch
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import SEQUENCE_KEYS
 from vlmplan_trainer.data.flat_rows import flat_row
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.probe import model_class
 from vlmplan_trainer.rehearse.sounds import AudioSpec, audio_token, sound_inputs, with_sounds
 
-IGNORED_LABEL = -100
 FIRST_IMAGE = 4
 """Tokens of text before the first image."""
 BETWEEN_IMAGES = 2

@@ -19,6 +19,7 @@ from vlmplan.training_task import TrainingTask
 from vlmplan_trainer.data.gather import SampleCounts
 from vlmplan_trainer.engines.make import device_of
 from vlmplan_trainer.loop import Position
+from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.load import LoadedModel, Processing, Source, load_model
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.probe import sees_images
@@ -143,14 +144,10 @@ def _options(folder: Path) -> Options:
 def _name_folder(loaded: LoadedModel, folder: Path) -> None:
     """Where TRL makes a second model from, as if the first had come from there."""
     model: Any = loaded.model
-    values = loaded.config.to_dict() | {"architectures": [type(_base(model)).__name__]}
+    values = loaded.config.to_dict() | {"architectures": [type(base_model(model)).__name__]}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(values, default=str), encoding="utf-8")
     model.config._name_or_path = str(folder)
-
-
-def _base(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: Fake) -> TaskData:

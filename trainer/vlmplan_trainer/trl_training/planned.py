@@ -23,6 +23,7 @@ from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate
 from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.loop import Position, Rates
 from vlmplan_trainer.measure import REFERENCE, RESUME, SCORE
+from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.load import set_types
 from vlmplan_trainer.models.parts import Parts
@@ -227,7 +228,7 @@ def leave_sharded_model(engine: Any) -> None:
 def keeping_checkpointing(model: Any, plan: Plan) -> None:
     """Checkpoints of activations that TRL switches off and on again around what needs no gradients come back as the
     plan has them, not in every layer (``disable_gradient_checkpointing`` in ``trl/models/utils.py``)."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     parts = Parts(base)
 
     def enable(*arguments: Any, **named: Any) -> None:
