@@ -1,4 +1,4 @@
-"""Granite 3 with experts, OLMoE, dots.llm1, Qwen2-MoE and ERNIE 4.5 with experts against transformers: known attention, and a mixture."""
+"""Known attention and a mixture of experts (Granite 3, OLMoE, dots.llm1, ERNIE 4.5, ...) against transformers."""
 
 import pytest
 

@@ -29,8 +29,7 @@ def planned(num_tokens, hidden_size, vocab_size, *, hidden, weight, autocast, tr
     head.weight.dtype, head.weight.requires_grad = DTYPES[weight], trains
     with tape.section("before"):
         states = tape.tensor((1, num_tokens, hidden_size), DTYPES[hidden], packed_node())
-    tape.reach_head()
-    with tape.section("head"):
+    with tape.head():
         loss = liger_loss(states, head)
     (span,) = [event for event in tape.trace().sections["head"].forward if isinstance(event, Span)]
     del loss

@@ -279,8 +279,7 @@ class Model(Module):
         ids, pixels, others = self.inputs(tape, batch)
         hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, batch.attention(backend))
         outputs, logits = None, None
-        tape.reach_head()
-        with tape.section("head"):
+        with tape.head():
             if loss is LossKind.CHUNKED:
                 total = end_forward(reader, chunked_loss(hidden, self.head), returns_it=False)
                 tape.leave_model()

@@ -255,17 +255,20 @@ class ForwardTape(CheckpointRecorder):
         self.locals += [cast.detached() for cast in shared.values()]
 
     def cast_cache(self) -> dict[int, Tensor] | None:
-        """The casts that there is one of each of until forward ends, of what is used more than once and of what no graph
-        holds (a Linear whose input has no gradient, a head whose result is dropped); None inside of layers, whose casts
-        the graph holds, or the engine counts."""
+        """The casts of which there is one of each until forward ends, by what they are of: of what is used more than
+        once and what no graph holds (a Linear whose input has no gradient, a result that is dropped). None inside of
+        layers, whose casts the graph holds, or the engine counts."""
         if self.shared_casts is not None or self._key in self._layers or self._runs_backward or self.has_no_graph:
             return self.shared_casts
         return self._casts
 
-    def reach_head(self) -> None:
-        """The head casts its weight by rules of its own."""
+    @contextmanager
+    def head(self) -> Generator[None]:
+        """The section of the head, which casts its weight by rules of its own."""
         self._held_casts = [cast.detached() for cast in (self._casts or {}).values()]
         self._casts = None
+        with self.section("head"):
+            yield
 
     def end_forward(self) -> None:
         """What autocast has cached goes, and what the outermost ``forward`` held."""

@@ -1,4 +1,4 @@
-"""Aya Vision and Command A Vision: a SigLIP tower over tiles, squares of patches side by side, a gated MLP, and Cohere 2.
+"""Aya Vision and Command A Vision: a SigLIP tower over tiles, squares of patches in one row, a gated MLP, and Cohere 2.
 
 Source: transformers 5.23 ``models/aya_vision/modeling_aya_vision.py`` and
 ``models/cohere2_vision/modeling_cohere2_vision.py``. The second takes what comes out of the tower's last norm, and has
