@@ -240,7 +240,7 @@ def logit_rules(model: nn.Module) -> list[LogitRule]:
     records then is not that of later steps.
     """
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    named = inspect.unwrap(type(_base_of(model)).forward).__code__.co_names
+    named = inspect.unwrap(type(base_model(model)).forward).__code__.co_names
     caps, scales = list[float | None]([None]), [1.0]
     for key in (*CAP_KEYS, *SCALE_KEYS):
         value, values = getattr(text, key, None), caps if key in CAP_KEYS else scales
