@@ -3,18 +3,16 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
 
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.trace import Trace
 from vlmplan.communication import step_collectives
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.newton_schulz import update_flops
-from vlmplan.estimation.evaluating import EvaluationRuns
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.record import Estimate
-from vlmplan.estimation.references import ReferenceRuns, beside_bytes, host_copy_bytes
-from vlmplan.estimation.rollouts import RolloutRuns
+from vlmplan.estimation.references import beside_bytes, host_copy_bytes
+from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.estimation.traced_model import TracedModel
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SMALL_BYTES
@@ -39,8 +37,6 @@ from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
-from vlmplan.sample_audio import sample_audio
-from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import RolloutWork, TimedStep, step_flops, timed_step
 from vlmplan.workload import Workload
@@ -54,13 +50,7 @@ class Estimator(TracedModel):
         super().__init__(workload, recipe, widest_head=widest_head)
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
-        self._evaluations = self._new_evaluations()
-        self._rollouts = RolloutRuns(self.model, self.table, workload.seq_len, self._batch, self._trace_key)
-        self._operations: dict[Any, tuple[Trace, Operations]] = {}
         self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
-
-    def _new_evaluations(self) -> EvaluationRuns:
-        return EvaluationRuns(self.model, self.workload.seq_len, self._batch, self._trace_key)
 
     def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
@@ -73,10 +63,10 @@ class Estimator(TracedModel):
         """One micro batch with every storage that it makes and frees."""
         backend = self.backend(recipe, cluster.node.gpu.compute_capability)
         key = self._trace_key(recipe, backend)
-        if key not in self._operations:
+        if key not in self._samples.operations:
             trace = self._run(tape_for(LoggingTape, recipe), recipe, backend)
-            self._operations[key] = trace, expanded(trace, least_bytes=SMALL_BYTES)
-        return self._operations[key]
+            self._samples.operations[key] = trace, expanded(trace, least_bytes=SMALL_BYTES)
+        return self._samples.operations[key]
 
     def _replayed(
         self,
@@ -110,11 +100,7 @@ class Estimator(TracedModel):
     def with_samples(self, workload: Workload) -> "Estimator":
         """The same model on the samples of another workload of it. Raises InputError as a new estimator does."""
         other = copy(self)
-        other.workload, other.image, other.audio = workload, sample_image(workload), sample_audio(workload)
-        other._traces, other._operations = {}, {}
-        other._evaluations = other._new_evaluations()
-        other._references = ReferenceRuns(other.model, other._batch, other._trace_key)
-        other._rollouts = RolloutRuns(other.model, other.table, workload.seq_len, other._batch, other._trace_key)
+        other._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
         return other
 
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
@@ -127,7 +113,7 @@ class Estimator(TracedModel):
         if recipe.task is None or not recipe.task.is_grpo:
             return None
         backend = self.backend(recipe, cluster.node.gpu.compute_capability)
-        return self._rollouts.work(recipe, backend, num_ranks=cluster.num_gpus)
+        return self._samples.rollouts.work(recipe, backend, num_ranks=cluster.num_gpus)
 
     def device_for_lengths(
         self, recipe: Recipe, cluster: Cluster, lengths: Sequence[int], timeline: Timeline
@@ -160,7 +146,7 @@ class Estimator(TracedModel):
     def inference_engine(self, recipe: Recipe, cluster: Cluster) -> InferenceEngine | None:
         """vLLM on one of the training GPUs; None where it has no part of them."""
         gpu = cluster.node.gpu
-        return self._rollouts.inference_engine(recipe, self.backend(recipe, gpu.compute_capability), gpu)
+        return self._samples.rollouts.inference_engine(recipe, self.backend(recipe, gpu.compute_capability), gpu)
 
     def batch_bytes(self, recipe: Recipe) -> int:
         """Of one micro batch as it comes to the GPU, where those of a step are there together; else 0."""
@@ -168,7 +154,7 @@ class Estimator(TracedModel):
         return sum(self._sent_bytes(recipe)) if is_kept else 0
 
     def _sent_bytes(self, recipe: Recipe) -> list[int]:
-        return self.model.sent_bytes(self._batch(recipe))
+        return self.model.sent_bytes(self._samples.batch(recipe))
 
     def timeline_of_tensors(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The same without what lasts over steps: of a cluster it asks the number of GPUs, the kernels that they meet,
@@ -186,10 +172,10 @@ class Estimator(TracedModel):
         """What the recipe's evaluation runs and keeps on one of ``num_ranks`` GPUs; None where there is none."""
         backend = self.backend(recipe, capability)
         if recipe.task is not None and recipe.task.is_grpo:
-            return self._rollouts.rollout(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
+            return self._samples.rollouts.rollout(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
         if recipe.evaluation is None:
             return None
-        return self._evaluations.evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
+        return self._samples.evaluations.evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
 
     def _evaluated_on(self, recipe: Recipe, cluster: Cluster) -> Evaluated | None:
         gpu = cluster.node.gpu
@@ -203,7 +189,7 @@ class Estimator(TracedModel):
             return None
         gpu = cluster.node.gpu
         backend = self.backend(recipe, gpu.compute_capability)
-        return self._evaluations.operations(recipe, backend, num_ranks=cluster.num_gpus, is_on_cpu=gpu.is_cpu)
+        return self._samples.evaluations.operations(recipe, backend, num_ranks=cluster.num_gpus, is_on_cpu=gpu.is_cpu)
 
     def _started(self, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool) -> StartedRun:
         """The run before any micro batch, one for all recipes that differ in these alone."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture.attention_backend import SMALL_HEAD_DIM, AttentionBackend
-from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.model import Part
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.reference import with_reference
@@ -14,13 +14,11 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import arrivals
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
-from vlmplan.estimation.micro_batch import batch_of, tape_for
-from vlmplan.estimation.references import ReferenceRuns
+from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AttentionImplementation, LinearAttention
-from vlmplan.sample_audio import sample_audio
-from vlmplan.sample_images import sample_image
 from vlmplan.training_task import Reference
 from vlmplan.workload import Workload
 
@@ -35,8 +33,6 @@ class TracedModel:
     def __init__(self, workload: Workload, recipe: Recipe, *, widest_head: int | None = None) -> None:
         """``widest_head``: of the model's attention heads, if another of the same model has found out. Raises
         InputError where FSDP2 knows no layers to shard."""
-        self.workload = workload
-        self.image, self.audio = sample_image(workload), sample_audio(workload)
         self.model = prepared_model(model_tree(workload.model), recipe)
         self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
         if recipe.fsdp and not self.table.stacks_by_label:
@@ -44,12 +40,15 @@ class TracedModel:
                 f"{workload.model.id} has no layers that vlmplan knows by name, which --fsdp shards one by one; "
                 f"give --zero-stage 3"
             )
-        self._traces: dict[Any, Trace] = {}
-        self._references = ReferenceRuns(self.model, self._batch, self._trace_key)
+        self._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
         self._backends: dict[Any, AttentionBackend] = {}
         self.widest_head = widest_head
         stacks = self.model.stacks()
         self._others_can_checkpoint = any(one.can_checkpoint for part, one in stacks if part is not Part.LANGUAGE)
+
+    @property
+    def workload(self) -> Workload:
+        return self._samples.workload
 
     def trace(self, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
         """One micro batch of the recipe on a GPU of this compute capability."""
@@ -57,16 +56,16 @@ class TracedModel:
 
     def _traced(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
         key = self._trace_key(recipe, backend)
-        if key not in self._traces:
+        if key not in self._samples.traces:
             tape = tape_for(Tape, recipe)
             trace = self._run(tape, recipe, backend)
             self.widest_head = tape.widest_head
-            self._traces[key] = trace
-        return self._traces[key]
+            self._samples.traces[key] = trace
+        return self._samples.traces[key]
 
     def _arrivals(self, recipe: Recipe) -> Sequence[tuple[Parameter, int | None]]:
         """The weights that a backward of a workload's samples gives gradients: the same whatever the micro batch."""
-        trace = next(iter(self._traces.values()), None) or self.trace(recipe, None)
+        trace = next(iter(self._samples.traces.values()), None) or self.trace(recipe, None)
         return arrivals(trace)
 
     def _trace_key(self, recipe: Recipe, backend: AttentionBackend) -> Any:
@@ -82,13 +81,10 @@ class TracedModel:
         """Whether layers beside the language model's run again in backward: some models' vision encoders never do."""
         return recipe.vision_activation_checkpointing and self._others_can_checkpoint
 
-    def _batch(self, recipe: Recipe) -> Batch:
-        return batch_of(recipe, self.workload, self.image, self.audio)
-
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         set_checkpointing(self.model.stacks(), recipe)
-        trace = self.model.run(tape, self._batch(recipe), backend, loss=recipe.loss)
-        reference = self._references.trace(recipe, backend)
+        trace = self.model.run(tape, self._samples.batch(recipe), backend, loss=recipe.loss)
+        reference = self._samples.references.trace(recipe, backend)
         is_itself = recipe.reference is Reference.ADAPTER_OFF
         if reference is None:
             return trace
