@@ -68,7 +68,10 @@ def test_sounds_that_fill_more_than_a_sample_are_refused_with_what_they_take():
         ({**QWEN, "audio_seconds": 90_000}, ["--audio-seconds is 90000", "at most 86,400"]),
         ({**QWEN, "audios_per_sample": 2}, ["--audios-per-sample is 2", "give the seconds of each sound"]),
         ({**SOUND, "audios_per_sample": -1}, ["--audios-per-sample is -1", "0 or more"]),
-        ({**SOUND, "data": "samples.json"}, ["--audio-seconds is 30", "--data samples.json"]),
+        (
+            {**SOUND, "data": "samples.json", "made_for": "ms-swift"},
+            ["--audio-seconds is 30", "--data samples.json", "own trainer alone"],
+        ),
         ({**SOUND, "task": "dpo"}, ["--audio-seconds is 30", "--task"]),
         ({**SOUND, "made_for": "transformers"}, ["--audio-seconds is 30", "--for transformers writes reads no sound"]),
     ],

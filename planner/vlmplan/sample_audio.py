@@ -19,7 +19,7 @@ def sample_audio(workload: Workload) -> AudioShape | None:
         is_unknown = model.has_audio_tower
         why = f"vlmplan does not describe how {model.id} hears" if is_unknown else f"{model.id} takes no sound"
         raise InputError(f"--audio-seconds is {workload.audio_seconds:g}, but {why}; leave it off")
-    audio = audio_shape(model.config, model.preprocessor, seconds=workload.audio_seconds)
+    audio = sound_shape(model, workload.audio_seconds)
     needed = encoded_tokens(workload)
     if needed > workload.seq_len:
         images = f"{workload.images_per_sample} image(s) and " if workload.images_per_sample else ""
@@ -29,6 +29,22 @@ def sample_audio(workload: Workload) -> AudioShape | None:
             f"fewer or shorter sounds"
         )
     return audio
+
+
+def no_sounds(model: ModelFiles) -> str | None:
+    """Why sounds of samples are not read for a model; None: they are."""
+    if _hears(model):
+        return None
+    deaf = " without an audio tower" if model.model_type in MAY_BE_DEAF else ""
+    return (
+        f"sounds are not read for models of type {model.model_type}{deaf}; they are for those of "
+        f"{', '.join(AUDIO_MODEL_TYPES)}"
+    )
+
+
+def sound_shape(model: ModelFiles, seconds: float) -> AudioShape:
+    """What a sound of so many seconds becomes in a model that hears. Raises what ``audio_shape`` does."""
+    return audio_shape(model.config, model.preprocessor, seconds=seconds)
 
 
 def _hears(model: ModelFiles) -> bool:
@@ -44,8 +60,7 @@ def audio_tokens(workload: Workload) -> int:
     model = workload.model
     if not workload.audios_per_sample or not _hears(model):
         return 0
-    audio = audio_shape(model.config, model.preprocessor, seconds=workload.audio_seconds)
-    return audio.num_tokens * workload.audios_per_sample
+    return sound_shape(model, workload.audio_seconds).num_tokens * workload.audios_per_sample
 
 
 def encoded_tokens(workload: Workload) -> int:

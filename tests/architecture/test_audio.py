@@ -71,7 +71,7 @@ def test_settings_are_those_of_the_extractor_where_the_file_has_them_apart():
 
 
 def test_sounds_that_cannot_be_are_refused_with_the_option():
-    with pytest.raises(InputError, match=r"--audio-seconds is 0\.001, too short for a token"):
+    with pytest.raises(InputError, match=r"a sound of 0\.001 s is too short for a token"):
         audio_shape(QWEN3, None, seconds=0.001)
     with pytest.raises(InputError, match=r"preprocessor_config.json: hop_length is 0; a whole number of 1 or more"):
         audio_shape(QWEN3, {"hop_length": 0}, seconds=1)

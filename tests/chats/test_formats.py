@@ -258,3 +258,70 @@ def test_a_tag_of_a_page_is_text_where_a_sample_has_no_videos():
 def test_videos_that_are_not_in_order_are_one_sentence(values: dict, sentence: str):
     with pytest.raises(InputError, match=f"^some.jsonl:7.*{sentence}"):
         shown_videos(values)
+
+
+# -- sounds ----------------------------------------------------------------------------------------------------------
+
+
+def shown_sounds(values: dict) -> list[str | Reference]:
+    """The parts of the user's turn, where sounds are read."""
+    return [*raw_sample(values, source="some.jsonl:7", no_sounds=None).turns[0].content]
+
+
+BARK = Reference(text="a.wav", is_sound=True)
+HEARD = Reference(text="UklGRg==", is_base64=True, is_sound=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        asked({"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "What?"}),
+        asked({"type": "audio", "path": "a.wav"}, {"type": "text", "text": "What?"}),
+        asked({"type": "audio", "url": "a.wav"}, {"type": "text", "text": "What?"}),
+        asked({"type": "audio_url", "audio_url": {"url": "a.wav"}}, {"type": "text", "text": "What?"}),
+        asked({"type": "audio"}, {"type": "text", "text": "What?"}, audios=["a.wav"]),
+        asked({"type": "audio"}, {"type": "text", "text": "What?"}, audios=[{"path": "a.wav"}]),
+        asked("<audio>What?", audio="a.wav"),
+        human("<audio>What?", audios=["a.wav"]),
+    ],
+)
+def test_a_sound_is_a_part_with_its_file_or_a_tag_with_the_samples_own(values: dict):
+    assert shown_sounds(values) == [BARK, "What?"]
+
+
+def test_a_sound_in_a_sample_itself_is_openais_part_or_base64():
+    part = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+    assert shown_sounds(asked(part, text("What?"))) == [HEARD, "What?"]
+    assert shown_sounds(asked({"type": "audio", "base64": "UklGRg=="}, text("What?"))) == [HEARD, "What?"]
+
+
+def test_images_and_sounds_of_a_sample_are_told_apart():
+    mixed = shown_sounds(asked("<image><audio>What?", image="a.png", audio="a.wav"))
+    assert mixed == [Reference(text="a.png"), BARK, "What?"]
+    assert shown_sounds(asked("Why does <audio> not play?")) == ["Why does <audio> not play?"]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (asked("<audio>", audio=["a", "b"]), "1 <audio> tag, but 2 sounds"),
+        (asked("<audio>", audio="a", audios=["b"]), "the sample has both audio and audios; one of the two has to go"),
+        (asked({"type": "audio", "audio": "a", "path": "b"}), "names its sound twice, by audio and path"),
+        (asked("<audio>", audios=[2]), "a text or a list of texts, or objects with one of path, url and base64"),
+        ({"prompt": "x", "completion": "y", "audio": "a"}, "a prompt that is a text shows no sounds"),
+        (
+            {"messages": [SAID, {"role": "assistant", "content": [{"type": "audio", "audio": "a"}]}]},
+            "shows a sound; sounds belong to the user's turns",
+        ),
+    ],
+)
+def test_sounds_that_are_not_in_order_are_one_sentence(values: dict, sentence: str):
+    with pytest.raises(InputError, match=r"^some\.jsonl:7") as caught:
+        shown_sounds(values)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [asked({"type": "audio", "audio": "a.wav"}), asked("<audio>", audio="a.wav")])
+def test_sounds_are_refused_where_they_are_not_read(values: dict):
+    with pytest.raises(InputError, match="video and sound are not"):
+        raw_sample(values, source="some.jsonl:7")

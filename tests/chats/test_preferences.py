@@ -104,16 +104,17 @@ def test_what_is_no_prompt_is_one_sentence(values: dict, sentence: str):
     assert sentence in str(found.value)
 
 
-@pytest.mark.parametrize("key", ["video", "videos"])
-def test_videos_are_refused_by_name_and_never_left_out_in_silence(key: str):
+@pytest.mark.parametrize("key", ["video", "videos", "audio", "audios"])
+def test_videos_and_sounds_are_refused_by_name_and_never_left_out_in_silence(key: str):
     """TRL's trainers and collators read the column of images alone."""
-    asked = [{"role": "user", "content": "<video>Hm?"}]
-    part = [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]
+    kind, shown = ("video", "video") if key.startswith("video") else ("sound", "audio")
+    asked = [{"role": "user", "content": f"<{shown}>Hm?"}]
+    part = [{"role": "user", "content": [{"type": shown, shown: "a.mp4"}]}]
     for read, values in ((raw_preference, PAIR), (raw_prompt, {"prompt": ASKED})):
         with pytest.raises(
-            InputError, match=f"^x: {key} .*TRL's trainers of DPO and GRPO show a model images and no v"
+            InputError, match=f"^x: {key} .*TRL's trainers of DPO and GRPO show a model images and no {kind}s"
         ):
             read(values | {"prompt": asked, key: ["a.mp4"]}, source="x")
-        with pytest.raises(InputError, match="a turn shows a video; TRL's trainers"):
+        with pytest.raises(InputError, match=f"a turn shows a {kind}; TRL's trainers"):
             read(values | {"prompt": part}, source="x")
         assert read(values | {key: []}, source="x")

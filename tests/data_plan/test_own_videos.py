@@ -8,6 +8,7 @@ import pytest
 from chat_files import ANSWER, jsonl, png_header, text
 from cli_calls import call
 from video_headers import mp4_header
+from vlmplan.data_plan.lengths import NOTHING
 from vlmplan.errors import InputError
 from vlmplan.request import parse
 
@@ -222,7 +223,7 @@ def test_images_and_videos_are_planned_together_where_they_are_one_tensor():
     source = asked("glm-4.1v-9b").from_data.source
     both, video, image = source.found.shapes
     assert both.patches == video.patches + image.patches
-    assert source.found.blank == (0, 0, 0, 0)
+    assert source.found.blank == NOTHING
 
 
 def test_a_scan_that_was_kept_is_of_the_same_rule():

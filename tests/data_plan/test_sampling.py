@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmplan.data_plan.lengths import SampleShapes, Shape, Trained, percentile, trained
+from vlmplan.data_plan.lengths import MostShown, SampleShapes, Shape, Trained, percentile, trained
 from vlmplan.data_plan.sampling import Ranks, made_of, micro_steps, order_of, packed_rows, rows_of
 from vlmplan.data_rules import DataRules, Order
 from vlmplan.errors import InputError
 from vlmplan.sampler import Shares, epoch_order
 
-SHAPES = st.lists(
-    st.builds(Shape, st.integers(20, 400), st.integers(0, 99), st.integers(0, 3), st.integers(0, 19)), min_size=1
-)
+COUNTS = (st.integers(20, 400), st.integers(0, 99), st.integers(0, 3), st.integers(0, 19))
+SOUNDS = (st.integers(0, 19), st.integers(0, 3), st.integers(0, 30))
+SHAPES = st.lists(st.builds(Shape, *COUNTS, *SOUNDS), min_size=1)
 RANKS = st.builds(Ranks, st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 RULES = st.builds(DataRules, order=st.sampled_from(Order), pads_to=st.sampled_from([1, 8]), trainer=st.just("another"))
 
@@ -79,7 +79,10 @@ def test_samples_are_grouped_by_length_as_the_trainer_groups_them(num_samples: i
 @given(SHAPES, st.integers(400, 900))
 def test_packed_rows_hold_every_sample_once_and_no_more_than_the_limit(shapes: list[Shape], limit: int):
     rows = packed_rows(samples(shapes, limit))
-    assert [sum(column) for column in zip(*rows, strict=True)] == [sum(column) for column in zip(*shapes, strict=True)]
+    *sums, seconds = zip(*rows, strict=True)
+    *expected, lengths = zip(*shapes, strict=True)
+    assert [sum(column) for column in sums] == [sum(column) for column in expected]
+    assert max(seconds) == max(lengths)
     assert all(row.tokens <= limit for row in rows)
     half_empty = [row for row in rows if row.tokens * 2 <= limit]
     assert len(half_empty) <= 1  # two of them would be one
@@ -95,13 +98,23 @@ def test_a_micro_batch_is_padded_to_its_longest_and_never_over_the_limit(tokens:
 def test_what_is_over_the_limit_is_cut_left_out_or_has_no_room():
     shapes = [Shape(10), Shape(30), Shape(30, 4, 1, 19), Shape(30, 9, 2, 25), Shape(10, 9, 3, 9)]
     found = samples(shapes).samples
-    kept = trained(found, DataRules(), limit=20, max_images=2)
+    kept = trained(found, DataRules(), limit=20, most=MostShown(images=2))
     assert [shape.tokens for shape in kept.samples.shapes] == [10, 20, 20]
     assert (kept.num_cut, kept.num_no_room, kept.num_many_images, kept.num_over) == (2, 1, 1, 3)
     kept = trained(found, DataRules(drops_long=True), limit=20)
     assert (len(kept.samples.shapes), kept.num_long, kept.num_over) == (2, 3, 3)
     with pytest.raises(InputError, match="no sample fits into 5 tokens"):
         trained(found, DataRules(drops_long=True), limit=5)
+
+
+def test_samples_with_more_or_longer_sounds_than_are_allowed_are_left_out():
+    shapes = [Shape(30), Shape(30, 0, 0, 0, 9, 1, 4.5), Shape(30, 0, 0, 0, 9, 2, 1.5), Shape(30, 0, 0, 0, 20, 3, 1.0)]
+    found = samples(shapes).samples
+    kept = trained(found, DataRules(), limit=20, most=MostShown(sounds=2, seconds=4))
+    assert (kept.num_many_sounds, kept.num_no_room, kept.num_cut) == (2, 0, 2)
+    assert trained(found, DataRules(), limit=20).num_no_room == 1
+    with pytest.raises(InputError, match=r"no sample fits into 20 tokens with --audio-seconds 0\.5; give more"):
+        trained(samples(shapes[1:]).samples, DataRules(), limit=20, most=MostShown(seconds=0.5))
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.integers(1, 100))

@@ -1,4 +1,4 @@
-"""The samples of ``--data``: how long they are and which images they show, as JSON and drawn."""
+"""The samples of ``--data``: how long they are and what they show, as JSON and drawn."""
 
 from collections.abc import Iterator, Sequence
 from statistics import mean
@@ -34,12 +34,28 @@ def document(source: DataSource) -> JsonDict:
         "images_per_sample": _distribution(sorted(shape.num_images for shape in found.shapes)),
         "image_pixels": _distribution(pixels) if pixels else None,
         "num_videos": sum(len(sample.videos) for sample in source.dataset.samples),
+        **_sounds_json(source),
         "limit": None if source.limit_source is None else kept.limit,
         "limit_source": source.limit_source,
         "num_cut": kept.num_cut,
-        "num_left_out": kept.num_long + kept.num_no_room + kept.num_many_images,
+        "num_left_out": kept.num_long + kept.num_no_room + kept.num_many_images + kept.num_many_sounds,
         "num_trained": len(kept.samples.shapes),
     }
+
+
+def _sounds_json(source: DataSource) -> JsonDict:
+    """Nothing of samples without sounds."""
+    seconds = _seconds(source)
+    return (
+        {"num_sounds": len(seconds), "sound_seconds": sum(seconds), "longest_sound_seconds": seconds[-1]}
+        if seconds
+        else {}
+    )
+
+
+def _seconds(source: DataSource) -> list[float]:
+    """Of every sound, ascending."""
+    return sorted(seconds for sample in source.dataset.samples for seconds in sample.sounds)
 
 
 def _distribution(in_order: Sequence[int]) -> JsonDict:
@@ -79,7 +95,7 @@ def print_data(source: DataSource) -> None:
         say(_images(source, pixels))
         for line in drawn(_pixel_rows(histogram(pixels, NUM_IMAGE_BINS)), picture_width()):
             click.echo(line)
-    say(*_videos(source), *_limit(source))
+    say(*_videos(source), *_sounds(source), *_limit(source))
 
 
 def _head(source: DataSource) -> Iterator[str]:
@@ -116,6 +132,16 @@ def _videos(source: DataSource) -> Iterator[str]:
         f"videos: {counted(len(videos), 'video')} of {sum(video.seconds for video in videos) / len(videos):.1f} s on "
         f"average; of each {percentile(frames, 50)} frames in the middle, {frames[-1]} at the most"
     )
+
+
+def _sounds(source: DataSource) -> Iterator[str]:
+    seconds = _seconds(source)
+    if seconds:
+        most = max(len(sample.sounds) for sample in source.dataset.samples)
+        yield (
+            f"sounds: {counted(len(seconds), 'sound')}, at most {most} in one sample; {mean(seconds):.1f} s on "
+            f"average, {percentile(seconds, 50):.1f} s in the middle, {seconds[-1]:.1f} s the longest"
+        )
 
 
 def _limit(source: DataSource) -> Iterator[str]:

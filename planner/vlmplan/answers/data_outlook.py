@@ -67,8 +67,15 @@ def _covering_json(covers: Covering, peak_bytes: int) -> JsonDict:
         "images_per_sample": covers.images_per_sample,
         "image_size": None if size is None else _size_text(size),
         **({} if covers.clip_frames is None else {"frames_per_video": covers.clip_frames}),
+        **_sounds_json(covers),
         "peak_allocated_bytes": peak_bytes,
     }
+
+
+def _sounds_json(covers: Covering) -> JsonDict:
+    if not covers.audios_per_sample:
+        return {}
+    return {"audios_per_sample": covers.audios_per_sample, "audio_seconds": covers.audio_seconds}
 
 
 def _size_text(size: tuple[int, int]) -> str:
@@ -111,13 +118,15 @@ def _run_lines(found: Estimate, source: DataSource, outlook: Outlook) -> Iterato
 
 
 def _covering_text(covers: Covering) -> str:
-    text = f"samples of {covers.seq_len:,} tokens"
-    if covers.image_size is None:
-        return text
+    text, shown = f"samples of {covers.seq_len:,} tokens", list[str]()
     if covers.clip_frames is not None:
-        videos = counted(covers.images_per_sample, "video")
-        return f"{text} with {videos} of {counted(covers.clip_frames, 'frame')}"
-    return f"{text} with {counted(covers.images_per_sample, 'image')} of {_size_text(covers.image_size)}"
+        frames = counted(covers.clip_frames, "frame")
+        shown.append(f"{counted(covers.images_per_sample, 'video')} of {frames}")
+    elif covers.image_size is not None:
+        shown.append(f"{counted(covers.images_per_sample, 'image')} of {_size_text(covers.image_size)}")
+    if covers.audios_per_sample:
+        shown.append(f"{counted(covers.audios_per_sample, 'sound')} of {covers.audio_seconds:g} s")
+    return f"{text} with {' and '.join(shown)}" if shown else text
 
 
 def _table(source: DataSource, outlook: Outlook, options: Sequence[Option]) -> Table:

@@ -50,7 +50,9 @@ def audio_shape(
     settings = section(preprocessor, EXTRACTOR) or preprocessor
     shape = _SHAPES[model_type](file_settings(config, "config.json: "), settings, seconds)
     if shape.num_feature_tokens < 1:
-        raise InputError(f"--audio-seconds is {seconds:g}, too short for a token of a {model_type}; give more")
+        raise InputError(
+            f"a sound of {seconds:g} s is too short for a token of a {model_type}; give a longer one (--audio-seconds)"
+        )
     return shape
 
 

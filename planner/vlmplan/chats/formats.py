@@ -17,6 +17,10 @@ so is a part of the type video, which says where it is under ``video`` or ``path
 of its file a video may be a list of the images that its frames are, as qwen-vl-utils and LLaMA-Factory have it. In a
 sample without either key ``<video>`` is text: pages are written with that tag.
 
+So it is with sounds where those are read: ``<audio>``, ``audio`` or ``audios``, and parts of the type audio, with
+``audio``, ``path``, ``url``, ``base64`` or OpenAI's ``input_audio`` and ``audio_url``. A sound is a file, a data: URI
+or base64, as images are.
+
 What is learnt is what the assistant says; of a prompt and its completion, all of the completion and nothing else.
 """
 
@@ -26,26 +30,29 @@ from typing import Any
 
 from vlmplan.chats.references import (
     OWN_IMAGES,
+    OWN_SOUNDS,
     OWN_VIDEOS,
     Reference,
     image_of_part,
     listed_values,
     own_images,
+    own_sounds,
     own_videos,
+    sound_of_part,
     video_of_part,
 )
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
 from vlmplan.units import counted
 
-IMAGE_TAG, VIDEO_TAG = "<image>", "<video>"
+IMAGE_TAG = "<image>"
 ROLES = ("system", "user", "assistant")
 LLAVA_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 TEXT_TYPES = ("text", "input_text")
 IMAGE_TYPES = ("image", "image_url", "input_image")
 VIDEO_TYPE = "video"
-SOUND = ("audio", "audios")
-NO_VIDEOS = "samples of text and images are read, video and sound are not"
+SOUND_TYPES = ("audio", "audio_url", "input_audio")
+NO_VIDEOS = NO_SOUNDS = "samples of text and images are read, video and sound are not"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +73,10 @@ class RawSample:
 
 
 class _Tag:
-    """An image part that does not say which image, or a video's."""
+    """An image part that does not say which image, or a video's or a sound's."""
 
 
-_TAG, _VIDEO = _Tag(), _Tag()
+_TAG, _VIDEO, _SOUND = _Tag(), _Tag(), _Tag()
 _Part = str | Reference | _Tag
 _Parts = list[tuple[str, list[_Part]]]
 
@@ -86,17 +93,22 @@ class _Read:
 
 
 def raw_sample(
-    values: dict[str, Any], *, source: str, no_videos: str | None = NO_VIDEOS, completion_key: str = "completion"
+    values: dict[str, Any],
+    *,
+    source: str,
+    no_videos: str | None = NO_VIDEOS,
+    no_sounds: str | None = NO_SOUNDS,
+    completion_key: str = "completion",
 ) -> RawSample:
     """One sample; what follows a ``prompt`` stands under ``completion_key``. ``no_videos`` says why videos are not
-    read; None: they are.
+    read, None: they are; ``no_sounds`` as much of sounds.
 
     Raises InputError, with ``source`` in front, for what is in none of the forms.
     """
     sample = JsonObject(values, source=source)
-    for key, why in ((key, NO_VIDEOS if key in SOUND else no_videos) for key in (*OWN_VIDEOS, *SOUND)):
-        if why is not None and sample.maybe(key, sample.raw) not in (None, []):
-            sample.complain(key, why)
+    whys = {"video": no_videos, "sound": no_sounds}
+    for kind in _KINDS:
+        _refuse_own(sample, kind, whys[kind.name])
     found = [key for key in _READERS if key in sample]
     if len(found) != 1:
         raise InputError(
@@ -104,14 +116,11 @@ def raw_sample(
             "messages, conversations (LLaVA), instruction and output (Alpaca), or prompt and completion (TRL)"
         )
     read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS[found[0]](sample)
-    if no_videos is None:
-        has_own = any(sample.maybe(key, sample.raw) is not None for key in OWN_VIDEOS)
-        read = replace(read, turns=_with_video_tags(read.turns)) if has_own else read
-    elif any(part is _VIDEO or _is_video(part) for _, parts in read.turns for part in parts):
-        raise InputError(f"{source}: a turn shows a video; {no_videos}")
+    for kind in _KINDS:
+        read = replace(read, turns=_with_tags(read.turns, sample, kind, whys[kind.name]))
     parts = _with_images(read, own_images(sample), source)
-    if no_videos is None:
-        parts = _with_videos(parts, own_videos(sample), source)
+    for kind in _KINDS:
+        parts = _with_own(parts, sample, kind) if whys[kind.name] is None else parts
     turns = tuple([_turn(role, content) for role, content in parts])
     _check_order(turns, source, is_plain=read.is_plain)
     return RawSample(form=read.form, turns=turns, num_prompt_turns=read.num_prompt_turns, is_plain=read.is_plain)
@@ -161,9 +170,9 @@ def _prompt(sample: JsonObject, completion_key: str = "completion") -> _Read:
     if isinstance(sample.values.get("label"), bool):
         sample.complain("label", "samples that are marked as good or bad are not for supervised fine-tuning")
     if set(kinds.values()) == {str}:
-        for key in (*OWN_IMAGES, *OWN_VIDEOS):
+        own = {"images": OWN_IMAGES, "videos": OWN_VIDEOS, "sounds": OWN_SOUNDS}
+        for kind, key in ((kind, key) for kind, keys in own.items() for key in keys):
             if sample.maybe(key, sample.raw) is not None:
-                kind = "images" if key in OWN_IMAGES else "videos"
                 sample.complain(key, f"a prompt that is a text shows no {kind}; a list of messages does")
         texts: _Parts = [("user", [sample.text("prompt")]), ("assistant", [sample.text(completion_key)])]
         return _Read(form="prompt, completion (TRL, texts)", turns=texts, num_prompt_turns=1, is_plain=True)
@@ -212,11 +221,13 @@ def _messages(sample: JsonObject, key: str) -> _Parts:
 
 
 def _part(part: JsonObject) -> _Part:
-    kind = part.choice("type", (*TEXT_TYPES, *IMAGE_TYPES, VIDEO_TYPE))
+    kind = part.choice("type", (*TEXT_TYPES, *IMAGE_TYPES, VIDEO_TYPE, *SOUND_TYPES))
     if kind in TEXT_TYPES:
         return part.text("text")
     if kind == VIDEO_TYPE:
         return video_of_part(part) or _VIDEO
+    if kind in SOUND_TYPES:
+        return sound_of_part(part) or _SOUND
     return image_of_part(part) or _TAG
 
 
@@ -240,7 +251,7 @@ def _tagged(text: str, role: str) -> list[_Part]:
 def _with_images(read: _Read, images: list[Reference], source: str) -> _Parts:
     turns = read.turns
     num_tags = sum(part is _TAG for _, parts in turns for part in parts)
-    shows_own = any(isinstance(part, Reference) and not part.is_video for _, parts in turns for part in parts)
+    shows_own = any(isinstance(part, Reference) and part.kind == "image" for _, parts in turns for part in parts)
     if images and not num_tags and not shows_own and read.shows_images_first:
         turns, num_tags = _images_first(turns, len(images)), len(images)
     if num_tags != len(images):
@@ -262,36 +273,68 @@ def _filled(turns: _Parts, tag: _Tag, references: Iterable[Reference]) -> _Parts
     return [(role, [next(rest) if part is tag else part for part in parts]) for role, parts in turns]
 
 
-# -- videos ----------------------------------------------------------------------------------------------------------
+# -- videos and sounds -------------------------------------------------------------------------------------------------
 
 
-def _is_video(part: _Part) -> bool:
-    return isinstance(part, Reference) and part.is_video
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What a sample may show beside images: its name, the text that stands for one, and where the sample's own are."""
+
+    name: str
+    text: str
+    tag: _Tag
+    keys: tuple[str, ...]
+    own: Callable[[JsonObject], list[Reference]]
 
 
-def _with_video_tags(turns: _Parts) -> _Parts:
-    """The user's texts cut at their video tags."""
-    return [(role, _cut_at_videos(parts) if role == "user" else parts) for role, parts in turns]
+_KINDS = (
+    _Kind(name="video", text="<video>", tag=_VIDEO, keys=OWN_VIDEOS, own=own_videos),
+    _Kind(name="sound", text="<audio>", tag=_SOUND, keys=OWN_SOUNDS, own=own_sounds),
+)
 
 
-def _cut_at_videos(parts: list[_Part]) -> list[_Part]:
+def _refuse_own(sample: JsonObject, kind: _Kind, why: str | None) -> None:
+    for key in kind.keys:
+        if why is not None and sample.maybe(key, sample.raw) not in (None, []):
+            sample.complain(key, why)
+
+
+def _with_tags(turns: _Parts, sample: JsonObject, kind: _Kind, why: str | None) -> _Parts:
+    """The user's texts cut at their tags of this kind, in a sample that has some beside its turns."""
+    if why is not None:
+        if any(part is kind.tag or _is_of(part, kind) for _, parts in turns for part in parts):
+            raise InputError(f"{sample.source}: a turn shows a {kind.name}; {why}")
+        return turns
+    if all(sample.maybe(key, sample.raw) is None for key in kind.keys):
+        return turns
+    return [(role, _cut_at(parts, kind) if role == "user" else parts) for role, parts in turns]
+
+
+def _is_of(part: _Part, kind: _Kind) -> bool:
+    return isinstance(part, Reference) and part.kind == kind.name
+
+
+def _cut_at(parts: list[_Part], kind: _Kind) -> list[_Part]:
     cut: list[_Part] = []
     for part in parts:
-        if not isinstance(part, str) or VIDEO_TAG not in part:
+        if not isinstance(part, str) or kind.text not in part:
             cut.append(part)
             continue
-        first, *others = part.split(VIDEO_TAG)
+        first, *others = part.split(kind.text)
         cut += [first] if first else []
         for piece in others:
-            cut += [_VIDEO, piece] if piece else [_VIDEO]
+            cut += [kind.tag, piece] if piece else [kind.tag]
     return cut
 
 
-def _with_videos(turns: _Parts, videos: list[Reference], source: str) -> _Parts:
-    num_tags = sum(part is _VIDEO for _, parts in turns for part in parts)
-    if num_tags != len(videos):
-        raise InputError(f"{source}: {counted(num_tags, f'{VIDEO_TAG} tag')}, but {counted(len(videos), 'video')}")
-    return _filled(turns, _VIDEO, videos)
+def _with_own(turns: _Parts, sample: JsonObject, kind: _Kind) -> _Parts:
+    own = kind.own(sample)
+    num_tags = sum(part is kind.tag for _, parts in turns for part in parts)
+    if num_tags != len(own):
+        raise InputError(
+            f"{sample.source}: {counted(num_tags, f'{kind.text} tag')}, but {counted(len(own), kind.name)}"
+        )
+    return _filled(turns, kind.tag, own)
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
@@ -306,8 +349,10 @@ def _check_order(turns: tuple[RawTurn, ...], source: str, *, is_plain: bool) -> 
     for turn in turns:
         shown = next((part for part in turn.content if isinstance(part, Reference)), None)
         if turn.role != "user" and shown is not None:
-            kind = "a video; videos" if shown.is_video else "an image; images"
-            raise InputError(f"{source}: a turn of the {turn.role} shows {kind} belong to the user's turns")
+            one = "an image" if shown.kind == "image" else f"a {shown.kind}"
+            raise InputError(
+                f"{source}: a turn of the {turn.role} shows {one}; {shown.kind}s belong to the user's turns"
+            )
     answers = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
     if not answers:
         raise InputError(f"{source}: no turn is the assistant's, so there is nothing to learn")

@@ -1,4 +1,5 @@
-"""Images from files and from base64. The header comes before the pixels, so that no small file can fill the memory.
+"""Images from files and from base64, and where other files of a sample are. The header comes before the pixels, so
+that no small file can fill the memory.
 
 Only the formats in ``FORMATS`` are tried: others that Pillow knows start programs (EPS) or are no photographs.
 """
@@ -39,8 +40,9 @@ BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddedImage:
-    """An image in base64 inside a file of samples: the file, the sample's place in it, and which of its images.
+class Embedded:
+    """An image or a sound in base64 inside a file of samples: the file, the sample's place in it, and which of its
+    images, or of its sounds.
 
     The bytes stay in the file until a batch needs them.
     """
@@ -51,7 +53,7 @@ class EmbeddedImage:
     index: int
 
 
-ImageSource = Path | bytes | EmbeddedImage
+Source = Path | bytes | Embedded
 
 
 def base64_bytes(reference: Reference) -> bytes | None:
@@ -60,15 +62,15 @@ def base64_bytes(reference: Reference) -> bytes | None:
     if uri is None and not reference.is_base64:
         return None
     if uri is not None and not uri.group().lower().endswith(";base64,"):
-        raise InputError(f"the image {shown(reference.text)} is a data: URI that is not base64")
-    return decoded_base64(reference.text[uri.end() if uri else 0 :])
+        raise InputError(f"the {reference.kind} {shown(reference.text)} is a data: URI that is not base64")
+    return decoded_base64(reference.text[uri.end() if uri else 0 :], kind=reference.kind)
 
 
-def decoded_base64(text: str) -> bytes:
+def decoded_base64(text: str, *, kind: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InputError(f"the image {shown(text)} is not base64: {error}") from None
+        raise InputError(f"the {kind} {shown(text)} is not base64: {error}") from None
 
 
 def located(reference: Reference, folders: tuple[Path, ...]) -> Path | bytes:
@@ -76,15 +78,17 @@ def located(reference: Reference, folders: tuple[Path, ...]) -> Path | bytes:
     data = base64_bytes(reference)
     if data is not None:
         return data
-    text = reference.text
+    text, kind = reference.text, reference.kind
     if URL.match(text):
-        raise InputError(f"the image {shown(text)} is a URL; images are read from files or base64, never from the net")
+        raise InputError(
+            f"the {kind} {shown(text)} is a URL; {kind}s are read from files or base64, never from the net"
+        )
     path = _file_in(folders, text)
     if path is not None:
         return path
     if len(text) >= MIN_BASE64_LENGTH and BASE64.fullmatch(text):
-        return decoded_base64(text)
-    raise _no_file("image", text, folders)
+        return decoded_base64(text, kind=kind)
+    raise _no_file(kind, text, folders)
 
 
 def located_file(reference: Reference, folders: tuple[Path, ...], *, kind: str) -> Path:

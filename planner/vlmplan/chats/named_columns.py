@@ -4,7 +4,7 @@ Source: LLaMA-Factory 0.9.5, ``DatasetAttr`` in ``data/parser.py`` for names and
 ``AlpacaDatasetConverter`` and ``SharegptDatasetConverter`` in ``data/converter.py``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ NOT_PLANNED = {
     "ranking": "preferences are not planned, supervised fine-tuning is",
     "kto_tag": "preferences are not planned, supervised fine-tuning is",
     "videos": "vlmplan has no memory model of videos",
-    "audios": "sound in samples is not read; --audio-seconds says how much of it there is",
+    "audios": "sounds in samples are not read here; --audio-seconds says how much of them there is",
 }
 
 
@@ -50,8 +50,9 @@ class NamedColumns:
         sample = JsonObject(row, source=source)
         images = self._value(sample, "images")
         own: JsonDict = {} if images in (None, []) else {"images": images}
-        videos = self._value(sample, "videos")
-        own |= {} if videos is None else {"videos": videos}
+        for column in ("videos", "audios"):
+            value = self._value(sample, column)
+            own |= {} if value is None else {column: value}
         made = self._alpaca(sample) if self.formatting == ALPACA else self._sharegpt(sample)
         return {**made, **own}
 
@@ -100,13 +101,14 @@ class NamedColumns:
         return {"conversations": turns}
 
 
-def named_columns(name: str, info: JsonObject, *, takes_videos: bool = False) -> NamedColumns:
-    """How dataset_info.json says that the data set ``name`` is read. Raises InputError for what is not planned."""
+def named_columns(name: str, info: JsonObject, *, takes: Collection[str] = ()) -> NamedColumns:
+    """How dataset_info.json says that the data set ``name`` is read, of which videos and audios are only where they are
+    among ``takes``. Raises InputError for what is not planned."""
     formatting = info.choice("formatting", (ALPACA, SHAREGPT)) if "formatting" in info else ALPACA
     columns: Mapping[str, Any] = info.mapping("columns") if "columns" in info else COLUMNS
     tags: Mapping[str, Any] = {**TAGS, **(info.mapping("tags") if "tags" in info else {})}
     for key, why in NOT_PLANNED.items():
-        if takes_videos and key == "videos":
+        if key in takes:
             continue
         if columns.get(key) or info.values.get(key):
             raise InputError(f"{info.source}: {info.path} has {key}; {why}")

@@ -14,9 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
-from vlmplan.chats.formats import SOUND, RawSample, raw_sample
+from vlmplan.chats.formats import RawSample, raw_sample
 from vlmplan.chats.image_files import PixelBudget
-from vlmplan.chats.references import OWN_IMAGES, OWN_VIDEOS, Reference
+from vlmplan.chats.references import OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS, Reference
 from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
 from vlmplan.data_file import Record
 from vlmplan.errors import InputError
@@ -27,9 +27,12 @@ ANSWERED = "completion"
 """The key under which a sample's answer stands, which a prompt alone has not."""
 STAND_IN = "-"
 """An answer that a prompt is read with; any will do."""
-SHOWN = (*OWN_IMAGES, *OWN_VIDEOS, *SOUND)
+SHOWN = (*OWN_IMAGES, *OWN_VIDEOS, *OWN_SOUNDS)
 """Keys under which a sample shows something."""
-NO_VIDEOS = "TRL's trainers of DPO and GRPO show a model images and no videos (only supervised fine-tuning reads them)"
+NO_VIDEOS, NO_SOUNDS = (
+    f"TRL's trainers of DPO and GRPO show a model images and no {kind} (only supervised fine-tuning reads them)"
+    for kind in ("videos", "sounds")
+)
 """``images`` is the one column that they and their collators read (trl 1.16 ``trainer/dpo_trainer.py``,
 ``trainer/grpo_trainer.py``, ``prepare_multimodal_messages`` in ``data_utils.py``)."""
 
@@ -93,7 +96,9 @@ def raw_preference(values: JsonDict, *, source: str) -> tuple[RawSample, RawSamp
     values = values if "prompt" in values else _with_prompt(values, source)
     kept = {key: values[key] for key in ("prompt", *SHOWN) if key in values}
     chosen, rejected = (
-        raw_sample(kept | {key: values[key]}, source=source, completion_key=key, no_videos=NO_VIDEOS)
+        raw_sample(
+            kept | {key: values[key]}, source=source, completion_key=key, no_videos=NO_VIDEOS, no_sounds=NO_SOUNDS
+        )
         for key in (CHOSEN, REJECTED)
     )
     if chosen.turns == rejected.turns:
@@ -126,7 +131,7 @@ def raw_prompt(values: JsonDict, *, source: str) -> RawSample:
     kept = {key: values[key] for key in ("prompt", *SHOWN) if key in values}
     is_list = isinstance(values["prompt"], list)
     answer: object = [{"role": "assistant", "content": STAND_IN}] if is_list else STAND_IN
-    raw = raw_sample(kept | {ANSWERED: answer}, source=source, no_videos=NO_VIDEOS)
+    raw = raw_sample(kept | {ANSWERED: answer}, source=source, no_videos=NO_VIDEOS, no_sounds=NO_SOUNDS)
     turns = raw.turns[: raw.num_prompt_turns]
     if turns[-1].role != "user" or not any(isinstance(part, Reference) or part.strip() for part in turns[-1].content):
         raise InputError(f"{source}: a prompt ends with a turn of the user that is not empty")
@@ -139,4 +144,8 @@ def raw_of(values: JsonDict, *, source: str) -> RawSample:
     if CHOSEN in values:
         return raw_preference(values, source=source)[0]
     is_prompt = "prompt" in values and ANSWERED not in values
-    return raw_prompt(values, source=source) if is_prompt else raw_sample(values, source=source, no_videos=None)
+    return (
+        raw_prompt(values, source=source)
+        if is_prompt
+        else raw_sample(values, source=source, no_videos=None, no_sounds=None)
+    )

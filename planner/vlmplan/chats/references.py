@@ -1,5 +1,6 @@
-"""Where the images and videos of a sample are, as its JSON says it: in a part of a turn, or beside the turns."""
+"""Where images, videos and sounds of a sample are, as its JSON says it: in a part of a turn, or beside the turns."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -9,35 +10,55 @@ from vlmplan.json_reader import JsonObject
 IMAGE_NAMES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of a list of frames, not of videos
 REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url")
 VIDEO_KEYS = ("video", "path")
+SOUND_KEYS = ("audio", "path", "url", "base64", "audio_url", "input_audio")
 FRAME_RATE = "sample_fps"
 """What qwen-vl-utils calls the frames a second of a list of frames."""
 OWN_IMAGES = ("image", "images")
 OWN_VIDEOS = ("video", "videos")
+OWN_SOUNDS = ("audio", "audios")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Where an image is, as it stands in the JSON: a path, a data: URI or base64; or where a video is: a path, or the
-    paths of its ``frames``, of which there are so many a second (``sample_fps``) where that is said."""
+    """Where an image or a sound is, as it stands in the JSON: a path, a data: URI or base64; or where a video is: a
+    path, or the paths of its ``frames``, of which there are so many a second (``sample_fps``) where that is said."""
 
     text: str
     is_base64: bool = False
     is_video: bool = False
+    is_sound: bool = False
     frames: tuple[str, ...] = ()
     frames_per_second: float | None = None
+
+    @property
+    def kind(self) -> str:
+        return "video" if self.is_video else "sound" if self.is_sound else "image"
 
 
 def image_of_part(part: JsonObject) -> Reference | None:
     """Where the image of a part is; None where it takes the next of the sample's own."""
-    given = [key for key in REFERENCE_KEYS if part.maybe(key, part.raw) is not None]
+    return _of_part(part, REFERENCE_KEYS, "image")
+
+
+def sound_of_part(part: JsonObject) -> Reference | None:
+    """Where the sound of a part is; None where it takes the next of the sample's own."""
+    return _of_part(part, SOUND_KEYS, "sound")
+
+
+def _of_part(part: JsonObject, keys: Sequence[str], kind: str) -> Reference | None:
+    given = [key for key in keys if part.maybe(key, part.raw) is not None]
     if not given:
         return None
     if len(given) > 1:
-        raise InputError(f"{part.source}: {part.path} names its image twice, by {' and '.join(given)}; one has to go")
+        raise InputError(f"{part.source}: {part.path} names its {kind} twice, by {' and '.join(given)}; one has to go")
     [key] = given
-    if isinstance(part.raw(key), dict):  # OpenAI: {"image_url": {"url": "data:..."}}
-        return Reference(text=part.object(key).text("url"))
-    return Reference(text=part.text(key), is_base64=key == "base64")
+    is_sound = kind == "sound"
+    if not isinstance(part.raw(key), dict):
+        return Reference(text=part.text(key), is_base64=key == "base64", is_sound=is_sound)
+    said = part.object(key)
+    if is_sound and "data" in said:  # OpenAI: {"input_audio": {"data": "...", "format": "wav"}}
+        return Reference(text=said.text("data"), is_base64=True, is_sound=True)
+    return Reference(text=said.text("url"), is_sound=is_sound)  # OpenAI: {"image_url": {"url": "data:..."}}
 
 
 def listed_values(value: Any) -> list[Any]:
@@ -47,22 +68,36 @@ def listed_values(value: Any) -> list[Any]:
 
 def own_images(sample: JsonObject) -> list[Reference]:
     """``image`` or ``images`` of the sample: a text or an object that says where it is, or a list of them."""
-    given = [key for key in OWN_IMAGES if sample.maybe(key, sample.raw) is not None]
+    return _own(sample, OWN_IMAGES, REFERENCE_KEYS, image_of_part)
+
+
+def own_sounds(sample: JsonObject) -> list[Reference]:
+    """``audio`` or ``audios``, as ``own_images``."""
+    return _own(sample, OWN_SOUNDS, SOUND_KEYS, sound_of_part)
+
+
+def _own(
+    sample: JsonObject,
+    keys: Sequence[str],
+    part_keys: Sequence[str],
+    of_part: Callable[[JsonObject], Reference | None],
+) -> list[Reference]:
+    given = [key for key in keys if sample.maybe(key, sample.raw) is not None]
     if len(given) > 1:
-        raise InputError(f"{sample.source}: the sample has both image and images; one of the two has to go")
+        raise InputError(f"{sample.source}: the sample has both {' and '.join(given)}; one of the two has to go")
     if not given:
         return []
     [key] = given
     value = sample.raw(key)
     listed = listed_values(value)
     if all(isinstance(item, str) for item in listed):
-        return [Reference(text=item) for item in listed]
+        return [Reference(text=item, is_sound=key in OWN_SOUNDS) for item in listed]
     if not all(isinstance(item, dict) for item in listed):
         sample.refuse(key, "a text or a list of texts, or objects with one of path, url and base64,")
     objects = sample.objects(key) if isinstance(value, list) else [sample.object(key)]
-    found = [image_of_part(item) for item in objects]
+    found = [of_part(item) for item in objects]
     if None in found:
-        sample.refuse(key, f"an object with one of {', '.join(REFERENCE_KEYS)}")
+        sample.refuse(key, f"an object with one of {', '.join(part_keys)}")
     return [reference for reference in found if reference is not None]
 
 

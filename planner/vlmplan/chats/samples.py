@@ -1,4 +1,5 @@
-"""A file of chats as checked samples. Before training starts, every sample and image header is looked at."""
+"""A file of chats as checked samples. Before training starts, every sample is looked at, and the headers of what it
+shows."""
 
 import dataclasses
 import json
@@ -8,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from vlmplan.chats.formats import NO_VIDEOS, RawSample, RawTurn, raw_sample
-from vlmplan.chats.image_files import EmbeddedImage, ImageSource, PixelBudget, checked_size, located, located_file
+from vlmplan.chats.formats import NO_SOUNDS, NO_VIDEOS, RawSample, RawTurn, raw_sample
+from vlmplan.chats.image_files import Embedded, PixelBudget, Source, checked_size, located, located_file
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.references import Reference
+from vlmplan.chats.sound_files import sound_seconds
 from vlmplan.chats.video_files import VideoHeader, video_header
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
@@ -33,7 +35,7 @@ class TextPart:
 class ImagePart:
     """An image of ``width x height`` pixels as it is looked at, by where it is."""
 
-    source: ImageSource
+    source: Source
     width: int
     height: int
 
@@ -49,11 +51,22 @@ class VideoPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoundPart:
+    """A sound of ``seconds``, as its file says it, by where it is."""
+
+    source: Source
+    seconds: float
+
+
+Part = TextPart | ImagePart | VideoPart | SoundPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one side says. ``role`` is system, user or assistant; only the user shows images and videos."""
+    """What one side says. ``role`` is system, user or assistant; only the user shows images, videos and sounds."""
 
     role: str
-    content: tuple[TextPart | ImagePart | VideoPart, ...]
+    content: tuple[Part, ...]
 
     @property
     def text(self) -> str:
@@ -74,8 +87,8 @@ class Sample:
     is_plain: bool = False
 
     @property
-    def shown(self) -> tuple[ImagePart | VideoPart, ...]:
-        """Images and videos, in the order of the text."""
+    def shown(self) -> tuple[ImagePart | VideoPart | SoundPart, ...]:
+        """Images, videos and sounds, in the order of the text."""
         return tuple(part for turn in self.turns for part in turn.content if not isinstance(part, TextPart))
 
     @property
@@ -85,6 +98,10 @@ class Sample:
     @property
     def videos(self) -> tuple[VideoPart, ...]:
         return tuple(part for part in self.shown if isinstance(part, VideoPart))
+
+    @property
+    def sounds(self) -> tuple[SoundPart, ...]:
+        return tuple(part for part in self.shown if isinstance(part, SoundPart))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +118,15 @@ class ReadReport:
 
 
 def read_chats(
-    path: Path, *, skips_bad: bool, image_root: Path | None = None, no_videos: str | None = NO_VIDEOS
+    path: Path,
+    *,
+    skips_bad: bool,
+    image_root: Path | None = None,
+    no_videos: str | None = NO_VIDEOS,
+    no_sounds: str | None = NO_SOUNDS,
 ) -> tuple[list[Sample], ReadReport]:
-    """The samples of a file, JSONL or a list; images and videos are looked for in ``image_root``, then beside the file.
-    ``no_videos`` as of ``raw_sample``.
+    """The samples of a file, JSONL or a list; images, videos and sounds are looked for in ``image_root``, then beside
+    the file. ``no_videos`` and ``no_sounds`` as of ``raw_sample``.
 
     Raises InputError with file and place for the first sample that cannot be used, or leaves such samples out and
     reports them if ``skips_bad``. Raises it for a file without samples in any case, and UnavailableError for one that
@@ -113,7 +135,7 @@ def read_chats(
     folders, budget = image_folders(path, image_root), PixelBudget()
 
     def read(record: Record) -> tuple[str, Sample]:
-        return sample_of(record, folders, budget, file=path, no_videos=no_videos)
+        return sample_of(record, folders, budget, file=path, no_videos=no_videos, no_sounds=no_sounds)
 
     return read_each(path, read, skips_bad=skips_bad)
 
@@ -155,16 +177,17 @@ def sample_of(
     file: Path,
     columns: NamedColumns | None = None,
     no_videos: str | None = NO_VIDEOS,
+    no_sounds: str | None = NO_SOUNDS,
 ) -> tuple[str, Sample]:
-    """The name of its form, and the sample, whose columns may have names of their own. ``no_videos`` as of
-    ``raw_sample``.
+    """The name of its form, and the sample, whose columns may have names of their own. ``no_videos`` and ``no_sounds``
+    as of ``raw_sample``.
 
     Raises InputError, naming the sample, for one that cannot be used.
     """
     values = values_of(record)
     if columns is not None:
         values = columns.standard(values, source=record.source)
-    raw = raw_sample(values, source=record.source, no_videos=no_videos)
+    raw = raw_sample(values, source=record.source, no_videos=no_videos, no_sounds=no_sounds)
     return raw.form, checked_sample(raw, record, folders, budget, file=file)
 
 
@@ -185,7 +208,7 @@ def checked_sample(
 ) -> Sample:
     """``raw``, of ``record`` in ``file``, with its images found and their headers read. Raises InputError for one that
     cannot be used."""
-    place = EmbeddedImage(file=file, offset=record.offset, num_bytes=len(record.content), index=0)
+    place = Embedded(file=file, offset=record.offset, num_bytes=len(record.content), index=0)
     turns = tuple(_turns(raw.turns, record.source, folders, budget, place))
     return Sample(source=record.source, turns=turns, num_prompt_turns=raw.num_prompt_turns, is_plain=raw.is_plain)
 
@@ -202,20 +225,31 @@ def _refuse_halves(values: JsonDict, text: str, source: str) -> None:
 
 
 def _turns(
-    raw: tuple[RawTurn, ...], source: str, folders: tuple[Path, ...], budget: PixelBudget, place: EmbeddedImage
+    raw: tuple[RawTurn, ...], source: str, folders: tuple[Path, ...], budget: PixelBudget, place: Embedded
 ) -> Iterator[Turn]:
-    num_images = 0
+    counts: Counter[str] = Counter()
     for turn in raw:
-        content: list[TextPart | ImagePart | VideoPart] = []
+        content: list[Part] = []
         for part in turn.content:
-            if isinstance(part, Reference) and part.is_video:
-                content.append(_video(part, source, folders))
-            elif isinstance(part, Reference):
-                content.append(_image(part, source, folders, budget, dataclasses.replace(place, index=num_images)))
-                num_images += 1
+            if isinstance(part, Reference):
+                content.append(
+                    _shown(part, source, folders, budget, dataclasses.replace(place, index=counts[part.kind]))
+                )
+                counts[part.kind] += 1
             elif part:
                 content.append(TextPart(text=part))
         yield Turn(role=turn.role, content=tuple(content))
+
+
+def _shown(
+    reference: Reference, source: str, folders: tuple[Path, ...], budget: PixelBudget, place: Embedded
+) -> ImagePart | VideoPart | SoundPart:
+    """``place``: where it is, if it is in the sample itself."""
+    if reference.is_video:
+        return _video(reference, source, folders)
+    if reference.is_sound:
+        return _sound(reference, source, folders, place)
+    return _image(reference, source, folders, budget, place)
 
 
 def _video(reference: Reference, source: str, folders: tuple[Path, ...]) -> VideoPart:
@@ -245,9 +279,8 @@ def _listed_video(reference: Reference, folders: tuple[Path, ...]) -> VideoPart:
 
 
 def _image(
-    reference: Reference, source: str, folders: tuple[Path, ...], budget: PixelBudget, place: EmbeddedImage
+    reference: Reference, source: str, folders: tuple[Path, ...], budget: PixelBudget, place: Embedded
 ) -> ImagePart:
-    """``place``: where it is, if it is in the sample itself."""
     try:
         found = located(reference, folders)
         number = place.index + 1
@@ -256,3 +289,14 @@ def _image(
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
     return ImagePart(source=place if isinstance(found, bytes) else found, width=width, height=height)
+
+
+def _sound(reference: Reference, source: str, folders: tuple[Path, ...], place: Embedded) -> SoundPart:
+    try:
+        found = located(reference, folders)
+        number = place.index + 1
+        name = f"sound {number}" if isinstance(found, bytes) else f"sound {number}, {found},"
+        seconds = sound_seconds(found, name=name)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+    return SoundPart(source=place if isinstance(found, bytes) else found, seconds=seconds)

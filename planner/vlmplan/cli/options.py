@@ -34,11 +34,15 @@ SAMPLES: Decorator = click.option(
     "--data",
     type=FILE,
     metavar="FILE",
-    help="The samples themselves: JSONL, a JSON list, or a folder of them. Lengths, images and their number are taken "
-    "from them; --seq-len is the limit then, --image-size and --images-per-sample are the most.",
+    help="The samples themselves: JSONL, a JSON list, or a folder of them. Lengths, images, sounds and their number "
+    "are taken from them; --seq-len is the limit then, --image-size, --images-per-sample, --audio-seconds and "
+    "--audios-per-sample are the most.",
 )
 IMAGE_FOLDER: Decorator = click.option(
-    "--image-folder", type=FILE, metavar="DIR", help="Where images are that the data names; else beside its file."
+    "--image-folder",
+    type=FILE,
+    metavar="DIR",
+    help="Where images and sounds are that the data names; else beside its file.",
 )
 DATA = (SAMPLES, IMAGE_FOLDER)
 WORKLOAD: tuple[Decorator, ...] = (
@@ -61,7 +65,9 @@ WORKLOAD: tuple[Decorator, ...] = (
         metavar="WxH",
         help="Pixels of each frame as it is stored, with --data at the most.  [default: 448x448]",
     ),
-    click.option("--audio-seconds", type=float, metavar="X", help="How long each sound of a sample is."),
+    click.option(
+        "--audio-seconds", type=float, metavar="X", help="How long each sound of a sample is, with --data at the most."
+    ),
     count("--audios-per-sample", "Sounds in each sample.  [default: 1 where --audio-seconds is given]"),
     count("--num-samples", "Samples in the dataset.  [default: 10000]"),
     click.option("--epochs", type=float, metavar="N", help="Passes over the dataset.  [default: 1]"),

@@ -9,7 +9,7 @@ options.py   what packing, lower limits and smaller images would buy, and the la
 """
 
 from vlmplan.data_plan.covering import Covering
-from vlmplan.data_plan.lengths import SampleShapes, Shape, Trained
+from vlmplan.data_plan.lengths import MostShown, SampleShapes, Shape, Trained
 from vlmplan.data_plan.source import DataSource, DataSources, Limits
 
-__all__ = ["Covering", "DataSource", "DataSources", "Limits", "SampleShapes", "Shape", "Trained"]
+__all__ = ["Covering", "DataSource", "DataSources", "Limits", "MostShown", "SampleShapes", "Shape", "Trained"]

@@ -1,12 +1,14 @@
 """Samples of one length with equal images that take at least what given samples take: what an estimate is made of.
 
 Memory of the vision encoder goes with its patches, that of the language model with tokens. So images are chosen such
-that a micro batch has no fewer patches than the real one, and each row no fewer tokens.
+that a micro batch has no fewer patches than the real one, and each row no fewer tokens. Sounds of a micro batch are
+padded to its longest, so that all are taken to be as long.
 """
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from vlmplan.architecture.images import ImageShape
 from vlmplan.chats.downscaling import Size
@@ -17,12 +19,24 @@ from vlmplan.dataset.images import ImageAmounts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covering:
     """Every sample has ``seq_len`` tokens and ``images_per_sample`` images of ``image_size`` (width, height), or as
-    many videos of ``clip_frames`` where their model sees frames otherwise than images."""
+    many videos of ``clip_frames`` where their model sees frames otherwise than images, and ``audios_per_sample`` sounds
+    of ``audio_seconds``."""
 
     seq_len: int
     images_per_sample: int = 0
     image_size: Size | None = None
     clip_frames: int | None = None
+    audios_per_sample: int = 0
+    audio_seconds: float = 0.0
+
+    @property
+    def without_images(self) -> "Covering":
+        return replace(self, images_per_sample=0, image_size=None, clip_frames=None)
+
+    @property
+    def of_text(self) -> "Covering":
+        """As long, with nothing but text."""
+        return Covering(seq_len=self.seq_len)
 
     def image(self, amounts: ImageAmounts, size: Size | None = None) -> ImageShape:
         """What one of the images becomes, of another ``size`` where that is said."""
@@ -33,10 +47,43 @@ class Covering:
         return amounts.shape(shown, self.images_per_sample)
 
 
+class Sounds(NamedTuple):
+    """``number`` sounds, the longest of so many ``seconds``."""
+
+    number: int = 0
+    seconds: float = 0.0
+
+
 def covering(
+    samples: SampleShapes,
+    amounts: ImageAmounts,
+    *,
+    num_tokens: int,
+    num_patches: int,
+    num_images: int,
+    num_rows: int,
+    sounds: Sounds | None = None,
+) -> Covering:
+    """What covers a micro batch of ``num_rows`` rows of ``num_tokens``, with so many patches, images and sounds in all.
+
+    Every row has as many sounds as there are on average, rounded up, of the seconds of the longest, and becomes longer
+    where it has no room for those.
+    """
+    if sounds is None or not sounds.number:
+        sizes = {"num_tokens": num_tokens, "num_patches": num_patches}
+        return _of_images(samples, amounts, **sizes, num_images=num_images, num_rows=num_rows)
+    count = -(-sounds.number // num_rows)
+    taken = count * samples.sound_tokens[sounds.seconds]
+    sizes = {"num_tokens": max(0, num_tokens - taken), "num_patches": num_patches}
+    shown = _of_images(samples, amounts, **sizes, num_images=num_images, num_rows=num_rows)
+    length = max(num_tokens, shown.seq_len + taken)
+    return replace(shown, seq_len=length, audios_per_sample=count, audio_seconds=sounds.seconds)
+
+
+def _of_images(
     samples: SampleShapes, amounts: ImageAmounts, *, num_tokens: int, num_patches: int, num_images: int, num_rows: int
 ) -> Covering:
-    """What covers a micro batch of ``num_rows`` rows of ``num_tokens``, with so many patches and images in all.
+    """What covers so many patches and images, in rows of ``num_tokens`` that have no sounds.
 
     As few images a sample as the micro batch has on average, rounded up, and of the smallest size of the data with
     which patches suffice; more images where those would not fit into the row. A row becomes longer only where no number
@@ -93,7 +140,14 @@ def covering_every_order(samples: SampleShapes, amounts: ImageAmounts, *, limit:
         num_patches=heaviest.patches + samples.blank.patches,
         num_images=heaviest.num_images,
         num_rows=1,
+        sounds=most_sounds(samples),
     )
+
+
+def most_sounds(samples: SampleShapes) -> Sounds:
+    """As many sounds as any of the samples has, and as long as any is."""
+    shapes = samples.shapes
+    return Sounds(max(shape.num_sounds for shape in shapes), max(shape.seconds for shape in shapes))
 
 
 def padded(num_tokens: int, pads_to: int, limit: int) -> int:

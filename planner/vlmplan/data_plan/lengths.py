@@ -1,14 +1,15 @@
-"""Samples as a micro batch is made of them: their tokens with those of images, and the vision encoder's patches."""
+"""Samples as a micro batch is made of them: their tokens with those of images and sounds, patches, and seconds."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_rules import DataRules
 from vlmplan.dataset import Dataset, SampleSize
 from vlmplan.dataset.images import ImageAmounts
+from vlmplan.dataset.sounds import SoundAmounts
 from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles
@@ -16,19 +17,25 @@ from vlmplan.workload import ModelFiles
 BLANK_SIDE, BLANK_TEXT_TOKENS = 28, 16
 """Pixels of what the trainer shows where a micro batch shows nothing of a kind (its ``data/encode.py``), and tokens
 that are enough for what stands around it."""
+BLANK_SECONDS = 0.2
+"""Of the sound where a micro batch has none."""
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 LIMIT_MULTIPLE = 64
 """Of tokens, that limits which are tried are rounded up to. A choice."""
 
 
 class Shape(NamedTuple):
-    """One sample. ``tokens`` has the ``image_tokens``, ``patches`` are the vision encoder's for all its images, among
-    which are those that stand for the frames of its videos."""
+    """One sample. ``tokens`` has the ``image_tokens`` and ``sound_tokens``, ``patches`` are the vision encoder's for
+    all its images, among which are those that stand for the frames of its videos. ``seconds`` are those of the longest
+    of its ``num_sounds``."""
 
     tokens: int
     patches: int = 0
     num_images: int = 0
     image_tokens: int = 0
+    sound_tokens: int = 0
+    num_sounds: int = 0
+    seconds: float = 0.0
 
 
 NOTHING = Shape(0)
@@ -39,7 +46,8 @@ class SampleShapes:
     """Every sample of a data set as a model sees it. ``sizes`` are those of the images that its processor is given,
     with the patches of each; ``num_refused`` samples show an image that it refuses. ``blank`` is what the bundled
     trainer may add to a micro batch of samples with images and others with videos, so that each shows both.
-    ``frame_patches`` are those of a frame where samples have videos that are no images to the model."""
+    ``frame_patches`` are those of a frame where samples have videos that are no images to the model. ``sound_tokens``
+    are those of sounds by their seconds."""
 
     shapes: tuple[Shape, ...]
     sizes: tuple[tuple[int, Size], ...]
@@ -48,6 +56,7 @@ class SampleShapes:
     sentences: tuple[str, ...]
     blank: Shape = NOTHING
     frame_patches: int | None = None
+    sound_tokens: Mapping[float, int] = field(default_factory=dict[float, int], hash=False)
 
     @property
     def longest(self) -> int:
@@ -63,7 +72,8 @@ class Trained:
     """The samples that are trained on at a limit, which ``samples`` keep to.
 
     ``num_cut`` of them are cut there. Left out are ``num_long`` where the trainer leaves long ones out, ``num_no_room``
-    whose images alone do not fit, and ``num_many_images`` with more images than are allowed.
+    whose images and sounds alone do not fit, ``num_many_images`` with more images than are allowed, and
+    ``num_many_sounds`` with more or longer sounds.
     """
 
     samples: SampleShapes
@@ -72,6 +82,7 @@ class Trained:
     num_long: int = 0
     num_no_room: int = 0
     num_many_images: int = 0
+    num_many_sounds: int = 0
 
     @property
     def num_over(self) -> int:
@@ -79,24 +90,43 @@ class Trained:
         return self.num_cut + self.num_long + self.num_no_room
 
 
-def trained(found: SampleShapes, rules: DataRules, *, limit: int, max_images: int | None = None) -> Trained:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MostShown:
+    """The most that a sample may show: images, sounds, and ``seconds`` of each; None: any."""
+
+    images: int | None = None
+    sounds: int | None = None
+    seconds: float | None = None
+
+    def has_room_for_sounds(self, shape: Shape) -> bool:
+        return shape.num_sounds <= (shape.num_sounds if self.sounds is None else self.sounds) and (
+            self.seconds is None or shape.seconds <= self.seconds
+        )
+
+
+ANY = MostShown()
+
+
+def trained(found: SampleShapes, rules: DataRules, *, limit: int, most: MostShown = ANY) -> Trained:
     """What is trained on at a ``limit`` in tokens. Raises InputError if nothing is."""
     kept: list[Shape] = []
-    num_cut = num_long = num_no_room = num_many = 0
+    num_cut = num_long = num_no_room = num_many = num_sounds = 0
     for shape in found.shapes:
-        if max_images is not None and shape.num_images > max_images:
+        if most.images is not None and shape.num_images > most.images:
             num_many += 1
+        elif not most.has_room_for_sounds(shape):
+            num_sounds += 1
         elif shape.tokens <= limit:
             kept.append(shape)
         elif rules.drops_long:
             num_long += 1
-        elif shape.image_tokens >= limit:
+        elif shape.image_tokens + shape.sound_tokens >= limit:
             num_no_room += 1
         else:
             num_cut += 1
             kept.append(shape._replace(tokens=limit))
     if not kept:
-        raise InputError(f"no sample fits into {limit:,} tokens; --seq-len is the limit")
+        raise InputError(_nothing_kept(limit, num_sounds, most))
     return Trained(
         samples=replace(found, shapes=tuple(kept)),
         limit=limit,
@@ -104,7 +134,16 @@ def trained(found: SampleShapes, rules: DataRules, *, limit: int, max_images: in
         num_long=num_long,
         num_no_room=num_no_room,
         num_many_images=num_many,
+        num_many_sounds=num_sounds,
     )
+
+
+def _nothing_kept(limit: int, num_sounds: int, most: MostShown) -> str:
+    if not num_sounds:
+        return f"no sample fits into {limit:,} tokens; --seq-len is the limit"
+    options = {"--audios-per-sample": most.sounds, "--audio-seconds": most.seconds}
+    given = " and ".join(f"{name} {value:g}" for name, value in options.items() if value is not None)
+    return f"no sample fits into {limit:,} tokens with {given}; give more"
 
 
 def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned: Size | None = None) -> SampleShapes:
@@ -113,13 +152,13 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
     Raises InputError where the model takes no images and the samples show some, or refuses every sample.
     """
     amounts = ImageAmounts(model, rules, planned if dataset.has_images else None)
-    videos = VideoAmounts(model, rules, amounts)
+    videos, sounds = VideoAmounts(model, rules, amounts), SoundAmounts(model)
     shapes: list[Shape] = []
     sizes: dict[Size, int] = {}
     refused: list[str] = []
     for sample in dataset.samples:
         try:
-            shapes.append(_shape(sample, amounts, videos, sizes))
+            shapes.append(_heard(sample, _shape(sample, amounts, videos, sizes), sounds))
         except InputError as error:
             refused.append(str(error))
     if not shapes:
@@ -129,9 +168,16 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
         sizes=tuple(sorted((patches, size) for size, patches in sizes.items())),
         num_refused=len(refused),
         sentences=tuple(dict.fromkeys(refused))[:1],
-        blank=_blank(dataset, amounts, videos),
+        blank=_blank(dataset, amounts, videos, sounds),
         frame_patches=amounts.clip(1).num_patches if dataset.has_videos and videos.are_clips else None,
+        sound_tokens=_sound_tokens(shapes, sounds),
     )
+
+
+def _sound_tokens(shapes: Sequence[Shape], sounds: SoundAmounts) -> dict[float, int]:
+    """By the seconds of the longest sound of each sample, and of a blank one; empty without sounds."""
+    seconds = {shape.seconds for shape in shapes if shape.num_sounds}
+    return {one: sounds.num_tokens(one) for one in sorted({*seconds, BLANK_SECONDS})} if seconds else {}
 
 
 def _shape(sample: SampleSize, amounts: ImageAmounts, videos: VideoAmounts, sizes: dict[Size, int]) -> Shape:
@@ -152,13 +198,35 @@ def _shape(sample: SampleSize, amounts: ImageAmounts, videos: VideoAmounts, size
     return Shape(sample.text_tokens + image_tokens, patches, num_images, image_tokens)
 
 
-def _blank(dataset: Dataset, amounts: ImageAmounts, videos: VideoAmounts) -> Shape:
-    """A blank image and a blank video, where samples show both kinds and the model sees them one after the other."""
-    if not (dataset.has_pictures and dataset.has_videos and videos.needs_both_kinds):
+def _heard(sample: SampleSize, shape: Shape, sounds: SoundAmounts) -> Shape:
+    """``shape`` with the sounds of its sample. Raises InputError for one that the model's extractor refuses."""
+    if not sample.sounds:
+        return shape
+    tokens = sum(sounds.num_tokens(seconds) for seconds in sample.sounds)
+    return shape._replace(
+        tokens=shape.tokens + tokens,
+        sound_tokens=tokens,
+        num_sounds=len(sample.sounds),
+        seconds=max(sample.sounds),
+    )
+
+
+def _blank(dataset: Dataset, amounts: ImageAmounts, videos: VideoAmounts, sounds: SoundAmounts) -> Shape:
+    """A blank image and a blank video, where samples show both kinds and the model sees them one after the other; a
+    blank sound too where samples have sounds and images."""
+    shows_both = dataset.has_pictures and dataset.has_videos and videos.needs_both_kinds
+    shows_and_sounds = dataset.has_sounds and dataset.has_images
+    if not shows_both and not shows_and_sounds:
         return NOTHING
-    image, video = amounts.shape((BLANK_SIDE, BLANK_SIDE), 1), videos.blank(BLANK_SIDE)
-    tokens = image.num_tokens + video.num_tokens + BLANK_TEXT_TOKENS
-    return Shape(tokens, image.num_patches + video.num_patches)
+    image = amounts.shape((BLANK_SIDE, BLANK_SIDE), 1)
+    made = Shape(image.num_tokens + BLANK_TEXT_TOKENS)
+    if shows_both:
+        video = videos.blank(BLANK_SIDE)
+        made = Shape(made.tokens + video.num_tokens, image.num_patches + video.num_patches)
+    if shows_and_sounds:
+        tokens = made.tokens + sounds.num_tokens(BLANK_SECONDS)
+        made = made._replace(tokens=tokens, num_sounds=1, seconds=BLANK_SECONDS)
+    return made
 
 
 def limits_at(samples: SampleShapes, percentiles: Sequence[int]) -> list[int]:

@@ -66,7 +66,8 @@ def _other_rules(source: DataSource) -> Iterator[tuple[str, _Make]]:
     if rules.order is not Order.BY_LENGTH and not rules.packs:
         grouped = replace(rules, order=Order.BY_LENGTH)
         yield "group by length", lambda name, make: Option(name=name, outlook=make.outlook(kept, grouped))
-    if not rules.packs and not source.found.sizes:  # rows of several images are packed by few trainers
+    shows_more = source.found.sizes or source.dataset.has_sounds
+    if not rules.packs and not shows_more:  # rows of several images are packed by few trainers
         packed = replace(rules, packs=True)
         yield f"packing into {kept.limit:,}", lambda name, make: Option(name=name, outlook=make.outlook(kept, packed))
 
@@ -76,7 +77,7 @@ def _lower_limits(source: DataSource) -> Iterator[tuple[str, _Make]]:
     for limit in limits_at(source.trained.samples, LIMIT_PERCENTILES):
 
         def make(name: str, outlooks: Outlooks, limit: int = limit) -> Option:
-            kept = trained(source.found, source.rules, limit=limit, max_images=source.max_images)
+            kept = trained(source.found, source.rules, limit=limit, most=source.most)
             return Option(name=name, outlook=outlooks.outlook(kept, source.rules), cut_fraction=kept.num_over / total)
 
         yield f"--seq-len {limit}", make
@@ -93,7 +94,7 @@ def _smaller_images(source: DataSource) -> Iterator[tuple[str, _Make]]:
         def make(name: str, outlooks: Outlooks, pixels: int = pixels) -> Option:
             rules = replace(source.rules, max_pixels=pixels)
             found = sample_shapes(source.dataset, source.model, rules, source.planned_size)
-            kept = trained(found, rules, limit=source.trained.limit, max_images=source.max_images)
+            kept = trained(found, rules, limit=source.trained.limit, most=source.most)
             shrunk = sum(limited(size, min_pixels=0, max_pixels=pixels) != size for size in shown)
             outlook = outlooks.of(replace(source, rules=rules, found=found, trained=kept), MAX_COMPARED_SAMPLES)
             return Option(
@@ -121,9 +122,9 @@ def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, 
     rows = recipe.micro_batch
     micro_batch = largest(lambda count: fits(bound, count), MOST_MICRO_BATCH)
     most = min(context_length(found.workload.model) or MOST_SEQ_LEN, MOST_SEQ_LEN) // LIMIT_MULTIPLE
-    taken = 0
+    taken = outlooks.sound_tokens(bound)
     if bound.image_size is not None:
-        taken = bound.images_per_sample * outlooks.image_tokens(bound, bound.image_size)
+        taken += bound.images_per_sample * outlooks.image_tokens(bound, bound.image_size)
     least = max(1, -(-taken // LIMIT_MULTIPLE))
     length = largest(lambda count: fits(replace(bound, seq_len=count * LIMIT_MULTIPLE), rows), most, least)
     side = None

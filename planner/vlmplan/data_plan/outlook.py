@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from vlmplan.chats.downscaling import Size
-from vlmplan.data_plan.covering import Covering, covering
+from vlmplan.data_plan.covering import Covering, Sounds, covering
 from vlmplan.data_plan.lengths import Trained
 from vlmplan.data_plan.sampling import MicroBatch, Ranks, micro_steps, rows_of
 from vlmplan.data_plan.source import DataSource
@@ -80,6 +80,12 @@ class Outlooks:
         """Tokens of an image of this size in such a sample. Raises InputError for one that is refused."""
         return covers.image(self._source.amounts, size).num_tokens
 
+    def sound_tokens(self, covers: Covering) -> int:
+        """Tokens of all sounds of such a sample."""
+        if not covers.audios_per_sample:
+            return 0
+        return covers.audios_per_sample * self._source.found.sound_tokens[covers.audio_seconds]
+
     def of(self, source: DataSource, most_samples: int | None = None) -> Outlook:
         """What becomes of the samples of ``source``; of ``most_samples`` of them where a beginning will do."""
         trained, rules = source.trained, source.rules
@@ -137,18 +143,21 @@ class Outlooks:
             image_width=width,
             image_height=height,
             clip_frames=covers.clip_frames,
+            audios_per_sample=covers.audios_per_sample,
+            audio_seconds=covers.audio_seconds,
         )
 
     def _run_seconds(self, run: "_Run", coverings: "_Coverings", grad_accum: int) -> float | None:
         """Of the drawn steps. In each micro step the ranks wait for the slowest."""
         of_text = self._line([Covering(seq_len=length) for length in _spread(*run.lengths, NUM_LENGTHS)])
-        more = self._line_of_patches(run, coverings)
-        if of_text is None or more is None:
+        of_images, of_sounds = self._line_of_patches(run, coverings), self._line_of_sounds(run, coverings)
+        if of_text is None or of_images is None or of_sounds is None:
             return None
-        return (
-            sum(max(of_text(one.num_tokens) + more(one.patches) for one in step) for step in run.micro_steps)
-            / grad_accum
-        )
+
+        def seconds(one: MicroBatch) -> float:
+            return of_text(one.num_tokens) + of_images(one.patches) + of_sounds(one.sound_seconds)
+
+        return sum(max(map(seconds, step)) for step in run.micro_steps) / grad_accum
 
     def _line(self, points: Sequence[Covering]) -> Callable[[float], float] | None:
         seconds = [self.seconds(point) for point in points]
@@ -164,11 +173,31 @@ class Outlooks:
         points: list[tuple[float, float]] = [(0.0, 0.0)]
         for patches in _spread(least, most, NUM_PATCHES):
             covers = coverings.of_patches(patches, num_tokens=run.lengths[1])
-            with_images, without = self.seconds(covers), self.seconds(Covering(seq_len=covers.seq_len))
-            if with_images is None or without is None:
+            more = self._more_seconds(covers)
+            if more is None:
                 return None
-            points.append((coverings.patches_of(covers), with_images - without))
+            points.append((coverings.patches_of(covers), more))
         return straight(sorted(dict(points).items()))
+
+    def _line_of_sounds(self, run: "_Run", coverings: "_Coverings") -> Callable[[float], float] | None:
+        """Seconds that sounds add to a step, by the seconds of all of a micro batch as they are padded."""
+        heard = {one.sound_seconds: one for step in run.micro_steps for one in step if one.num_sounds}
+        in_order = [heard[length] for length in sorted(heard)]
+        points: list[tuple[float, float]] = [(0.0, 0.0)]
+        for place in sorted({round(index * (len(in_order) - 1) / (NUM_PATCHES - 1)) for index in range(NUM_PATCHES)}):
+            if not in_order:
+                break
+            covers = coverings.of(in_order[place]._replace(patches=0, num_images=0))
+            more = self._more_seconds(covers)
+            if more is None:
+                return None
+            points.append((coverings.sound_seconds_of(covers), more))
+        return straight(sorted(dict(points).items()))
+
+    def _more_seconds(self, covers: Covering) -> float | None:
+        """Of a step on such samples beside one on as much text."""
+        whole, of_text = self.seconds(covers), self.seconds(covers.of_text)
+        return None if whole is None or of_text is None else whole - of_text
 
 
 def straight(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
@@ -211,6 +240,7 @@ class _Coverings:
             num_patches=one.patches,
             num_images=one.num_images,
             num_rows=self._num_rows,
+            sounds=Sounds(one.num_sounds, one.seconds),
         )
 
     def of_patches(self, patches: int, *, num_tokens: int) -> Covering:
@@ -221,6 +251,10 @@ class _Coverings:
     def patches_of(self, covers: Covering) -> int:
         """That a micro batch of such samples has."""
         return self._num_rows * covers.images_per_sample * covers.image(self._amounts).num_patches
+
+    def sound_seconds_of(self, covers: Covering) -> float:
+        """Of all sounds of a micro batch of such samples."""
+        return self._num_rows * covers.audios_per_sample * covers.audio_seconds
 
 
 @dataclass(slots=True)
@@ -254,23 +288,32 @@ class _Run:
         return max(one.patches for step in self.micro_steps for one in step)
 
     def candidates(self) -> Iterator[tuple[MicroBatch, int]]:
-        """Micro batches than which no other has both more tokens and more patches, with their steps; neighbours as one
-        with the most of each where there are many."""
-        first: dict[tuple[int, int], tuple[MicroBatch, int]] = {}
+        """Micro batches than which no other has more tokens, more patches and more of sounds, with their steps;
+        neighbours as one with the most of each where there are many."""
+        first: dict[tuple[int, int, float], tuple[MicroBatch, int]] = {}
         for number, step in enumerate(self.micro_steps):
             for one in step:
-                first.setdefault((one.num_tokens, one.patches), (one, number // self.grad_accum + 1))
+                key = (one.num_tokens, one.patches, one.sound_seconds)
+                first.setdefault(key, (one, number // self.grad_accum + 1))
         front: list[tuple[MicroBatch, int]] = []
-        most = -1
+        most: list[tuple[int, float]] = []  # of those that have as many tokens or more
         for key in sorted(first, reverse=True):
-            if key[1] > most:
-                most = key[1]
+            patches, seconds = key[1:]
+            if not any(more >= patches and longer >= seconds for more, longer in most):
+                most = [one for one in most if one[0] > patches or one[1] > seconds] + [(patches, seconds)]
                 front.append(first[key])
         size = -(-len(front) // MAX_CANDIDATES)
         for start in range(0, len(front), size):
             group = front[start : start + size]
-            longest, fullest = group[0], group[-1]
-            together = longest[0]._replace(patches=fullest[0].patches, num_images=fullest[0].num_images)
+            longest = group[0]
+            fullest = max((one for one, _ in group), key=lambda one: one.patches)
+            loudest = max((one for one, _ in group), key=lambda one: one.sound_seconds)
+            together = longest[0]._replace(
+                patches=fullest.patches,
+                num_images=fullest.num_images,
+                num_sounds=loudest.num_sounds,
+                seconds=loudest.seconds,
+            )
             yield together, longest[1]
 
 

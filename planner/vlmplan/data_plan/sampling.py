@@ -18,12 +18,20 @@ MEGABATCHES = 50
 
 
 class MicroBatch(NamedTuple):
-    """``num_tokens`` of each row as padded; ``patches``, ``num_images`` and ``real_tokens`` of all rows together."""
+    """``num_tokens`` of each row as padded; ``patches``, ``num_images``, ``num_sounds`` and ``real_tokens`` of all rows
+    together, ``seconds`` of the longest sound."""
 
     num_tokens: int
     patches: int
     num_images: int
     real_tokens: int
+    num_sounds: int = 0
+    seconds: float = 0.0
+
+    @property
+    def sound_seconds(self) -> float:
+        """Of all sounds, padded to the longest."""
+        return self.num_sounds * self.seconds
 
 
 class Ranks(NamedTuple):
@@ -75,6 +83,8 @@ def made_of(rows: Sequence[Shape], trained: Trained, rules: DataRules) -> MicroB
         patches=sum([row.patches for row in rows]) + blank.patches,
         num_images=sum([row.num_images for row in rows]),
         real_tokens=sum([row.tokens for row in rows]),
+        num_sounds=sum([row.num_sounds for row in rows]) or blank.num_sounds,
+        seconds=max([row.seconds for row in rows]) or blank.seconds,
     )
 
 
@@ -102,4 +112,10 @@ def packed_rows(trained: Trained) -> list[Shape]:
     """Samples put together into rows of the limit."""
     shapes = sorted(trained.samples.shapes, reverse=True)
     groups = packed([shape.tokens for shape in shapes], trained.limit)
-    return [Shape(*(sum(values) for values in zip(*(shapes[index] for index in row), strict=True))) for row in groups]
+    return [_together([shapes[index] for index in row]) for row in groups]
+
+
+def _together(shapes: Sequence[Shape]) -> Shape:
+    """One row of these samples."""
+    sums = Shape(*(sum(values) for values in zip(*shapes, strict=True)))
+    return sums._replace(seconds=max(shape.seconds for shape in shapes))

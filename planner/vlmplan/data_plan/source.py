@@ -1,17 +1,18 @@
 """What ``--data`` decides of a request: how long samples are, which images they have, and how many there are."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vlmplan.chats.downscaling import Size
-from vlmplan.data_plan.covering import Covering, clips_covering, covering, covering_every_order
-from vlmplan.data_plan.lengths import SampleShapes, Trained, sample_shapes, trained
+from vlmplan.data_plan.covering import Covering, clips_covering, covering, covering_every_order, most_sounds
+from vlmplan.data_plan.lengths import ANY, MostShown, SampleShapes, Trained, sample_shapes, trained
 from vlmplan.data_rules import DataRules
 from vlmplan.dataset import Dataset, dataset
 from vlmplan.dataset.images import ImageAmounts
-from vlmplan.dataset.videos import VideoAmounts, video_reading
+from vlmplan.dataset.media import media_reading
+from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.models import context_length
 from vlmplan.sampler import packed
 from vlmplan.units import counted
@@ -21,20 +22,20 @@ from vlmplan.workload import ModelFiles
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the samples of a run may have at the most. ``limit`` is in tokens, None for the model's own, and ``source``
-    says where it is from; ``planned_size`` is what images are made no larger than, ``max_images`` what a sample shows.
+    says where it is from; ``planned_size`` is what images are made no larger than, ``most`` what a sample shows.
     """
 
     limit: int | None = None
     source: str = "--seq-len"
     planned_size: Size | None = None
-    max_images: int | None = None
+    most: MostShown = ANY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
     """Samples, as one trainer gives them to one model. ``found`` are all of them, ``trained`` those at the limit.
 
-    ``limit_source`` says where the limit is from; None: nothing is limited. ``planned_size`` and ``max_images`` are
+    ``limit_source`` says where the limit is from; None: nothing is limited. ``planned_size`` and ``most`` are
     those of ``Limits``. ``sources`` has the same samples under other rules.
     """
 
@@ -46,7 +47,7 @@ class DataSource:
     trained: Trained
     limit_source: str | None
     planned_size: Size | None = None
-    max_images: int | None = None
+    most: MostShown = ANY
     sources: "DataSources" = field(repr=False, compare=False)
 
     @property
@@ -69,7 +70,17 @@ class DataSource:
     @property
     def room(self) -> Covering:
         """So many images of one size that no sample has more or larger ones, in no more tokens than they take. Frames
-        of videos need no more than the patches of all images together."""
+        of videos need no more than the patches of all images together. So it is with sounds and their seconds."""
+        samples = self.trained.samples
+        shown = Covering(seq_len=0) if self.found.sizes == () else self._room_of_images
+        sounds = most_sounds(samples)
+        if not sounds.number:
+            return shown
+        length = shown.seq_len + sounds.number * samples.sound_tokens[sounds.seconds]
+        return replace(shown, seq_len=length, audios_per_sample=sounds.number, audio_seconds=sounds.seconds)
+
+    @property
+    def _room_of_images(self) -> Covering:
         samples = self.trained.samples
         most, size = self._room
         if samples.frame_patches is not None:
@@ -112,7 +123,7 @@ class DataSource:
     @property
     def num_changed(self) -> int:
         """Samples that are not trained on as they are: cut or left out."""
-        return self.trained.num_over + self.trained.num_many_images
+        return self.trained.num_over + self.trained.num_many_images + self.trained.num_many_sounds
 
     @property
     def shrunk_image_fraction(self) -> float:
@@ -132,20 +143,31 @@ class DataSource:
             notes.append(f"--data {name}: {self.dataset.num_bad:,} of {total:,} samples cannot be used; first: {first}")
         if self.found.num_refused:
             notes.append(
-                f"--data {name}: {counted(self.found.num_refused, 'sample')} left out, whose images the model's "
-                f"processor refuses; first: {self.found.sentences[0]}"
+                f"--data {name}: {counted(self.found.num_refused, 'sample')} left out, whose "
+                f"{self._shown_kinds} the model's processor refuses; first: {self.found.sentences[0]}"
             )
         if kept.num_many_images:
             notes.append(
                 f"--data {name}: {counted(kept.num_many_images, 'sample')} left out with more than "
-                f"{self.max_images} images (--images-per-sample)"
+                f"{self.most.images} images (--images-per-sample)"
+            )
+        if kept.num_many_sounds:
+            notes.append(
+                f"--data {name}: {counted(kept.num_many_sounds, 'sample')} left out with more or longer sounds than "
+                f"--audios-per-sample or --audio-seconds says"
             )
         if kept.num_no_room:
             notes.append(
-                f"--data {name}: {counted(kept.num_no_room, 'sample')} left out, whose images alone take "
+                f"--data {name}: {counted(kept.num_no_room, 'sample')} left out, whose {self._shown_kinds} alone take "
                 f"{kept.limit:,} tokens or more"
             )
         return notes
+
+    @property
+    def _shown_kinds(self) -> str:
+        """What samples show, in words."""
+        kinds = {"images": self.dataset.has_images, "sounds": self.dataset.has_sounds}
+        return " or ".join(name for name, is_shown in kinds.items() if is_shown)
 
 
 class DataSources:
@@ -155,7 +177,7 @@ class DataSources:
     def __init__(self, path: Path, model: ModelFiles, rules: DataRules, *, image_folder: Path | None = None) -> None:
         self._path, self._model = path, model
         self._dataset = dataset(
-            path, model, names=rules.names, image_folder=image_folder, videos=video_reading(model, rules)
+            path, model, names=rules.names, image_folder=image_folder, media=media_reading(model, rules)
         )
         self._shapes: dict[tuple[Any, ...], SampleShapes] = {}
         self._sources: dict[tuple[DataRules, Limits], DataSource] = {}
@@ -185,10 +207,10 @@ class DataSources:
             model=self._model,
             rules=rules,
             found=found,
-            trained=trained(found, rules, limit=limit, max_images=limits.max_images),
+            trained=trained(found, rules, limit=limit, most=limits.most),
             limit_source=source,
             planned_size=limits.planned_size,
-            max_images=limits.max_images,
+            most=limits.most,
             sources=self,
         )
 
@@ -211,4 +233,5 @@ def _of_packed_rows(source: DataSource) -> Covering:
         num_patches=round(densest.patches * rows),
         num_images=max(1, round(densest.num_images * rows)),
         num_rows=1,
+        sounds=most_sounds(samples),
     )

@@ -1,4 +1,4 @@
-"""The samples of ``--data``: how long each is, and which images it shows.
+"""The samples of ``--data``: how long each is, and which images, videos and sounds it shows.
 
 files.py        which files are meant: one, a folder's, or the data sets of a dataset_info.json
 model_texts.py  the model's tokenizer and chat template, where they are at hand
@@ -6,6 +6,8 @@ rendering.py    a chat through its template, in a sandbox
 counting.py     tokens of a text, exactly or estimated from its bytes
 images.py       what a model's processor makes of images
 videos.py       and of videos, by the rules of a trainer
+sounds.py       and of sounds
+media.py        for which model and trainer videos and sounds are read
 scan.py         every sample looked at, by several processes
 unseen.py       the samples of a text in memory, whose images are not looked at
 kept.py         scans kept between runs, by content

@@ -1,9 +1,9 @@
 """Tokens of a sample's text: by the model's own tokenizer and chat template, else estimated from its bytes.
 
 Counted are the tokens that the trainer makes (``vlmplan_trainer/data/encode.py``): the whole chat through the template;
-of a prompt and a completion that are texts, both and the token that ends a text. A token that stands for an image is
-not among them: how many it becomes is known from the image's size. What a processor writes between the frames of a
-video is: when they are, with the tokens around each.
+of a prompt and a completion that are texts, both and the token that ends a text. A token that stands for an image
+or a sound is not among them: how many it becomes is known from its size or length. What a processor writes between the
+frames of a video is: when they are, with the tokens around each.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from vlmplan.chats.frame_rules import FrameRule, Sampler
 from vlmplan.chats.frame_texts import IMAGE_TOKEN, SMOLVLM_TEMPLATE, VIDEO_TAG, FrameTexts, frame_texts
-from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
+from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError, MissingPackageError
@@ -155,29 +155,25 @@ class ExactCounter:
         if not self._texts.takes_parts:
             return {"role": turn.role, "content": turn.text}
         parts = [
-            {"type": "text", "text": part.text}
-            if isinstance(part, TextPart)
-            else {"type": "image" if isinstance(part, ImagePart) else "video"}
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": _type_of(part)}
             for part in turn.content
         ]
         return {"role": turn.role, "content": parts}
 
     def _count(self, sample: Sample, ids: list[int]) -> int | InputError:
         placed = 0
-        for kind, article, shown in self._shown(sample):
+        for kind, one, shown in self._shown(sample):
             if not shown:
                 continue
             token = self._placeholder(kind)
             if token is None:
-                return InputError(
-                    f"{sample.source}: the model's chat template writes no token of its own for {article} {kind}"
-                )
+                return InputError(f"{sample.source}: the model's chat template writes no token of its own for {one}")
             found = ids.count(token)
             if found != shown:
                 return InputError(
-                    f"{sample.source}: the model's token for {article} {kind} comes {found} times in the text, and the "
-                    f"sample shows {shown}; a text must not hold that token, and the chat template has to place every "
-                    f"{kind}"
+                    f"{sample.source}: the model's token for {one} comes {found} times in the text, and the sample "
+                    f"shows {shown}; a text must not hold that token, and the chat template has to place every "
+                    f"{one.partition(' ')[2]}"
                 )
             placed += shown
         if self._writes_videos:
@@ -196,7 +192,7 @@ class ExactCounter:
             assert self._frames is not None
             images += sum(len(self._frames.indices(video.header)) for video in sample.videos)
             videos = 0
-        return [("image", "an", images), ("video", "a", videos)]
+        return [("image", "an image", images), ("video", "a video", videos), ("audio", "a sound", len(sample.sounds))]
 
     def _with_written_videos(self, text: str, sample: Sample) -> str:
         """``text`` with what SmolVLM's processor writes in place of each video, one token for a frame. Raises
@@ -216,9 +212,10 @@ class ExactCounter:
         return self._placeholders[kind]
 
     def _found_placeholder(self, kind: str) -> int | None:
-        """The token that the template writes once for one image, or one video: one that config.json names, or for a
-        video the only added token that is there with it alone (InternVL's, which config.json does not name)."""
-        if self._renderer is None or not self._texts.placeholders:
+        """The token that the template writes once for one image, one video or one sound: one that config.json names,
+        or for a video or a sound the only added token that is there with it alone (InternVL's videos and
+        Phi-4-multimodal's sounds, which config.json does not name)."""
+        if self._renderer is None or (kind == "image" and not self._texts.placeholders):
             return None
         try:
             without, ids = self._probed(), self._probed({"type": kind})
@@ -237,6 +234,11 @@ class ExactCounter:
         said = {"type": "text", "text": PROBE}
         chat = [{"role": "user", "content": [*shown, said]}, {"role": "assistant", "content": [said]}]
         return self._tokenizer.encode(self._renderer.text(chat), add_special_tokens=False).ids
+
+
+def _type_of(part: ImagePart | VideoPart | SoundPart) -> str:
+    """What templates call it."""
+    return "image" if isinstance(part, ImagePart) else "audio" if isinstance(part, SoundPart) else "video"
 
 
 def _tokenizer(texts: ModelTexts) -> Any:

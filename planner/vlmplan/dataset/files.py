@@ -3,7 +3,7 @@
 Source for dataset_info.json: LLaMA-Factory 0.9.5, ``get_dataset_list`` in ``data/parser.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,24 +31,25 @@ class DataFile:
         return (own,) if self.info_folder is None or self.info_folder == own else (self.info_folder, own)
 
 
-def data_files(path: Path, names: Sequence[str] = (), *, takes_videos: bool = False) -> list[DataFile]:
+def data_files(path: Path, names: Sequence[str] = (), *, takes: Collection[str] = ()) -> list[DataFile]:
     """The files of ``path``; of a folder with a dataset_info.json the data sets ``names``, or all that are files there.
+    ``takes`` as of ``named_columns``.
 
     Raises UnavailableError where nothing is there, InputError or UnknownNameError for what cannot be used.
     """
     if not path.is_dir():
         if not path.exists():
             raise UnavailableError(f"{path} does not exist; a file of samples or a folder of them is needed")
-        return _of_info(path, names, takes_videos) if path.name == INFO else [DataFile(path=path)]
+        return _of_info(path, names, takes) if path.name == INFO else [DataFile(path=path)]
     if (path / INFO).is_file():
-        return _of_info(path / INFO, names, takes_videos)
+        return _of_info(path / INFO, names, takes)
     found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES and one.is_file())
     if not found:
         raise InputError(f"{path} has no {INFO} and no file of samples; {' or '.join(SUFFIXES)} is needed")
     return [DataFile(path=one) for one in found]
 
 
-def _of_info(info_path: Path, names: Sequence[str], takes_videos: bool) -> list[DataFile]:
+def _of_info(info_path: Path, names: Sequence[str], takes: Collection[str]) -> list[DataFile]:
     info = JsonObject(read_json_object(info_path), source=str(info_path))
     if not names:
         every = [info.object(name) for name in info.values]
@@ -64,7 +65,7 @@ def _of_info(info_path: Path, names: Sequence[str], takes_videos: bool) -> list[
         if found is None:
             where = next((key for key in SOURCES if key in one), "file_name")
             raise InputError(f"{info_path}: {name} has its samples elsewhere ({where}); a file beside it is needed")
-        columns = named_columns(name, one, takes_videos=takes_videos)
+        columns = named_columns(name, one, takes=takes)
         inside = sorted(each for each in found.iterdir() if each.suffix in SUFFIXES) if found.is_dir() else [found]
         files += [DataFile(path=each, columns=columns, info_folder=info_path.parent) for each in inside]
     return files

@@ -16,10 +16,10 @@ from typing import Any
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.dataset.counting import token_counter
 from vlmplan.dataset.files import DataFile, data_files
+from vlmplan.dataset.media import MediaReading
 from vlmplan.dataset.model_texts import model_texts
 from vlmplan.dataset.record import RULES_VERSION, Dataset, SampleSize
 from vlmplan.dataset.scan import ImageMark, image_mark, scan
-from vlmplan.dataset.videos import VideoReading
 from vlmplan.errors import UnavailableError
 from vlmplan.files import open_regular
 from vlmplan.user_cache import keep_text, kept_text
@@ -36,20 +36,20 @@ def dataset(
     *,
     names: Sequence[str] = (),
     image_folder: Path | None = None,
-    videos: VideoReading | None = None,
+    media: MediaReading | None = None,
 ) -> Dataset:
     """The samples of ``--data``, as ``model`` reads them; scanned, or as they were found before.
 
     Raises what ``data_files`` and ``scan`` raise.
     """
-    videos = videos or VideoReading()
-    files, texts = data_files(path, names, takes_videos=videos.takes_videos), model_texts(model)
-    counter = token_counter(texts, videos.frames)
-    key = _key(files, f"{counter.digest}/{videos}", str(path), image_folder)
+    media = media or MediaReading()
+    files, texts = data_files(path, names, takes=media.takes), model_texts(model)
+    counter = token_counter(texts, media.frames)
+    key = _key(files, f"{counter.digest}/{media}", str(path), image_folder)
     kept = _kept(key)
     if kept is not None:
         return kept
-    found, marks = scan(files, texts, counter, source=str(path), image_folder=image_folder, videos=videos)
+    found, marks = scan(files, texts, counter, source=str(path), image_folder=image_folder, media=media)
     _keep(key, found, marks)
     return found
 
@@ -89,6 +89,7 @@ def _keep(key: str, found: Dataset, marks: Sequence[ImageMark]) -> None:
             for index, sample in enumerate(found.samples)
             if sample.videos
         },
+        "sounds": {str(index): sample.sounds for index, sample in enumerate(found.samples) if sample.sounds},
         "sizes": sizes,
         "forms": dict(found.forms),
         "num_bad": found.num_bad,
@@ -128,8 +129,10 @@ def _kept(key: str) -> Dataset | None:
         shown: dict[str, list[int]] = values["images"]
         images = {int(index): tuple(sizes[place] for place in places) for index, places in shown.items()}
         videos = {int(index): tuple(map(_video, listed)) for index, listed in values["videos"].items()}
+        sounds = {int(index): tuple(map(float, listed)) for index, listed in values["sounds"].items()}
         samples = tuple(
-            SampleSize(int(tokens), images.get(i, ()), videos.get(i, ())) for i, tokens in enumerate(values["tokens"])
+            SampleSize(int(tokens), images.get(i, ()), videos.get(i, ()), sounds.get(i, ()))
+            for i, tokens in enumerate(values["tokens"])
         )
         return Dataset(
             source=str(values["source"]),

@@ -27,15 +27,15 @@ MAX_TOKENIZER_BYTES = 128 * 2**20
 """The largest published one, of Gemma 3's 262,144 tokens, has 33 MB."""
 PLACEHOLDER_KEYS = (
     *("image_token_id", "image_token_index", "boi_token_index", "boi_token_id", "image_seq_token_id"),
-    "video_token_id",
+    *("video_token_id", "audio_token_id", "audio_token_index"),
 )
-"""What config.json calls the token that a template writes for an image or a video."""
+"""What config.json calls the token that a template writes for an image, a video or a sound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTexts:
     """``tokenizer`` is the text of tokenizer.json. ``takes_parts``: a processor's template, which gets the parts of a
-    turn one by one. ``placeholders`` are tokens that may stand for an image in what the template writes."""
+    turn one by one. ``placeholders`` are tokens that may stand for what is shown in what the template writes."""
 
     source: str
     tokenizer: str
@@ -69,10 +69,16 @@ def model_texts(model: ModelFiles) -> ModelTexts | None:
         template=_text(folder / TEMPLATE) or _template(settings),
         special_tokens=_special_tokens(settings),
         takes_parts=model.model_type in IMAGE_MODEL_TYPES,
-        placeholders=tuple(
-            dict.fromkeys(value for key in PLACEHOLDER_KEYS if isinstance(value := model.config.get(key), int))
-        ),
+        placeholders=_placeholders(model),
     )
+
+
+def _placeholders(model: ModelFiles) -> tuple[int, ...]:
+    """By config.json, or its sections on what sees and hears (Phi-4-multimodal)."""
+    sections = [model.config, *(model.config.get(name) for name in ("vision_config", "audio_config"))]
+    named = [cast("Mapping[str, Any]", section) for section in sections if isinstance(section, Mapping)]
+    values = [section.get(key) for section in named for key in PLACEHOLDER_KEYS]
+    return tuple(dict.fromkeys(value for value in values if isinstance(value, int)))
 
 
 def _folder(model: ModelFiles) -> Path | None:

@@ -1,4 +1,4 @@
-"""What a scan of samples finds: of every one the tokens of its text and the sizes of its images."""
+"""What a scan of samples finds: of every one the tokens of its text, and how large and long is what it shows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,19 +7,20 @@ from typing import NamedTuple
 from vlmplan.chats.downscaling import Size
 from vlmplan.chats.video_files import VideoHeader
 
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Of what is counted; another one makes kept results old."""
 MAX_SENTENCES = 5
 """Bad samples that are quoted; all are counted."""
 
 
 class SampleSize(NamedTuple):
-    """``text_tokens`` without those that stand for images and videos, with what is written between the frames of these;
-    ``images`` sizes are (width, height) as looked at."""
+    """``text_tokens`` without those that stand for images, videos and sounds, with what is written between frames;
+    ``images`` sizes are (width, height) as looked at, ``sounds`` are seconds."""
 
     text_tokens: int
     images: tuple[Size, ...] = ()
     videos: tuple[VideoHeader, ...] = ()
+    sounds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,10 @@ class Dataset:
     @property
     def has_videos(self) -> bool:
         return any(sample.videos for sample in self.samples)
+
+    @property
+    def has_sounds(self) -> bool:
+        return any(sample.sounds for sample in self.samples)
 
     @property
     def has_images(self) -> bool:

@@ -19,10 +19,10 @@ from vlmplan.chats.samples import Sample, sample_of
 from vlmplan.data_file import Record, records_in
 from vlmplan.dataset.counting import TokenCounter, token_counter
 from vlmplan.dataset.files import DataFile
+from vlmplan.dataset.media import MediaReading
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.progress import reading_progress
 from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
-from vlmplan.dataset.videos import VideoReading
 from vlmplan.errors import InputError, MissingPackageError
 
 CHUNK_BYTES, CHUNK_SAMPLES = 2**20, 500
@@ -47,7 +47,7 @@ class Scanned:
     num_bad: int = 0
     sentences: list[str] = field(default_factory=list[str])
     marks: dict[str, ImageMark] = field(default_factory=dict[str, ImageMark])
-    """Of the files of images and videos that were looked at, by path."""
+    """Of the files of images, videos and sounds that were looked at, by path."""
 
     def add(self, other: "Scanned") -> None:
         self.samples += other.samples
@@ -63,7 +63,7 @@ class _Chunk:
     folders: tuple[Path, ...]
     columns: NamedColumns | None
     records: list[Record]
-    videos: VideoReading
+    media: MediaReading
 
     @property
     def num_bytes(self) -> int:
@@ -77,18 +77,18 @@ def scan(
     *,
     source: str,
     image_folder: Path | None = None,
-    videos: VideoReading,
+    media: MediaReading,
 ) -> tuple[Dataset, list[ImageMark]]:
-    """The samples of the files, and the files of images and videos that they show. ``counter`` is that of ``texts`` and
-    ``videos``.
+    """The samples of the files, and the files of images, videos and sounds that they show. ``counter`` is that of
+    ``texts`` and ``media``.
 
     Raises UnavailableError for a file that cannot be read, InputError for one that is broken, or without any sample.
     """
     total_bytes = sum(os.path.getsize(file.path) for file in files)
     found = Scanned()
-    chunks = _chunks(files, image_folder, videos)
+    chunks = _chunks(files, image_folder, media)
     with reading_progress(total_bytes) as advance:
-        for chunk_bytes, part in _results(chunks, (texts, videos.frames), counter, _num_processes(total_bytes)):
+        for chunk_bytes, part in _results(chunks, (texts, media.frames), counter, _num_processes(total_bytes)):
             found.add(part)
             advance(chunk_bytes, len(part.samples) + part.num_bad)
     if not found.samples:
@@ -106,7 +106,7 @@ def scan(
     return dataset, list(found.marks.values())
 
 
-def _chunks(files: Sequence[DataFile], image_folder: Path | None, videos: VideoReading) -> Iterator[_Chunk]:
+def _chunks(files: Sequence[DataFile], image_folder: Path | None, media: MediaReading) -> Iterator[_Chunk]:
     for file in files:
         folders = file.image_folders if image_folder is None else (image_folder, *file.image_folders)
         records: list[Record] = []
@@ -115,10 +115,10 @@ def _chunks(files: Sequence[DataFile], image_folder: Path | None, videos: VideoR
             records.append(one)
             num_bytes += len(one.content)
             if num_bytes >= CHUNK_BYTES or len(records) >= CHUNK_SAMPLES:
-                yield _Chunk(file.path, folders, file.columns, records, videos)
+                yield _Chunk(file.path, folders, file.columns, records, media)
                 records, num_bytes = [], 0
         if records:
-            yield _Chunk(file.path, folders, file.columns, records, videos)
+            yield _Chunk(file.path, folders, file.columns, records, media)
 
 
 def _num_processes(total_bytes: int) -> int:
@@ -180,7 +180,8 @@ def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
                     PixelBudget(0),
                     file=chunk.file,
                     columns=chunk.columns,
-                    no_videos=chunk.videos.no_videos,
+                    no_videos=chunk.media.no_videos,
+                    no_sounds=chunk.media.no_sounds,
                 )
             )
         except InputError as error:
@@ -193,7 +194,8 @@ def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
             continue
         found.forms[form] += 1
         sizes = tuple((image.width, image.height) for image in sample.images)
-        found.samples.append(SampleSize(tokens, sizes, tuple(video.header for video in sample.videos)))
+        headers, seconds = (video.header for video in sample.videos), (sound.seconds for sound in sample.sounds)
+        found.samples.append(SampleSize(tokens, sizes, tuple(headers), tuple(seconds)))
         sources = [shown.source for shown in sample.shown]
         for source in (*sources, *(frame for video in sample.videos for frame in video.frames)):
             if isinstance(source, Path) and str(source) not in found.marks:

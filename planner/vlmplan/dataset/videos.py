@@ -7,8 +7,7 @@ from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.video_sampling import frame_rule
 from vlmplan.architecture.images.videos import CLIP_MODEL_TYPES, video_image_shape, video_images
 from vlmplan.chats.downscaling import Size
-from vlmplan.chats.formats import NO_VIDEOS
-from vlmplan.chats.frame_rules import ONE_INPUT_SAMPLERS, SAMPLERS, FrameRule, no_videos, refuse_together
+from vlmplan.chats.frame_rules import ONE_INPUT_SAMPLERS, SAMPLERS, FrameRule, refuse_together
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.data_rules import DataRules, OwnVideoRules, VideoRules
 from vlmplan.dataset.images import ImageAmounts, limited
@@ -17,24 +16,10 @@ from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles
 
 KEPT_VIDEOS = 2**14
-LLAMA_FACTORY_MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
 LEAST_SIDE, MOST_ASPECT, FEWER_ASPECT = 28, 200, 180
 """Of a frame, in LLaMA-Factory (``Qwen2VLPlugin._preprocess_image``)."""
 MOST_FRAMES_OF_AN_IMAGE = 64
 """Small frames that are planned as one image, side by side. A choice: images are no smaller than 256 x 256."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoReading:
-    """``no_videos`` says why samples with videos are not read; None: they are. ``frames`` is the rule by which the
-    model's own processor takes frames, where the trainer leaves it to that."""
-
-    no_videos: str | None = NO_VIDEOS
-    frames: FrameRule | None = None
-
-    @property
-    def takes_videos(self) -> bool:
-        return self.no_videos is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +32,8 @@ class SeenVideo:
     num_patches: int
 
 
-def video_reading(model: ModelFiles, rules: DataRules) -> VideoReading:
-    """How samples with videos are read.
-
-    LLaMA-Factory's are planned for models to which two frames are what one image is, in tokens, patches and attention,
-    and whose processor has the same limits for both. Source: transformers 5.23 ``Qwen2VLVideoProcessor``, which takes
-    the limits of preprocessor_config.json, and ``cu_seqlens`` of the models' vision towers: attention within a pair of
-    frames.
-    """
-    if isinstance(rules.videos, OwnVideoRules):
-        why = no_videos(model.model_type)
-        return VideoReading(no_videos=why, frames=None if why is not None else _own_rule(model, rules.videos))
-    settings = model.preprocessor or {}
-    is_known = rules.videos is not None and model.model_type in LLAMA_FACTORY_MODEL_TYPES
-    has_limits = "size" in settings or {"min_pixels", "max_pixels"} <= settings.keys()
-    return VideoReading(no_videos=None) if is_known and has_limits else VideoReading()
-
-
-def _own_rule(model: ModelFiles, rules: OwnVideoRules) -> FrameRule:
+def own_rule(model: ModelFiles, rules: OwnVideoRules) -> FrameRule:
+    """Which frames the model's own processor takes."""
     limits = {"most_frames": rules.most_frames, "max_pixels": rules.max_pixels}
     return frame_rule(model.config, model.video_settings, fps=rules.fps, **limits)
 
@@ -92,19 +61,19 @@ class VideoAmounts:
     def refuse_together(self, sample: SampleSize) -> None:
         """Raises what ``frame_rules.refuse_together`` does."""
         if sample.videos and isinstance(self._rules, OwnVideoRules):
-            rule = _own_rule(self._model, self._rules)
+            rule = own_rule(self._model, self._rules)
             refuse_together(rule, sample.videos, has_images=bool(sample.images))
 
     def blank(self, side: int) -> SeenVideo:
         """A square video of as few frames as become one row of patches."""
         assert isinstance(self._rules, OwnVideoRules)
-        return self._of_frames(_own_rule(self._model, self._rules).merged_frames, (side, side))
+        return self._of_frames(own_rule(self._model, self._rules).merged_frames, (side, side))
 
     def _num_frames(self, video: VideoHeader) -> int:
         """Frames that the model is given of a video."""
         assert self._rules is not None
         if isinstance(self._rules, OwnVideoRules):
-            return len(_own_rule(self._model, self._rules).indices(video))
+            return len(own_rule(self._model, self._rules).indices(video))
         return frames_of(video, self._rules)
 
     def _seen(self, video: VideoHeader) -> SeenVideo:

@@ -60,7 +60,6 @@ def preflight(
         *(_ram_problems(plan, facts, resumes=options.resume) if is_here else ()),
         *_disk_problems(plan, options, facts),
         *_nvme_problems(plan, facts),
-        *_audio_problems(plan),
         *_model_problems(plan),
         *data_problems(plan, options),
         *folder_problems(options.output_dir, plan, resumes=options.resume),
@@ -240,11 +239,6 @@ def _nvme_problems(plan: Plan, facts: Facts) -> Iterator[str]:
 
 
 # -- model and data --------------------------------------------------------------------------------------------------
-
-
-def _audio_problems(plan: Plan) -> Iterator[str]:
-    if plan.workload.audios_per_sample:
-        yield "the plan's samples have sound, which the bundled trainer does not read; plan without --audio-seconds"
 
 
 def _model_problems(plan: Plan) -> Iterator[str]:

@@ -65,14 +65,16 @@ def _check_audio(own: Request, options: Options) -> None:
     if not asked.num_audios:
         return
     if asked.audio_seconds is None:
+        if options.get("data") is not None:  # a limit of its samples
+            return
         raise InputError(
             f"--audios-per-sample is {asked.audios_per_sample} without --audio-seconds; give the seconds of each sound"
         )
     given = f"--audio-seconds is {asked.audio_seconds:g}"
-    if options.get("data") is not None:
+    if options.get("data") is not None and (own.made_for is not None or options.get("config") is not None):
         raise InputError(
-            f"{given}, but --data {options['data']} says itself what samples are like, and sound in samples is not "
-            f"read; leave one of them off"
+            f"{given}, but --data {options['data']} says itself what samples are like, and sounds in samples are read "
+            f"for vlmplan's own trainer alone; leave one of them off"
         )
     if own.task.task() is not None:
         raise InputError(f"{given}, but samples with sound are planned without --task; leave one of them off")
@@ -162,7 +164,7 @@ def _data_rules(whole: Request) -> "DataRules":
 def with_samples(whole: Request, own: Request, sources: "DataSources", image_folder: Path | None = None) -> Request:
     """``whole``, of which ``own`` is the user's part, with the samples' lengths and images in place of its own, which
     are limits then. A number of samples that is said stays."""
-    from vlmplan.data_plan import Limits
+    from vlmplan.data_plan import Limits, MostShown
     from vlmplan.data_rules import OF_EVERY_IMAGE
 
     configured = whole.configured
@@ -176,7 +178,11 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         limit=whole.workload.seq_len,
         source="--seq-len" if configured is None or own.workload.seq_len is not None else str(configured.path),
         planned_size=own.workload.image_size,
-        max_images=own.workload.images_per_sample,
+        most=MostShown(
+            images=own.workload.images_per_sample,
+            sounds=own.workload.audios_per_sample,
+            seconds=own.workload.audio_seconds,
+        ),
     )
     source = sources.source(rules, limits)
     covers = source.covering
@@ -190,6 +196,8 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         video_frames=whole.videos.frames,
         video_pixels=whole.videos.max_pixels,
         clip_frames=covers.clip_frames,
+        audios_per_sample=covers.audios_per_sample or None,
+        audio_seconds=covers.audio_seconds or None,
     )
     said = whole.workload
     workload = replace(
@@ -203,6 +211,8 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         video_frames=alone.video_frames,
         video_pixels=alone.video_pixels,
         clip_frames=alone.clip_frames,
+        audios_per_sample=alone.audios_per_sample,
+        audio_seconds=alone.audio_seconds,
     )
     if configured is not None:  # what it says of samples that nobody has seen
         configured = replace(configured, notes=tuple(one for one in configured.notes if OF_EVERY_IMAGE not in one))

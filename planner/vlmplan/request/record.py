@@ -220,10 +220,11 @@ class Request:
         return {name: self.option(name) for name in OPTIONS}
 
     def with_room_for_images(self) -> "Request":
-        """For samples of ``--data`` with as many images each as one has at the most, all of the largest size, and no
-        shorter than those take: the bundled trainer makes no image smaller then, and leaves no sample out. Of samples
-        with videos it goes by the patches of all that they show (``DataSource.room``)."""
-        if self.from_data is None or self.from_data.alone.image_size is None:
+        """For samples of ``--data`` with as many images and sounds each as one has at the most, all of the largest size
+        and length, and no shorter than those take: the bundled trainer makes no image smaller then, and leaves no
+        sample out. Of samples with videos it goes by the patches of all that they show (``DataSource.room``)."""
+        alone = None if self.from_data is None else self.from_data.alone
+        if self.from_data is None or alone is None or (alone.image_size is None and alone.audio_seconds is None):
             return self
         source, planned = self.from_data.source, self.workload
         room = source.room
@@ -233,6 +234,8 @@ class Request:
             images_per_sample=room.images_per_sample,
             image_size=room.image_size,
             clip_frames=room.clip_frames,
+            audios_per_sample=room.audios_per_sample or None,
+            audio_seconds=room.audio_seconds or None,
             seq_len=longest,
         )
         return replace(self, workload=workload)

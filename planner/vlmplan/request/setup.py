@@ -296,7 +296,7 @@ def length_notes(workload: Workload, asked: WorkloadRequest) -> list[str]:
     if audio is not None:
         notes.append(
             f"a sound of {workload.audio_seconds:g} s is {counted(audio.num_frames, 'frame')} of a spectrogram and "
-            f"{counted(audio.num_tokens, 'token')}; vlmplan's own trainer reads no sound, and launch refuses this plan"
+            f"{counted(audio.num_tokens, 'token')}"
         )
     longest = context_length(workload.model)
     if longest is not None and workload.seq_len > longest:

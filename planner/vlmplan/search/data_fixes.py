@@ -32,7 +32,7 @@ def sampling_keys(opened: OpenedConfig, config: TrainerConfig, request: Request)
     if source.rules.order is not Order.BY_LENGTH:
         is_older = tool is Tool.MS_SWIFT or "group_by_length" in opened.values
         yield {"group_by_length": True} if is_older else {"train_sampling_strategy": "group_by_length"}
-    if tool is not Tool.TRANSFORMERS and not source.found.sizes:
+    if tool is not Tool.TRANSFORMERS and not source.found.sizes and not source.dataset.has_sounds:
         yield {"packing": True}
 
 

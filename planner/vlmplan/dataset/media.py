@@ -1,0 +1,47 @@
+"""How samples with videos and sounds are read, for one model and one trainer."""
+
+from dataclasses import dataclass
+
+from vlmplan.chats.formats import NO_SOUNDS, NO_VIDEOS
+from vlmplan.chats.frame_rules import FrameRule, no_videos
+from vlmplan.data_rules import DataRules, OwnVideoRules
+from vlmplan.dataset.videos import own_rule
+from vlmplan.sample_audio import no_sounds
+from vlmplan.workload import ModelFiles
+
+LLAMA_FACTORY_MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaReading:
+    """``no_videos`` and ``no_sounds`` say why samples with such are not read; None: they are. ``frames`` is the rule by
+    which the model's own processor takes frames, where the trainer leaves it to that."""
+
+    no_videos: str | None = NO_VIDEOS
+    no_sounds: str | None = NO_SOUNDS
+    frames: FrameRule | None = None
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Columns of a dataset_info.json that are read beside images."""
+        whys = {"videos": self.no_videos, "audios": self.no_sounds}
+        return tuple(name for name, why in whys.items() if why is None)
+
+
+def media_reading(model: ModelFiles, rules: DataRules) -> MediaReading:
+    """How samples with videos and sounds are read.
+
+    Sounds are by the bundled trainer alone. LLaMA-Factory's videos are planned for models to which two frames are what
+    one image is, in tokens, patches and attention, and whose processor has the same limits for both. Source:
+    transformers 5.23 ``Qwen2VLVideoProcessor``, which takes the limits of preprocessor_config.json, and ``cu_seqlens``
+    of the models' vision towers: attention within a pair of frames.
+    """
+    if rules.is_bundled and isinstance(rules.videos, OwnVideoRules):
+        why = no_videos(model.model_type)
+        frames = None if why is not None else own_rule(model, rules.videos)
+        return MediaReading(no_videos=why, no_sounds=no_sounds(model), frames=frames)
+    settings = model.preprocessor or {}
+    is_known = rules.videos is not None and model.model_type in LLAMA_FACTORY_MODEL_TYPES
+    has_limits = "size" in settings or {"min_pixels", "max_pixels"} <= settings.keys()
+    no_sound = f"sounds of samples are not planned for {rules.trainer}, only for vlmplan's own trainer"
+    return MediaReading(no_videos=None if is_known and has_limits else NO_VIDEOS, no_sounds=no_sound)
