@@ -405,9 +405,9 @@ FAMILIES: Mapping[str, Published] = {
 }
 
 
-def write_published(folder: Path, family: str) -> Path:
+def write_published(folder: Path, family: str, said: Published | None = None) -> Path:
     """Write the files of ``family`` in small into ``folder``, which is made; returns ``folder``."""
-    said = FAMILIES[family]
+    said = said or FAMILIES[family]
     folder.mkdir(parents=True)
     tokenizer = _tokenizer(said)
     tokenizer.chat_template = None
@@ -472,12 +472,16 @@ def _tokenizer(said: Published) -> Any:
 def _write_weights(folder: Path, config: Mapping[str, Any]) -> None:
     """config.json as given, with its class, and weights of it."""
     import torch
-    from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
+
+    from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES
 
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+    is_causal = config["model_type"] in CAUSAL_TYPES_WITH_IMAGES
+    auto_class = AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
+    model = auto_class.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
     said = (folder / "generation_config.json").read_text()
     model.generation_config = GenerationConfig()
     model.save_pretrained(folder)

@@ -10,7 +10,7 @@ if importlib.util.find_spec("torchvision") is None:
     pytest.skip("processors of videos need torchvision", allow_module_level=True)
 
 from published_folders import FAMILIES, TEMPLATE, write_published
-from test_video_runs import plan_of
+from tiny_plans import plan_of_data
 from trainer_runs import train_here
 
 from chat_files import ANSWER, jsonl, text
@@ -31,7 +31,7 @@ def test_a_run_takes_what_is_planned_of_its_frames_and_leaves_a_model_with_its_p
     write_video(tmp_path / "clip.mp4", num_frames=71, size=(196, 112))
     row = {"messages": [{"role": "user", "content": [{"type": "video", "video": "clip.mp4"}, text("What?")]}, ANSWER]}
     data = jsonl(tmp_path, *[row] * 4)
-    plan = plan_of(folder, data, video_frames=NUM_FRAMES)
+    plan = plan_of_data(folder, data, video_frames=NUM_FRAMES)
     assert (plan.workload.images_per_sample, plan.workload.clip_frames) == (1, NUM_FRAMES)
     done = train_here(plan, tmp_path / "videos", "--train-data", str(data), "--max-steps", "3")
     assert done.code == 0, done.err

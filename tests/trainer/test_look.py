@@ -78,6 +78,7 @@ def test_an_account_says_what_becomes_of_every_sample(folder: Path, capsys):
         "num_samples": 5, "num_bad": 2, "num_no_room": 2, "num_left_out": 4, "num_truncated": 1, "num_images": 2,
         "num_images_reduced": 1,
         "num_videos": 0,
+        "num_sounds": 0,
     }  # fmt: skip
     assert num_records_in(path) == account["num_samples"] + account["num_left_out"]
     assert account["longest"] == 64

@@ -9,14 +9,12 @@ pytest.importorskip("av")
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("processors of videos need torchvision", allow_module_level=True)
 
+from tiny_plans import plan_of_data
 from trainer_runs import train_here
 
 from chat_files import ANSWER, jsonl, png, text
 from small_videos import write_video
-from vlmplan.launch.prepared import planned
-from vlmplan.plan import Plan
-from vlmplan.request import parse
-from vlmplan.training import LENGTHS_FILE, TrainerOptions
+from vlmplan.training import LENGTHS_FILE
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 NUM_SAMPLES = 4
@@ -35,16 +33,10 @@ def clips(tmp_path: Path) -> Path:
     return jsonl(tmp_path, *[row] * NUM_SAMPLES)
 
 
-def plan_of(model: Path, data: Path, **more: object) -> Plan:
-    options = {"model": str(model), "gpu": "cpu:1", "method": "full", "micro_batch": 1, "grad_accum": 1, "data": data}
-    options |= more
-    return planned(parse(options), (), TrainerOptions(output_dir=Path("unused"), train_data=data))[0]
-
-
 def test_a_run_takes_what_images_of_its_frames_take_and_leaves_a_model_that_is_gone_on_with(
     model: Path, clips: Path, tmp_path: Path
 ):
-    plan = plan_of(model, clips)
+    plan = plan_of_data(model, clips)
     shape = (plan.workload.images_per_sample, plan.workload.image_width, plan.workload.image_height)
     assert shape == (14 // 2, 196, 112)
     words = ("--train-data", str(clips), "--max-steps", "3")
@@ -59,7 +51,7 @@ def test_a_run_takes_what_images_of_its_frames_take_and_leaves_a_model_that_is_g
     shown = [{"type": "image", "image": "frame.png"}] * shape[0]
     row = {"messages": [{"role": "user", "content": [*shown, text("What?")]}, ANSWER]}
     images = jsonl(folder, *[row] * NUM_SAMPLES)
-    of_images = plan_of(model, images)
+    of_images = plan_of_data(model, images)
     assert of_images.workload.images_per_sample == shape[0]
     alike = train_here(of_images, tmp_path / "images", "--train-data", str(images), "--max-steps", "3")
     assert alike.code == 0, alike.err

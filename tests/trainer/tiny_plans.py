@@ -8,9 +8,12 @@ from recipe_cases import plan
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.deepspeed_config import deepspeed_config
 from vlmplan.engines.parameters import ParameterTable
+from vlmplan.launch.prepared import planned
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe import Recipe
+from vlmplan.request import parse
 from vlmplan.thinkers import thinker_config
+from vlmplan.training import TrainerOptions
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 
@@ -41,3 +44,10 @@ def tiny_plan(folder: Path, recipe: Recipe, *, num_ranks: int = 1, **changes: An
         "environment": {"DS_ACCELERATOR": "cpu"},
     }
     return plan(recipe, num_ranks, **(known | changes))
+
+
+def plan_of_data(model: Path, data: Path, **more: object) -> Plan:
+    """What is planned of the samples of ``data`` for one CPU rank."""
+    options = {"model": str(model), "gpu": "cpu:1", "method": "full", "micro_batch": 1, "grad_accum": 1, "data": data}
+    options |= more
+    return planned(parse(options), (), TrainerOptions(output_dir=Path("unused"), train_data=data))[0]

@@ -25,7 +25,8 @@ from vlmplan.data_plan.lengths import sample_shapes
 from vlmplan.data_rules import OwnVideoRules, rules_of
 from vlmplan.dataset import dataset
 from vlmplan.dataset.images import ImageAmounts
-from vlmplan.dataset.videos import VideoAmounts, video_reading
+from vlmplan.dataset.media import media_reading
+from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.models import find_model
 from vlmplan_trainer.data.batches import Batches, collated, with_blank
@@ -33,7 +34,7 @@ from vlmplan_trainer.data.encode import Encoder, TooLongError
 from vlmplan_trainer.data.flat_batches import FlatBatches
 from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.data.scan import scanned
-from vlmplan_trainer.data.videos import VideoMeter, frames_of, refuse_videos_without_packages
+from vlmplan_trainer.data.videos import VideoLimits, VideoMeter, frames_of, refuse_videos_without_packages
 from vlmplan_trainer.models.processors import load_processor
 
 needs_torchvision = pytest.mark.skipif(
@@ -194,7 +195,7 @@ def takes_both(sample: Sample, family: str) -> bool:
 @pytest.mark.parametrize("family", FAMILY_CASES)
 def test_the_model_gets_the_tokens_and_patches_that_are_planned(family: str, folders, path: Path):
     model, made = find_model(str(folders[family])), encoder_of(folders[family])
-    found = dataset(path, model, videos=video_reading(model, rules_of(None)))
+    found = dataset(path, model, media=media_reading(model, rules_of(None)))
     assert (found.is_exact, found.num_bad) == (True, 0)
     seen = sample_shapes(found, model, rules_of(None))
     assert len(seen.sentences) == (family == "smolvlm")
@@ -275,7 +276,7 @@ def test_a_list_of_frames_is_what_the_processor_makes_of_them(family: str, folde
     assert indices == ([0, 1, 2, 4, 5] if family == "llava_onevision" else [*range(7)])
     frames = frames_of(part, indices, name="video 1")
     assert [int(frame.float().mean()) for frame in frames] == [30 * index for index in indices]
-    found = dataset(data, model, videos=video_reading(model, rules_of(None)))
+    found = dataset(data, model, media=media_reading(model, rules_of(None)))
     [shape] = sample_shapes(found, model, rules_of(None)).shapes
     assert made.encode(sample)["input_ids"].shape[1] == shape.tokens == scanned(made, [sample]).lengths[0]
 
@@ -320,9 +321,9 @@ def test_the_scan_leaves_out_and_cuts_what_encoding_does(family: str, folders, p
 def test_limits_of_frames_are_those_of_the_plan(folders, path: Path):
     model = find_model(str(folders["qwen3_vl"]))
     rules = replace(rules_of(None), videos=OwnVideoRules(fps=4.0, most_frames=6))
-    found = dataset(path, model, videos=video_reading(model, rules))
+    found = dataset(path, model, media=media_reading(model, rules))
     shapes = sample_shapes(found, model, rules).shapes
-    made = encoder_of(folders["qwen3_vl"], video_fps=4.0, video_frames=6)
+    made = encoder_of(folders["qwen3_vl"], videos=VideoLimits(fps=4.0, most_frames=6))
     for sample, shape in zip(samples_of(path), shapes, strict=True):
         encoded = made.encode(sample)
         assert encoded["input_ids"].shape[1] == shape.tokens
@@ -339,9 +340,9 @@ def test_frames_are_no_larger_than_the_plan_has_them(family: str, folders, path:
     jsonl(path.parent, question(CLIP), question(LONG), question({"type": "video", "video": names}))
     model, pixels = find_model(str(folders[family])), 64 * 40
     rules = replace(rules_of(None), videos=OwnVideoRules(max_pixels=pixels))
-    found = dataset(path, model, videos=video_reading(model, rules))
+    found = dataset(path, model, media=media_reading(model, rules))
     shapes = sample_shapes(found, model, rules).shapes
-    made, samples = encoder_of(folders[family], video_pixels=pixels), samples_of(path)
+    made, samples = encoder_of(folders[family], videos=VideoLimits(max_pixels=pixels)), samples_of(path)
     assert scanned(made, samples).lengths == [shape.tokens for shape in shapes]
     for sample, shape in zip(samples, shapes, strict=True):
         [part] = map(made.video_meter.fitted, sample.videos)
@@ -436,7 +437,7 @@ def test_planner_and_trainer_have_one_rule_of_every_published_processor(alias: s
     amounts = VideoAmounts(model, rules, ImageAmounts(model, rules))
     part = getattr(transformers, CLASSES[alias])(**(model.video_settings or {}))
     meter = VideoMeter(SimpleNamespace(video_processor=part))
-    assert meter.rule == video_reading(model, rules).frames
+    assert meter.rule == media_reading(model, rules).frames
     for header in HEADERS:
         assert amounts.num_frames(header) == len(meter.rule.indices(header))
         assert amounts.seen(header).num_patches == meter.num_patches(header)

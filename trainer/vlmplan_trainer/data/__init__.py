@@ -1,7 +1,9 @@
 """From lines of chats to micro batches.
 
+embedded.py       what stands in base64 in a file of samples
 images.py         images of files and base64, opened
 videos.py         videos: the frames that are planned, decoded, and their tokens
+sounds.py         sounds: decoded, and their tokens
 templates.py      a sample as the text of the model's chat template, and where the assistant speaks in it
 downscaling.py    what a processor makes of an image, and images made smaller
 encode.py         a sample as the tensors that the model's forward takes, with labels

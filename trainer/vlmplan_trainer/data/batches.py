@@ -4,7 +4,8 @@ Texts are padded to the longest of the micro batch, rounded up. What the process
 for Qwen-VL) in dimension 0 and is put one after the other there, each other dimension padded with zeros to the largest:
 tiles of LLaVA-NeXT and LLaVA-OneVision, pixels of Pixtral, whose models are told the true sizes beside, and images of
 Idefics3 and SmolVLM, whose models drop images of zeros. MiniCPM-V takes the patches of all images side by side in one
-row. Samples without images add nothing.
+row. Spectrograms of sounds are padded like this too, and so are the masks of their frames. Samples without images or
+sounds add nothing.
 """
 
 import math
@@ -19,6 +20,7 @@ from vlmplan.sampler import Shares, epoch_order
 from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
+from vlmplan_trainer.data.sounds import FEATURES, FEATURES_OF_MASK, MASK
 from vlmplan_trainer.data.videos import VIDEO_PIXELS
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
@@ -40,7 +42,7 @@ class Batches:
 
     In data with images a micro batch without any, of texts or of what is left out after all, gets a blank one at the
     end of its shortest text, without effect on the loss: the vision tower has to run on all ranks or on none. So it is
-    with videos, for which the tower runs once more.
+    with videos, for which the tower runs once more, and with sounds.
 
     Raises InputError if what is left fills no step.
     """
@@ -69,6 +71,7 @@ class Batches:
         self._pads_to = pads_to
         self._shows_images = any(sample.images for sample in self._samples)
         self._shows_videos = any(sample.videos for sample in self._samples)
+        self._has_sounds = any(sample.sounds for sample in self._samples)
         self._epoch = self._start = 0
 
     def take_part(self, part: int, num_parts: int) -> None:
@@ -107,8 +110,9 @@ class Batches:
         ]
         blanks = [self._encoder.blank_image] if self._shows_images else []
         blanks += [self._encoder.blank_video] if self._shows_videos else []
+        blanks += [self._encoder.blank_sound] if self._has_sounds else []
         for blank in blanks:
-            pixels = blank.keys() & {VIDEO_PIXELS, *PIXELS}
+            pixels = blank.keys() & {VIDEO_PIXELS, *PIXELS, *FEATURES}
             if not any(row.keys() & pixels for row in rows):
                 shortest = min(range(len(rows)), key=lambda index: rows[index]["input_ids"].shape[1])
                 rows[shortest] = with_blank(rows[shortest], self._encoder, blank)
@@ -144,8 +148,8 @@ def refuse_too_few(scan: DatasetScan, *, samples_per_step: int, num_rows: int | 
 
 
 def with_blank(row: Encoded, encoder: Encoder, blank: Encoded) -> Encoded:
-    """``row`` with a blank image or video behind its text; the text gives way where the length does not suffice, but
-    for what the row shows itself and what stands before that."""
+    """``row`` with a blank image, video or sound behind its text; the text gives way where the length does not suffice,
+    but for what the row shows itself and what stands before that."""
     room = encoder.seq_len - blank["input_ids"].shape[1]
     if room < 1:
         raise InputError(f"--seq-len {encoder.seq_len} has no room for an image; a longer one is needed")
@@ -163,6 +167,7 @@ def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int
     """One micro batch of ``rows``. Raises no error: what does not fit ``seq_len`` was cut before."""
     longest = max(row["input_ids"].shape[1] for row in rows)
     num_tokens = min(math.ceil(longest / pads_to) * pads_to, max(seq_len, longest))
+    rows = with_masks_of_frames(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
     fills = {"input_ids": pad_id, "labels": IGNORED_LABEL}
     result: Encoded = {}
@@ -175,6 +180,19 @@ def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int
             is_packed = SIZES_OF_PACKED.get(name) in names
             result[name] = torch.cat(values, dim=-1) if is_packed else joined(values, PADDED_WITH.get(name, 0))
     return result
+
+
+def with_masks_of_frames(rows: Sequence[Encoded]) -> Sequence[Encoded]:
+    """``rows`` with masks of the frames of their sounds where the model takes one of several sounds alone, as
+    ``Phi4MultimodalFeatureExtractor`` has it."""
+    if sum(len(row[FEATURES_OF_MASK]) for row in rows if FEATURES_OF_MASK in row) < 2:
+        return rows
+    return [
+        row | {MASK: torch.ones(row[FEATURES_OF_MASK].shape[:2], dtype=torch.bool)}
+        if FEATURES_OF_MASK in row and MASK not in row
+        else row
+        for row in rows
+    ]
 
 
 def joined(values: Sequence[Tensor], fill: int = 0) -> Tensor:

@@ -1,10 +1,15 @@
-"""Synthetic image chats: coloured squares and their names. Nothing to learn but which colour comes when it is asked."""
+"""Synthetic chats: coloured squares and their names, and silence. Nothing to learn but which colour comes when it is
+asked."""
 
 import io
 import random
+import wave
 from functools import cache
 
-from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
+from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn
+
+SILENCE_RATE = 16_000
+"""Values a second of silences."""
 
 COLOURS = {
     "black": (0, 0, 0),
@@ -18,16 +23,29 @@ COLOURS = {
 }
 
 
-def dummy_samples(count: int, *, num_images: int, image_size: tuple[int, int], seed: int) -> list[Sample]:
-    """``count`` chats with ``num_images`` images of ``image_size`` (width, height) each; the same for the same seed.
+def dummy_samples(
+    count: int,
+    *,
+    num_images: int,
+    image_size: tuple[int, int],
+    seed: int,
+    num_sounds: int = 0,
+    sound_seconds: float = 0.0,
+) -> list[Sample]:
+    """``count`` chats with ``num_images`` images of ``image_size`` (width, height) and ``num_sounds`` silences of
+    ``sound_seconds`` each; the same for the same seed.
 
     The assistant names the colours of the images in order; without images, the colours that the user names, sorted.
     """
     drawn = random.Random(seed)
-    return [_sample(index, drawn, num_images, image_size) for index in range(count)]
+    silence = SoundPart(source=silent_wav(sound_seconds), seconds=sound_seconds)
+    sounds = [silence] * num_sounds
+    return [_sample(index, drawn, num_images, image_size, sounds) for index in range(count)]
 
 
-def _sample(index: int, drawn: random.Random, num_images: int, image_size: tuple[int, int]) -> Sample:
+def _sample(
+    index: int, drawn: random.Random, num_images: int, image_size: tuple[int, int], sounds: list[SoundPart]
+) -> Sample:
     names = drawn.choices(list(COLOURS), k=num_images or 3)
     if num_images:
         width, height = image_size
@@ -38,10 +56,20 @@ def _sample(index: int, drawn: random.Random, num_images: int, image_size: tuple
     else:
         question, answer = [TextPart(text=f"Sort these colours: {', '.join(names)}")], sorted(names)
     turns = (
-        Turn(role="user", content=tuple(question)),
+        Turn(role="user", content=(*sounds, *question)),
         Turn(role="assistant", content=(TextPart(text=", ".join(answer)),)),
     )
     return Sample(source=f"dummy data:{index + 1}", turns=turns)
+
+
+@cache
+def silent_wav(seconds: float) -> bytes:
+    """A WAV of so many seconds of nothing."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as made:
+        made.setparams((1, 2, SILENCE_RATE, 0, "NONE", "not compressed"))
+        made.writeframes(bytes(2 * round(seconds * SILENCE_RATE)))
+    return file.getvalue()
 
 
 @cache

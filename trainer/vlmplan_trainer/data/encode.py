@@ -19,17 +19,18 @@ from transformers import BatchFeature
 
 from vlmplan.chats.downscaling import Downscaling, ImageDownscaler, Size
 from vlmplan.chats.image_files import PixelBudget
-from vlmplan.chats.samples import Sample, VideoPart
+from vlmplan.chats.samples import Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 from vlmplan_trainer.data.images import opened
+from vlmplan_trainer.data.sounds import PlannedSounds, SoundMeter
 from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
-from vlmplan_trainer.data.videos import VideoMeter, frames_of, videos_as_images
+from vlmplan_trainer.data.videos import VideoLimits, VideoMeter, frames_of, videos_as_images
 from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES
 
 SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
-"""Tensors with one value per token; the others are about images."""
+"""Tensors with one value per token; the others are about what is shown."""
 UNSUPPORTED_MODELS = ("mllama", "blip-2", "instructblip", "idefics2")
 """Their processors do not say which tokens stand for an image, or mask images for each token."""
 BLANK_SIDE = 28
@@ -42,7 +43,7 @@ class LeftOutError(InputError):
 
 
 class TooLongError(LeftOutError):
-    """A cut at the plan's length would hit an image or a video."""
+    """A cut at the plan's length would hit an image, a video or a sound."""
 
     def __init__(self, source: str, seq_len: int, shown: str = "image") -> None:
         super().__init__(
@@ -55,8 +56,8 @@ class Encoder:
 
     ``seq_len``, ``image_size`` (width, height) and ``images_per_sample`` are the plan's: longer samples are cut, larger
     images made smaller, and samples with more images left out. None leaves images as they are. Of a video the frames
-    are taken that the processor itself takes, ``video_fps`` of each second and ``video_frames`` at the most of
-    ``video_pixels`` each, where that is said. ``clip_frames``: the plan's images are videos of so many frames.
+    are taken that the processor itself takes, within ``videos``. ``clip_frames``: the plan's images are videos of so
+    many frames. ``sounds`` says what is planned of sounds; None: samples have none.
 
     ``truncated`` and ``skipped`` are the sources of such samples, of all scans and of all that were encoded; ``late``
     has the sentences of those that no scan had found, by their sources.
@@ -71,10 +72,9 @@ class Encoder:
         image_size: Size | None = None,
         images_per_sample: int | None = None,
         skips_bad: bool = False,
-        video_fps: float | None = None,
-        video_frames: int | None = None,
-        video_pixels: int | None = None,
+        videos: VideoLimits | None = None,
         clip_frames: int | None = None,
+        sounds: PlannedSounds | None = None,
     ) -> None:
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -92,9 +92,10 @@ class Encoder:
         self.meter = ImageMeter(processor) if self.is_vision else None
         self._image_size = image_size
         self._fitter = ImageDownscaler(self.meter, image_size) if self.meter is not None else None
+        self.sound_meter = None if sounds is None else SoundMeter(processor, sounds)
         self._tried_pixels = PixelBudget()
         self._clip_frames = clip_frames
-        self._video_limits = {"fps": video_fps, "most_frames": video_frames, "max_pixels": video_pixels}
+        self._video_limits = videos or VideoLimits()
         self.truncated: set[str] = set()
         self.skipped: set[str] = set()
         self.late: dict[str, str] = {}
@@ -104,7 +105,7 @@ class Encoder:
         """Of samples with videos. Raises InputError for a processor that has no part for them."""
         if getattr(self.processor, "video_processor", None) is None:
             raise InputError(f"the model's {type(self.processor).__name__} takes no videos")
-        return VideoMeter(self.processor, **self._video_limits)
+        return VideoMeter(self.processor, self._video_limits)
 
     @property
     def num_truncated(self) -> int:
@@ -122,23 +123,25 @@ class Encoder:
 
     @cached_property
     def shown_ids(self) -> Tensor:
-        """Tokens that stand for images and videos."""
-        named = (getattr(self.processor, f"{kind}_token_id", None) for kind in ("image", "video"))
+        """Tokens that stand for images, videos and sounds."""
+        named = (getattr(self.processor, f"{kind}_token_id", None) for kind in ("image", "video", "audio"))
         return torch.tensor([token for token in named if isinstance(token, int)], dtype=torch.int64)
 
     def encode(self, sample: Sample) -> Encoded:
-        """The tensors of a sample. Raises InputError naming it, TooLongError if a cut would hit one of its images or
-        videos."""
+        """The tensors of a sample. Raises InputError naming it, TooLongError if a cut would hit one of its images,
+        videos or sounds."""
         rendered = self.rendered(sample)
         made = self._processed(sample, rendered)
         [offsets] = made.pop("offset_mapping")
         places = (made.pop("text_replacement_offsets", None) or [[]])[0]
-        if (sample.images or sample.videos) and not places:
+        if sample.shown and not places:
             raise InputError(
-                f"the model's {type(self.processor).__name__} does not say where it put image tokens, "
+                f"the model's {type(self.processor).__name__} does not say where it put {kind_of_last(sample)} tokens, "
                 "so the assistant's turns cannot be told from them; it is not supported"
             )
         tensors = dict(BatchFeature(made).convert_to_tensors("pt"))
+        if sample.sounds and self.sound_meter is not None:
+            self.sound_meter.check(sample, tensors["input_ids"])
         characters = torch.tensor(offsets).reshape(-1, 2)
         spans = [(_moved(start, places), _moved(end, places)) for start, end in rendered.spans]
         tensors["labels"] = torch.where(overlapping(characters, spans), tensors["input_ids"][0], IGNORED_LABEL)[None]
@@ -204,8 +207,15 @@ class Encoder:
         made["labels"] = torch.full_like(made["input_ids"], IGNORED_LABEL)
         return self._known(dict(BatchFeature(made).convert_to_tensors("pt")))
 
+    @cached_property
+    def blank_sound(self) -> Encoded:
+        """As ``blank_image``, a short silence."""
+        assert self.sound_meter is not None
+        made = self.sound_meter.blank
+        return self._known(made | {"labels": torch.full_like(made["input_ids"], IGNORED_LABEL)})
+
     def rendered(self, sample: Sample) -> Rendered:
-        """The text of a sample, one placeholder per image and per video. Raises InputError for what the model cannot
+        """The text of a sample, one placeholder per image, video and sound. Raises InputError for what the model cannot
         take."""
         self._refuse_unseen_images(sample)
         rendered = self._template.rendered(sample)
@@ -223,17 +233,22 @@ class Encoder:
         if (sample.images or sample.videos) and not self.is_vision:
             shown = "an image" if sample.images else "a video"
             raise InputError(f"{sample.source}: the sample shows {shown}, but the model takes text only")
+        if sample.sounds and self.sound_meter is None:
+            raise InputError(f"{sample.source}: the sample has a sound, but the model takes none")
 
     def _refuse_other_image_tokens(self, sample: Sample, text: str) -> None:
-        for kind, article, shown in (("image", "an", sample.images), ("video", "a", sample.videos)):
+        counts = (("image", "an image", sample.images), ("video", "a video", sample.videos))
+        counts = (*counts, ("audio", "a sound", sample.sounds))
+        has_part = {"video": getattr(self.processor, "video_processor", None), "audio": self.sound_meter}
+        for kind, one, shown in counts:
             token = getattr(self.processor, f"{kind}_token", None)
-            if token is None or (kind == "video" and getattr(self.processor, "video_processor", None) is None):
+            if token is None or has_part.get(kind, token) is None:
                 continue
             if text.count(token) != len(shown):
                 raise InputError(
-                    f"{sample.source}: the text has {text.count(token)} times {token}, the model's token for {article} "
-                    f"{kind}, and the sample shows {len(shown)}; a text must not hold that token, and the model's chat "
-                    f"template has to place every {kind}"
+                    f"{sample.source}: the text has {text.count(token)} times {token}, the model's token for {one}, "
+                    f"and the sample shows {len(shown)}; a text must not hold that token, and the model's chat "
+                    f"template has to place every {one.partition(' ')[2]}"
                 )
 
     def adds_special_tokens(self, rendered: Rendered) -> bool:
@@ -275,6 +290,8 @@ class Encoder:
             images.append(downscaled_image(image, self.fit(image.size)))
         options |= {"images": [images] if images else None, "return_text_replacement_offsets": True}
         options |= self._videos(sample)
+        if sample.sounds and self.sound_meter is not None:
+            options |= self.sound_meter.inputs(sample)
         try:
             return dict(self.processor(text=[rendered.text], **options))
         except ValueError as error:  # such as an image 200 times as long as wide
@@ -310,7 +327,7 @@ class Encoder:
         if made["input_ids"].shape[1] <= self.seq_len:
             return made
         if last_image_token >= self.seq_len:
-            raise TooLongError(sample.source, self.seq_len, "video" if sample.videos else "image")
+            raise TooLongError(sample.source, self.seq_len, kind_of_last(sample))
         self.truncated.add(sample.source)
         return {name: value[:, : self.seq_len] if name in SEQUENCE_KEYS else value for name, value in made.items()}
 
@@ -326,6 +343,12 @@ def accepted_names(model_type: str) -> set[str]:
         raise InputError(f"model_type is {model_type!r}; transformers trains no model of that type on images and text")
     model_class: Any = mapping[CONFIG_MAPPING[model_type]]
     return set(inspect.signature(model_class.forward).parameters) - {"self", "kwargs"}
+
+
+def kind_of_last(sample: Sample) -> str:
+    """What a sample shows last, in a word."""
+    last = sample.shown[-1]
+    return "video" if isinstance(last, VideoPart) else "sound" if isinstance(last, SoundPart) else "image"
 
 
 def overlapping(offsets: Tensor, spans: Sequence[Span]) -> Tensor:

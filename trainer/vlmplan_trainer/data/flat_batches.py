@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from vlmplan.recipe_choices import Batching
 from vlmplan.sampler import packed
-from vlmplan_trainer.data.batches import Batches, joined
+from vlmplan_trainer.data.batches import Batches, joined, with_masks_of_frames
 from vlmplan_trainer.data.encode import SEQUENCE_KEYS, Encoded
 from vlmplan_trainer.data.flat_rows import flat_row
 from vlmplan_trainer.data.scan import DatasetScan
@@ -16,6 +16,7 @@ class FlatBatches(Batches):
     def _laid_out(self, rows: Sequence[Encoded], counts: Sequence[int]) -> Encoded:
         seq_len = self._encoder.seq_len
         lengths = filled(rows, counts, seq_len) if self._pads_to >= seq_len else None
+        rows = with_masks_of_frames(rows)
         result = flat_row(rows, pad_id=self._encoder.pad_id, lengths=lengths)
         names = dict.fromkeys(name for row in rows for name in row if name not in SEQUENCE_KEYS)
         return result | {name: joined([row[name] for row in rows if name in row]) for name in names}

@@ -18,6 +18,8 @@ from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded
 from vlmplan_trainer.data.videos import SECONDS_OF_ROWS, VIDEO_PIXELS
 from vlmplan_trainer.models.base_model import base_model
 
+FRAMES_OF_SOUNDS = "feature_attention_mask"
+"""What the thinkers of Qwen's Omni models call the mask of a spectrogram's frames."""
 FILLS = {"labels": IGNORED_LABEL}
 
 
@@ -89,8 +91,10 @@ def _in_three_dimensions(inner: Any, batch: Mapping[str, Tensor], positions: Ten
         if name in batch and name in taken
     }
     mask = torch.arange(longest, device=positions.device)[None] < positions.new_tensor(lengths)[:, None]
-    seconds = {name: batch[name] for name in (SECONDS_OF_ROWS,) if name in batch and name in taken}
-    found, _ = inner.get_rope_index(**rows, **grids, **seconds, attention_mask=mask.long())
+    others = {name: batch[name] for name in (SECONDS_OF_ROWS,) if name in batch and name in taken}
+    if "audio_seqlens" in taken and FRAMES_OF_SOUNDS in batch:
+        others["audio_seqlens"] = batch[FRAMES_OF_SOUNDS].sum(dim=-1)
+    found, _ = inner.get_rope_index(**rows, **grids, **others, attention_mask=mask.long())
     flat = torch.cat([found[:, index, :length] for index, length in enumerate(lengths)], dim=1)
     return torch.cat([positions[None], flat[:, None].to(positions.dtype)])
 

@@ -13,14 +13,17 @@ from vlmplan.chats.frame_rules import no_videos
 from vlmplan.chats.samples import MAX_SENTENCES, ReadReport, Sample, read_chats
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
+from vlmplan.sample_audio import no_sounds
 from vlmplan.training import TrainerOptions
 from vlmplan.units import counted
+from vlmplan.workload import Workload
 from vlmplan_trainer.data.batches import refuse_too_few
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.flat_batches import BATCHES
 from vlmplan_trainer.data.scan import DatasetScan, scanned
-from vlmplan_trainer.data.videos import refuse_videos_without_packages
+from vlmplan_trainer.data.sounds import PlannedSounds, refuse_sounds_without_packages
+from vlmplan_trainer.data.videos import VideoLimits, refuse_videos_without_packages
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
 
@@ -43,6 +46,7 @@ class SampleCounts:
     num_images: int
     num_images_reduced: int
     num_videos: int = 0
+    num_sounds: int = 0
     shortest: int
     median_length: float
     longest: int
@@ -63,6 +67,7 @@ class SampleCounts:
         total = self.num_samples + self.num_left_out
         images = counted(self.num_images, "image") if self.num_images else "no images"
         images += f", {counted(self.num_videos, 'video')}" if self.num_videos else ""
+        images += f", {counted(self.num_sounds, 'sound')}" if self.num_sounds else ""
         forms = "; ".join(f"{name}: {count:,}" for name, count in self.forms.items())
         lines = [
             f"{counted(self.num_samples, 'sample')} to train on, {images}" + (f" ({forms})" if forms else ""),
@@ -104,6 +109,7 @@ def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
     evaluation = None if options.eval_data is None else _read(options.eval_data, plan, options)
     every = [*training[0], *(() if evaluation is None else evaluation[0])]
     refuse_videos_without_packages(every, plan.workload.model.model_type)
+    refuse_sounds_without_packages(every)
     processing = load_processing(plan, random_weights=options.random_weights)
     encoder = encoder_of(plan, options, processing)
     train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)
@@ -129,7 +135,12 @@ def _read_training(plan: Plan, options: TrainerOptions) -> tuple[list[Sample], R
     workload = plan.workload
     size = (workload.image_width, workload.image_height)
     samples = dummy_samples(
-        options.dummy_data, num_images=workload.images_per_sample, image_size=size, seed=options.seed
+        options.dummy_data,
+        num_images=workload.images_per_sample,
+        image_size=size,
+        seed=options.seed,
+        num_sounds=workload.audios_per_sample,
+        sound_seconds=workload.audio_seconds,
     )
     return samples, ReadReport(num_samples=len(samples), num_bad=0)
 
@@ -141,6 +152,7 @@ def _read(path: Path, plan: Plan, options: TrainerOptions) -> tuple[list[Sample]
         skips_bad=options.skip_bad_samples,
         image_root=options.image_folder,
         no_videos=no_videos(plan.workload.model.model_type),
+        no_sounds=no_sounds(plan.workload.model),
     )
 
 
@@ -155,10 +167,18 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
         image_size=size,
         images_per_sample=workload.images_per_sample,
         skips_bad=options.skip_bad_samples,
-        video_fps=workload.video_fps,
-        video_frames=workload.video_frames,
-        video_pixels=workload.video_pixels,
+        videos=VideoLimits(fps=workload.video_fps, most_frames=workload.video_frames, max_pixels=workload.video_pixels),
         clip_frames=workload.clip_frames,
+        sounds=_planned_sounds(workload),
+    )
+
+
+def _planned_sounds(workload: Workload) -> PlannedSounds | None:
+    """None for a model that hears nothing."""
+    if no_sounds(workload.model) is not None:
+        return None
+    return PlannedSounds(
+        model=workload.model, per_sample=workload.audios_per_sample, seconds=workload.audio_seconds or None
     )
 
 
@@ -181,6 +201,7 @@ def account_of(name: str, report: ReadReport, scan: DatasetScan, *, seq_len: int
         num_images=sum(len(sample.images) for sample in scan.samples),
         num_images_reduced=scan.num_images_reduced,
         num_videos=sum(len(sample.videos) for sample in scan.samples),
+        num_sounds=sum(len(sample.sounds) for sample in scan.samples),
         shortest=min(scan.lengths, default=0),
         median_length=median(scan.lengths or [0]),
         longest=max(scan.lengths, default=0),

@@ -1,16 +1,16 @@
 """Which samples can be trained on, and how long they are: known before training starts, without opening an image.
 
-An image's number of tokens comes from its size, a video's from its header; the first videos are decoded, as the first
-images were. So every rank leaves out the same samples, and the ranks' numbers of micro batches stay equal.
+An image's number of tokens comes from its size, a video's and a sound's from its header; the first of them are decoded,
+as the first images were. So every rank leaves out the same samples, and the ranks' numbers of micro batches stay equal.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, VideoPart
+from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError
-from vlmplan_trainer.data.templates import TemplateError
+from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError, kind_of_last
+from vlmplan_trainer.data.templates import TYPES, TemplateError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
     if images.places:
         place, gained = images.places[-1]
         if _tokens_before(place, ends) + gained >= encoder.seq_len:
-            raise TooLongError(sample.source, encoder.seq_len, "video" if sample.videos else "image")
+            raise TooLongError(sample.source, encoder.seq_len, kind_of_last(sample))
     if max(1, _tokens_before(first, ends) + images.tokens_gained(first)) >= encoder.seq_len:
         raise LeftOutError(
             f"{sample.source}: the {'completion' if rendered.is_plain else 'assistant'}'s first word comes after "
@@ -153,6 +153,13 @@ def _refuse_more_images(encoder: Encoder, sample: Sample) -> None:
             f"{sample.source}: the sample's videos have more patches than the images that the plan has room for; a "
             f"plan of --data has room for them"
         )
+    if sample.sounds and encoder.sound_meter is not None:
+        try:
+            why = encoder.sound_meter.refuse_more(sample)
+        except InputError as error:
+            raise InputError(f"{sample.source}: {error}") from None
+        if why is not None:
+            raise LeftOutError(f"{sample.source}: {why}")
 
 
 def _has_room(encoder: Encoder, sample: Sample) -> bool:
@@ -169,7 +176,7 @@ def _images(encoder: Encoder, sample: Sample, text: str) -> _Images:
     places: list[tuple[int, int]] = []
     place, gained, num_reduced = -1, 0, 0
     for part in sample.shown:
-        token = encoder.processor.image_token if isinstance(part, ImagePart) else encoder.processor.video_token
+        token = getattr(encoder.processor, f"{TYPES[type(part)]}_token")
         place = text.index(token, place + 1)
         try:
             num_tokens, is_reduced = _tokens_of(encoder, part)
@@ -192,8 +199,12 @@ def _written(encoder: Encoder, sample: Sample, text: str) -> tuple[str, _Images]
     return written, _Images(places=tuple((after - 1, 0) for _, after in ends), ends=tuple(ends))
 
 
-def _tokens_of(encoder: Encoder, part: ImagePart | VideoPart) -> tuple[int, bool]:
-    """Tokens that an image or a video becomes, and whether it is an image that is made smaller."""
+def _tokens_of(encoder: Encoder, part: ImagePart | VideoPart | SoundPart) -> tuple[int, bool]:
+    """Tokens that an image, a video or a sound becomes, and whether it is an image that is made smaller."""
+    if isinstance(part, SoundPart):
+        assert encoder.sound_meter is not None
+        encoder.sound_meter.try_sound(part)
+        return encoder.sound_meter.num_tokens(part.seconds), False
     if isinstance(part, VideoPart):
         try:
             num_tokens = encoder.video_meter.num_tokens(part.header)

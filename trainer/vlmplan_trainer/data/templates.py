@@ -18,9 +18,11 @@ from typing import Any
 
 from vlmplan.chats.frame_rules import Sampler
 from vlmplan.chats.frame_texts import SMOLVLM_TEMPLATE
-from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
+from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
 from vlmplan.errors import InputError
 
+TYPES: Mapping[type, str] = {ImagePart: "image", VideoPart: "video", SoundPart: "audio"}
+"""What templates call what is shown."""
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 STAND_IN = "vlmplan\u2063stands\u2063in"
 """A text that no chat holds and no template takes apart."""
@@ -195,9 +197,7 @@ class ChatTemplate:
         if not self._takes_parts:
             return turn.text
         return [
-            {"type": "text", "text": part.text}
-            if isinstance(part, TextPart)
-            else {"type": "image" if isinstance(part, ImagePart) else "video"}
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": TYPES[type(part)]}
             for part in turn.content
         ]
 

@@ -6,7 +6,7 @@ says.
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,19 +59,22 @@ def refuse_videos_without_packages(samples: Sequence[Sample], model_type: str) -
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoLimits:
+    """What is taken of a video at the most: ``fps`` frames of each second, ``most_frames`` in all, of ``max_pixels``
+    each; None: as the processor has it."""
+
+    fps: float | None = None
+    most_frames: int | None = None
+    max_pixels: int | None = None
+
+
 class VideoMeter:
     """What a processor makes of a video, by its header alone."""
 
-    def __init__(
-        self,
-        processor: Any,
-        *,
-        fps: float | None = None,
-        most_frames: int | None = None,
-        max_pixels: int | None = None,
-    ) -> None:
+    def __init__(self, processor: Any, limits: VideoLimits | None = None) -> None:
         self._processor = processor
-        self.rule = frame_rule_of(processor, fps=fps, most_frames=most_frames, max_pixels=max_pixels)
+        self.rule = frame_rule_of(processor, limits or VideoLimits())
         if getattr(processor.video_processor, "cap_pixels_per_frame", False) is None:
             processor.video_processor.cap_pixels_per_frame = False  # which None means, with a warning
         self.num_tokens = lru_cache(KEPT_VIDEOS)(self._num_tokens)
@@ -194,7 +197,7 @@ def _rows(made: dict[str, Tensor], pixels: str, grids: str) -> list[tuple[Tensor
     return [*zip(made[pixels].split(sizes), made[grids], strict=True)]
 
 
-def frame_rule_of(processor: Any, *, fps: float | None, most_frames: int | None, max_pixels: int | None) -> FrameRule:
+def frame_rule_of(processor: Any, limits: VideoLimits) -> FrameRule:
     """Which frames of a video the processor's video part takes. Raises InputError for a part of an unknown kind."""
     part = processor.video_processor
     name = type(part).__name__
@@ -209,7 +212,7 @@ def frame_rule_of(processor: Any, *, fps: float | None, most_frames: int | None,
         max_seconds=getattr(part, "max_duration", None),
         merged_frames=getattr(part, "temporal_patch_size", None),
     )
-    return frame_rule(sampler, settings, fps=fps, most_frames=most_frames, max_pixels=max_pixels)
+    return frame_rule(sampler, settings, **asdict(limits))
 
 
 def frames_of(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:

@@ -32,9 +32,11 @@ def _processor_without_video(source: str, where: dict[str, Any]) -> Any:
     from transformers import AutoConfig, ProcessorMixin
 
     class _Parts(ProcessorMixin):
-        """What the class's ``__init__`` passes its parts on to, wherever in their order the video part is."""
+        """What the class's ``__init__`` passes its parts on to, wherever in their order the video part is, or by name
+        (Gemma 4)."""
 
         def __init__(self, *parts: Any, **named: Any) -> None:
+            named = {name: part for name, part in named.items() if name != VIDEO}
             super().__init__(*(part for part in parts if part is not None), **named)
 
     full_class = _full_class(AutoConfig.from_pretrained(source, **where))
