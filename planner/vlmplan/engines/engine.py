@@ -236,6 +236,11 @@ class Engine:
         del places
 
     @property
+    def saving_bytes(self) -> int:
+        """What writing a checkpoint takes beside what is there after a step."""
+        return 0
+
+    @property
     def own_resident_bytes(self) -> int:
         """What this rank has through all later steps and others may not."""
         return 0

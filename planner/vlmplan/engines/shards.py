@@ -6,6 +6,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.collectives import padded
 from vlmplan.engines.parameters import ParameterTable, sub_group_elements
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 
 
 class Shards:
@@ -13,6 +14,10 @@ class Shards:
 
     def __init__(self, table: ParameterTable, recipe: Recipe, num_ranks: int) -> None:
         self._table, self._zero, self._hpz, self._num_ranks = table, recipe.zero, recipe.hpz, num_ranks
+        self.has_whole = num_ranks > 1 or recipe.offload_params is not Offload.NONE
+        """Whether a whole weight is another tensor than the shard; that of a rank which is alone is the weight."""
+        self.arrives = num_ranks > 1 and recipe.offload_params is not Offload.NONE
+        """Whether shards come to the GPU, beside what is whole, before they are sent."""
 
     def is_persistent(self, parameter: Parameter) -> bool:
         """Whether it stays whole on every rank."""
@@ -25,6 +30,12 @@ class Shards:
 
     def shard_bytes(self, parameter: Parameter) -> int:
         return -(-parameter.numel // self._num_ranks) * parameter.dtype.num_bytes
+
+    @cached_property
+    def arriving_small_bytes(self) -> int:
+        """Of the shards of all weights that stay whole, which come together after a step and after a checkpoint."""
+        kinds = self._table.kinds if self.arrives else ()
+        return sum([count * self.shard_bytes(one) for one, count in kinds if self.is_persistent(one)])
 
     @property
     def has_secondary(self) -> bool:
@@ -48,4 +59,4 @@ class Shards:
         kinds = self._table.kinds
         shards = sum([count * self.shard_bytes(one) for one, count in kinds])
         small = [count * one.numel * one.dtype.num_bytes for one, count in kinds if self.is_persistent(one)]
-        return shards, sum(small) if self._num_ranks > 1 else 0
+        return shards, sum(small) if self.has_whole else 0

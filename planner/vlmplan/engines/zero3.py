@@ -163,7 +163,7 @@ class Zero3(Zero3Formulas):
 
     @cached_property
     def _small(self) -> list[NamedParameter]:
-        if self.num_ranks == 1:
+        if not self.shards.has_whole:
             return []
         return [entry for entry in self.table.entries if self.shards.is_persistent(entry.parameter)]
 
@@ -251,7 +251,16 @@ class Zero3(Zero3Formulas):
         for entry in self.trained if self.shards.has_secondary else ():  # ``invalidate_secondary_tensor``
             self.sink.free(_part("copy", entry))
         self._has_trained_copies = False
+        self._gather_small_together()
+
+    def _gather_small_together(self) -> None:
+        """At the end of a step: where the host has their shards, all of these are there until the last weight is whole
+        (``_allgather_params_coalesced`` of ``Init`` in ``zero/partition_parameters.py``)."""
+        for entry in self._small if self.shards.arrives else ():
+            self.sink.allocate(_part("arriving", entry), Component.WEIGHTS, self.shards.shard_bytes(entry.parameter))
         self.use_first()
+        for entry in self._small:
+            self.sink.free(_part("arriving", entry))
 
     def _check_overflow(self) -> None:
         own = self.table.sharded_elements(self.num_ranks)

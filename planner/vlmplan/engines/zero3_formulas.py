@@ -51,12 +51,13 @@ class Zero3Formulas(Engine):
         hooked = largest_shard * p * (num_ranks + self.offloads_weights)
         start = weights + Components(communication_buffers=bucket)
         whole = Components(weights=persistent)
+        together = whole + Components(weights=self.shards.arriving_small_bytes)
         if self.offloads_optimizer:
             return ModelStates(
                 at_start=start,
                 resident=start + whole,
                 init_peak=start + Components(temporaries=hooked),
-                step_peak=start + whole,
+                step_peak=start + together,
                 secondary=secondary,
             )
         trained = self.table.sharded_elements(num_ranks)
@@ -72,8 +73,13 @@ class Zero3Formulas(Engine):
         check = trained * overflow_check_bytes(recipe)
         resident = start + whole + states
         used = start + states + Components(temporaries=max(cast, update, largest_shard * NORM_BYTES, check))
-        step = higher(resident, used)
+        step = higher(start + states + together, used)
         return ModelStates(at_start=start, resident=resident, init_peak=building, step_peak=step, secondary=secondary)
+
+    @property
+    def saving_bytes(self) -> int:
+        """``checkpoint_event_epilogue`` makes small weights whole again."""
+        return self.shards.arriving_small_bytes
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         """Weights are gathered and released, gradients copied into the bucket."""

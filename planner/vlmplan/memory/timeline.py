@@ -16,7 +16,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.collectives import arrivals
-from vlmplan.engines.components import Components
+from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
@@ -105,7 +105,8 @@ class StartedRun:
         step = _ended("step", tracker)
         beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
         written = beside[-1] if beside and not isinstance(evaluated, Rollout) else step  # from where the tensors lie
-        save = Phase(name="save", resident=step.resident, peak=written.resident)
+        saving = step.resident + Components(weights=engine.saving_bytes)
+        save = Phase(name="save", resident=step.resident, peak=higher(saving, written.resident))
         if self._is_of_any_rank and len(stretches) > 1:
             walked = WalkedStep(
                 before=highest([*within, *forwards]),
