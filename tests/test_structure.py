@@ -138,6 +138,20 @@ def test_no_module_is_longer_than_can_be_read_in_one_sitting():
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
+CONTRACT = {
+    *("chats", "errors", "files", "json_reader", "launch", "lora_targets", "memory_messages", "muon", "plan", "recipe"),
+    *("recipe_choices", "run_record", "sample_audio", "sampler", "shortage", "step_bar", "thinkers", "training", "training_task"),
+    *("units", "versions", "workload"),
+}
+"""What of the planner the trainer may import: what both have to agree on."""
+
+
+def test_the_trainer_imports_the_contract_alone_and_all_of_it():
+    named = {name for module, names in imports().items() if module.startswith("vlmplan_trainer") for name in names}
+    planners = {name.split(".")[1] for name in named if name.startswith("vlmplan.")}
+    assert planners == CONTRACT
+
+
 def is_of_a_face(statement: ast.stmt) -> bool:
     """A docstring, an import, or ``__all__`` and the like."""
     if isinstance(statement, ast.Assign | ast.AnnAssign):

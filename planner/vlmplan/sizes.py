@@ -17,9 +17,12 @@ from vlmplan.zero_settings import ZeroSettings
 LATENCY_FRACTION = 0.05
 """Part of a collective's time that its fixed latency may take. A choice."""
 UNKNOWN_LINK_BYTES_PER_SECOND = 20e9
-"""Rate assumed for sizing where a link is not known; it only decides how large a bucket is worth having."""
+"""Rate for sizing where a link is not known; it only decides how large a bucket is worth having. Assumed: what PCIe 4
+reaches."""
 MIN_BUCKET_ELEMENTS = 10_000_000
 MAX_BUCKET_ELEMENTS = 200_000_000
+"""Between these a bucket is as large as its latency asks for. A choice: DeepSpeed's default of 500,000,000 is, with a
+second bucket, 2 GB of bf16 beside the micro batch."""
 SUB_GROUP_ELEMENTS = 100_000_000
 """Elements that one stage-3 optimizer step handles at a time: 0.6 GB of temporaries. A choice."""
 PERSISTENCE_PER_WIDTH = 10

@@ -2,6 +2,8 @@
 
 from datetime import date
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import assume
@@ -105,6 +107,13 @@ def test_vasts_offers_are_found_by_their_pricing(count: int):
     assert {one.provider for way in ways[:2] for one in way.offers} == {"vast"}
     number = sum(one.provider == "vast" and one.pricing is Pricing.MARKETPLACE for one in KNOWN)
     assert f"with --pricing marketplace there are {number} offers" in no_offer_sentence(CATALOG, query)
+
+
+def test_where_no_offer_is_known_at_all_it_is_said_how_to_add_one():
+    empty: Any = SimpleNamespace(offers=[])
+    query = OfferQuery(places=(), offers=OfferFilter(), num_nodes=1, today=TODAY)
+    assert relaxations(empty, query) == []
+    assert "--catalog" in no_offer_sentence(empty, query)
 
 
 def test_what_leaves_no_offer_is_named():

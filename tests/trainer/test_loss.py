@@ -176,6 +176,20 @@ def test_another_treatment_of_logits_is_refused():
     assert language_loss(model, batch(), kind=LossKind.FULL).isfinite()
 
 
+def test_a_head_that_runs_twice_in_a_forward_is_for_the_full_loss():
+    model = small_model()
+    whole = model.forward
+
+    def twice(**inputs):
+        whole(**inputs)
+        return whole(**inputs)
+
+    model.forward = twice
+    with pytest.raises(InputError, match="LlamaForCausalLM runs its output head 2 times in a forward"):
+        language_loss(model, batch(), kind=LossKind.CHUNKED)
+    assert language_loss(model, batch(), kind=LossKind.FULL).isfinite()
+
+
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("options", [{"target_modules": ["lm_head"]}, {"modules_to_save": ["lm_head"]}], ids=str)
 def test_adapters_on_and_copies_of_the_head_give_the_plain_loss(options, ties):

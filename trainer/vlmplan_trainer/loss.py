@@ -156,7 +156,11 @@ def _run_fused(
             logits = model(**inputs).logits
         finally:
             hook.remove()
-    assert len(heard) == 1, f"the output head ran {len(heard)} times"
+    if len(heard) != 1:
+        raise InputError(
+            f"{type(base_model(model)).__name__} runs its output head {len(heard)} times in a forward, and a loss in "
+            f"chunks is of one result of it; use --loss full"
+        )
     return heard[0], logits.detach().flatten(0, -2)[0]
 
 

@@ -32,6 +32,7 @@ NVME_BUFFER_ELEMENTS = 100_000_000
 (``swap_tensor/partitioned_param_swapper.py``)."""
 NVME_PARAM_BUFFERS, NVME_OPTIMIZER_BUFFERS = 5, 4
 NVME_ELEMENTS_IN_CPU = 1_000_000_000
+"""``buffer_count`` of both and ``max_in_cpu``: DeepSpeed's defaults (``zero/offload_config.py``), written out."""
 AIO = {
     "block_size": 1_048_576,
     "queue_depth": 8,

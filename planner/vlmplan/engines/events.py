@@ -10,10 +10,11 @@ from enum import IntEnum
 
 
 class Stream(IntEnum):
-    """Streams on which DeepSpeed asks for memory; with ``overlap_comm`` off all are the default one.
+    """Streams on which engines ask for memory: torch's allocator keeps the blocks of each apart.
 
-    Sources (0.19.8): ``reduction_stream`` in ``stage_1_and_2.py`` and ``reduce_and_partition_stream`` in ``stage3.py``;
-    ``__allgather_stream`` in ``parameter_offload.py``.
+    DeepSpeed's (0.19.8), with ``overlap_comm`` off all the default one: ``reduction_stream`` in ``stage_1_and_2.py``
+    and ``reduce_and_partition_stream`` in ``stage3.py``; ``__allgather_stream`` in ``parameter_offload.py``. FSDP2's
+    (torch 2.13 ``_fsdp_param_group.py``, ``FSDPCommContext``): ``all_gather_stream`` and ``reduce_scatter_stream``.
     """
 
     DEFAULT = 0

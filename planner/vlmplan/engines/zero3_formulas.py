@@ -85,12 +85,18 @@ class Zero3Formulas(Engine):
         """Weights are gathered and released, gradients copied into the bucket."""
         del accumulates
         zero, table, p = self.recipe.zero, self.table, self.weight_bytes
+        # The limits are in elements, of which frozen ones take 2 bytes and trained ones p.
         width, largest = max(2, p), table.largest_trained * p
+        # Whole weights that are not given back: fetched ahead up to one limit, or used again within the other.
         kept = max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
+        # Beside those a bucket that is prefetched, and the flat buffer of its all-gather, out of which it is copied.
         live = kept + 2 * zero.stage3_prefetch_bucket_size
+        # The module in use is fetched whatever the limits say, with a flat buffer if it has several weights.
         one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
+        # Never more than every weight whole and once more in a flat buffer.
         gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
-        again = profile.recomputed_bytes + largest  # and the trained weight that is used meanwhile
+        # What runs again in backward, and the trained weight that is used meanwhile.
+        again = profile.recomputed_bytes + largest
         more = profile.held_bytes + self.arriving_bound()
         weights = (gathered + profile.recomputed_bytes if live else max(gathered, again)) + more
         return profile.forward_peak + gathered + more, profile.dropped_peak + weights + self.reduction_bound()

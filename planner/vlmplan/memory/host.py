@@ -16,8 +16,8 @@ from vlmplan.training_task import Reference
 from vlmplan.units import GIB, DType
 
 PROCESS_BYTES = 3 * GIB
-"""Resident memory of one training process before it holds anything of the model: Python, torch, CUDA's host side and
-the workers' share. Assumed: 2 to 4 GiB are seen."""
+"""Resident memory of one training process before it holds anything of the model: Python, torch and CUDA's host side.
+Assumed: 2 to 4 GiB are seen."""
 NVME_BUFFER_FRACTION = 0.25
 """Part of what is swapped to NVMe that stays in host buffers on its way. Assumed: DeepSpeed keeps a few sub-groups."""
 

@@ -6,7 +6,8 @@ from vlmplan.rules.base import RuleBook, RuleContext
 
 LIGER_RULES = RuleBook()
 
-TRITON_CAPABILITY = (8, 0)
+LIGER_CAPABILITY = (8, 0)
+"""Cited: the least that Triton supports by its README. Older cards run some of its kernels, not all of Liger's."""
 
 
 def _option(context: RuleContext) -> str | None:
@@ -21,7 +22,7 @@ def _option(context: RuleContext) -> str | None:
 )
 def liger_needs_ampere(context: RuleContext) -> str | None:
     gpu, option = context.gpu, _option(context)
-    if option is None or gpu is None or not context.is_before(TRITON_CAPABILITY):
+    if option is None or gpu is None or not context.is_before(LIGER_CAPABILITY):
         return None
     return (
         f"{option} is made of Triton kernels, which need compute capability 8.0 or newer, but there is "

@@ -4,7 +4,8 @@ from vlmplan.recipe_choices import TORCHAO_BITS, OptimizerKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
 TORCHAO_RULES = RuleBook()
-TRITON_CAPABILITY = (7, 0)
+INDUCTOR_CAPABILITY = (7, 0)
+"""Cited: the least for which torch compiles with Triton (``has_triton`` in ``torch/utils/_triton.py``)."""
 
 
 @TORCHAO_RULES.error("torch storage.py _rebuild_wrapper_subclass: no callable map_location, which DeepSpeed has (seen)")
@@ -21,7 +22,7 @@ def torchao_goes_on_from_checkpoints(context: RuleContext) -> str | None:
 @TORCHAO_RULES.error("torch _inductor: its kernels are Triton's, for compute capability 7.0+")
 def torchao_needs_volta(context: RuleContext) -> str | None:
     kind, gpu = context.recipe.optimizer, context.gpu
-    if not kind.is_torchao or gpu is None or not context.is_before(TRITON_CAPABILITY):
+    if not kind.is_torchao or gpu is None or not context.is_before(INDUCTOR_CAPABILITY):
         return None
     return (
         f"--optimizer {kind.value} needs compute capability 7.0 or newer, but there is {gpu.name}"

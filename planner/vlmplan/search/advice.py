@@ -180,8 +180,11 @@ def _place(outcome: Outcome, objective: Objective) -> tuple[bool, bool, float, f
     return (False, not outcome.is_within_limits, *((usd, hours) if objective is Objective.COST else (hours, usd)))
 
 
+NO_MACHINE_LEFT = "no machine is left to try; vlmplan gpus lists GPUs and offers, and --gpu NAME:NUMBER names one"
+
+
 def _reason(found: Recommendation) -> str:
-    return found.rejected[0].reason if found.rejected else "there is no such machine"
+    return found.rejected[0].reason if found.rejected else NO_MACHINE_LEFT
 
 
 class _Adviser:

@@ -91,6 +91,12 @@ class OfferQuery:
         return [name for name in LIMITS if values[name]]
 
 
+NO_OFFER_AT_ALL = (
+    "no catalog has an offer of a GPU whose memory is known; add one under offers: in a file that --catalog names, or "
+    "name the machine that you have with --gpu NAME:NUMBER"
+)
+
+
 def relaxations(catalog: Catalog, query: OfferQuery) -> list[RelaxedLimits]:
     """The changes of fewest options under which an offer is left, the easiest first; none where no offer is known."""
     known = [offer for offer in catalog.offers if catalog.gpu_by_id(offer.gpu_id).has_known_memory]
@@ -152,7 +158,7 @@ def no_offer_sentence(catalog: Catalog, query: OfferQuery) -> str:
     """That no offer is left under what, and with which change of it one is."""
     ways = relaxations(catalog, query)
     if not ways:
-        return "the catalog has no offer"
+        return NO_OFFER_AT_ALL
     shown = "; ".join(way.text for way in ways[:NUM_SHOWN])
     return f"no offer of the catalog is left under {', '.join(_limit_texts(query))}; {shown}"
 

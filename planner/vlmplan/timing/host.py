@@ -5,6 +5,7 @@ from vlmplan.hardware import Cluster, Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
 from vlmplan.timing.rates import RangedValue, Scenario, host_copy_bytes_per_second, measured, measured_or
+from vlmplan.units import DType
 from vlmplan.workload import Workload
 
 HOST_ADAM_BYTES_PER_SECOND = RangedValue(30e9, 60e9, 150e9)
@@ -47,7 +48,7 @@ def offload_seconds(
         bus += shard * p * (recipe.grad_accum + 1)
         node_elements = table.num_trained / cluster.num_nodes
         host_adam = measured_or(gpu, "host_adam_bandwidth", HOST_ADAM_BYTES_PER_SECOND)
-        seconds += node_elements * ADAM_VALUES * 4 / host_adam.at(scenario)
+        seconds += node_elements * ADAM_VALUES * DType.FLOAT32.num_bytes / host_adam.at(scenario)
         if recipe.offload_optimizer is Offload.NVME:
             seconds += node_elements * 2 * SWAPPED_BYTES / NVME_BYTES_PER_SECOND.at(scenario)
     if recipe.offload_params is not Offload.NONE:

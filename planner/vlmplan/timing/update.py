@@ -34,8 +34,9 @@ FLAT_ADAFACTOR_VALUES = ADAFACTOR_VALUES - 1 - 1 - 1 + 2 + 3 + 2
 added to 3, and its inverse square root taken 2."""
 MUON_VALUES = 2 + 3
 """Of what Muon has made orthogonal: the weight decays 2, the update is added 3 (``MuonWithAuxAdam.step``)."""
-BLOCKWISE_8BIT_VALUES = 3
-"""Gradient and weight read, weight written (``optimizer_update_8bit_blockwise``)."""
+ONE_KERNEL_VALUES = 3
+"""Gradient and weight read, weight written, by one kernel, apart from its moments: bitsandbytes' of 8 bits
+(``optimizer_update_8bit_blockwise``) and of 32 (``optimizer_update_32bit``), and torchao's, which are compiled."""
 MOMENTS_8BIT_BYTES = 4
 """Two moments of a byte, read and written."""
 PACKING_BYTES = 2 * 2 * (4 + 8)
@@ -64,19 +65,19 @@ def _optimizer_bytes(recipe: Recipe, m: int) -> int:
             copies = 0 if m == f else (m + f) + (m + f) + (f + m)  # of gradient and weight, and the weight back
             return (FLAT_ADAFACTOR_VALUES if is_flat else ADAFACTOR_VALUES) * f + copies
         case OptimizerKind.ADAMW_8BIT | OptimizerKind.PAGED_ADAMW_8BIT:
-            return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES
+            return ONE_KERNEL_VALUES * m + MOMENTS_8BIT_BYTES
         case OptimizerKind.LION_8BIT | OptimizerKind.PAGED_LION_8BIT:
-            return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES // 2
+            return ONE_KERNEL_VALUES * m + MOMENTS_8BIT_BYTES // 2
         case OptimizerKind.MUON:
             return MUON_VALUES * m
         case OptimizerKind.TORCHAO_ADAMW:
             return FUSED_ADAMW_VALUES * m
         case OptimizerKind.TORCHAO_ADAMW_8BIT:
-            return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES
+            return ONE_KERNEL_VALUES * m + MOMENTS_8BIT_BYTES
         case OptimizerKind.TORCHAO_ADAMW_4BIT:
-            return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES // 2 + PACKING_BYTES
+            return ONE_KERNEL_VALUES * m + MOMENTS_8BIT_BYTES // 2 + PACKING_BYTES
         case OptimizerKind.LION:
-            return BLOCKWISE_8BIT_VALUES * m + 2 * DType.FLOAT32.num_bytes  # its moment is read and written
+            return ONE_KERNEL_VALUES * m + 2 * DType.FLOAT32.num_bytes  # its moment is read and written
 
 
 def _plain_bytes(recipe: Recipe, p: int) -> int:
