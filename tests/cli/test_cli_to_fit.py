@@ -127,6 +127,15 @@ def test_a_search_that_finds_nothing_says_what_does_on_the_same_card(command: st
     assert call(*other[1:], "--json").code == DONE
 
 
+def test_a_search_that_leaves_the_micro_batch_open_keeps_the_samples_of_a_step():
+    batch = ("--micro-batch", "32", "--loss", "full", "--no-activation-checkpointing")
+    found = call("recommend", "--model", "smollm2-360m", "--gpu", "rtx-4060", "--method", "lora", *batch, "--json")
+    to_fit = found.document["to_fit"]
+    assert to_fit["keeps_results"]
+    again = call(*shlex.split(to_fit["command"])[1:], "--json").document["plans"][0]
+    assert again["recipe"]["micro_batch"] * again["recipe"]["grad_accum"] == 32
+
+
 def test_launch_ends_with_the_command_that_fits():
     run = ("--gpu", "rtx-4060:1", "--dummy-data", "32", "--output-dir", "out", "--dry-run")
     found = call("launch", *TOO_LARGE, *run)

@@ -91,10 +91,22 @@ def test_lean_changes_come_smallest_first_and_never_to_a_method_that_takes_more(
 
 def test_what_the_user_decided_may_be_left_to_the_search():
     given = {"micro_batch": 8, "activation_checkpointing": False, "zero_stage": None, "method": "full"}
-    assert [one.options for one in freed_changes(parse(given))] == [
+    assert [one.options for one in freed_changes(parse(given), 16)] == [
         {"micro_batch": None},
         {"activation_checkpointing": None},
     ]
+
+
+def test_a_micro_batch_that_is_left_to_the_search_leaves_a_step_its_samples():
+    given = parse({"micro_batch": 32, "grad_accum": 2, "loss": "full"})
+    assert [one.options for one in freed_changes(given, 64)] == [
+        {"micro_batch": None, "global_batch": 64},
+        {"grad_accum": None, "global_batch": 64},
+        {"loss": None},
+    ]
+    assert all(one.keeps_results for one in freed_changes(given, 64))
+    on_several_machines = [one.keeps_results for one in freed_changes(given, None)]
+    assert on_several_machines == [False, False, True]
 
 
 def machines(*gpus: str) -> HardwareRequest:

@@ -27,6 +27,7 @@ from vlmplan.search.single_changes import (
     recipe_changes,
     sample_changes,
 )
+from vlmplan.search.step_samples import samples_of_every_step
 from vlmplan.search.way_out import ANY_GPU, UNLIMITED, WayOut, searched_way_out
 from vlmplan.workload import ModelFiles, Workload
 
@@ -219,7 +220,8 @@ class _Adviser:
         at = RequestedSetup(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest.cluster)
         scope = list(larger_scope(request.hardware, largest.cluster.num_nodes))
         wider = [[one for one in scope if "gpu" in one.options], [one for one in scope if "num_nodes" in one.options]]
-        kinds = [*([one] for one in freed_changes(request)), *wider, *lean_changes(at)]
+        samples = samples_of_every_step(query.workload, query.fixed, (one.cluster for one in query.candidates))
+        kinds = [*([one] for one in freed_changes(request, samples)), *wider, *lean_changes(at)]
         outcomes = [outcome for kind in kinds if (outcome := self._smallest(request, kind)) is not None]
         if request.hardware.gpus:
             chosen = {one.cluster.node.gpu.id for one in query.candidates}

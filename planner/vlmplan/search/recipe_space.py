@@ -11,8 +11,8 @@ from vlmplan.search.choices import Engine, RecipeChoices
 from vlmplan.search.identity_cache import IdentityCache
 from vlmplan.search.memoized_estimates import BatchSize, MemoizedEstimates, checkpoints
 from vlmplan.search.shared_traces import SharedTraces
+from vlmplan.search.step_samples import step_sizes
 from vlmplan.sizes import zero_settings
-from vlmplan.units import divisors
 from vlmplan.workload import Workload
 from vlmplan.zero_settings import ZeroSettings
 
@@ -90,23 +90,10 @@ class RecipeSpace:
         return self._heaviest_of.get(engine)
 
     def batch_sizes(self, num_gpus: int) -> Sequence[BatchSize]:
-        """(micro batch, accumulation), smallest micro batch first, that hold the global batch.
-
-        Exactly where it divides by the GPUs; else with the least samples above it.
-        """
+        """``step_sizes`` of the workload."""
         if num_gpus not in self._batch_sizes:
-            self._batch_sizes[num_gpus] = self._new_batch_sizes(num_gpus)
+            self._batch_sizes[num_gpus] = step_sizes(self.fixed, self.global_batch, num_gpus)
         return self._batch_sizes[num_gpus]
-
-    def _new_batch_sizes(self, num_gpus: int) -> list[BatchSize]:
-        num_gpus = max(1, num_gpus // (self.fixed.sequence_parallel or 1))  # what samples go to
-        micro_batch, grad_accum = self.fixed.micro_batch, self.fixed.grad_accum
-        if micro_batch is not None:
-            return [(micro_batch, grad_accum or -(-self.global_batch // (micro_batch * num_gpus)))]
-        per_gpu = -(-self.global_batch // num_gpus)
-        if grad_accum is not None:
-            return [(-(-per_gpu // grad_accum), grad_accum)]
-        return [(size, per_gpu // size) for size in divisors(per_gpu)]
 
 
 def _heaviest(engine: Engine) -> list[Recipe]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from vlmplan.changes.kinds import SHARES, Change, Space, all_changes, image_change, text_change
 from vlmplan.launch.plan_options import ADAPTER_OPTIONS
 from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.request import HardwareRequest, Options, Request, RequestedSetup
+from vlmplan.request import HardwareRequest, Options, OptionValue, Request, RequestedSetup
 from vlmplan.search.clusters import MAX_GPUS_PER_NODE
 from vlmplan.units import counted
+from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 
 HALF = (1, 2)
 FACTORS = (2, 4)
@@ -18,6 +19,7 @@ FACTORS = (2, 4)
 OWN_TO_NOBODY = {"attention", "vllm_tensor_parallel"}
 """Options of a recipe or a task that keep the results and that the search leaves as they are."""
 OWN_CHOICES = ("micro_batch", "grad_accum", "zero_stage", "offload_optimizer", "offload_params", "hpz", "loss")
+BATCH_OPTIONS = OWN_CHOICES[:2]
 OWN_SWITCHES = ("activation_checkpointing", "vision_activation_checkpointing", "expandable_segments")
 """Options and switches that the search decides unless the user does."""
 
@@ -71,23 +73,37 @@ def lean_changes(at: RequestedSetup) -> Iterator[Sequence[Change]]:
     yield [one for one in sizes if "image_size" in one.options]
 
 
-def searched_changes(at: RequestedSetup, request: Request) -> Space:
-    """What can be changed of a search that ``request`` asks for: what the user decided of a recipe, and the samples."""
+def searched_changes(at: RequestedSetup, request: Request, samples_per_step: int | None) -> Space:
+    """What can be changed of a search that ``request`` asks for: what the user decided of a recipe, and the samples.
+    ``samples_per_step`` as of ``freed_changes``."""
     space = all_changes(at)
     pinned = [levels for levels in space.kinds if set(levels[0].options) <= OWN_TO_NOBODY]
     results = space.results
     if request.recipe.method is None:  # the search tries them all
         results = tuple(one for one in results if not any("method" in change.options for change in one))
-    kinds = (*((change,) for change in freed_changes(request)), *pinned)
+    kinds = (*((change,) for change in freed_changes(request, samples_per_step)), *pinned)
     return Space(kinds=kinds, results=results, samples=space.samples)
 
 
-def freed_changes(request: Request) -> Iterator[Change]:
-    """Options of the user that the search would decide by itself, taken away."""
+def freed_changes(request: Request, samples_per_step: int | None) -> Iterator[Change]:
+    """Options of the user that the search would decide by itself, taken away.
+
+    A step keeps its samples: where the options that are taken away made them, ``--global-batch`` says so instead.
+    ``samples_per_step`` are those of all GPUs, None where machines differ in them: then they change.
+    """
     own_to_the_task = {"expandable_segments"} if request.task.vllm_sleep_level else set[str]()  # vLLM refuses them
     for name in (*OWN_CHOICES, *OWN_SWITCHES):
-        if request.option(name) is not None and name not in own_to_the_task:
-            yield Change(name=f"--{name.replace('_', '-')} left to the search", options={name: None})
+        if request.option(name) is None or name in own_to_the_task:
+            continue
+        title, options = f"--{name.replace('_', '-')} left to the search", dict[str, OptionValue]({name: None})
+        asked = request.workload.global_batch or DEFAULT_GLOBAL_BATCH
+        is_of_batch = name in BATCH_OPTIONS and samples_per_step != asked
+        if is_of_batch and samples_per_step is not None:
+            title, options = (
+                f"{title} with --global-batch {samples_per_step}",
+                options | {"global_batch": samples_per_step},
+            )
+        yield Change(name=title, options=options, keeps_results=not is_of_batch or samples_per_step is not None)
 
 
 def larger_scope(hardware: HardwareRequest, num_nodes: int) -> Iterator[Change]:

@@ -20,6 +20,7 @@ from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.search.searches import Searches
 from vlmplan.search.single_changes import searched_changes
+from vlmplan.search.step_samples import samples_of_every_step
 
 UNLIMITED: Options = {"max_usd": None, "max_hours": None}
 ANY_GPU: Options = {"gpu": None, "host_ram": None}
@@ -95,7 +96,8 @@ def searched_way_out(request: Request, query: SearchQuery, searches: Searches) -
     clusters = tuple(candidate.cluster for candidate in query.candidates)
     largest = max(clusters, key=lambda one: one.num_gpus * one.node.gpu.usable_bytes)
     at = RequestedSetup(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest)
-    found = least_combination(searched_changes(at, request), request, searches)
+    samples = samples_of_every_step(query.workload, query.fixed, clusters)
+    found = least_combination(searched_changes(at, request, samples), request, searches)
     best = None if found is None else searches.best(found.request)
     to_fit = None if found is None or best is None else ToFit(combination=found, estimate=best.estimate)
     if not request.hardware.gpus:

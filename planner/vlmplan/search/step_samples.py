@@ -1,0 +1,43 @@
+"""Samples of a step on as many GPUs as a machine has, and the micro batches that hold them."""
+
+from collections.abc import Iterable
+
+from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.hardware import Cluster
+from vlmplan.search.memoized_estimates import BatchSize
+from vlmplan.units import divisors
+from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
+
+
+def step_sizes(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> list[BatchSize]:
+    """(micro batch, accumulation), smallest micro batch first, that hold the global batch.
+
+    Exactly where it divides by the GPUs and by what is ``fixed``; else with the least samples above it, all of them
+    with as many.
+    """
+    num_groups = _num_groups(fixed, num_gpus)
+    micro_batch, grad_accum = fixed.micro_batch, fixed.grad_accum
+    if micro_batch is not None:
+        return [(micro_batch, grad_accum or -(-global_batch // (micro_batch * num_groups)))]
+    per_group = -(-global_batch // num_groups)
+    if grad_accum is not None:
+        return [(-(-per_group // grad_accum), grad_accum)]
+    return [(size, per_group // size) for size in divisors(per_group)]
+
+
+def samples_of_step(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> int:
+    """Of all GPUs, with any of ``step_sizes``."""
+    micro_batch, grad_accum = step_sizes(fixed, global_batch, num_gpus)[0]
+    return micro_batch * grad_accum * _num_groups(fixed, num_gpus)
+
+
+def samples_of_every_step(workload: Workload, fixed: DecidedRecipe, clusters: Iterable[Cluster]) -> int | None:
+    """Samples of a step on each of the clusters; None where they differ from one to another."""
+    global_batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
+    found = {samples_of_step(fixed, global_batch, cluster.num_gpus) for cluster in clusters}
+    return found.pop() if len(found) == 1 else None
+
+
+def _num_groups(fixed: DecidedRecipe, num_gpus: int) -> int:
+    """What samples go to: GPUs, or groups of them that share one."""
+    return max(1, num_gpus // (fixed.sequence_parallel or 1))
