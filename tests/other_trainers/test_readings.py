@@ -252,6 +252,38 @@ def test_accelerate_decides_the_engine_and_the_precision(tmp_path):
     assert any("starts 8 processes on 1 machine" in note for note in config.notes)
 
 
+def of_accelerate(tmp_path, section: str) -> TrainerConfig:
+    path = tmp_path / "accelerate.yaml"
+    text = f"distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 4\ndeepspeed_config: {section}\n"
+    path.write_text(text, encoding="utf-8")
+    return read_trainer_config(path, Asked(model=READS, num_gpus=4, find_model=find_model))
+
+
+def test_steps_and_clipping_of_accelerates_section_are_its_deepspeeds(tmp_path):
+    config = of_accelerate(tmp_path, "{zero_stage: 3, gradient_accumulation_steps: 4, gradient_clipping: 0.5}")
+    assert config.ds_config is not None
+    assert (config.ds_config.grad_accum, config.ds_config.gradient_clipping) == (4, 0.5)
+    assert config.gradient_clipping is None
+    silent = of_accelerate(tmp_path, "{zero_stage: 3}").ds_config
+    assert silent is not None
+    assert (silent.grad_accum, silent.gradient_clipping) == (None, None)
+
+
+def test_defaults_that_are_not_taken_beside_accelerates_file_are_not_listed(tmp_path):
+    defaults = {setting.key for setting in of_accelerate(tmp_path, "{zero_stage: 2}").defaults}
+    of_runs = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_grad_norm"}
+    assert (defaults & of_runs, "optim" in defaults) == (set(), True)
+
+
+def test_accelerates_own_keys_beside_a_deepspeed_file_are_refused_as_it_refuses_them(tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    alone = of_accelerate(tmp_path, "{deepspeed_config_file: ds.json}").ds_config
+    assert alone is not None
+    assert alone.zero_stage == 3
+    with pytest.raises(InputError, match="gradient_accumulation_steps is 4; accelerate takes it from deepspeed_config"):
+        of_accelerate(tmp_path, "{deepspeed_config_file: ds.json, gradient_accumulation_steps: 4}")
+
+
 # -- whose a file is ------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,11 @@ WITHOUT_EFFECT = frozenset(
     main_process_port main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu
     tpu_name tpu_zone command_file commands dynamo_backend mpirun_config""".split()
 )
+NOT_BESIDE_A_FILE = (
+    "gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device offload_param_device "
+    "offload_optimizer_nvme_path offload_param_nvme_path zero3_save_16bit_model"
+)
+"""Keys with which accelerate does not start beside a DeepSpeed file (``DeepSpeedPlugin._deepspeed_config_checks``)."""
 IN_DEEPSPEED = frozenset(
     """deepspeed_multinode_launcher zero3_init_flag deepspeed_hostfile deepspeed_exclusion_filter
     deepspeed_inclusion_filter deepspeed_moe_layer_cls_names""".split()
@@ -57,12 +62,20 @@ def _deepspeed(section: Mapping[str, Any], outer: Settings) -> object:
     settings = Settings(section, source=f"{outer.source}: deepspeed_config", trainer=ACCELERATE)
     path = settings.text("deepspeed_config_file", "")
     settings.ignore(IN_DEEPSPEED)
+    if path:
+        for key in NOT_BESIDE_A_FILE.split():
+            if key in settings:
+                settings.refuse(key, f"accelerate takes it from deepspeed_config_file, {path}, alone; leave it off")
+        settings.ignore(NOT_BESIDE_A_FILE.split())
+        settings.close()
+        return path
+    accumulation = settings.maybe_count("gradient_accumulation_steps", least=1)
     config: dict[str, Any] = {
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
+        "gradient_accumulation_steps": accumulation or "auto",
         "gradient_clipping": settings.number("gradient_clipping", 0.0) or "auto",
         "zero_optimization": {
             "stage": settings.count("zero_stage", 2),
@@ -71,9 +84,8 @@ def _deepspeed(section: Mapping[str, Any], outer: Settings) -> object:
             "stage3_gather_16bit_weights_on_model_save": settings.flag("zero3_save_16bit_model", False),
         },
     }
-    settings.ignore(("gradient_accumulation_steps",))
     settings.close()
-    return path or config
+    return config
 
 
 def _offload(settings: Settings, what: str) -> dict[str, Any]:

@@ -65,6 +65,13 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
 }
 ENVIRONMENT_KEYS: Mapping[str, str] = {"trl": "env", TRL_DPO: "env", "swift": "ENV"}
 """Keys under which a trainer's file sets variables."""
+OF_RUNS: Mapping[str, str] = {
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "micro_batch",
+    "gradient_accumulation_steps": "grad_accum",
+    "max_grad_norm": "gradient_clipping",
+}
+"""Keys of ``TrainingArguments`` whose defaults are not taken for runs of which accelerate's file alone is known."""
 MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path")
 
 
@@ -264,7 +271,8 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
 
 
 def _of_accelerate(values: Mapping[str, Any], around: Surroundings, asked: Asked, source: str) -> TrainerConfig:
-    """accelerate's file alone: the engine and the precision, with the Trainer's defaults for the rest."""
+    """accelerate's file alone: the engine, the precision, and the steps and the clipping that its DeepSpeed section
+    says; the Trainer's defaults for the rest, but for what every run says itself."""
     settings = Settings(values, source=source, trainer=ACCELERATE)
     decided = read_accelerate(settings)
     settings.close()
@@ -272,10 +280,10 @@ def _of_accelerate(values: Mapping[str, Any], around: Surroundings, asked: Asked
     return replace(
         read,
         trainer=ACCELERATE,
-        options={
-            name: value for name, value in read.options.items() if name not in ("epochs", "micro_batch", "grad_accum")
-        },
+        options={name: value for name, value in read.options.items() if name not in OF_RUNS.values()},
+        gradient_clipping=None,
         said=settings.said,
+        defaults=tuple(setting for setting in read.defaults if setting.key not in OF_RUNS),
         idle=settings.idle,
         notes=(*settings.notes, *read.notes),
     )

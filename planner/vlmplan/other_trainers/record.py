@@ -26,15 +26,15 @@ class TrainerConfig:
     """A configuration as its trainer takes it.
 
     ``options`` are the values of vlmplan's options that mean the same, by their names with underscores.
-    ``gradient_clipping`` and ``ds_config``, where there is one, belong to it. Every key of the file is in one of
-    ``said`` (what it means is among the options), ``idle`` (no effect on memory or time) or in a sentence of ``notes``;
-    ``defaults`` are what the trainer takes where the file is silent.
+    ``gradient_clipping``, None where the file leaves it to others, and ``ds_config``, where there is one, belong to it.
+    Every key of the file is in one of ``said`` (what it means is among the options), ``idle`` (no effect on memory or
+    time) or in a sentence of ``notes``; ``defaults`` are what the trainer takes where the file is silent.
     """
 
     source: str
     trainer: str
     options: Mapping[str, Value] = field(hash=False)
-    gradient_clipping: float
+    gradient_clipping: float | None
     ds_config: DsConfig | None
     said: tuple[Setting, ...]
     defaults: tuple[Setting, ...]
