@@ -252,6 +252,24 @@ class Engine:
 
     # -- parts of the walk ---------------------------------------------------------------------------------------
 
+    def _flatten_gradients(self, numel: int, gradient_bytes: int) -> None:
+        """``numel`` gradients of ``gradient_bytes`` each in one flat tensor, whose cast to the master type takes its
+        place where that is another."""
+        self.sink.allocate("flat", Component.TEMPORARIES, numel * gradient_bytes)
+        if gradient_bytes != self.master_bytes:
+            self.sink.allocate("cast", Component.TEMPORARIES, numel * self.master_bytes)
+            self.sink.free("flat")
+
+    def _update_flat(self, numel: int, *, is_first: bool) -> None:
+        """The optimizer's step on one flat tensor of master weights; the first one makes its states."""
+        if is_first:
+            self._keep_states([(numel,)], self.recipe.master_dtype)
+        self._update([(numel,)], self.recipe.master_dtype)
+
+    def _free_flat(self) -> None:
+        self.sink.free("flat")
+        self.sink.free("cast")
+
     def _load_weights(self) -> None:
         """Each weight straight to where it stays. With packed ones in the order of their names, one by one, adapters
         after them, and then peft's upcast makes float32 copies (``param.data = param.data.to(float32)``)."""

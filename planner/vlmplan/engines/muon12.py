@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import cast
 
 from vlmplan.architecture.trace import Trace
-from vlmplan.engines.collectives import CollectiveKind, Collectives, Reductions, StepPhase, num_chunks
+from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import ModelStates, rank_by_states, weight
 from vlmplan.engines.events import NULL_SINK, Component, HighWater, Sink
@@ -213,25 +213,18 @@ class MuonZero12(Zero12):
             self.sink.keep(Component.OPTIMIZER_STATES, self._muon_elements * self.weight_bytes)
 
     def step(self, *, is_first: bool) -> None:
-        sink, master = self.sink, self.recipe.master_dtype
+        sink = self.sink
         self._owns_partition = False
         self._keep_momentum()
         for group, partition in zip(self.groups, self.partitions, strict=True):
             for numel in slices(group, partition):
                 sink.transient(Component.TEMPORARIES, [numel * NORM_BYTES])
         for group, partition in zip(self.groups, self.partitions, strict=True):
-            sink.allocate("flat", Component.TEMPORARIES, partition.size * self.weight_bytes)
-            if self.weight_bytes != self.master_bytes:
-                sink.allocate("cast", Component.TEMPORARIES, partition.size * self.master_bytes)
-                sink.free("flat")
+            self._flatten_gradients(partition.size, self.weight_bytes)
             self._free_updates(group)
             if not group.uses_muon:
-                flat = [(partition.size,)]
-                if is_first:
-                    self._keep_states(flat, master)
-                self._update(flat, master)
-            sink.free("flat")
-            sink.free("cast")
+                self._update_flat(partition.size, is_first=is_first)
+            self._free_flat()
 
     def _free_updates(self, group: OptimizerGroup) -> None:
         for ordinal in group.ordinals:
@@ -250,10 +243,8 @@ class MuonZero12(Zero12):
         group = self.groups[number]
         return group.ends[group.position[ordinal]], self.partitions[number].size
 
-    def _owned_numel(self, ordinal: int) -> int:
-        """Not 0 where the parameter reaches into this rank's partition."""
-        partition, end = self.partitions[self._number_of[ordinal]], self._place_of(ordinal)[0]
-        return max(0, min(end, partition.end) - max(end - self.table.numels[ordinal], partition.start))
+    def _partition_with(self, ordinal: int) -> Partition:
+        return self.partitions[self._number_of[ordinal]]
 
     def _num_owners(self) -> int:
         """As with one flat buffer, but a matrix that several ranks orthogonalise is merged with no neighbour of other
@@ -324,16 +315,6 @@ class MuonZero12(Zero12):
         sizes = [partition_size(group.numel, self.num_ranks) for group in self.groups]
         num_bytes = sum(sizes) * self.num_ranks * self.weight_bytes
         return gradients, Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, len(sizes), num_bytes)
-
-    def _num_cuts(self, reduced: Reductions) -> int:
-        num_cuts = 0
-        for ordinal in reduced.larger:
-            end, size = self._place_of(ordinal)
-            start = end - self.table.numels[ordinal]
-            first = min(end, (start // size + 1) * size) - start
-            num_whole, last = divmod(end - start - first, size)
-            num_cuts += num_chunks([(first, 1), (size, num_whole), (last, 1)], self._bucket_elements) - 1
-        return num_cuts
 
 
 class _HighestUpdates(MuonZero12):

@@ -183,19 +183,9 @@ class MuonZero3(Zero3):
         held.set("update", events[-2].num_bytes)
         self.sink.free(events[-1].name)
 
-    def _step_sub_group(self, number: int, numel: int, *, is_first: bool) -> None:
-        """Of Muon's the gradient is the update already."""
-        sink = self.sink
-        sink.allocate("flat", TEMPORARIES, numel * self.gradient_bytes)
-        if self.gradient_bytes != self.master_bytes:
-            sink.allocate("cast", TEMPORARIES, numel * self.master_bytes)
-            sink.free("flat")
-        if not self._uses_muon[number]:
-            if is_first:
-                self._keep_states([(numel,)], self.recipe.master_dtype)
-            self._update([(numel,)], self.recipe.master_dtype)
-        sink.free("flat")
-        sink.free("cast")
+    def _has_states(self, number: int) -> bool:
+        """Of Muon's sub-groups the gradient is the update already."""
+        return not self._uses_muon[number]
 
     # -- in closed form ------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from vlmplan.engines.engine import OwnBytes, weight
 from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink, Stream
 from vlmplan.engines.optimizer_states import NORM_BYTES
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.partitions import slices
+from vlmplan.engines.partitions import Partition, slices
 from vlmplan.engines.zero12_formulas import Zero12Formulas
 from vlmplan.recipe import Recipe
 
@@ -164,7 +164,7 @@ class Zero12(Zero12Formulas):
     def step(self, *, is_first: bool) -> None:
         """Norms of the partition's slices, its gradients in one flat tensor (p) and their cast to the master type (m),
         then the update. With the optimizer on the host all of that is there."""
-        sink, master = self.sink, self.recipe.master_dtype
+        sink = self.sink
         self._owns_partition = False
         if self.offloads_optimizer:
             self._free_gradients()
@@ -172,19 +172,12 @@ class Zero12(Zero12Formulas):
             return
         for numel in slices(self.table, self.partition):
             sink.transient(Component.TEMPORARIES, [numel * NORM_BYTES])
-        sink.allocate("flat", Component.TEMPORARIES, self.partition.size * self.weight_bytes)
-        if self.weight_bytes != self.master_bytes:
-            sink.allocate("cast", Component.TEMPORARIES, self.partition.size * self.master_bytes)
-            sink.free("flat")
+        self._flatten_gradients(self.partition.size, self.weight_bytes)
         self._free_gradients()
         sink.free(PARTITION)
         self._free_zeros(self.zero_ordinals)
-        flat = [(self.partition.size,)]
-        if is_first:
-            self._keep_states(flat, master)
-        self._update(flat, master)
-        sink.free("flat")
-        sink.free("cast")
+        self._update_flat(self.partition.size, is_first=is_first)
+        self._free_flat()
 
     # -- the reduce bucket ---------------------------------------------------------------------------------------
 
@@ -318,15 +311,15 @@ class Zero12(Zero12Formulas):
                 running = count = 0
         return list(most)
 
-    def _place_of(self, ordinal: int) -> tuple[int, int]:
-        """Where the parameter ends in its flat buffer, and the elements of that which each rank updates."""
-        return self.table.ends[ordinal], self.partition.size
-
     def _owned_numel(self, ordinal: int) -> int:
-        """Elements of the parameter inside this rank's partition."""
-        end = self.table.ends[ordinal]
-        start = end - self.table.numels[ordinal]
-        return max(0, min(end, self.partition.end) - max(start, self.partition.start))
+        """Elements of the parameter inside this rank's partition, not 0 where it reaches into it."""
+        partition, (end, _) = self._partition_with(ordinal), self._place_of(ordinal)
+        return max(0, min(end, partition.end) - max(end - self.table.numels[ordinal], partition.start))
+
+    def _partition_with(self, ordinal: int) -> Partition:
+        """This rank's, of the flat buffer in which the parameter lies."""
+        del ordinal
+        return self.partition
 
     def _num_owners(self) -> int:
         """Runs of neighbouring elements with one owner among what waits, counted to 2: one run is reduced where it

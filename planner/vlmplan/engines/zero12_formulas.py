@@ -165,12 +165,16 @@ class Zero12Formulas(Engine):
     def _num_cuts(self, reduced: Reductions) -> int:
         """A gradient that is larger than the bucket is cut where its owners change (``average_tensor``), and its pieces
         are sent once they exceed the bucket (``allreduce_no_retain``)."""
-        size, num_cuts = self.partition.size, 0
+        num_cuts = 0
         for ordinal in reduced.larger:
-            end = self.table.ends[ordinal]
+            end, size = self._place_of(ordinal)
             start = end - self.table.numels[ordinal]
             first = min(end, (start // size + 1) * size) - start
             num_whole, last = divmod(end - start - first, size)
             pieces = [(first, 1), (size, num_whole), (last, 1)]
             num_cuts += num_chunks(pieces, self._bucket_elements) - 1
         return num_cuts
+
+    def _place_of(self, ordinal: int) -> tuple[int, int]:
+        """Where the parameter ends in its flat buffer, and the elements of that which each rank updates."""
+        return self.table.ends[ordinal], self.partition.size

@@ -182,7 +182,7 @@ class Zero3(Zero3Formulas):
     def hold_gradient(self, ordinal: int) -> None:
         """What waits is reduced already where this gradient will not find room."""
         if overfills(self._num_waiting, self.table.numels[ordinal], self.recipe.zero.reduce_bucket_size):
-            self.end_backward()
+            self._reduce_waiting()
 
     def take_gradient(self, ordinal: int) -> None:
         """Into the bucket, where there is room; a larger one waits beside it
@@ -196,6 +196,10 @@ class Zero3(Zero3Formulas):
         self._num_waiting += numel
 
     def end_backward(self) -> None:
+        """The last bucket is reduced, full or not."""
+        self._reduce_waiting()
+
+    def _reduce_waiting(self) -> None:
         """Reduce what waits into the shards: scattered from an interleaved copy (``reduce_scatter_coalesced``) unless
         it is one gradient that is cut evenly, or whole and then copied. What is not in the bucket is cast before, where
         its type is another."""
@@ -272,17 +276,15 @@ class Zero3(Zero3Formulas):
         """All gradients are in the shards: an optimizer may work on whole ones."""
 
     def _step_sub_group(self, number: int, numel: int, *, is_first: bool) -> None:
+        self._flatten_gradients(numel, self.gradient_bytes)
+        if self._has_states(number):
+            self._update_flat(numel, is_first=is_first)
+        self._free_flat()
+
+    def _has_states(self, number: int) -> bool:
+        """Whether the optimizer's step has states of the sub-group."""
         del number
-        sink = self.sink
-        sink.allocate("flat", Component.TEMPORARIES, numel * self.gradient_bytes)
-        if self.gradient_bytes != self.master_bytes:
-            sink.allocate("cast", Component.TEMPORARIES, numel * self.master_bytes)
-            sink.free("flat")
-        if is_first:
-            self._keep_states([(numel,)], self.recipe.master_dtype)
-        self._update([(numel,)], self.recipe.master_dtype)
-        sink.free("flat")
-        sink.free("cast")
+        return True
 
     # -- weights that come and go --------------------------------------------------------------------------------
 
