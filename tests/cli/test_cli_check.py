@@ -160,6 +160,49 @@ def test_without_a_model_or_a_file_the_option_is_missing():
     assert "Missing option '--model'" in found.err
 
 
+CONTRADICTIONS = (
+    ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps is 4, but gradient_accumulation_steps of"),
+    ({"train_micro_batch_size_per_gpu": 1}, "per_device_train_batch_size is 2, but train_micro_batch_size_per_gpu of"),
+    ({"gradient_clipping": 0.5}, "max_grad_norm is 1 by default, but gradient_clipping of"),
+    ({"bf16": {"enabled": False}}, "it trains in bf16, but"),
+)
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["an option", "the file"])
+@pytest.mark.parametrize(("more", "expected"), CONTRADICTIONS)
+def test_a_contradiction_of_the_files_names_their_keys_and_no_option(config: Path, more, expected: str, is_named: bool):
+    Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}} | more), encoding="utf-8")
+    config.write_text(json.dumps(LLAMA_FACTORY | ({"deepspeed": "ds.json"} if is_named else {})), encoding="utf-8")
+    words = () if is_named else ("--ds-config", "ds.json")
+    for command in (("check", str(config)), ("recommend", "--config", str(config))):
+        found = call(*command, *GPU, *words)
+        assert found.code == MENDABLE
+        assert expected in found.err
+        assert "train.yaml: " in found.err
+        assert "ds.json" in found.err
+        assert "--" not in found.err
+
+
+def test_an_option_beside_the_file_settles_what_its_deepspeed_file_contradicts(config: Path):
+    Path("ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 3}', encoding="utf-8"
+    )
+    config.write_text(json.dumps(LLAMA_FACTORY | {"deepspeed": "ds.json"}), encoding="utf-8")
+    assert call("check", str(config), *GPU, "--grad-accum", "3").code == DONE
+    found = call("check", str(config), *GPU, "--grad-accum", "5")
+    assert "gradient_accumulation_steps is 3, but --grad-accum 5 was given" in found.err
+
+
+def test_the_optimizer_of_a_deepspeed_file_goes_before_optim_wherever_it_is_named(config: Path):
+    content = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "optimizer": {"type": "SGD", "params": {}}}
+    Path("ds.json").write_text(json.dumps(content), encoding="utf-8")
+    beside = call("check", str(config), *GPU, "--ds-config", "ds.json", "--json").document["estimate"]
+    config.write_text(json.dumps(LLAMA_FACTORY | {"deepspeed": "ds.json"}), encoding="utf-8")
+    named = call("check", str(config), *GPU, "--json").document["estimate"]
+    assert named["recipe"]["optimizer"] == "sgd"
+    assert numbers(beside) == numbers(named)
+
+
 def test_a_file_that_is_not_there_is_named():
     found = call("check", "nowhere.yaml", *GPU)
     assert found.code == MENDABLE

@@ -8,7 +8,8 @@ hugging_face      what TRL, LLaMA-Factory and ms-swift have in common: ``Trainin
 assembled         the engine and the types of weights that follow
 """
 
-from vlmplan.other_trainers.assembled import found_folder
+from vlmplan.other_trainers.assembled import deepspeed_optimizer, found_folder
+from vlmplan.other_trainers.contradictions import refuse_contradictions
 from vlmplan.other_trainers.read import Asked, OpenedConfig, open_trainer_config, read_opened, read_trainer_config
 from vlmplan.other_trainers.record import Setting, TrainerConfig
 
@@ -17,8 +18,10 @@ __all__ = [
     "OpenedConfig",
     "Setting",
     "TrainerConfig",
+    "deepspeed_optimizer",
     "found_folder",
     "open_trainer_config",
     "read_opened",
     "read_trainer_config",
+    "refuse_contradictions",
 ]

@@ -155,9 +155,12 @@ def _deepspeed(
     is_wide = method is Method.LORA and arguments.precision is not None and not meaning.casts_zero3_adapters
     if is_wide and ds_config is not None and ds_config.zero_stage == 3:
         options["adapter_dtype"] = AdapterDtype.FLOAT32.value
-    if ds_config is not None and ds_config.optimizer is not None:  # goes before ``optim`` (``deepspeed_optim_sched``)
-        options |= {"optimizer": ds_config.optimizer.value, "fuses_optimizer": True}
-    return options
+    return options if ds_config is None else options | deepspeed_optimizer(ds_config)
+
+
+def deepspeed_optimizer(ds_config: DsConfig) -> dict[str, Value]:
+    """The options of a DeepSpeed file's optimizer, which goes before ``optim`` (``deepspeed_optim_sched``)."""
+    return {} if ds_config.optimizer is None else {"optimizer": ds_config.optimizer.value, "fuses_optimizer": True}
 
 
 def _sharded(

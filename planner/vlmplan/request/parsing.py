@@ -104,10 +104,12 @@ def configured_request(
     own: Request, opened: "OpenedConfig", find_model: Callable[[str], ModelFiles] = find_model
 ) -> Request:
     """``own`` with what the file means where nothing else is said."""
-    from vlmplan.other_trainers import read_opened
+    from vlmplan.other_trainers import deepspeed_optimizer, read_opened, refuse_contradictions
 
     path = opened.path
     config = read_opened(opened, _asked(own, find_model))
+    if own.ds_config is not None:
+        config = replace(config, options={**config.options, **deepspeed_optimizer(own.ds_config)})
     if own.model is None and "model" not in config.options:
         raise InputError(f"{path} names no model; give --model")
     if own.made_for is not None:
@@ -122,7 +124,10 @@ def configured_request(
     )
     notes = (_summary(config), *(f"{path}: {sentence}" for sentence in (*config.notes, *_overridden(own, config))))
     configured = ConfiguredRequest(path=path, config=config, alone=alone, notes=notes, given=own.recipe.names)
-    return replace(own.completed(alone), configured=configured)
+    whole = replace(own.completed(alone), configured=configured)
+    if whole.ds_config is not None:
+        refuse_contradictions(config, whole.ds_config, own.recipe.names)
+    return whole
 
 
 def _refuse_another_trainer(tool: "Tool", config: "TrainerConfig") -> None:
