@@ -136,6 +136,29 @@ def test_a_search_that_leaves_the_micro_batch_open_keeps_the_samples_of_a_step()
     assert again["recipe"]["micro_batch"] * again["recipe"]["grad_accum"] == 32
 
 
+TRL_FILE = """\
+model_name_or_path: qwen2.5-1.5b
+use_peft: true
+lora_target_modules: all-linear
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 4
+bf16: true
+max_length: 1024
+"""
+
+
+def test_a_search_of_a_configuration_changes_the_engine_before_the_results(tmp_path):
+    path = tmp_path / "trl.yaml"
+    path.write_text(TRL_FILE, encoding="utf-8")
+    where = ("--config", str(path), "--gpu", "rtx-4060", "--json")
+    searched, estimated = (call(command, *where).document["to_fit"] for command in ("recommend", "estimate"))
+    assert searched["keeps_results"]
+    assert searched["options"] == estimated["options"]
+    again = call(*shlex.split(searched["command"])[1:], "--json").document["plans"][0]["estimate"]
+    assert again["peak_device_bytes"] == searched["device_bytes"]
+    assert again["recipe"]["global_batch"] == 16
+
+
 def test_launch_ends_with_the_command_that_fits():
     run = ("--gpu", "rtx-4060:1", "--dummy-data", "32", "--output-dir", "out", "--dry-run")
     found = call("launch", *TOO_LARGE, *run)

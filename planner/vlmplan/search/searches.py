@@ -16,11 +16,11 @@ class Searches:
     """What ``vlmplan recommend`` says of requests: a ``changes.least.Judge`` for which time counts nothing."""
 
     def __init__(self, catalog: Catalog, model: ModelFiles, today: date) -> None:
-        self._catalog, self._model, self._today = catalog, model, today
+        self.catalog, self._model, self._today = catalog, model, today
         self._best: dict[Request, RankedPlan | None] = {}
 
     def query(self, request: Request, wants: Callable[[Candidate], bool] = lambda _: True) -> SearchQuery:
-        return search_query(request, self._catalog, self._model, self._today, wants=wants)
+        return search_query(request, self.catalog, self._model, self._today, wants=wants)
 
     def best(self, request: Request) -> RankedPlan | None:
         """The first plan; None where nothing fits, or the options contradict each other."""

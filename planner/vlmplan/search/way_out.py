@@ -9,12 +9,12 @@ from vlmplan.changes.in_file import of_whole_models, trained_by
 from vlmplan.changes.kinds import all_changes
 from vlmplan.changes.least import Combination, least_combination
 from vlmplan.changes.trials import Trials
-from vlmplan.errors import DoesNotFitError
+from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train
 from vlmplan.other_trainers.writing import tool_of_trainer
-from vlmplan.request import Options, Request, RequestedSetup
+from vlmplan.request import Options, Request, RequestedSetup, parse
 from vlmplan.search import Limits, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine
@@ -66,16 +66,31 @@ def way_out(
     offloading beyond that is not proposed.
     """
     model, cluster = present.workload.model, present.cluster
-    host_bytes = max(taken_host_bytes(cluster.node), present.host.peak_bytes)
-    own_setup = _own_setup(request, present)
-    trials = Trials(catalog, model, accepts=accepts, least_host_bytes=host_bytes, own_setup=own_setup)
-    space = all_changes(trials.known_setup(request))
-    found = least_combination(space if own_setup is None else of_whole_models(space), request, trials)
+    trials = _trials(request, present, catalog, accepts=accepts)
+    found = _least_changes(request, present, trials)
     to_fit = None if found is None else ToFit(combination=found, estimate=trials.estimate(found.request))
     others = trials if accepts is None else Trials(catalog, model)
     other = cheapest_other_machine(request, cluster, catalog, others, today)
-    taken = host_bytes if cluster.node.host_ram_bytes is None else None
+    taken = _least_host_bytes(present) if cluster.node.host_ram_bytes is None else None
     return WayOut(clusters=(cluster,), to_fit=to_fit, other_machine=other, taken_host_bytes=taken)
+
+
+def _trials(
+    request: Request, present: Estimate, catalog: Catalog, *, accepts: Callable[[Estimate], bool] | None = None
+) -> Trials:
+    host_bytes, own_setup = _least_host_bytes(present), _own_setup(request, present)
+    model = present.workload.model
+    return Trials(catalog, model, accepts=accepts, least_host_bytes=host_bytes, own_setup=own_setup)
+
+
+def _least_host_bytes(present: Estimate) -> int:
+    return max(taken_host_bytes(present.cluster.node), present.host.peak_bytes)
+
+
+def _least_changes(request: Request, present: Estimate, trials: Trials) -> Combination | None:
+    space = all_changes(trials.known_setup(request))
+    is_as_usual = _own_setup(request, present) is None
+    return least_combination(space if is_as_usual else of_whole_models(space), request, trials)
 
 
 def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluster], RequestedSetup] | None:
@@ -90,19 +105,51 @@ def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluste
 def searched_way_out(request: Request, query: SearchQuery, searches: Searches) -> WayOut:
     """The way out for a search of ``request`` that finds nothing, whatever it may cost and take.
 
-    What the search decides by itself, it decides anew with every change.
+    What the search decides by itself, it decides anew with every change. A configuration leaves it nothing to decide
+    but the machine: then its setup is changed as ``way_out`` does.
     """
     request = request.with_options(UNLIMITED)
     clusters = tuple(candidate.cluster for candidate in query.candidates)
-    largest = max(clusters, key=lambda one: one.num_gpus * one.node.gpu.usable_bytes)
-    at = RequestedSetup(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest)
-    samples = samples_of_every_step(query.workload, query.fixed, clusters)
-    found = least_combination(searched_changes(at, request, samples), request, searches)
-    best = None if found is None else searches.best(found.request)
-    to_fit = None if found is None or best is None else ToFit(combination=found, estimate=best.estimate)
+    largest = max(clusters, key=_usable_bytes)
+    to_fit = None if request.configured is None else _configured_to_fit(request, searches)
+    if to_fit is None:
+        at = RequestedSetup(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest)
+        samples = samples_of_every_step(query.workload, query.fixed, clusters)
+        found = least_combination(searched_changes(at, request, samples), request, searches)
+        to_fit = None if found is None else _searched_to_fit(found, searches)
     if not request.hardware.gpus:
         return WayOut(clusters=(largest,), tries_other_machines=False, to_fit=to_fit)
     return WayOut(clusters=clusters, to_fit=to_fit, other_machine=_other_machine(request, clusters, searches))
+
+
+def _searched_to_fit(found: Combination, searches: Searches) -> ToFit | None:
+    best = searches.best(found.request)
+    return None if best is None else ToFit(combination=found, estimate=best.estimate)
+
+
+def _configured_to_fit(request: Request, searches: Searches) -> ToFit | None:
+    """The least changes of a configuration's setup on the largest of the machines that the user names; None where he
+    names none, where it cannot be trained there, and where a search does not find that it fits."""
+    machines = [replace(request, hardware=replace(request.hardware, gpus=(gpu,))) for gpu in request.hardware.gpus]
+    if not machines:
+        return None
+    catalog, model = searches.catalog, request.model_files
+    plain = Trials(catalog, model)
+    on_largest = max(machines, key=lambda one: _usable_bytes(plain.machine(one.hardware)[0]))
+    try:
+        present = plain.estimate(on_largest)
+    except InputError:
+        return None
+    found = _least_changes(on_largest, present, _trials(on_largest, present, catalog))
+    if found is None:
+        return None
+    options = replace(found.request, hardware=request.hardware).options()
+    read_again = parse(options, request.given_model)  # where an engine is named, less of the file may hold
+    return _searched_to_fit(replace(found, request=read_again), searches)
+
+
+def _usable_bytes(cluster: Cluster) -> int:
+    return cluster.num_gpus * cluster.node.gpu.usable_bytes
 
 
 def _other_machine(request: Request, clusters: tuple[Cluster, ...], searches: Searches) -> OtherMachine | None:
