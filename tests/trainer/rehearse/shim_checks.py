@@ -216,14 +216,22 @@ def deriving_shapes_unseen(mode: Rehearsal) -> int:
     return mode.ledger.device.peak_bytes - before
 
 
-def taking_norms_together(mode: Rehearsal) -> int:
-    """The largest tensor that is allocated meanwhile."""
+def taking_tensors_together(mode: Rehearsal) -> list[int]:
+    """The largest tensor that is allocated in clipping, and in the updates of an optimizer that was told nothing, beside
+    its states."""
     weights = [gpu(numel, requires_grad=True) for numel in (5 * 65_536, 5 * 65_536 + 1, 3)]
     for weight in weights:
         weight.grad = torch.empty_like(weight)
-    before = len(mode.ledger.device.events)
+    device = mode.ledger.device
+    before = len(device.events)
     torch.nn.utils.clip_grad_norm_(weights, 1.0)
-    return max(size for _, size in mode.ledger.device.events[before:])
+    in_norms = max(size for _, size in device.events[before:])
+    optimizer = torch.optim.AdamW(weights)
+    optimizer.step()
+    mode.ledger.restart_peaks()
+    live = device.live_bytes
+    optimizer.step()
+    return [in_norms, device.peak_bytes - live]
 
 
 def waiting_on_own_streams(mode: Rehearsal) -> bool:

@@ -39,7 +39,8 @@ ANSWERS: dict[str, Any] = {
     "making_tensors_of_tensors": [5, 7, 5, 7],
     "updating_nothing_on_the_host": "exp_avg exp_avg_sq step",
     "waiting_on_own_streams": True,
-    "taking_norms_together": 4 * 3 * (5 + 1),  # a number for each piece of 65,536 elements of the largest
+    # A number for each piece of 65,536 elements of the largest, and a root of the second moment of all.
+    "taking_tensors_together": [4 * 3 * (5 + 1), 4 * (5 * 65_536 + 5 * 65_536 + 1 + 3)],
     "flattening_gathered_lists": [4 * 512 * 4, 0],
     "deriving_shapes_unseen": 3 * 512 * 4,
     "computing_no_softmax_of_liger": LIGER_BYTES,
@@ -66,7 +67,8 @@ WITHOUT: dict[str, Any] = {
     "making_tensors_of_tensors": "aten::_local_scalar_dense",
     "updating_nothing_on_the_host": "cannot be built here",
     "waiting_on_own_streams": False,
-    "taking_norms_together": 4 * 3,  # all norms, one behind the other
+    # All norms, one behind the other, and three tensors of one weight or the next while each is updated alone.
+    "taking_tensors_together": [4 * 3, 4 * (5 * 65_536 + 2 * (5 * 65_536 + 1))],
     "flattening_gathered_lists": [0, 0],
     "deriving_shapes_unseen": 3 * 512 * 4 * 3 * 2,  # whole: both factors and the product
     "computing_no_softmax_of_liger": LIGER_BYTES + 528,  # of one row in float32, twice, and of its sum

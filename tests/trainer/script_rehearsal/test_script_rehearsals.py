@@ -53,6 +53,22 @@ def test_a_script_on_cuda_is_rehearsed_without_a_card_or_anything_left_behind(
 
 
 @SWEEP
+def test_an_optimizer_that_was_told_nothing_updates_all_weights_together_on_cuda(folder: Path):
+    (folder / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(8)]).cuda()\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(1, 512).cuda()).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    step = next(one for one in rehearsed("python", "train.py", gpu="h100-sxm:1")["phases"] if one["name"] == "step")
+    weights, gradients, moments, roots = (8 * 512 * 512 * 4 * count for count in (1, 1, 2, 1))
+    assert step["peak_bytes"] == pytest.approx(weights + gradients + moments + roots, rel=0.01)
+
+
+@SWEEP
 def test_what_decides_unknown_is_said_with_its_line_and_can_be_given():
     words = ("python", str(SCRIPTS / "plain_loop.py"))
     line = 1 + (SCRIPTS / "plain_loop.py").read_text().splitlines().index("    if loss < 0:")

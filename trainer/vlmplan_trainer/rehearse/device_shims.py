@@ -192,11 +192,14 @@ def waiting_on_own_streams() -> Iterator[None]:
 
 
 @contextmanager
-def taking_norms_together() -> Iterator[None]:
-    """``clip_grad_norm_`` asks for the norms of all gradients at once where they are plain tensors, which CUDA takes
-    memory for, and of fake ones for each alone (``_has_foreach_support``)."""
-    types = [*_foreach_utils._foreach_supported_types, FakeTensor]
-    with replaced(_foreach_utils, "_foreach_supported_types", types):
+def taking_tensors_together() -> Iterator[None]:
+    """Fake tensors count as plain ones where torch asks whether one kernel may take many: on CUDA, which takes memory
+    for it, ``clip_grad_norm_`` (``_has_foreach_support``) and optimizers that were told neither of ``foreach`` nor of
+    ``fused`` (``_default_to_fused_or_foreach``)."""
+    with ExitStack() as stack:
+        for module in (_foreach_utils, importlib.import_module("torch.optim.optimizer")):
+            types = [*module._foreach_supported_types, FakeTensor]
+            stack.enter_context(replaced(module, "_foreach_supported_types", types))
         yield
 
 
@@ -278,7 +281,7 @@ DEVICE_SHIMS = (
     knowing_used_weights,
     recording_no_streams,
     waiting_on_own_streams,
-    taking_norms_together,
+    taking_tensors_together,
     flattening_gathered_lists,
     paging_in_host_memory,
 )

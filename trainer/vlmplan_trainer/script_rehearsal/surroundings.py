@@ -17,6 +17,7 @@ from vlmplan_trainer.rehearse.device_shims import (
     paging_in_host_memory,
     rebuilding_buckets,
     recording_no_streams,
+    taking_tensors_together,
 )
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
@@ -37,6 +38,7 @@ CUDA_SHIMS = (
     knowing_used_weights,
     inferring_without_gradients,
     recording_no_streams,
+    taking_tensors_together,
     flash_attention_from_torch,
     flash_attn_package,
     generators_of_the_card,
