@@ -33,7 +33,7 @@ def by_kind(collectives: Iterable[Collectives]) -> dict[str, KindTotal]:
 
 
 def volume_json(collectives: Iterable[Collectives]) -> dict[str, Any]:
-    """As ``rehearse --json`` shows them."""
+    """Collectives as ``rehearse --json`` shows them."""
     totals = by_kind(collectives)
     return {
         "per_step": sum(total.num_bytes for total in totals.values()),

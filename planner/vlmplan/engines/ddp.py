@@ -90,7 +90,7 @@ class DataParallel(PlainPyTorch):
 
     @property
     def _gradient_bytes(self) -> int:
-        """With the zeros that views of a bucket begin with."""
+        """Bytes of all gradients, with the zeros that views of a bucket begin with."""
         return self.table.trained_bytes if self._gradients_are_views else super()._gradient_bytes
 
     # -- the walk ------------------------------------------------------------------------------------------------
@@ -120,7 +120,8 @@ class DataParallel(PlainPyTorch):
     # -- in closed form ------------------------------------------------------------------------------------------
 
     def states(self) -> ModelStates:
-        """As in plain PyTorch, with buckets that are there from the beginning and are the gradients, or beside them."""
+        """The model states of plain PyTorch with buckets that are there from the beginning and are the gradients, or
+        beside them."""
         plain = super().states()
         used = Components(communication_buffers=self._used_bytes)
         if not self._gradients_are_views:

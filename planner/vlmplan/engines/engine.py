@@ -139,13 +139,13 @@ class Engine:
         """``accumulates``: not the first of its step. ``is_last``: a step follows."""
 
     def begin_forward(self, trace: Trace) -> None:
-        """Of a micro batch or an evaluation like ``trace``."""
+        """The forward of a micro batch or of an evaluation like ``trace`` is about to begin."""
 
     def enter(self, run: Run, *, is_backward: bool) -> None:
         """A section is about to run."""
 
     def leave(self, run: Run, *, is_backward: bool) -> None:
-        """It has run."""
+        """A section has run."""
 
     def end_forward(self) -> None:
         """The loss is there."""
@@ -204,7 +204,8 @@ class Engine:
         raise NotImplementedError
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
-        """At least the peaks of (forward, backward) beside ``states().resident``. Here every gradient stays."""
+        """Bytes that are at least the peaks of (forward, backward) beside ``states().resident``. Here every gradient
+        stays."""
         table = self.table
         largest = table.largest_trained * self.weight_bytes
         accumulated = table.trained_bytes if accumulates else 0
@@ -212,21 +213,21 @@ class Engine:
         return profile.forward_peak + accumulated + sum(cached_casts(table, self.recipe)), backward
 
     def loading_bound(self, states: ModelStates) -> int:
-        """At least the peak of ``load``, but for the checkpoint that a CPU rank reads."""
+        """Bytes that are at least the peak of ``load``, but for the checkpoint that a CPU rank reads."""
         del states
         if self.recipe.casts_loaded:
             return self.table.num_params * DType.FLOAT32.num_bytes + self.table.largest_bytes
         return self.table.total_bytes + self.table.largest_bytes
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
-        """Those of an optimizer step of ``grad_accum`` micro batches like ``trace``. Plain PyTorch starts none; a
-        single rank of DeepSpeed sends gradients to itself."""
+        """The collectives of an optimizer step of ``grad_accum`` micro batches like ``trace``. Plain PyTorch starts
+        none; a single rank of DeepSpeed sends gradients to itself."""
         del trace
         return ()
 
     def own_bytes(self, marks: Iterable[Marked], *, accumulates: bool) -> Iterable[OwnBytes]:
-        """Of a later step, for each of ``marks``, as ``Sink`` has been told them in the last backward, up to the
-        updates. ``accumulates``: the step has other micro batches before."""
+        """What this rank has of its own in a later step, for each of ``marks``, as ``Sink`` has been told them in the
+        last backward, up to the updates. ``accumulates``: the step has other micro batches before."""
         del accumulates
         return [OwnBytes(0, 0) for _ in marks]
 
@@ -247,7 +248,7 @@ class Engine:
 
     @property
     def own_gradient_bytes(self) -> int:
-        """Of its gradients when the optimizer step begins, where ranks differ in them."""
+        """Bytes of this rank's gradients when the optimizer step begins, where ranks differ in them."""
         return 0
 
     # -- parts of the walk ---------------------------------------------------------------------------------------

@@ -225,14 +225,15 @@ class FullyShard(FullyShardFormulas):
         self._prefetch(self._order.forward_order[max(0, place - 1) : place])
 
     def _prefetch(self, numbers: Sequence[int]) -> None:
-        """Also a layer that has no backward: its buffer waits until backward is over (``finalize_backward``)."""
+        """The groups of these ``numbers`` are gathered ahead, those without a backward too: their buffers wait until
+        backward is over (``finalize_backward``)."""
         for number in numbers if self.num_ranks > 1 else ():
             if number not in self._whole and number not in self._prefetched:
                 self._gather(number)
                 self._prefetched.add(number)
 
     def take_gradient(self, ordinal: int) -> None:
-        """It stays whole until its group is through."""
+        """The gradient stays whole until its group is through."""
         self._arrived.setdefault(self.groups.number_of_ordinal[ordinal], []).append(ordinal)
 
     def end_backward(self) -> None:

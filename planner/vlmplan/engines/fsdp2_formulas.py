@@ -29,7 +29,7 @@ class FullyShardFormulas(Engine):
 
     @cached_property
     def _shapes(self) -> list[tuple[int, ...]]:
-        """Of this rank's rows of weights that get a gradient, without padding; a rank may have none."""
+        """Shapes of this rank's rows of weights that get a gradient, without padding; a rank may have none."""
         return [self._own_shape(shape) for shape in self.table.updated_shapes]
 
     def _own_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

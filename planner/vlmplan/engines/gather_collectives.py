@@ -12,7 +12,7 @@ from vlmplan.recipe import Recipe
 
 
 def weight_gathers(trace: Trace, recipe: Recipe, table: ParameterTable, num_ranks: int) -> Iterable[Collectives]:
-    """Those of a step of ``num_ranks`` ranks.
+    """The all-gathers of weights in a step of ``num_ranks`` ranks.
 
     With hpZ all ranks are asked for trained weights in the first forward of a step alone, for frozen ones in the very
     first of the run; after that the group that has a copy is, in collectives apart where both are wanted.

@@ -13,8 +13,8 @@ class PhaseReplay(NamedTuple):
     hosts: int
 
     def runs(self) -> Iterator[list[tuple[int, int]]]:
-        """Of each run of a section, as they follow each other: for every event about weights the bytes after it and
-        the most during it."""
+        """For each run of a section, as they follow each other, and for every event about weights the bytes after it
+        and the most during it."""
         hosts = self.hosts
         for start, _, _, changes in self.phase.live:
             if hosts:
@@ -27,7 +27,7 @@ class PhaseReplay(NamedTuple):
 
     @property
     def start(self) -> tuple[int, int]:
-        """The same of the event before the first run."""
+        """Bytes after the event that comes before the first run, and the most during it."""
         after, most, gathers = self.phase.start
         return after, _with_shards(most, gathers, self.hosts) if self.hosts and gathers else most
 
@@ -58,5 +58,5 @@ class GatherReplay(NamedTuple):
 
     @property
     def never_freed_bytes(self) -> int:
-        """Those that are there when the optimizer's step has begun."""
+        """Bytes of whole weights that are still there when the optimizer's step has begun."""
         return self.walk.never_freed

@@ -103,7 +103,7 @@ def _repeats(kinds: list[int | None]) -> Iterator[tuple[int, int, int]]:
 
 
 def _end(kinds: list[int | None], start: int, period: int) -> int:
-    """Where what begins at ``start`` ceases to repeat itself."""
+    """The place where what begins at ``start`` ceases to repeat itself."""
     stop = start
     while (
         stop < len(kinds) and kinds[stop] is not None and (stop < start + period or kinds[stop] == kinds[stop - period])
@@ -145,7 +145,7 @@ def _kind(forward: Iterable[WeightUse], backward: Iterable[WeightUse]) -> Any:
 
 
 def places_of(trace: Trace) -> dict[Key, tuple[int, int]]:
-    """Of the modules and weights that layers use, by their keys: the place of the run in the schedule, and which of its
+    """By the keys of modules and weights that layers use: the place of the run in the schedule, and which of its
     modules and weights they are."""
     used = {key: _used(section_uses(section)) for key, section in trace.sections.items()}
     return {

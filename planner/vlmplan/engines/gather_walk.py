@@ -54,7 +54,7 @@ NOTHING_GATHERED = RunBytes(0, 0, 0, ())
 
 
 class PhaseGathers(NamedTuple):
-    """Of forward or of backward: the collectives, for each run of a section, as they follow each other, what is live
+    """The collectives of forward or of backward, for each run of a section, as they follow each other, what is live
     meanwhile, and what is ``left`` when the phase is over. ``start`` is the event before the first run, with all bytes:
     backward begins with modules that have no weights, and prefetches for them."""
 
@@ -64,7 +64,8 @@ class PhaseGathers(NamedTuple):
     start: EventBytes = (0, 0, ())
 
     def through(self, schedule: Iterable[Run], busy: Collection[str], live_bytes: int) -> "PhaseGathers":
-        """The same with all runs of ``schedule``, of which these are the ``busy`` ones. ``live_bytes`` at the start."""
+        """These gathers with all runs of ``schedule``, of which these are the ``busy`` ones. ``live_bytes`` at the
+        start."""
         own, live = iter(self.live), list[RunBytes]()
         for run in schedule:
             live.append(next(own) if run.key in busy else RunBytes(live_bytes, 0, 0, []))

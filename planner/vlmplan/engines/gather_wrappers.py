@@ -33,8 +33,9 @@ class Wrappers(NamedTuple):
     lost: Lost = Lost.NEVER
 
     def around_reader(self, *, calls_head: bool) -> "Wrappers":
-        """Where the model reads its head (``ReadHead``) it has a weight itself, and one of these is inside of it:
-        ``more`` are all that are left. One that calls its head has ``LossModule`` around it as others have."""
+        """The wrappers of a model that reads its head (``ReadHead``): it has a weight itself then, and one of these is
+        inside of it, so that ``more`` are all that are left. One that calls its head has ``LossModule`` around it as
+        others have."""
         if calls_head:
             return self._replace(forward=self.forward - OUTSIDE_HEAD, outside=max(1, self.outside - 1))
         return Wrappers(forward=self.more, outside=self.more, inside=0, lost=self.lost)

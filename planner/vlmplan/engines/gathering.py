@@ -109,7 +109,7 @@ class GatheredWeights(GatheredBytes):
 
     @property
     def weights(self) -> Collection[Key]:
-        """Those that come and go, over all layers."""
+        """Keys of the weights that come and go, over all layers."""
         return self._weights.keys()
 
     @property
@@ -273,8 +273,8 @@ class GatheredWeights(GatheredBytes):
             self._gather(list(chosen))
 
     def _stays(self, weight: GatheredWeight, *, is_leaf: bool) -> bool:
-        """As ``_is_kept``, which DeepSpeed asks once for each step and remembers (``lru_cache`` of
-        ``__params_to_release``): a later forward releases what the first one released."""
+        """Whether a weight stays whole: ``_is_kept``, which DeepSpeed asks once for each step and remembers
+        (``lru_cache`` of ``__params_to_release``): a later forward releases what the first one released."""
         if self._decisions is None:
             return self._is_kept(weight, is_leaf=is_leaf)
         key = self._step, weight.key

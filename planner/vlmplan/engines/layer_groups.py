@@ -82,7 +82,7 @@ class LayerGroups:
 
     @property
     def all(self) -> list[LayerGroup]:
-        """In the order in which they are made: layers, the embedding, the tail and the root."""
+        """All groups in the order in which they are made: layers, the embedding, the tail and the root."""
         ends = [self.embedding, self.tail]
         layers = [number for number in range(len(self.layers)) if number not in ends]
         return [*[self.layers[number] for number in [*layers, *ends] if number is not None], self.root]
@@ -115,7 +115,7 @@ class LayerGroups:
         return -(-rows // self._num_ranks) * prod(others)
 
     def padded_bytes(self, ordinals: Sequence[int], dtype: DType) -> int:
-        """Of the gradients of these weights, each padded to equal shards."""
+        """Bytes of the gradients of these weights, each padded to equal shards."""
         trained = self._table.trained_entries
         return sum([self._num_ranks * self.shard_numel(trained[one]) for one in ordinals]) * dtype.num_bytes
 
@@ -154,9 +154,9 @@ def layer_groups(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Layer
 
 @dataclass(frozen=True, slots=True)
 class BackwardOrder:
-    """Of one trace. ``forward_order``: the groups beside the root, in the order in which they end. ``with_output``:
-    those whose result needs a gradient, so that their backward begins with a gather. ``with_input``: those whose first
-    input needs one, which tells when their backward is over."""
+    """The order in which groups are used in the backward of one trace. ``forward_order``: the groups beside the root,
+    in the order in which they end. ``with_output``: those whose result needs a gradient, so that their backward begins
+    with a gather. ``with_input``: those whose first input needs one, which tells when their backward is over."""
 
     forward_order: Sequence[int]
     with_output: frozenset[int]

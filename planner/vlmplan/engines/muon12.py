@@ -110,7 +110,8 @@ class MuonZero12(Zero12):
         return 2 * self._muon_elements * self.weight_bytes
 
     def _update_bytes(self, *, accumulates: bool) -> int:
-        """With the updates of whole matrices, as the walk has them."""
+        """What this rank makes once all gradients have been reduced: updates of whole matrices too, as the walk has
+        them."""
         water = HighWater()
         engine = _HighestUpdates(self.table, self.recipe, num_ranks=self.num_ranks, rank=self.rank, sink=water)
         engine._has_momentum = engine._is_last = True
@@ -247,8 +248,8 @@ class MuonZero12(Zero12):
         return self.partitions[self._number_of[ordinal]]
 
     def _num_owners(self) -> int:
-        """As with one flat buffer, but a matrix that several ranks orthogonalise is merged with no neighbour of other
-        ranks (``copy_ranks`` in ``average_tensor``)."""
+        """The number of runs of one owner, as with one flat buffer; but a matrix that several ranks orthogonalise is
+        merged with no neighbour of other ranks (``copy_ranks`` in ``average_tensor``)."""
         runs, previous = 0, (-1, (-1,))
         for ordinal in self._waiting:
             end, size = self._place_of(ordinal)
@@ -318,7 +319,7 @@ class MuonZero12(Zero12):
 
 
 class _HighestUpdates(MuonZero12):
-    """The same for who asks for the most alone: what comes and goes in the update of a matrix is one moment."""
+    """The same engine for who asks for its peak alone: what comes and goes in the update of a matrix is one moment."""
 
     def _update_matrix(self, number: int, shape: tuple[int, ...]) -> None:
         dtype = self.table.trained_dtype

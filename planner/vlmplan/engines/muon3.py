@@ -52,7 +52,7 @@ class MuonZero3(Zero3):
 
     @cached_property
     def _uses_muon(self) -> Sequence[bool]:
-        """Of each sub-group."""
+        """Whether Muon updates it, of each sub-group."""
         limit = self.recipe.zero.sub_group_size
         return [
             group.uses_muon for group in self.groups for _ in sub_group_elements(group.numels, self.num_ranks, limit)
@@ -91,7 +91,7 @@ class MuonZero3(Zero3):
     # -- the walk ------------------------------------------------------------------------------------------------
 
     def _keep_momentum(self, number: int) -> None:
-        """In the type in which gradients are sent (``_create_momentum_buffer``)."""
+        """The sub-group's momentum, in the type in which gradients are sent (``_create_momentum_buffer``)."""
         if self._uses_muon[number]:
             self.sink.keep(Component.OPTIMIZER_STATES, self.sub_groups[number] * self.gradient_bytes)
 
@@ -190,8 +190,9 @@ class MuonZero3(Zero3):
     # -- in closed form ------------------------------------------------------------------------------------------
 
     def states(self) -> ModelStates:
-        """As stage 3, with gΦ/N of momentum for Muon's part in place of AdamW's sΦ/N, and what is sent kept. While the
-        updates are made there are the chunk's gradients and momentum whole, and what ranks send one another."""
+        """The model states of stage 3 with gΦ/N of momentum for Muon's part in place of AdamW's sΦ/N, and what is sent
+        kept. While the updates are made there are the chunk's gradients and momentum whole, and what ranks send one
+        another."""
         plain = super().states()
         recipe, g, m = self.recipe, self.gradient_bytes, self.master_bytes
         of_muon, of_adamw = (
@@ -219,8 +220,8 @@ class MuonZero3(Zero3):
         )
 
     def _first_gradients(self, start: Components) -> Components:
-        """That of the largest sub-group, once the master weights and momentum are there: before the bucket and the
-        shards of gradients."""
+        """Model states with the gradient of the largest sub-group, once the master weights and momentum are there:
+        before the bucket and the shards of gradients."""
         made = Components(weights=start.weights, optimizer_states=start.optimizer_states)
         return made + Components(temporaries=max(self.sub_groups) * self.master_bytes)
 
@@ -247,7 +248,8 @@ class MuonZero3(Zero3):
         return water.most, kept
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
-        """With gradients and momentum of every chunk, and what is made of them, to all ranks."""
+        """The collectives of stage 3, with gradients and momentum of every chunk, and what is made of them, to all
+        ranks."""
         found = list(super().collectives(trace))
         if self.num_ranks == 1:
             return found
@@ -265,8 +267,8 @@ class MuonZero3(Zero3):
 
 
 class _HighestUpdates(MuonZero3):
-    """The same for who asks for the most alone: what comes and goes together is one moment, found once for all chunks
-    of equal matrices."""
+    """The same engine for who asks for its peak alone: what comes and goes together is one moment, found once for all
+    chunks of equal matrices."""
 
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK

@@ -72,8 +72,8 @@ def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> li
 
 
 def _torchao_sizes(kind: OptimizerKind, numel: int, dtype: DType) -> list[int]:
-    """Of each moment codes, a scale for every block, and the table of values that codes mean (``OptimState8bit.zeros``,
-    ``OptimState4bit.zeros`` in ``torchao/optim``, 0.18)."""
+    """Bytes of the tensors of each moment: codes, a scale for every block, and the table of values that codes mean
+    (``OptimState8bit.zeros``, ``OptimState4bit.zeros`` in ``torchao/optim``, 0.18)."""
     bits = torchao_bits(kind, numel)
     if bits is None:
         return [numel * dtype.num_bytes] * 2

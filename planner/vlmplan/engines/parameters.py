@@ -26,7 +26,7 @@ class FlatBuffer:
 
     @cached_property
     def ends(self) -> list[int]:
-        """Where each ends."""
+        """The element behind each parameter in the flat buffer."""
         return list(accumulate(self.numels))
 
 
@@ -73,12 +73,12 @@ class ParameterTable(FlatBuffer):
 
     @cached_property
     def reduced_ordinals(self) -> list[int]:
-        """Those of the trained parameters that get a gradient."""
+        """Ordinals of the trained parameters that get a gradient."""
         return [ordinal for ordinal in range(len(self.numels)) if ordinal not in self.idle]
 
     @cached_property
     def idle_bytes(self) -> int:
-        """Those that the gradients of ``idle`` parameters would have."""
+        """Bytes that the gradients of ``idle`` parameters would have."""
         return sum([self.gradient_sizes[ordinal] for ordinal in self.idle])
 
     @cached_property
@@ -164,7 +164,7 @@ class ParameterTable(FlatBuffer):
 
     @property
     def embedding_path(self) -> str:
-        """Of the input embedding's module."""
+        """The name of the input embedding's module."""
         return self._model.EMBEDDINGS
 
     @property
@@ -217,7 +217,7 @@ class ParameterTable(FlatBuffer):
         return [(num_bytes[module], counts[module]) for module in counts]
 
     def sharded_elements(self, num_ranks: int) -> int:
-        """Those of one rank's shards of all trained parameters, see the function of that name."""
+        """Elements of one rank's shards of all trained parameters, see the function of that name."""
         key = (sharded_elements, num_ranks)
         if key not in self.memo:
             self.memo[key] = sharded_elements(self.numels, num_ranks)

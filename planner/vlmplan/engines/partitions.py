@@ -72,7 +72,7 @@ def largest_slice(table: FlatBuffer, partition: Partition) -> int:
 
 
 def idle_elements(table: ParameterTable, partition: Partition) -> int:
-    """Those of ``owned_elements`` in parameters that get no gradient."""
+    """How many of ``owned_elements`` are in parameters that get no gradient."""
     return sum([table.numels[ordinal] for ordinal in idle_ordinals(table, partition)])
 
 
@@ -97,7 +97,7 @@ class Share(NamedTuple):
 
 
 def shares(table: ParameterTable, num_ranks: int) -> Sequence[Share]:
-    """That of each rank."""
+    """The share of each rank."""
     key = (shares, num_ranks)
     if key not in table.memo:
         partitions = [partition_of(table.num_trained, num_ranks, rank) for rank in range(num_ranks)]

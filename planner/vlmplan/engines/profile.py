@@ -46,8 +46,8 @@ class Rise(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """Of the gradients of a section: most bytes of a norm with what is live when a later one of them arrives, largest
-    norm, most that is live as one arrives, itself included."""
+    """Bytes of the norms of a section's gradients: the most of a norm with what is live when a later one of them
+    arrives, largest norm, most that is live as one arrives, itself included."""
 
     within: int
     largest: int

@@ -10,7 +10,7 @@ from vlmplan.recipe_choices import Offload
 
 
 class Shards:
-    """Of the weights of ``table``, on each of ``num_ranks``."""
+    """What each of ``num_ranks`` ranks has of the weights of ``table``."""
 
     def __init__(self, table: ParameterTable, recipe: Recipe, num_ranks: int) -> None:
         self._table, self._zero, self._hpz, self._num_ranks = table, recipe.zero, recipe.hpz, num_ranks
@@ -33,7 +33,8 @@ class Shards:
 
     @cached_property
     def arriving_small_bytes(self) -> int:
-        """Of the shards of all weights that stay whole, which come together after a step and after a checkpoint."""
+        """Bytes of the shards of all weights that stay whole, which come together after a step and after a
+        checkpoint."""
         kinds = self._table.kinds if self.arrives else ()
         return sum([count * self.shard_bytes(one) for one, count in kinds if self.is_persistent(one)])
 

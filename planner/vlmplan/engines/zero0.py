@@ -33,7 +33,7 @@ class Zero0(Engine):
 
     @property
     def has_master(self) -> bool:
-        """In float32 there is no second copy."""
+        """Whether there are master weights: in float32 there is no second copy."""
         return self.table.trained_dtype is not MASTER
 
     def build(self) -> None:

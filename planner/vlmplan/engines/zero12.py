@@ -70,7 +70,7 @@ class Zero12(Zero12Formulas):
         sink.transient(Component.TEMPORARIES, [master])
 
     def _keep_master_copy(self, own: int, master: int) -> None:
-        """Of a slice of ``own`` bytes, by way of a clone where the types differ."""
+        """The master copy of a slice of ``own`` bytes, by way of a clone where the types differ."""
         if own == master:
             self.sink.keep(Component.OPTIMIZER_STATES, own)
             return
@@ -186,8 +186,9 @@ class Zero12(Zero12Formulas):
         return self.recipe.zero.contiguous_gradients or self.offloads_optimizer
 
     def _set_up_buckets(self) -> None:
-        """At the first gradient of a backward, two with ``overlap_comm``; stage 1 keeps them from the first micro batch
-        of a step to the reduction after the last (``setup_buckets``, ``_release_ipg_buffers``)."""
+        """The reduce buckets: at the first gradient of a backward, two with ``overlap_comm``; stage 1 keeps them from
+        the first micro batch of a step to the reduction after the last (``setup_buckets``,
+        ``_release_ipg_buffers``)."""
         if self._has_buckets:
             return
         self._has_buckets = True
@@ -287,7 +288,7 @@ class Zero12(Zero12Formulas):
         return not self._is_contiguous or self.table.numels[ordinal] > self._bucket_elements
 
     def _offloading_bytes(self, numel: int) -> list[int]:
-        """Of tensors, one after the other, by way of which so many elements of a gradient go to the host."""
+        """Bytes of the tensors, one after the other, by way of which so many elements of a gradient go to the host."""
         cast = [numel * self.master_bytes] if self.master_bytes != self.weight_bytes else []
         return [numel * NORM_BYTES, *cast]
 

@@ -176,5 +176,5 @@ class Zero12Formulas(Engine):
         return num_cuts
 
     def _place_of(self, ordinal: int) -> tuple[int, int]:
-        """Where the parameter ends in its flat buffer, and the elements of that which each rank updates."""
+        """The element behind the parameter in its flat buffer, and how many of that each rank updates."""
         return self.table.ends[ordinal], self.partition.size

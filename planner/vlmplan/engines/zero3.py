@@ -104,10 +104,10 @@ class Zero3(Zero3Formulas):
             sink.transient(Component.TEMPORARIES, [shard * self.num_ranks, shard if self.offloads_weights else 0])
 
     def _make_master_weights(self) -> None:
-        """By sub-group, a cast and its clone; the cast goes when the next one is there. There is a master copy even
-        where the types are the same: ``_create_fp32_partitions`` compares ``tensor.device == self.device``, a
-        ``torch.device`` with the string ``cuda:0``, which are never equal. Then once the gradient of a sub-group
-        (``initialize_optimizer_states``)."""
+        """Master weights by sub-group: a cast and its clone; the cast goes when the next one is there. There is a
+        master copy even where the types are the same: ``_create_fp32_partitions`` compares ``tensor.device ==
+        self.device``, a ``torch.device`` with the string ``cuda:0``, which are never equal. Then once the gradient of a
+        sub-group (``initialize_optimizer_states``)."""
         sink, width = self.sink, self.master_bytes
         groups = self.sub_groups
         for number, numel in enumerate(groups):
@@ -125,7 +125,7 @@ class Zero3(Zero3Formulas):
         return self.shards.sub_groups
 
     def _keep_momentum(self, number: int) -> None:
-        """Of an optimizer that has states of a sub-group before its first step."""
+        """For an optimizer that has states of a sub-group before its first step."""
 
     def _modules_of_checkpoint(self) -> list[list[NamedParameter]]:
         """The own weights of each module, in order, without adapters."""

@@ -149,7 +149,7 @@ class Estimator(TracedModel):
         return self._samples.rollouts.inference_engine(recipe, self.backend(recipe, gpu.compute_capability), gpu)
 
     def batch_bytes(self, recipe: Recipe) -> int:
-        """Of one micro batch as it comes to the GPU, where those of a step are there together; else 0."""
+        """Bytes of one micro batch as it comes to the GPU, where those of a step are there together; else 0."""
         is_kept = recipe.keeps_batches or (recipe.task is not None and recipe.task.is_grpo)
         return sum(self._sent_bytes(recipe)) if is_kept else 0
 
@@ -157,8 +157,8 @@ class Estimator(TracedModel):
         return self.model.sent_bytes(self._samples.batch(recipe))
 
     def timeline_of_tensors(self, recipe: Recipe, cluster: Cluster) -> Timeline:
-        """The same without what lasts over steps: of a cluster it asks the number of GPUs, the kernels that they meet,
-        and whether they are the host itself."""
+        """The memory timeline without what lasts over steps: of a cluster it asks the number of GPUs, the kernels that
+        they meet, and whether they are the host itself."""
         gpu = cluster.node.gpu
         trace = self.trace(recipe, gpu.compute_capability)
         started = self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu)
@@ -184,7 +184,7 @@ class Estimator(TracedModel):
         )
 
     def _evaluated_operations(self, recipe: Recipe, cluster: Cluster) -> EvaluatedOperations | None:
-        """The same with every storage that it makes and frees."""
+        """What the recipe's evaluation runs, with every storage that it makes and frees."""
         if recipe.evaluation is None:
             return None
         gpu = cluster.node.gpu
@@ -262,7 +262,7 @@ class Estimator(TracedModel):
         return read_bytes(self.table, recipe, self.stored_dtype)
 
     def _orthogonalising_flops(self, recipe: Recipe, cluster: Cluster, rank: int) -> int:
-        """Of Muon's update on a rank."""
+        """FLOPs of Muon's update on a rank."""
         engine = engine_of(self.table, recipe, num_ranks=cluster.num_gpus, rank=rank)
         return sum([update_flops(shape) for shape in engine.orthogonalised])
 

@@ -63,7 +63,7 @@ class EvaluationRuns:
     def operations(
         self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool
     ) -> EvaluatedOperations | None:
-        """The same with every storage that it makes and frees."""
+        """What the evaluation of a recipe runs, with every storage that it makes and frees."""
         found = self.evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu, kind=LoggingTape)
         if found is None:
             return None

@@ -19,7 +19,8 @@ def estimate(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
 
 
 def estimate_with_sizes(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
-    """The same with ZeRO's bucket, prefetch, live and reuse sizes chosen: for speed, or for memory if that must be."""
+    """The estimate with ZeRO's bucket, prefetch, live and reuse sizes chosen: for speed, or for memory if that must
+    be."""
     return sized_estimate(Estimator(workload, recipe), recipe, cluster)
 
 

@@ -129,7 +129,7 @@ class Estimate:
 
     @property
     def step_time(self) -> StepTime | None:
-        """As expected; None where a speed is not known."""
+        """The parts of a step as expected; None where a speed is not known."""
         return None if self.timed is None else self.timed.expected
 
     @property
@@ -142,7 +142,7 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all rows of the model's input: of both answers to each prompt in DPO."""
+        """Tokens of all rows of the model's input: of both answers to each prompt in DPO."""
         if self.step_seconds is None:
             return None
         return self.recipe.rows_per_step(self.cluster.num_gpus) * self.workload.seq_len / self.step_seconds
@@ -153,12 +153,12 @@ class Estimate:
 
     @property
     def resume_device_bytes(self) -> int:
-        """Of the fullest GPU, or of a rank on the CPU, while it goes on from a checkpoint."""
+        """Bytes of the fullest GPU, or of a rank on the CPU, while it goes on from a checkpoint."""
         return self.resume.phase.peak.total + self.device.overhead_bytes
 
     @property
     def resume_host_bytes(self) -> int:
-        """Of a node's host meanwhile."""
+        """Bytes of a node's host meanwhile."""
         if self.cluster.node.gpu.is_cpu:
             return self.cluster.node.num_gpus * self.resume_device_bytes
         return self.host.steady_bytes + self.resume.host_bytes
@@ -176,7 +176,7 @@ class Estimate:
         return self.run_disk_of(self.workload.saving)
 
     def run_disk_of(self, saving: Saving) -> RunDisk:
-        """The same where it is saved otherwise, with checkpoints of the same size."""
+        """The disk space of the run where it is saved otherwise, with checkpoints of the same size."""
         return run_disk(
             saving,
             checkpoint_bytes=self.disk.checkpoint_bytes,

@@ -75,7 +75,7 @@ def has_upper_bound(recipe: Recipe) -> bool:
 
 
 def beside_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-    """Of the models that stand beside the trained one: the reference, and reward models.
+    """Bytes on one GPU of the models that stand beside the trained one: the reference, and reward models.
 
     Reward models go through ``prepare_deepspeed`` or ``prepare_model`` (``grpo_trainer.py``): in the precision under
     DeepSpeed, sharded under stage 3, else as they are loaded, in float32.
@@ -87,7 +87,7 @@ def beside_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
 
 
 def host_copy_bytes(table: ParameterTable, recipe: Recipe, stored: DType) -> int:
-    """Of a second model in a rank's host memory while it loads.
+    """Bytes of a second model in a rank's host memory while it loads.
 
     Under DeepSpeed but for stage 3 the first model waits there for its engine, which ``Trainer.train`` makes
     (``Trainer.__init__`` moves it to the GPU otherwise), while the second is read (``dpo_trainer.py``). Weights in the
@@ -100,7 +100,7 @@ def host_copy_bytes(table: ParameterTable, recipe: Recipe, stored: DType) -> int
 
 
 def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-    """Of a second model on one GPU.
+    """Bytes of a second model on one GPU.
 
     It has the type of the first (``dpo_trainer.py``: ``ref_model_init_kwargs.setdefault("dtype", self.model.dtype)``),
     which DeepSpeed casts alike. ``prepare_deepspeed`` (``trl/models/utils.py``) shards it under stage 3, with weights

@@ -110,7 +110,8 @@ class RolloutRuns:
         )
 
     def _generation_work(self, recipe: Recipe, backend: AttentionBackend, rows: int) -> GenerationWork | None:
-        """Of ``rows`` answers on each GPU; GPUs that share vLLM's weights generate theirs together."""
+        """What generating ``rows`` answers takes on each GPU; GPUs that share vLLM's weights generate theirs
+        together."""
         task = recipe.task
         assert task is not None
         if task.generation is Generation.SERVER:
@@ -131,7 +132,7 @@ class RolloutRuns:
         )
 
     def _vllm_bytes(self, recipe: Recipe) -> int:
-        """Of vLLM's weights on one GPU."""
+        """Bytes of vLLM's weights on one GPU."""
         assert recipe.task is not None
         adapters = self._table.num_trained if recipe.trains_adapters else 0
         return (self._table.num_params - adapters) * DType.BFLOAT16.num_bytes // recipe.task.vllm_tensor_parallel
@@ -180,7 +181,7 @@ class RolloutRuns:
         return self._passes[key]
 
     def _whole_bytes(self, recipe: Recipe, num_ranks: int) -> int:
-        """Of all weights but those that are whole anyway, each padded to a multiple of the ranks
+        """Bytes of all weights but those that are whole anyway, each padded to a multiple of the ranks
         (``trl/models/utils.py`` ``unwrap_model_for_generation``: ``deepspeed.zero.GatheredParameters`` of all)."""
         is_whole = num_ranks == 1 and recipe.offload_params is Offload.NONE
         if recipe.zero_stage != 3 or is_whole:

@@ -87,7 +87,7 @@ class CachingAllocator:
 
     @property
     def streams(self) -> list[int]:
-        """Those that have asked for memory, in order of their first time."""
+        """The streams that have asked for memory, in order of their first time."""
         return list(self._pools)
 
     def allocate(self, num_bytes: int, stream: int = 0) -> Block:

@@ -65,7 +65,7 @@ class KeptOutputs:
 
     @property
     def gathered_bytes(self) -> int:
-        """Of one full step, from all ranks."""
+        """Bytes kept of one full step, from all ranks."""
         return self.step_rows * self.sample_bytes
 
     @property
@@ -103,8 +103,8 @@ class KeptOutputs:
 
     @property
     def host_bytes(self) -> int:
-        """Of one rank on the host, all samples: as they come and as numpy has them, or while they are joined to those
-        before, once more."""
+        """Bytes that one rank keeps of all samples on the host: as they come and as numpy has them, or while they are
+        joined to those before, once more."""
         as_it_comes = self.sample_bytes if self._is_converted else 0
         return self.num_samples * (self.numpy_bytes + (as_it_comes if self.accumulation is None else self.numpy_bytes))
 
@@ -271,7 +271,7 @@ class GatheredForEvaluation:
 
     @staticmethod
     def of(engine: Engine, trace: Trace, *, loses_order: bool = False) -> "GatheredForEvaluation | None":
-        """In the order of ``trace``; ``loses_order``: DeepSpeed does not know it."""
+        """The weights that are gathered, in the order of ``trace``; ``loses_order``: DeepSpeed does not know it."""
         weights = engine.gathered_weights(trace, NULL_SINK, is_first=loses_order)
         if weights is None:
             return None

@@ -36,12 +36,12 @@ class InferenceEngine:
 
     @property
     def fixed_bytes(self) -> int:
-        """Beside the cache."""
+        """Bytes of all but the cache."""
         return self.weight_bytes + self.num_sequences * self.vocabulary * SAMPLER_BYTES + GRAPH_BYTES
 
     @property
     def least_bytes(self) -> int:
-        """With a cache for one answer, without which vLLM does not start."""
+        """Bytes with a cache for one answer, without which vLLM does not start."""
         return self.fixed_bytes + self.sequence_bytes
 
     @property
@@ -65,7 +65,7 @@ class InferenceEngine:
 
     @property
     def awake_bytes(self) -> int:
-        """Where it would not start, what no GPU has."""
+        """Bytes that vLLM takes while it is awake; where it would not start, more than any GPU has."""
         if self.problem is not None:
             return 2 * self.total_bytes
         utilization = self.needed_utilization if self.utilization is None else self.utilization

@@ -57,7 +57,7 @@ class PeakTracker(Sink):
 
     @property
     def stretches(self) -> list[Stretch]:
-        """Those of the phase so far: one, where nothing has been marked."""
+        """The stretches of the phase so far: one, where nothing has been marked."""
         return [stretch for stretch, _ in (*self._stretches, self._stretch())]
 
     @property

@@ -87,7 +87,7 @@ def _states_twice(table: ParameterTable, recipe: Recipe, saving: Saving, num_ran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """In host memory at the same time: what ``each`` rank has of its own, and mapped files, ``shared`` by all."""
+    """Bytes in host memory at the same time: what ``each`` rank has of its own, and mapped files, ``shared`` by all."""
 
     each: int = 0
     shared: int = 0

@@ -225,7 +225,7 @@ def _leaves_out(recipe: Recipe, *names: str) -> bool:
 
 
 def _names(text: str) -> set[str]:
-    """Those between commas."""
+    """The names between commas."""
     return {name.strip() for name in text.split(",")}
 
 

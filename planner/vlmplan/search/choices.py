@@ -138,7 +138,7 @@ class RecipeChoices:
         return self._bare[key]
 
     def _as_the_trainer_does(self, recipe: Recipe) -> Recipe:
-        """With the behaviour of the trainer that it is made for, where the user says nothing."""
+        """The recipe with the behaviour of the trainer that it is made for, where the user says nothing."""
         if self._made_for is None:
             return recipe
         from vlmplan.other_trainers.writing import behaviour

@@ -69,7 +69,7 @@ class Candidate:
         return None
 
     def with_network(self, bytes_per_second: float) -> "Candidate":
-        """The same with this rate between nodes."""
+        """The same candidate with this rate between nodes."""
         return replace(self, cluster=replace(self.cluster, inter_node_bytes_per_second=bytes_per_second))
 
     @property

@@ -35,7 +35,7 @@ class Switches(NamedTuple):
 
     @classmethod
     def of(cls, recipe: Recipe, *, has_others: bool) -> "Switches":
-        """Those of ``recipe``; a model without layers but the language model's has one switch less."""
+        """The switches of ``recipe``; a model without layers but the language model's has one switch less."""
         language = recipe.activation_checkpointing
         others = recipe.vision_activation_checkpointing if has_others else language
         return cls(checkpoints_language=language, checkpoints_others=others, loss=recipe.loss)
@@ -137,7 +137,8 @@ class _Parts:
 
     @classmethod
     def of(cls, trace: Trace, labels: tuple[str, ...]) -> "_Parts | None":
-        """None without layers, or where views of weights are followed by numbers that another trace uses too."""
+        """The parts of a trace; None without layers, or where views of weights are followed by numbers that another
+        trace uses too."""
         places = [place for place, run in enumerate(trace.schedule) if _is_layer(run, labels)]
         if not places or any(isinstance(event, Hold) for event in _events(trace)):
             return None

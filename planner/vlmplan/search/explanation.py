@@ -65,7 +65,7 @@ def machine_label(cluster: Cluster, method: Method) -> str:
 
 
 def _differences(winner: RankedPlan, rival: RankedPlan, objective: Objective) -> Iterator[_Difference]:
-    """Those that can be told, first what decides; bytes only where they do, or where all else is the same."""
+    """The differences that can be told, first what decides; bytes only where they do, or where all else is the same."""
     money = list(_money(winner, rival))
     time = list(_time(winner, rival))
     memory = _memory(winner, rival)

@@ -192,7 +192,7 @@ class Exploration:
         return limit if usd(limit) >= entry.usd else inf
 
     def _simplest(self, found: list[ScoredSetup]) -> list[ScoredSetup]:
-        """Without what is not noticeably better than a setup that fits: of equals the simplest engine stays."""
+        """The setups that are noticeably better than simpler ones that fit: of equals the simplest engine stays."""
         kept: list[ScoredSetup] = []
         for entry in sorted(found, key=lambda entry: entry.simplicity):
             tolerance = EQUAL_FRACTION if entry.setup.fits else NOTICEABLE_FRACTION
@@ -202,7 +202,7 @@ class Exploration:
         return kept
 
     def with_smaller_batch(self, entry: ScoredSetup) -> ScoredSetup | None:
-        """The same with the next smaller micro batch, where there is one within the limits."""
+        """The same setup with the next smaller micro batch, where there is one within the limits."""
         return self._with_setup(entry, self.space.smaller(entry.setup, entry.cluster))
 
     def with_fewer_answers(self, entry: ScoredSetup) -> ScoredSetup | None:

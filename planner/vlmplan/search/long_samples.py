@@ -81,7 +81,7 @@ def _note(found: Recommendation, names: list[str]) -> str:
 
 
 def _kernels(query: SearchQuery) -> Technique:
-    """Those of gated delta nets, where the model has some and nobody has decided about them."""
+    """The kernels of gated delta nets, where the model has some and nobody has decided about them."""
     if (
         query.fixed.linear_attention is not None
         or not model_facts(query.workload.model).model_types & GATED_DELTA_TYPES

@@ -266,8 +266,8 @@ class MemoizedEstimates:
         return self._budgets[process_group(recipe)].get(cluster)
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
-        """That of the setup, made once for all clusters of as many GPUs that meet the same kernels, whatever the
-        object that says the recipe."""
+        """The timeline of the setup, made once for all clusters of as many GPUs that meet the same kernels, whatever
+        the object that says the recipe."""
         gpu = cluster.node.gpu
         estimator, _ = self.estimator(recipe)
         changes: dict[str, Any] = {"zero": recipe.zero.read_by(recipe.zero_stage)}
@@ -338,8 +338,8 @@ class MemoizedEstimates:
     def besides_computing(
         self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, sends: bool = True
     ) -> BesidesComputing | None:
-        """The same for all ways to compute a micro batch that use weights in the same order. What a GPU sends to itself
-        takes no time."""
+        """What a step takes besides computing: the same for all ways to compute a micro batch that use weights in the
+        same order. What a GPU sends to itself takes no time."""
         recipe = self.any_batch(recipe)
         alike, sends = self._alike.get(recipe), sends and cluster.num_gpus > 1
         key = (id(alike), id(cluster), size, sends)
@@ -381,5 +381,5 @@ class MemoizedEstimates:
 
 
 def checkpoints(recipe: Recipe) -> tuple[bool, bool]:
-    """Of the language model's layers, and of all others."""
+    """Whether there are checkpoints of the language model's layers, and of all others."""
     return recipe.activation_checkpointing, recipe.vision_activation_checkpointing

@@ -105,13 +105,13 @@ class TracedBatches:
         return self._estimator.trace(switches.apply(self._recipe.with_changes(micro_batch=size)), self._capability)
 
     def micro_batches(self, switches: Switches) -> "MicroBatches":
-        """Those with these switches, one object."""
+        """The micro batches with these switches, one object."""
         if switches not in self._batches:
             self._batches[switches] = MicroBatches(self, switches)
         return self._batches[switches]
 
     def demands(self, size: int, switches: Switches, speed: Speed) -> PhaseDemands:
-        """Those of the micro batch of ``size`` samples, added up from its parts."""
+        """The demands of the micro batch of ``size`` samples, added up from its parts."""
         return added_demands([self._demands_of(part, speed) for part in self.pair(size).parts(switches)])
 
     def _demands_of(self, part: Trace, speed: Speed) -> PhaseDemands:
@@ -245,7 +245,7 @@ class States:
         return self._host_bytes[key]
 
     def resume_host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
-        """What it holds while the run goes on from a checkpoint."""
+        """Bytes that a node's host holds while the run goes on from a checkpoint."""
         key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, cluster.num_gpus, cluster.node.num_gpus)
         if key not in self._resume_host_bytes:
             self._resume_host_bytes[key] = self._estimator.resume_host_bytes(recipe, cluster)

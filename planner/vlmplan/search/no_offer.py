@@ -54,14 +54,14 @@ class OfferQuery:
     today: date
 
     def without(self, names: Iterable[str]) -> "OfferQuery":
-        """The same with these limits lifted."""
+        """The same query with these limits lifted."""
         query = self
         for name in names:
             query = query.with_option(name, None)
         return query
 
     def with_option(self, name: str, value: Any) -> "OfferQuery":
-        """The same with another value of an option; None lifts the limit."""
+        """The same query with another value of an option; None lifts the limit."""
         if name == "gpu":
             return replace(self, places=() if value is None else (value,))
         if name == "pricing":
@@ -71,7 +71,7 @@ class OfferQuery:
         return replace(self, offers=replace(self.offers, **{name: value}))
 
     def admitted(self, known: Iterable[Offer]) -> list[Offer]:
-        """Those of ``known`` that are left, the cheapest first."""
+        """The offers of ``known`` that are left, the cheapest first."""
         of_place = [offer for offer in known if not self.places or place_of(offer) in self.places]
         left = self.offers.admitted(of_place, self.num_nodes, self.today)
         return sorted(left, key=lambda offer: (offer.usd_per_hour, offer.provider, offer.sku or ""))

@@ -65,7 +65,7 @@ class OfferFilter:
         return self.max_usd_per_hour is None or offer.usd_per_hour * num_nodes <= self.max_usd_per_hour
 
     def admitted(self, offers: Iterable[Offer], num_nodes: int, on: date) -> list[Offer]:
-        """Those of ``offers`` that count, spot prices among them where the user takes such machines."""
+        """The offers that count, spot prices among them where the user takes such machines."""
         known = with_spot(offers) if Pricing.INTERRUPTIBLE in self.pricing else offers
         age = self.max_price_age_days
         return [offer for offer in known if self.admits(offer, num_nodes) and is_recent(offer, on, age)]

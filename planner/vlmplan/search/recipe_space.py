@@ -97,7 +97,7 @@ class RecipeSpace:
 
 
 def _heaviest(engine: Engine) -> list[Recipe]:
-    """Those that checkpoint all that may be, with each loss."""
+    """The recipes that checkpoint all that may be, with each loss."""
     language, others = checkpoints(engine[-1])
     return [
         recipe

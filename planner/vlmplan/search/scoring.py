@@ -11,7 +11,7 @@ from vlmplan.units import SECONDS_PER_HOUR
 
 
 class Scorer:
-    """Of one search, by what it assumes of a run."""
+    """Hours and cost of the setups of one search, by what it assumes of a run."""
 
     def __init__(self, space: SetupSpace, objective: Objective, assumed: CostAssumptions) -> None:
         self._space, self._objective, self._assumed = space, objective, assumed
@@ -38,7 +38,7 @@ class Scorer:
     def hours_and_usd(
         self, seconds: float | None, cluster: Cluster, offer: Offer | None, setup: BoundedSetup
     ) -> tuple[float | None, float | None]:
-        """Of a run of ``seconds``; None where a speed or a price is not known."""
+        """(hours, usd) of a run of ``seconds``; None where a speed or a price is not known."""
         hours = None if seconds is None else seconds / SECONDS_PER_HOUR
         cost = cost_of_run(hours, offer, cluster, self._space.models.disk(setup.recipe), self._assumed)
         return hours, None if cost is None else cost.usd

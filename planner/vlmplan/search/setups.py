@@ -90,7 +90,7 @@ class SetupSpace(RecipeSpace):
                 yield from self._ways(engine, cluster, budget - beside - states.resident.total)
 
     def _ways(self, engine: Engine, cluster: Cluster, room: int) -> Iterator[RecipeCandidate]:
-        """Those of one engine, whose micro batch may take ``room`` bytes."""
+        """The recipes of one engine, whose micro batch may take ``room`` bytes."""
         gpu, sizes = cluster.node.gpu, self.batch_sizes(cluster.num_gpus)
         rest = self.models.besides_computing(engine[0], cluster, sizes[-1], sends=False)
         num_steps = self.models.num_steps(cluster, sizes[-1])
@@ -123,7 +123,7 @@ class SetupSpace(RecipeSpace):
                 yield from self._largest(way.recipe, cluster, below)
 
     def fitting(self, cluster: Cluster) -> list[BoundedSetup]:
-        """Of every recipe the setups that fit by their bounds, or may, whatever they take."""
+        """The setups of every recipe that fit by their bounds, or may, whatever they take."""
         ways = (way for method in self.choices.methods for way in self.ways(cluster, method))
         return list(self.fastest(ways, cluster, lambda _: inf))
 
@@ -205,7 +205,7 @@ class SetupSpace(RecipeSpace):
         return found
 
     def lightest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
-        """Of every engine the setups that take least memory: all activations checkpointed, the low-memory sizes, and
+        """The setups of every engine that take least memory: all activations checkpointed, the low-memory sizes, and
         the smallest micro batch or the whole batch at once, which keeps no gradients of earlier micro batches."""
         return [
             self._attempt(recipe, cluster, size, low_memory=True)
@@ -227,7 +227,7 @@ class SetupSpace(RecipeSpace):
         return self.first_fitting(self.possible_lightest(cluster, method), cluster)
 
     def possible_lightest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
-        """Those of ``lightest`` that may fit."""
+        """The setups of ``lightest`` that may fit."""
         return [
             setup
             for setup in self.lightest(cluster, method)

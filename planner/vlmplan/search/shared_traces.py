@@ -41,8 +41,8 @@ class RecentTraces:
 
     @contextmanager
     def of(self, query: SearchQuery) -> Generator[SharedTraces]:
-        """Those of the query, which nothing else has meanwhile: a model is changed while it is traced. What a search
-        leaves that ends with an error is not kept."""
+        """The traces of the query, which nothing else has meanwhile: a model is changed while it is traced. What a
+        search leaves that ends with an error is not kept."""
         key = query.workload, query.made_for, replace(query.fixed, **dict.fromkeys(SHARED_FIELDS))
         traces = self._taken(key) or SharedTraces()
         yield traces

@@ -26,7 +26,7 @@ def step_sizes(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> list[B
 
 
 def samples_of_step(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> int:
-    """Of all GPUs, with any of ``step_sizes``."""
+    """Samples that all GPUs take in a step, with any of ``step_sizes``."""
     micro_batch, grad_accum = step_sizes(fixed, global_batch, num_gpus)[0]
     return micro_batch * grad_accum * _num_groups(fixed, num_gpus)
 

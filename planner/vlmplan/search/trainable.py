@@ -51,7 +51,7 @@ class TrainableModel:
 
 
 def with_known_host(cluster: Cluster) -> Cluster:
-    """The same with the assumed host memory where it is not known."""
+    """The same cluster with the assumed host memory where it is not known."""
     node = cluster.node
     if node.host_ram_bytes is not None:
         return cluster

@@ -58,7 +58,7 @@ class CountedWork:
 
 @dataclass(frozen=True, slots=True)
 class CountedCollectives:
-    """Those of one kind in one phase of a step, by the name that torch's process groups give them."""
+    """The collectives of one kind in one phase of a step, by the name that torch's process groups give them."""
 
     phase: str
     kind: str
@@ -156,7 +156,8 @@ def _step(
         return sum(seconds.total for one, seconds in timed if one.phase == name and one.step == num_steps)
 
     def between(names: Iterable[str]) -> float | None:
-        """Of those that lie between the first step and the last: what comes before all is done once."""
+        """Seconds of the phases of these names that lie between the first step and the last: what comes before all is
+        done once."""
         found = [seconds.total for one, seconds in timed if one.phase in names and 0 < one.step < num_steps]
         return sum(found) / max(1, num_steps - 1) if found else None
 
@@ -175,7 +176,7 @@ def _step(
 
 
 def _collectives(one: CountedCollectives) -> Collectives | None:
-    """None for a kind that is not known."""
+    """The collectives as an engine's; None for a kind that is not known."""
     kind = next((kind for name, kind in KINDS.items() if one.kind.startswith(name)), None)
     if kind is None:
         return None

@@ -24,7 +24,7 @@ EMPTY_PER_ADAPTER = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookedCalls:
-    """Of one phase of a micro batch. They add.
+    """The calls of hooks in one phase of a micro batch. They add.
 
     ``with_weights`` and ``empty`` are calls of modules that have weights of their own and of those that have none,
     ``gathers`` weights that are not whole when their module is called, ``gradients`` those that backward hands over.
@@ -74,8 +74,8 @@ def hooked_calls(trace: Trace, threshold: int) -> Phases:
 
 
 def _section_calls(section: Section, threshold: int, *, is_layer: bool) -> Phases:
-    """Of one run of a section. A checkpointed layer calls its modules again in backward, which then finds their weights
-    whole."""
+    """The calls of hooks in one run of a section, by phase. A checkpointed layer calls its modules again in backward,
+    which then finds their weights whole."""
     containers = EMPTY_PER_LAYER if is_layer else 0
     forward, late = _fetched(section.forward), _fetched(section.backward)
     is_recomputed = section.recompute_work.num_kernels > 0

@@ -199,7 +199,7 @@ def measured_or(gpu: Gpu, name: str, assumed: RangedValue) -> RangedValue:
 
 
 def measured(gpu: Gpu, name: str) -> RangedValue | None:
-    """The same; None where it says nothing."""
+    """What a calibration of the GPU says of this quantity; None where it says nothing."""
     ends = None if gpu.calibration is None else gpu.calibration.ends(name)
     return None if ends is None else RangedValue(*ends)
 
@@ -214,7 +214,7 @@ def memory_bytes_per_second(gpu: Gpu, scenario: Scenario = Scenario.EXPECTED) ->
 
 
 def host_copy_bytes_per_second(gpu: Gpu, scenario: Scenario) -> float | None:
-    """Of pinned copies over the bus; None where that is neither known nor measured.
+    """Bytes per second of pinned copies over the bus; None where that is neither known nor measured.
 
     Two measured directions count as one rate: what goes down comes back, so a byte each way takes 1/d + 1/u seconds,
     which is 2 bytes at 2 / (1/d + 1/u).
@@ -258,7 +258,7 @@ def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) 
 
 
 def _matmul_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> float | None:
-    """Of a model's shapes; None where the peak is neither known nor measured."""
+    """What products of a model's shapes reach; None where the peak is neither known nor measured."""
     found = measured(gpu, f"matmul_{_type_name(recipe)}")
     if found is not None:
         return found.at(scenario)
@@ -268,7 +268,8 @@ def _matmul_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> fl
 
 
 def _attention_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> float | None:
-    """Of the recipe's kernel, forward and backward together; eager attention is made of matrix products."""
+    """What the recipe's attention kernel reaches, forward and backward together; eager attention is made of matrix
+    products."""
     kernel = AttentionImplementation.SDPA
     if recipe.attention is AttentionImplementation.FLASH_ATTENTION_2:
         kernel = recipe.attention
@@ -289,7 +290,8 @@ def _type_name(recipe: Recipe) -> str:
 
 
 def sustained_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> float:
-    """Of the best shapes, by clock or by power, whichever ends first. The GPU's peak has to be known.
+    """What the best shapes of a product reach, by clock or by power, whichever ends first. The GPU's peak has to be
+    known.
 
     Types other than 16 bit take as many joules more per operation as their peak is lower.
     """

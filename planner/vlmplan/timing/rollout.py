@@ -78,7 +78,8 @@ class RolloutWork:
 
 
 class RolloutSeconds(NamedTuple):
-    """Of one optimizer step. ``generation`` is 0 where a server generates, whose GPUs a plan does not have."""
+    """Seconds of rollouts for one optimizer step. ``generation`` is 0 where a server generates, whose GPUs a plan does
+    not have."""
 
     generation: float
     scoring: float
@@ -113,7 +114,7 @@ def rollout_seconds(
 
 
 def generation_seconds(work: GenerationWork, rates: Rates, scenario: Scenario) -> float:
-    """Of all answers, all tokens of them."""
+    """Seconds of generating all answers, all tokens of them."""
     prompt, token = forward_work(work.prompt), forward_work(work.token)
     num_further = work.new_tokens - 1
     if work.is_vllm:

@@ -60,7 +60,7 @@ def product_seconds(flops: int, hbm_bytes: int, speed: Rates) -> float:
 
 
 def _busy_parts(work: Work, speed: Rates) -> tuple[float, float, float]:
-    """See ``BusySeconds``."""
+    """(matmuls, attention, memory): the seconds of ``BusySeconds``."""
     matmuls, num_others = 0.0, work.num_kernels
     for (flops, hbm_bytes), count in work.matmuls.items():
         num_others -= count
@@ -98,7 +98,7 @@ class MicroBatchSeconds:
 
 
 def added_demands(parts: Iterable[PhaseDemands]) -> PhaseDemands:
-    """Those of all parts, one after the other."""
+    """The demands of all parts, one after the other."""
     forward = recompute = backward = first = again = back = 0.0
     for part in parts:
         forward, recompute, backward = forward + part[0], recompute + part[1], backward + part[2]

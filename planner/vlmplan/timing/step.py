@@ -154,7 +154,8 @@ def _shown_seconds(
     overlapped: float,
     scenario: Scenario,
 ) -> tuple[float, float, float, float]:
-    """Of all micro batches of a step: forward, recomputation, backward, and the communication that they do not hide."""
+    """Seconds of all micro batches of a step: forward, recomputation, backward, and the communication that they do not
+    hide."""
     forward, recompute, backward = [grad_accum * seconds for seconds in micro_batch]
     computing = overlapped * forward, overlapped * (recompute + backward)
     return forward, recompute, backward, shown_seconds(communication, *computing, scenario)
@@ -230,7 +231,7 @@ def _rest(
     work: RolloutWork | None,
     scenario: Scenario,
 ) -> _Rest | None:
-    """None if a bus or a speed is not known."""
+    """The seconds besides micro batches and communication; None if a bus or a speed is not known."""
     offload = offload_seconds(table, recipe, cluster, scenario)
     rollout = None if work is None else rollout_seconds(work, recipe, cluster, scenario)
     if offload is None or (rollout is None and work is not None):
