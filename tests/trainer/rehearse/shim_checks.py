@@ -217,8 +217,8 @@ def deriving_shapes_unseen(mode: Rehearsal) -> int:
 
 
 def taking_tensors_together(mode: Rehearsal) -> list[int]:
-    """The largest tensor that is allocated in clipping, and in the updates of an optimizer that was told nothing, beside
-    its states."""
+    """The largest tensor that is allocated in clipping, and in the updates of an optimizer that was told nothing,
+    beside its states."""
     weights = [gpu(numel, requires_grad=True) for numel in (5 * 65_536, 5 * 65_536 + 1, 3)]
     for weight in weights:
         weight.grad = torch.empty_like(weight)
