@@ -1,11 +1,16 @@
 """Copies of weights that autocast keeps: of those that an operation which it casts for uses."""
 
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic_groups import ExpertsGroup
+from vlmplan.architecture.model import Batch
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import KeptCast
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind
 from vlmplan.units import DType
 
 WIDTH, INNER, EXPERTS = 16, 24, 4
@@ -56,3 +61,22 @@ def test_experts_of_models_without_a_family_are_not_cast_either():
     router = Parameter(EXPERTS, WIDTH)
     ExpertsGroup({**stacked, "weight": router}, experts_per_token=2, activation="silu")
     assert [one.meets_autocast for one in (*stacked.values(), router)] == [False, False, True]
+
+
+def test_each_layer_that_runs_again_leaves_its_own_copies_when_it_runs():
+    model = build_model({**SIZES, "num_hidden_layers": 3, "model_type": "llama"})
+    for entry in model.parameters():
+        entry.parameter.dtype = DType.FLOAT32
+    for _, stack in model.stacks():
+        stack.checkpoints = True
+    tape = Tape(autocast=DType.BFLOAT16, caches_casts=True)
+    trace = model.run(tape, Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.FULL)
+    by_run = {
+        run.layer: [event.num_bytes for event in trace.sections[run.key].forward if isinstance(event, KeptCast)]
+        for run in trace.schedule
+    }
+    linears = [WIDTH * WIDTH] * 4 + [WIDTH * SIZES["intermediate_size"]] * 3
+    assert by_run.pop(None) == []  # those around the layers are the graph's
+    assert by_run == {layer: [2 * numel for numel in linears] for layer in range(3)}
+    assert sum(map(sum, by_run.values())) == sum(cached_casts(ParameterTable(model), RECIPE))
+    assert not any(isinstance(event, KeptCast) for section in trace.sections.values() for event in section.backward)

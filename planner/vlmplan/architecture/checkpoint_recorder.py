@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.empty_calls import EmptyCall
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.recorder import Recorder
+from vlmplan.architecture.trace import KeptCast
 
 
 class OpenContainer(NamedTuple):
@@ -38,6 +40,8 @@ class CheckpointRecorder(Recorder):
         self._containers: dict[tuple[int, str | None], OpenContainer] = {}
         # Containers whose backward has begun and is not over, from outside in.
         self.open_containers: list[OpenContainer] = []
+        # While packing: the weights of which autocast keeps casts.
+        self._kept_casts: set[int] = set()
         # While packing: how many modules are around the packed function.
         self._num_around = 0
         # While packing, nodes are made but keep nothing; replaying ends at the last tensor that is saved.
@@ -54,6 +58,7 @@ class CheckpointRecorder(Recorder):
         """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the sequence
         number of the node that would have saved the last."""
         self._packs, self._num_saved, self._last_saved, self._num_around = True, 0, 0, len(self.modules)
+        self._kept_casts.clear()
         self.last_users, self.last_empty_call, self.ends_in_block = (), None, False
         try:
             return function(*inputs), self._num_saved, self._last_saved
@@ -82,6 +87,13 @@ class CheckpointRecorder(Recorder):
     def is_packing(self) -> bool:
         """Whether a checkpointed layer is running for the first time, with a graph that keeps nothing."""
         return self._packs
+
+    def keep_cast(self, weight: Parameter, num_bytes: int) -> None:
+        """autocast keeps the cast of a weight of the layer that is running for the first time."""
+        if id(weight) not in self._kept_casts:
+            self._kept_casts.add(id(weight))
+            self._flush()
+            self._events.append(KeptCast(num_bytes))
 
     def take_recomputation(self, users: Sequence[Any], *, ends_in_block: bool) -> Recomputation:
         """Of the last replay, which the backward of ``users`` asked for."""

@@ -14,6 +14,7 @@ from vlmplan.architecture.trace import (
     NO_SPAN,
     Event,
     Fetch,
+    KeptCast,
     Kind,
     Parts,
     Prefetch,
@@ -361,8 +362,9 @@ def _repeated(events: Sequence[Event], growth: Sequence[int], times: int) -> Spa
     """Spans that leave ``growth`` each time, ``times`` over, as one."""
     once = NO_SPAN
     for event in events:
-        assert isinstance(event, Span)
-        once = once.then(event)
+        if not isinstance(event, KeptCast):  # of which each weight has one
+            assert isinstance(event, Span)
+            once = once.then(event)
     activations, logits, temporaries, gradients = ((times - 1) * grown for grown in growth)
     before = (activations, logits, temporaries, gradients)
     return Span(add_parts(before, once.peak), add_parts(before, once.delta))

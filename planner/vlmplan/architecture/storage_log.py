@@ -45,6 +45,7 @@ class LoggingTape(Tape):
     runs_every_call = True
     reuses_layers = False
     runs_all_layers = False
+    counts_casts_apart = False
     _num_storages = 0
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, node: GraphNode | None = None) -> Tensor:

@@ -222,6 +222,9 @@ class ForwardTape(CheckpointRecorder):
         tensor.shape, tensor.dtype, tensor.node, tensor.output_index = shape, dtype, node, 0
         return tensor
 
+    counts_casts_apart = True
+    """Whether ``KeptCast`` stands for casts that autocast alone holds."""
+
     def counted(self, num_bytes: int) -> Storage:
         """A storage for bytes that are counted as live already, which go with it."""
         storage = _new(self.storage_class)
@@ -253,6 +256,14 @@ class ForwardTape(CheckpointRecorder):
         yield
         self.shared_casts = None
         self.locals += [cast.detached() for cast in shared.values()]
+
+    def takes_cast_apart(self, weight: Parameter, num_bytes: int) -> bool:
+        """Whether a weight that is cast now belongs to a layer that is run again in backward: nothing but autocast
+        holds the cast, until forward ends (``KeptCast``). Then it is noted."""
+        is_apart = self.counts_casts_apart and self.caches_casts and self.is_packing
+        if is_apart:
+            self.keep_cast(weight, num_bytes)
+        return is_apart
 
     def cast_cache(self) -> dict[int, Tensor] | None:
         """The casts of which there is one of each until forward ends, by what they are of: of what is used more than

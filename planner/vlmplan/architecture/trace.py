@@ -116,6 +116,13 @@ class Drop(NamedTuple):
     handle: int
 
 
+class KeptCast(NamedTuple):
+    """autocast casts a weight of a layer that is run again in backward, and keeps the cast until forward ends; the
+    spans do not count it."""
+
+    num_bytes: int
+
+
 class Allocation(NamedTuple):
     """A storage is made. Only where every storage is followed (``storage_log``), in place of spans."""
 
@@ -139,7 +146,7 @@ class GradientTaken(NamedTuple):
 
 
 WeightUse = Fetch | Release | Prefetch | Hold | Drop
-Event = Span | GradientReady | WeightUse | Allocation | Deallocation | GradientTaken
+Event = Span | GradientReady | KeptCast | WeightUse | Allocation | Deallocation | GradientTaken
 
 
 def add_parts(left: Parts, right: Parts) -> Parts:
@@ -261,7 +268,7 @@ def merged(events: Iterable[Event]) -> list[Event]:
     for event in events:
         if isinstance(event, Span):
             pending = event if pending is None else pending.then(event)
-        elif isinstance(event, GradientReady):
+        elif isinstance(event, GradientReady | KeptCast):
             if pending is not None:
                 result.append(pending)
                 pending = None

@@ -7,11 +7,14 @@ from vlmplan.recipe import Recipe
 from vlmplan.units import DType
 
 
-def cached_casts(table: ParameterTable, recipe: Recipe, trace: Trace | None = None) -> list[int]:
+def cached_casts(
+    table: ParameterTable, recipe: Recipe, trace: Trace | None = None, *, with_vectors: bool = False
+) -> list[int]:
     """Bytes of 16-bit copies of float32 weights that autocast keeps until forward ends and the tape does not hold.
 
-    Those of layers that are run again in backward; elsewhere the graph keeps the copies, and they are on the tape. With
-    a ``trace`` layers that it does not run have none.
+    Those of layers that are run again in backward (``KeptCast`` says when each comes); elsewhere the graph keeps the
+    copies, and they are on the tape. With a ``trace`` layers that it does not run have none. ``with_vectors``: biases
+    too, and at most as much as norms would take.
     Source: ``cached_cast`` in ``aten/src/ATen/autocast_mode.cpp``: casts of leaves that need a gradient are cached.
     """
     if recipe.autocast is None or not recipe.caches_casts:
@@ -26,7 +29,7 @@ def cached_casts(table: ParameterTable, recipe: Recipe, trace: Trace | None = No
         if entry.parameter.requires_grad
         and entry.parameter.dtype is DType.FLOAT32
         and entry.name.startswith(stacks)
-        and len(entry.parameter.shape) > 1
+        and (with_vectors or len(entry.parameter.shape) > 1)
         and entry.parameter.meets_autocast
         and (language if entry.part is Part.LANGUAGE else others)
         and not entry.name.startswith(idle_stacks)

@@ -210,7 +210,8 @@ class Engine:
         largest = table.largest_trained * self.weight_bytes
         accumulated = table.trained_bytes if accumulates else 0
         backward = max(profile.kept_peak, profile.dropped_peak + accumulated) + largest
-        return profile.forward_peak + accumulated + sum(cached_casts(table, self.recipe)), backward
+        casts = cached_casts(table, self.recipe, with_vectors=True)
+        return profile.forward_peak + accumulated + sum(casts), backward
 
     def loading_bound(self, states: ModelStates) -> int:
         """Bytes that are at least the peak of ``load``, but for the checkpoint that a CPU rank reads."""

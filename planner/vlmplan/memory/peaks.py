@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from vlmplan.architecture.reference import reference_start
-from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, Parts, Run, Span, Trace, add_parts
+from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, KeptCast, Parts, Run, Span, Trace, add_parts
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component, Marked, Sink, Stream
@@ -183,6 +183,7 @@ class MicroBatchReplay:
     def __init__(self, engine: Engine, tracker: PeakTracker, trace: Trace) -> None:
         self._engine, self._tracker, self._trace = engine, tracker, trace
         self._gathers = engine.gather_replay(trace)
+        self._num_casts = 0
 
     def forward(self, at_reference: Callable[[], None]) -> None:
         """``at_reference`` is called where the forward of a reference begins."""
@@ -190,6 +191,12 @@ class MicroBatchReplay:
         gathers = None if self._gathers is None else self._gathers.forward
         self._run_phase(0, self._trace.schedule, gathers, at_reference)
         self._engine.end_forward()
+
+    def free_casts(self) -> None:
+        """Forward leaves autocast."""
+        for number in range(self._num_casts):
+            self._tracker.free(("cast", number))
+        self._num_casts = 0
 
     def backward(self) -> None:
         gathers = None if self._gathers is None else self._gathers.backward
@@ -255,5 +262,8 @@ class MicroBatchReplay:
                 engine.expect_gradient()
                 tracker.hand_over(event, ordinal)
                 engine.take_part(ordinal, event.part)
+            elif isinstance(event, KeptCast):
+                tracker.allocate(("cast", self._num_casts), Component.TEMPORARIES, event.num_bytes)
+                self._num_casts += 1
             else:
                 tracker.gather(*next(gathered))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from vlmplan.architecture.trace import Trace
-from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.collectives import arrivals
 from vlmplan.engines.components import Components, higher
@@ -93,7 +92,7 @@ class StartedRun:
         if isinstance(evaluated, Rollout) and evaluated.is_within_step:
             within = evaluated.phases(engine, tracker, trace)
         replay = MicroBatchReplay(engine, tracker, trace)
-        forwards = self._forward(replay, trace, recipe)
+        forwards = self._forward(replay)
         replay.backward()
         engine.reduce_gradients()
         replay.release_outputs()
@@ -122,20 +121,19 @@ class StartedRun:
         phases = (self._load, self._init, *rollout, *forwards, backward, step, *beside, save)
         return Timeline(phases=phases, rank=engine.rank)
 
-    def _forward(self, replay: MicroBatchReplay, trace: Trace, recipe: Recipe) -> list[Phase]:
+    def _forward(self, replay: MicroBatchReplay) -> list[Phase]:
         """The model's own, and that of a reference."""
         tracker = self._tracker
-        tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(self._table, recipe, trace)))
         tracker.start_phase()
         forwards: list[Phase] = []
 
         def end_own_forward() -> None:
             forwards.append(_ended("forward", tracker))
-            tracker.free("casts")
+            replay.free_casts()
             tracker.start_phase()
 
         replay.forward(end_own_forward)
-        tracker.free("casts")
+        replay.free_casts()
         return [*forwards, _ended(REFERENCE_PHASE if forwards else "forward", tracker)]
 
     def _reach_last_micro_batch(self, trace: Trace, *, accumulates: bool) -> None:

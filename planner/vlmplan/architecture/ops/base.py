@@ -52,6 +52,10 @@ def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape) -> Operand:
     if shared is not None and id(weight) in shared:
         return shared[id(weight)]
     node = tape.node((weight,), _cast_backward, meta=weight.dtype)
+    num_bytes = weight.numel * dtype.num_bytes
+    if is_cached and shared is None and tape.takes_cast_apart(weight, num_bytes):
+        tape.move(weight.num_bytes + num_bytes)
+        return Tensor(tape.counted(0), weight.shape, dtype, node)
     out = tape.tensor(weight.shape, dtype, node)
     tape.move(weight.num_bytes + out.num_bytes)
     if shared is not None:
