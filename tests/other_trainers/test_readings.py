@@ -160,6 +160,35 @@ def test_images_are_as_large_as_the_trainer_allows(read):
     assert read(MS_SWIFT | {"max_pixels": 1003520}, SEES).options["image_size"] == "1001x1001"
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"dataset": "AI-ModelScope/LaTeX_OCR:default#20000"}, 20000),
+        ({"dataset": ["a#700", "hf::b:one/two#30"]}, 730),
+        ({"dataset": "a#1000", "split_dataset_ratio": 0.01}, 990),
+        ({"dataset": ["a#1000", "b#7"], "split_dataset_ratio": 0.01}, 990 + 6),
+        ({"dataset": "a#1000", "split_dataset_ratio": 0.01, "val_dataset": "c"}, 1000),
+        ({"dataset": ["a#700", "b"]}, None),
+        ({"dataset": ["a#700", "b#30"], "interleave_prob": [0.5, 0.5]}, None),
+        ({"dataset": "a"}, None),
+    ],
+)
+def test_ms_swift_trains_on_as_many_samples_as_its_data_sets_say(read, values, expected):
+    config = read(MS_SWIFT | values)
+    assert config.options.get("num_samples") == expected
+    assert ("dataset" in config.idle) is ("#" not in str(values["dataset"]) or "interleave_prob" in values)
+    assert any("dataset says no number of samples of b:" in note for note in config.notes) is ("b" in values["dataset"])
+
+
+def test_packed_samples_are_said_to_be_fewer_rows(read):
+    packed = MS_SWIFT | {"dataset": "a#700", "packing": True, "attn_impl": "flash_attn"}
+    assert any("700 samples" in note and "fewer" in note for note in read(packed).notes)
+
+
+def test_a_number_of_samples_that_cannot_be_trained_on_is_refused(read):
+    refused(read, MS_SWIFT | {"dataset": "a#0"}, "dataset is", "0 samples to train on")
+
+
 def test_ms_swift_accumulates_16_samples_at_the_least(read):
     def accumulated(num_gpus: int | None, micro_batch: int) -> Any:
         options = read(MS_SWIFT | {"per_device_train_batch_size": micro_batch}, num_gpus=num_gpus).options

@@ -35,6 +35,7 @@ from vlmplan.other_trainers.hugging_face import (
     read_arguments,
 )
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.ms_swift_datasets import dataset_samples
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe_choices import (
@@ -138,7 +139,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     options["input_gradients"] = InputGradients.LANGUAGE.value
     name = settings.text("model", settings.text("model_id_or_path", "") if "model_id_or_path" in settings else "")
     options |= {"model": name} if name else {}
-    options |= _samples(settings, model, around)
+    options |= _samples(settings, model, around) | dataset_samples(settings)
     options |= attention_option(settings, "attn_impl", ATTENTION_NAMES)
     options |= ms_swift_batching(settings, options.get("attention"), sees=sees(model))
     options |= _parts(settings, model)

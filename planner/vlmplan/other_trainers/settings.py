@@ -137,6 +137,10 @@ class Settings:
         value = self._values.get(key)
         return value is not None and not _is_off(value) and str(value) != "[]"
 
+    def mentions(self, key: str, text: str) -> bool:
+        """Whether ``text`` is in its value, without taking that for read."""
+        return text in str(self._values.get(key, ""))
+
     def refuse(self, key: str, why: str) -> None:
         """Keep that the value of ``key`` will not do."""
         self._mistakes.add(f"{key} is {shown(self._values.get(key))}; {why}")
