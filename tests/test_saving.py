@@ -9,6 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planned import workload
+from vlmplan.estimation import Estimator
+from vlmplan.recipe import Recipe
+from vlmplan.request import parse, requested_saving
 from vlmplan.saving import Interval, Saving, run_disk, saving_of
 
 
@@ -92,3 +96,15 @@ def test_a_trainer_that_is_planned_for_keeps_all_of_them():
         saving = saving_of(tool)
         assert (saving.interval, saving.every, saving.keep_last) == (Interval.STEPS, 500, None)
         assert saving.writes_result is (tool != "ms-swift")
+
+
+def test_a_task_is_saved_as_launch_does_it_and_for_trl_as_trl_does():
+    options = {"model": "qwen2.5-0.5b", "gpu": ("h100-sxm:2",), "task": "dpo", "zero_stage": "2"}
+    launched, of_trl = (requested_saving(parse(options | more)) for more in ({}, {"made_for": "trl"}))
+    assert launched == Saving(by_hugging_face=True, is_launched=True)
+    assert of_trl == saving_of("trl")
+    recipe = Recipe(zero_stage=2)
+    with_model, without = (
+        Estimator(workload("qwen2.5-0.5b", saving=saving), recipe).disk(recipe) for saving in (of_trl, launched)
+    )
+    assert with_model.checkpoint_bytes - without.checkpoint_bytes == with_model.export_bytes

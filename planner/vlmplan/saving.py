@@ -40,6 +40,9 @@ class Saving:
     writes_result: bool = True
     by_hugging_face: bool = False
     """Whether Hugging Face's Trainer writes them, which decides what is in each (``memory.disk``)."""
+    is_launched: bool = False
+    """Whether it is ``vlmplan launch`` that runs that Trainer. It saves as often as the bundled trainer does then, and
+    writes no model beside DeepSpeed's files, which have the weights already."""
     gathers_shards: bool = True
     """``stage3_gather_16bit_weights_on_model_save``: that Trainer writes the model of ZeRO-3 whole too."""
 
@@ -116,6 +119,10 @@ def run_disk(
         peak_bytes=max(at_once * checkpoint_bytes, end),
         end_bytes=end,
     )
+
+
+LAUNCHED_TASK = Saving(by_hugging_face=True, is_launched=True)
+"""Of DPO and GRPO, which TRL's trainers do (``vlmplan_trainer.trl_training``)."""
 
 
 def saving_of(tool: str | None) -> Saving:

@@ -22,7 +22,7 @@ def disk_caveat(found: Estimate, room_bytes: int, whose: str) -> Caveat | None:
 
 def keep_last_key(saving: Saving) -> str:
     """What says how many checkpoints stay."""
-    return "save_total_limit" if saving.by_hugging_face else "--keep-last"
+    return "save_total_limit" if saving.by_hugging_face and not saving.is_launched else "--keep-last"
 
 
 def _what_helps(found: Estimate, room_bytes: int) -> str:
@@ -33,6 +33,6 @@ def _what_helps(found: Estimate, room_bytes: int) -> str:
             return f"; {keep_last_key(saving)} {keep_last} needs {gib_text(fewer)}"
     least = found.run_disk_of(replace(saving, keep_last=1)).peak_bytes
     enough = f"; one checkpoint that stays and one being written need {gib_text(least)}" if run.num_at_once > 1 else ""
-    if saving.by_hugging_face and not saving.only_model:
+    if saving.by_hugging_face and not saving.is_launched and not saving.only_model:
         enough += f"; save_only_model: true makes each {gib_text(found.disk.export_bytes)}, from which no run resumes"
     return enough

@@ -60,7 +60,8 @@ def disk_space(
         export += table.tied_bytes if recipe.zero_stage in (0, 1, 2) and recipe.method is Method.FULL else 0
         is_gathered = recipe.zero_stage != 3 or recipe.trains_adapters or saving.gathers_shards
         model = export if is_gathered else beside  # ``save_model`` writes DeepSpeed's files in place of the model
-        checkpoint = model if saving.only_model or not is_gathered else export + beside
+        is_beside = is_gathered and not (saving.is_launched and recipe.uses_deepspeed)
+        checkpoint = model if saving.only_model else (export if is_beside else 0) + beside
         export = model
     return DiskSpace(
         checkpoint_bytes=checkpoint,

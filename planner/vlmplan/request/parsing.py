@@ -14,6 +14,7 @@ from vlmplan.recipe_settings import option_name
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
 from vlmplan.request.videos import with_frame_limits, with_videos
+from vlmplan.saving import LAUNCHED_TASK
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -97,6 +98,8 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
         raise InputError(f"{name} does not go with --config {configured}, which is read as it trains; give options")
     if task.vllm_sleep_level and own.recipe.expandable_segments is None:  # what vLLM's sleep mode refuses
         own = replace(own, recipe=replace(own.recipe, expandable_segments=False))
+    if own.made_for is None and own.workload.saving is None:
+        own = replace(own, workload=replace(own.workload, saving=LAUNCHED_TASK))
     return replace(own, made_for=Tool.TRL)
 
 
