@@ -14,7 +14,9 @@ from test_package import HEAVY, modules_after
 from vlmplan.answers.launch import SCHEMA
 from vlmplan.emit import write_files
 from vlmplan.launch.demo import MODEL_FOLDER, demo_folder
+from vlmplan.launch.finished import run_length
 from vlmplan.plan import read_plan
+from vlmplan.run_record import read_record
 from vlmplan.shortage import Shortage, write_shortage
 from vlmplan.training import CHECKPOINTS, EXIT_OUT_OF_MEMORY, MANIFEST, TrainerOptions
 from vlmplan.units import MIB, gib_text
@@ -104,6 +106,43 @@ def test_the_exit_code_of_the_run_is_handed_on(monkeypatch: pytest.MonkeyPatch, 
     found = call("launch", *RECIPE, *TRAIN)
     assert found.code == code
     assert "out/run.log" in found.err
+
+
+def a_finished_run(steps: int = 12) -> None:
+    """Start one, and leave the report and the last checkpoint that its trainer would have left."""
+    assert call("launch", *RECIPE, *TRAIN).code == DONE
+    record = read_record(Path("out"))
+    assert record is not None
+    length = run_length(read_plan(Path("out/plan.json")), record.options)
+    Path("out/report.json").write_text(json.dumps({"steps": steps, "length": length}), encoding="utf-8")
+    last = Path(f"out/checkpoints/step-{steps:08d}/complete.json")
+    last.parent.mkdir(parents=True)
+    last.touch()
+
+
+def test_a_finished_run_is_said_to_be_before_anything_starts():
+    a_finished_run()
+    Path("out/rank-0.json").unlink()
+    found = call("launch", "--resume", "--output-dir", "out")
+    assert found.code == MENDABLE
+    assert "the run in out is finished: its 12 steps are done" in found.err
+    assert not Path("out/rank-0.json").exists()
+    assert "exit code" not in found.err
+
+
+@pytest.mark.parametrize("words", [("--max-steps", "13"), ("--epochs", "9")], ids=["steps", "epochs"])
+def test_a_finished_run_that_is_made_longer_goes_on(words: tuple[str, ...]):
+    a_finished_run()
+    Path("out/rank-0.json").unlink()
+    found = call("launch", "--resume", "--output-dir", "out", *words)
+    assert found.code == DONE, found.err
+    assert Path("out/rank-0.json").exists()
+
+
+def test_a_finished_run_whose_last_checkpoint_is_gone_is_for_the_trainer_to_judge():
+    a_finished_run()
+    Path("out/checkpoints/step-00000012").rename("out/checkpoints/step-00000011")
+    assert call("launch", "--resume", "--output-dir", "out").code == DONE
 
 
 def test_who_has_just_seen_a_resume_refused_is_not_told_to_resume(monkeypatch: pytest.MonkeyPatch):

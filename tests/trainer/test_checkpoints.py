@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from checkpoint_faults import flip, poisoned
 from trainer_runs import Outcome, planned, train_here
 
 from vlmplan.errors import InputError
+from vlmplan.launch.finished import finished_problem
+from vlmplan.run_record import read_record
 from vlmplan.training import CHECKPOINTS, MANIFEST
 from vlmplan_trainer.checkpoint import newest_checkpoint, whole_checkpoints
 from vlmplan_trainer.models.tiny import write_tiny_model
@@ -224,6 +227,11 @@ def test_a_finished_run_is_not_resumed_over_and_can_be_made_longer(plan, unbroke
     assert refused.code == 1
     assert re.search(r"its 6 steps are done and report.json is written; --max-steps or --epochs", refused.err)
     assert (tmp_path / "run" / "report.json").read_bytes() == report
+    record = read_record(tmp_path / "run")
+    assert record is not None
+    resumed = replace(record.options, output_dir=tmp_path / "run", resume=True)
+    assert finished_problem(plan, resumed) in refused.err
+    assert finished_problem(plan, replace(resumed, max_steps=7)) is None
     longer = train_here(plan, tmp_path, *LONG, "--max-steps", "7", "--resume")
     assert (longer.code, longer.report["steps"]) == (0, 7)
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from vlmplan.chats.samples import MAX_SENTENCES
 from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
+from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.plan import Plan
 from vlmplan.run_record import keep_record
@@ -326,7 +327,8 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     found = lines(made.plan, made.meter, position, step_seconds=seconds, tokens_per_second=rate)
     content = {
         "schema": SCHEMA,
-        "steps": position.step,
+        STEPS: position.step,
+        LENGTH: run_length(made.plan, options),
         "seconds": position.seconds,
         "usd": usd_so_far(made.plan, position.seconds),
         "last_loss": reports[-1].loss if reports else None,

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-from vlmplan.errors import InputError, UnavailableError, VlmplanError
-from vlmplan.json_reader import read_json_object
+from vlmplan.errors import InputError, UnavailableError
+from vlmplan.launch.finished import finished_sentence, reported_steps
 from vlmplan.plan import Plan
-from vlmplan.training import REPORT_FILE
-from vlmplan.units import counted
 from vlmplan_trainer.checkpoint import FoundCheckpoint, check_run, newest_checkpoint
 from vlmplan_trainer.engines.make import start_process_group
 from vlmplan_trainer.options import Options
@@ -60,15 +58,6 @@ def checkpoint_to_go_on_from(plan: Plan, options: Options, signature: Mapping[st
 
 def refuse_finished(options: Options, found: FoundCheckpoint, *, num_steps: int) -> None:
     """Raise InputError where nothing is left to be done: the report of a run that has ended is its own."""
-    step, path = found.manifest.position.step, options.output_dir / REPORT_FILE
-    if step < num_steps or not path.is_file():
-        return
-    try:
-        is_reported = read_json_object(path).get("steps") == step
-    except VlmplanError:
-        return
-    if is_reported:
-        raise InputError(
-            f"--resume: the run in {options.output_dir} is finished: its {counted(step, 'step')} are done and "
-            f"{REPORT_FILE} is written; --max-steps or --epochs beyond that goes on with it"
-        )
+    step = found.manifest.position.step
+    if step >= num_steps and reported_steps(options.output_dir) == step:
+        raise InputError(finished_sentence(options.output_dir, step))

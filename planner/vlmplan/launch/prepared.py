@@ -9,6 +9,7 @@ from vlmplan.catalog import load_catalog
 from vlmplan.data_file import num_records_in
 from vlmplan.launch.data_look import DataLook, looked_at
 from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
+from vlmplan.launch.finished import finished_problem
 from vlmplan.launch.optimizer_settings import refuse_other_settings
 from vlmplan.launch.preflight import Findings, data_problems, missing_packages, preflight
 from vlmplan.launch.resuming import LaunchRequest, record_to_keep
@@ -65,7 +66,9 @@ def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> 
         notes.append(f"{trainer.output_dir} has no checkpoint to go on from, so training starts anew")
     facts = facts_of_this_machine(plan, trainer.output_dir)
     findings = preflight(plan, trainer, facts, load_catalog(launch_request.catalog_files), hostfile=hostfile)
-    findings = replace(findings, problems=(*launch_request.problems, *findings.problems))
+    finished = finished_problem(plan, trainer)
+    ended = () if finished is None else (finished,)
+    findings = replace(findings, problems=(*launch_request.problems, *ended, *findings.problems))
     command = run_command(
         plan,
         plan_path=os.path.abspath(trainer.output_dir / PLAN_FILE),

@@ -19,6 +19,7 @@ from transformers import PrinterCallback
 
 from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.files import write_atomically
+from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.launch.task_runs import task_problems
 from vlmplan.plan import Plan
@@ -351,7 +352,8 @@ def _finish(made: TaskRun) -> None:
     folder = result_folder(plan, options.output_dir, is_merged=False)
     content = {
         "schema": SCHEMA,
-        "steps": position.step,
+        STEPS: position.step,
+        LENGTH: run_length(plan, options),
         "seconds": position.seconds,
         "usd": usd_so_far(plan, position.seconds),
         "last_loss": reports[-1].loss if reports else None,

@@ -1,0 +1,54 @@
+"""Whether a run has nothing left to do: its report says after how many steps it ended, and of what that was made."""
+
+from pathlib import Path
+from typing import Any
+
+from vlmplan.errors import VlmplanError
+from vlmplan.json_reader import read_json_object
+from vlmplan.plan import Plan
+from vlmplan.training import CHECKPOINTS, MANIFEST, REPORT_FILE, TrainerOptions
+from vlmplan.units import counted
+
+STEPS, LENGTH = "steps", "length"
+"""Keys of report.json."""
+
+
+def run_length(plan: Plan, options: TrainerOptions) -> dict[str, Any]:
+    """All that decides how many steps a run has, but for its samples, which stay the same while it goes on."""
+    return {
+        "epochs": plan.workload.epochs,
+        "max_steps": options.max_steps,
+        "num_gpus": plan.hardware.num_gpus,
+        "micro_batch": plan.recipe.micro_batch,
+        "grad_accum": plan.recipe.grad_accum,
+    }
+
+
+def reported_steps(folder: Path) -> int | None:
+    """The steps after which the run in ``folder`` ended; None where it has no report that can be read."""
+    steps = _report(folder).get(STEPS)
+    return steps if isinstance(steps, int) else None
+
+
+def finished_problem(plan: Plan, options: TrainerOptions) -> str | None:
+    """Why there is nothing to go on with: the run ended as ``plan`` and ``options`` would end it again, and its last
+    checkpoint is there. None where the trainer has to look."""
+    folder, steps = options.output_dir, reported_steps(options.output_dir)
+    if not options.resume or steps is None or _report(folder).get(LENGTH) != run_length(plan, options):
+        return None
+    last = folder / CHECKPOINTS / f"step-{steps:08d}" / MANIFEST
+    return finished_sentence(folder, steps) if last.is_file() else None
+
+
+def finished_sentence(folder: Path, steps: int) -> str:
+    return (
+        f"--resume: the run in {folder} is finished: its {counted(steps, 'step')} are done and {REPORT_FILE} is "
+        f"written; --max-steps or --epochs beyond that goes on with it"
+    )
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(folder / REPORT_FILE)
+    except VlmplanError:
+        return {}
