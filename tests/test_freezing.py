@@ -4,7 +4,7 @@ import pytest
 
 from planned import cluster, workload
 from vlmplan.answers.estimate import freezing_hints
-from vlmplan.estimation import estimate
+from vlmplan.estimation import estimate, estimate_with_sizes
 from vlmplan.freezing import NOTICEABLE_FRACTION, Freezing, freezing
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
@@ -24,6 +24,20 @@ def test_freezing_is_the_same_setup_with_its_vision_encoder_frozen():
     (hint,) = freezing_hints(saved)
     assert gib_text(again.device.device_bytes) in hint
     assert f"({100 * saved.seconds_change:+.0f} %)" in hint
+
+
+@pytest.mark.parametrize("chooses_sizes", [False, True])
+def test_buckets_are_chosen_for_what_is_trained_then_unless_a_ds_config_says_them(chooses_sizes: bool):
+    recipe = Recipe(zero_stage=2, micro_batch=16, activation_checkpointing=False)
+    making = estimate_with_sizes if chooses_sizes else estimate
+    found, again = (
+        making(workload("qwen2-vl-2b"), recipe.with_changes(train_vision=trains), cluster("h100-sxm", 8))
+        for trains in (True, False)
+    )
+    saved = freezing(found, chooses_sizes=chooses_sizes)
+    assert saved is not None
+    assert saved.frozen.recipe == again.recipe
+    assert saved.frozen.device == again.device
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
 """What a frozen vision encoder saves: peft's all-linear and full fine-tuning train it, and few jobs need that."""
 
+from functools import cache
 from typing import NamedTuple
 
 from vlmplan.architecture.model import Part
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimate, Estimator
-from vlmplan.memory.device import expandable_device_bytes
+from vlmplan.estimation import Estimate, Estimator, sized_estimate, sized_recipes
+from vlmplan.hardware import Cluster
+from vlmplan.memory.device import Verdict, device_memory, expandable_device_bytes
 from vlmplan.memory.overhead import process_group
+from vlmplan.memory.timeline import Timeline
+from vlmplan.recipe import Recipe
 
 NOTICEABLE_FRACTION = 0.1
 """Of device bytes or seconds: less is not worth a line. A choice."""
@@ -33,24 +37,40 @@ class Freezing(NamedTuple):
         return _are_noticeable(self.bytes_change, self.seconds_change)
 
 
-def freezing(found: Estimate) -> Freezing | None:
-    """The setup of ``found`` with its vision encoder frozen, where it is trained and that would change much."""
+def freezing(found: Estimate, *, chooses_sizes: bool = True) -> Freezing | None:
+    """The setup of ``found`` with its vision encoder frozen, where it is trained and that would change much.
+
+    ``chooses_sizes``: ZeRO's sizes are chosen for what is trained then, as ``--freeze-vision`` has them.
+    """
     if not found.recipe.train_vision or not found.trained_by_part.get(Part.VISION):
         return None
-    recipe = found.recipe.with_changes(train_vision=False)
+    cluster, recipe = found.cluster, found.recipe.with_changes(train_vision=False)
     try:
         estimator = Estimator(found.workload, recipe)
-        timeline = estimator.timeline(recipe, found.cluster)
+        timeline_of = cache(estimator.timeline)
+        recipes = sized_recipes(estimator, recipe, cluster) if chooses_sizes else [recipe]
+        sized = next((one for one in recipes[:-1] if _may_fit(one, timeline_of(one, cluster), cluster)), recipes[-1])
+        timeline = timeline_of(sized, cluster)
     except InputError:  # nothing else is trained
         return None
     # Whatever the allocator does, it reserves what its tensors take: its replay costs more than all the rest.
-    least_bytes = expandable_device_bytes(timeline.peak.total, found.cluster, process_group(recipe))
-    timed = estimator.step_time(recipe, found.cluster)
+    least_bytes = expandable_device_bytes(timeline.peak.total, cluster, process_group(sized))
+    timed = estimator.step_time(sized, cluster)
     seconds = None if timed is None else timed.expected.total
     if not _are_noticeable(least_bytes / found.device.device_bytes - 1, _change(found.step_seconds, seconds)):
         return None
-    compared = Freezing(trained=found, frozen=estimator.estimate(recipe, found.cluster, timeline))
+    frozen = (
+        sized_estimate(estimator, recipe, cluster, timeline_of)
+        if chooses_sizes
+        else estimator.estimate(recipe, cluster, timeline)
+    )
+    compared = Freezing(trained=found, frozen=frozen)
     return compared if compared.is_noticeable else None
+
+
+def _may_fit(recipe: Recipe, timeline: Timeline, cluster: Cluster) -> bool:
+    """Whether its tensors do."""
+    return device_memory(timeline.peak.total, cluster, process_group(recipe)).verdict is Verdict.FITS
 
 
 def _change(before: float | None, after: float | None) -> float | None:

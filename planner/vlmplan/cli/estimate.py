@@ -191,7 +191,7 @@ def freezing_of(result: "Estimate", request: "Request") -> "Freezing | None":
 
     if request.recipe.train_vision is not None:
         return None
-    found = freezing(result)
+    found = freezing(result, chooses_sizes=request.ds_config is None)
     if found is not None and request.made_for is not None:
         from vlmplan.other_trainers.writing import objection
 
