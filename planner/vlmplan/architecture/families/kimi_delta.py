@@ -7,6 +7,7 @@ in float32, and the inverse of each chunk's matrix is made row by row, in place.
 are one operation each (``ops.delta_kernels``, ``ops.kimi_kernels``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
@@ -17,6 +18,7 @@ from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import chunks, delta_kernels
 from vlmplan.architecture.ops.kimi_kernels import fla_kimi_rule
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -89,8 +91,11 @@ class SigmoidGatedNorm(Module):
         return ops.to(x, dtype)
 
 
-class KimiDeltaAttention(Module):
-    """``KimiLinearDeltaAttention``."""
+class KimiDeltaAttention(ReadingModule):
+    """``KimiLinearDeltaAttention``. Its layer calls it by keyword, and it hands its convolution's weight to a function
+    without calling that module."""
+
+    takes_keywords = True
 
     def __init__(self, shape: KimiDeltaShape) -> None:
         super().__init__()
@@ -107,6 +112,9 @@ class KimiDeltaAttention(Module):
         self.o_norm = SigmoidGatedNorm(shape.head_dim)
         self.o_proj = Linear(width, hidden_size)
         self.activation = ops.activation_module(shape.activation)
+
+    def read_modules(self) -> Sequence[Module]:
+        return (self.conv1d,)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         batch, num_tokens, _ = x.shape
@@ -130,7 +138,7 @@ class KimiDeltaAttention(Module):
         if uses_fla:
             result = delta_kernels.causal_convolution(x, self.conv1d.weight, copies_gradient=True)
         else:
-            result = ops.to(self.activation(self.conv1d(x)), x.dtype)
+            result = ops.to(self.activation(self.conv1d.forward(x)), x.dtype)
         return ops.part(result, *result.shape)
 
 
