@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -10,10 +11,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned import shipped_gpus, shortened
+from planned import shipped_gpus, shortened, workload
 from vlmplan.answers.scaling import paying_text
 from vlmplan.cli.estimate import estimate as command
-from vlmplan.estimation import Estimator
+from vlmplan.estimation import Estimator, estimate_with_sizes
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
@@ -186,3 +187,14 @@ def test_the_command_shows_what_it_gives_as_json():
 
 def test_scaling_is_shown_only_where_it_is_asked_for():
     assert "scaling" not in json.loads(CliRunner().invoke(command, [*OPTIONS, "--json"], standalone_mode=False).output)
+
+
+def test_sizes_are_chosen_for_each_number_of_machines_as_an_estimate_of_it_has_them():
+    node = Node(gpu=shipped_gpus()["a100-sxm4-80gb"], num_gpus=4)
+    on, recipe = Cluster(node=node, inter_node_bytes_per_second=12.5e9), Recipe(zero_stage=2, micro_batch=2)
+    found = estimate_with_sizes(workload("qwen2-vl-2b"), recipe, on)
+    scaled = scaling(Estimator(found.workload, found.recipe), found.recipe, on, node_counts=(1, 4), chooses_sizes=True)
+    assert scaled is not None
+    again = estimate_with_sizes(found.workload, recipe, replace(on, num_nodes=4))
+    assert [point.step_seconds for point in scaled.weak] == [found.step_seconds, again.step_seconds]
+    assert again.recipe.zero != found.recipe.zero

@@ -4,10 +4,11 @@ Strong scaling keeps the samples of an optimizer step: more GPUs accumulate less
 scaling keeps what a GPU does in a step: more GPUs make the step's batch larger, and there are fewer steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from vlmplan.estimation import Estimator
+from vlmplan.estimation import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
@@ -60,8 +61,11 @@ def scaling(
     *,
     usd_per_hour: float | None = None,
     node_counts: Sequence[int] = NODE_COUNTS,
+    chooses_sizes: bool = False,
 ) -> Scaling | None:
     """``recipe`` on clusters of ``node_counts`` of the cluster's node; None if a speed is not known.
+
+    ``chooses_sizes``: ZeRO's sizes are chosen for each of them, as an estimate of it has them.
 
     The samples of a step that strong scaling keeps are those of ``recipe`` on ``cluster``; ``usd_per_hour`` is of one
     node. Node counts that hpZ groups or ranks of a sample do not fit are left out.
@@ -71,7 +75,8 @@ def scaling(
     clusters = [one for one in clusters if one.num_gpus % recipe.hpz == 0 and one.num_gpus % shares == 0]
     strong = [(_shared(recipe, samples, one), one) for one in clusters if one.num_gpus // shares <= samples]
     weak = [(recipe, one) for one in clusters]
-    scans = [_points(estimator, setups, usd_per_hour) for setups in (strong, weak)]
+    made = partial(sized_estimate, estimator) if chooses_sizes else estimator.estimate
+    scans = [_points(made, setups, usd_per_hour) for setups in (strong, weak)]
     if scans[0] is None or scans[1] is None:
         return None
     return Scaling(strong=scans[0], weak=scans[1])
@@ -86,11 +91,11 @@ def _shared(recipe: Recipe, samples: int, cluster: Cluster) -> Recipe:
 
 
 def _points(
-    estimator: Estimator, setups: Sequence[tuple[Recipe, Cluster]], usd_per_hour: float | None
+    made: Callable[[Recipe, Cluster], Estimate], setups: Sequence[tuple[Recipe, Cluster]], usd_per_hour: float | None
 ) -> tuple[ScalingPoint, ...] | None:
     points: list[ScalingPoint] = []
     for recipe, cluster in setups:
-        found = estimator.estimate(recipe, cluster)
+        found = made(recipe, cluster)
         if found.step_time is None or found.run_seconds is None:
             return None
         hours = found.run_seconds / SECONDS_PER_HOUR

@@ -57,6 +57,8 @@ def print_scaling(found: Scaling | None) -> None:
         rows = [_row(point) for point in points]
         print_table(Table(titles=TITLES, rows=rows, number_columns=numbers, least_first=LEAST_FIRST))
         say(paying_text(points))
+    if any(point.usd is not None for point in (*found.strong, *found.weak)):
+        say("usd is of training alone: start-up, download and disk come on top, as recommend has them")
 
 
 def paying_text(points: tuple[ScalingPoint, ...]) -> str:

@@ -110,7 +110,7 @@ def answered(request: "Request", catalog_files: tuple[Path, ...], lengths: str |
         freezing=freezing_of(result, request),
         way_out=found_way_out(request, result, catalog_files),
         scales=scales,
-        scaling=scaling_of(result, catalog_files) if scales else None,
+        scaling=scaling_of(result, catalog_files, chooses_sizes=request.ds_config is None) if scales else None,
         data=of_estimate(request, result),
     )
 
@@ -199,9 +199,9 @@ def freezing_of(result: "Estimate", request: "Request") -> "Freezing | None":
     return found
 
 
-def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling | None":
+def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...], *, chooses_sizes: bool) -> "Scaling | None":
     """The same setup on other numbers of its machine, at the cheapest current price of one; None if a speed is not
-    known."""
+    known. ``chooses_sizes``: no ds_config says those of ZeRO."""
     from vlmplan.catalog import load_catalog
     from vlmplan.estimation import Estimator
     from vlmplan.hardware import cheapest
@@ -217,4 +217,4 @@ def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling 
     offer = cheapest(offers, today())
     estimator = Estimator(result.workload, result.recipe)
     price = None if offer is None else offer.usd_per_hour
-    return scaling(estimator, result.recipe, result.cluster, usd_per_hour=price)
+    return scaling(estimator, result.recipe, result.cluster, usd_per_hour=price, chooses_sizes=chooses_sizes)
