@@ -12,6 +12,8 @@ from cli_calls import DOES_NOT_FIT, DONE, call, isolate, refusal, says
 from picture_checks import Elements, is_a_report, report_data
 from rehearsal.recorded_rehearsal import CONFIG, comparison
 from vlmplan.reports import rehearsal_report
+from vlmplan.reports.launch import measured_section
+from vlmplan.units import GIB
 
 SETUP = ("--model", "smollm2-135m", "--gpu", "rtx-4090:2", "--method", "lora")
 SEARCH = ("--model", "smollm2-135m", "--gpu", "rtx-4090", "--gpu", "a100-sxm4-80gb", "--seq-len", "256")
@@ -103,6 +105,16 @@ def test_a_run_that_is_not_started_is_reported():
     assert str(Path.cwd()) not in page
     assert ("It cannot run" in page) == (shown.code != DONE)
     assert "--output_dir" in words_in(page) or "vlmplan_trainer" in words_in(page)
+
+
+def test_what_a_run_measured_stands_beside_what_was_planned(tmp_path: Path):
+    figure = {"name": "forward, peak", "unit": "bytes", "planned": 3 * GIB, "measured": 2 * GIB, "error": 0.5}
+    content = {"schema": "vlmplan.report/1", "planned_and_measured": [figure]}
+    (tmp_path / "report.json").write_text(json.dumps(content), encoding="utf-8")
+    section = words_in(measured_section(tmp_path))
+    for text in ("forward, peak", "3.00 GiB", "2.00 GiB", "+50.0%"):
+        assert text in section
+    assert not measured_section(tmp_path / "nowhere")
 
 
 def test_a_report_overwrites_nothing_unless_it_is_forced():

@@ -28,7 +28,7 @@ def launch_report(prepared: PreparedRun, found: Estimate, *, exit_code: int | No
     data = [] if prepared.data is None else list(prepared.data.lines())
     sections = [
         _state(exit_code, run["problems"]),
-        "" if exit_code is None else _measured(prepared.options.output_dir),
+        "" if exit_code is None else measured_section(prepared.options.output_dir),
         *setup_sections(answer, found, ()),
         section("run", "What is run", preformatted(shell_text(prepared.command, prepared.environment), "command")),
         said("data", "Data", data),
@@ -47,14 +47,16 @@ def _state(exit_code: int | None, problems: Sequence[str]) -> str:
     return section("state", "The run", lines([how]))
 
 
-def _measured(folder: Path) -> str:
+def measured_section(folder: Path) -> str:
     """Planned beside measured, as the run's own report has it; nothing where there is none that can be read."""
     try:
         text = text_if_there(folder / REPORT_FILE, name=REPORT_FILE)
         figures = (
             []
             if text is None
-            else JsonObject(parse_json_object(text, source=REPORT_FILE), source=REPORT_FILE).objects("lines")
+            else JsonObject(parse_json_object(text, source=REPORT_FILE), source=REPORT_FILE).objects(
+                "planned_and_measured"
+            )
         )
         rows = [_row(figure) for figure in figures]
     except VlmplanError:
