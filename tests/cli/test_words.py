@@ -1,7 +1,9 @@
 """A request is parsed once, with the file that it names, and the words that a command makes of it are parsed to it."""
 
 import json
+import re
 from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from cli_calls import DOES_NOT_FIT, DONE, call, request_of_words
 from vlmplan.cli.advise import advise
+from vlmplan.cli.command_line import COMMANDS
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.launch import launch
 from vlmplan.cli.option_words import words_of
@@ -20,7 +23,7 @@ from vlmplan.cli.rehearse import rehearse
 from vlmplan.cli.to_fit import given_options
 from vlmplan.decided_recipe import DecidedRecipe, decided_by
 from vlmplan.deepspeed_config import file
-from vlmplan.deepspeed_config.other_files import read_ds_config
+from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS, read_ds_config
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_GPUS_PER_NODE, MAX_NUM_NODES, Pricing
 from vlmplan.recipe import PLAIN, Recipe
@@ -167,3 +170,21 @@ def test_a_command_reads_its_ds_config_once(name: str, monkeypatch: pytest.Monke
     found = call(name.partition(" ")[0], *LINES[name].split(), "--model", "smollm2-135m", "--ds-config", "ds.json")
     assert found.code in (DONE, DOES_NOT_FIT), found.err
     assert read == [Path("ds.json")]
+
+
+def test_a_plan_in_place_of_another_file_is_sent_to_the_commands_that_take_plans(tmp_path: Path):
+    takers = [
+        name
+        for name, (module, _) in COMMANDS.items()
+        if any("--plan" in option.opts for option in getattr(import_module(module), name).params)
+    ]
+    assert set(re.findall("[a-z]+", PLAN_COMMANDS)) - {"vlmplan", "and"} == set(takers)
+    plan = tmp_path / "plan.json"
+    content = {"schema": "vlmplan.plan/1", "vlmplan_version": "1", "workload": {}, "recipe": {}}
+    plan.write_text(json.dumps(content), encoding="utf-8")
+    setup = ("estimate", "--model", "smollm2-135m", "--gpu", "t4")
+    for words in ((*setup, "--ds-config", str(plan)), (*setup, "--config", str(plan)), ("check", str(plan))):
+        said = call(*words).err
+        assert "looks like a plan of vlmplan" in said
+        assert PLAN_COMMANDS in said
+        assert "--plan" in said

@@ -322,7 +322,10 @@ def test_accelerates_own_keys_beside_a_deepspeed_file_are_refused_as_it_refuses_
         ({"base_model": "m", "datasets": [], "sequence_len": 512, "adapter": "lora"}, "axolotl"),
         ({"actor_rollout_ref": {}, "algorithm": {}}, "verl"),
         ({"zero_optimization": {"stage": 2}, "train_batch_size": 4}, "--ds-config"),
-        ({"schema": "vlmplan.plan/2", "recipe": {}, "workload": {}, "vlmplan_version": "1"}, "launch --plan"),
+        (
+            {"schema": "vlmplan.plan/2", "recipe": {}, "workload": {}, "vlmplan_version": "1"},
+            "looks like a plan of vlmplan: vlmplan launch",
+        ),
         ({"one": 1, "two": 2}, "tells whose configuration it is"),
     ],
 )

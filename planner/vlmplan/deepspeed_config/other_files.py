@@ -11,6 +11,8 @@ from vlmplan.errors import InputError
 from vlmplan.files import NOT_JSON, text_of
 from vlmplan.json_reader import JsonDict, parse_json_object
 
+PLAN_COMMANDS = "vlmplan launch, rehearse, explain and diagnose"
+"""Commands that have ``--plan``."""
 LOOKS: tuple[tuple[frozenset[str], str], ...] = tuple(
     (frozenset(names.split()), what)
     for names, what in (
@@ -20,7 +22,7 @@ LOOKS: tuple[tuple[frozenset[str], str], ...] = tuple(
          "Face's Trainer take it"),
         ("weight_map", "the index of a model's weights"),
         ("peft_type lora_alpha target_modules", "an adapter's adapter_config.json"),
-        ("schema vlmplan_version recipe workload", "a plan of vlmplan, which --plan takes"),
+        ("schema vlmplan_version recipe workload", f"a plan of vlmplan, which {PLAN_COMMANDS} take with --plan"),
         ("model_type architectures num_hidden_layers hidden_size", "a model's config.json, which --model takes"),
         ("base_model datasets sequence_len adapter", "a configuration of axolotl"),
         ("model_name_or_path finetuning_type template cutoff_len stage dataset", "a configuration of LLaMA-Factory"),

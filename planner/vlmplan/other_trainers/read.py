@@ -6,6 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
+from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import text_of
 from vlmplan.json_reader import JsonDict, parse_json_object, shown
@@ -24,6 +25,7 @@ from vlmplan.recipe_choices import Method, Precision
 from vlmplan.workload import ModelFiles
 
 MAX_BYTES = 2**20
+PLAN = "a plan of vlmplan"
 SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 KEYS_OF: Mapping[str, frozenset[str]] = {
     name: frozenset(keys.split())
@@ -43,7 +45,7 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
         "sample_backend",
         "verl": "actor_rollout_ref algorithm critic",
         "DeepSpeed": "zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer",
-        "a plan of vlmplan": "schema vlmplan_version workload recipe",
+        PLAN: "schema vlmplan_version workload recipe",
         OTHER: "per_device_train_batch_size gradient_accumulation_steps num_train_epochs learning_rate output_dir "
         "optim bf16 fp16 gradient_checkpointing",
     }.items()
@@ -54,7 +56,7 @@ NOT_READ: Mapping[str, str] = {
     "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
     "verl": "reinforcement learning is not planned",
     "DeepSpeed": "give it as --ds-config",
-    "a plan of vlmplan": "launch --plan takes it",
+    PLAN: f"{PLAN_COMMANDS} take it with --plan",
 }
 READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
     "trl": (TRL, read_trl),
@@ -239,7 +241,8 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
             f"{NOT_READ['axolotl'].removeprefix('vlmplan reads ')} are read"
         )
     if best in NOT_READ:
-        raise InputError(f"{source} looks like a configuration of {best}: {NOT_READ[best]}")
+        kind = best if best == PLAN else f"a configuration of {best}"
+        raise InputError(f"{source} looks like {kind}: {NOT_READ[best]}")
     return TRL_DPO if best == "trl" and is_dpo(values, source) else best
 
 
