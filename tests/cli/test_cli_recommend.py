@@ -290,7 +290,6 @@ def test_an_offer_of_ones_own_wins_where_it_is_cheapest():
         pytest.param(("llama-3.1-70b", "--gpu", "t4:1", "--method", "full"), "GiB", marks=pytest.mark.sweep),
         ((MODEL, "--gpu", "t4:1", "--precision", "bf16"), "--precision fp16"),
         pytest.param((MODEL, "--gpu", "t4:1", "--seq-len", "10000000"), "GiB", marks=pytest.mark.sweep),
-        ((MODEL, "--gpu", "t4:2", "--micro-batch", "3", "--grad-accum", "5", "--global-batch", "16"), "are 30"),
     ],
 )
 def test_when_nothing_fits_every_machine_has_a_reason(words: Sequence[str], reason: str):
@@ -302,6 +301,42 @@ def test_when_nothing_fits_every_machine_has_a_reason(words: Sequence[str], reas
     assert (shown.code, shown.err) == (DOES_NOT_FIT, "")
     assert "nothing fits" in shown.out
     assert reason in shown.out
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        ("--micro-batch", "16"),
+        ("--micro-batch", "3"),
+        ("--grad-accum", "3"),
+        ("--micro-batch", "3", "--grad-accum", "5"),
+    ],
+)
+def test_a_micro_batch_that_cannot_make_the_global_batch_is_refused_as_an_estimate_refuses_it(batch: Sequence[str]):
+    words = (MODEL, "--gpu", "t4:2", *batch, "--global-batch", "16")
+    searched, estimated = (call(command, "--model", *words) for command in ("recommend", "estimate"))
+    assert "--global-batch is 16" in searched.err
+    assert (searched.code, searched.err) == (estimated.code, estimated.err)
+
+
+def test_a_machine_that_cannot_make_the_global_batch_is_refused_alone():
+    batch = ("--micro-batch", "16", "--global-batch", "16")
+    found = recommended(MODEL, "--gpu", "a100-sxm4-80gb:1", "--gpu", "a100-sxm4-80gb:2", *batch).document
+    assert {one["num_gpus"] for one in found["plans"]} == {1}
+    (rejection,) = found["rejected"]
+    assert (rejection["num_gpus"], rejection["reason"].split(",")[0]) == (2, "--global-batch is 16")
+
+
+def test_a_global_batch_that_the_gpus_cannot_share_is_said_with_what_is_planned():
+    words = (MODEL, "--gpu", "t4:3", "--global-batch", "16")
+    found = recommended(*words, "--out", "three").document
+    (caveat,) = (one for one in found["caveats"] if "--global-batch" in one)
+    assert "--global-batch is 16" in caveat
+    assert "18 samples a step" in caveat
+    assert caveat in " ".join(call("recommend", "--model", *words).out.split())
+    assert json.loads(Path("three/plan.json").read_text(encoding="utf-8"))["workload"]["global_batch"] == 18
+    shared = recommended(*words[:-1], "18").document
+    assert not any("--global-batch" in one for one in shared["notes"])
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def plan_from_estimate(
     node, recipe = estimate.cluster.node, estimate.recipe
     num_gpus = estimate.cluster.num_gpus
     return Plan(
-        workload=replace(estimate.workload, saving=Saving()),
+        workload=replace(estimate.workload, saving=Saving(), global_batch=_global_batch(estimate)),
         recipe=recipe,
         hardware=PlannedHardware(
             gpu_id=node.gpu.id,
@@ -54,6 +54,11 @@ def plan_from_estimate(
         offer=None if offer is None else _planned_offer(offer, save_every_steps),
         environment=_environment(recipe, node.gpu.vendor.value),
     )
+
+
+def _global_batch(estimate: "Estimate") -> int | None:
+    """What a step has, where samples of a step were asked for: a search takes more where GPUs cannot share them."""
+    return None if estimate.workload.global_batch is None else estimate.samples_per_step
 
 
 def _environment(recipe: Recipe, vendor: str) -> dict[str, str]:

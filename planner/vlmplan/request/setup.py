@@ -359,7 +359,7 @@ def batch_sizes(global_batch: int, num_gpus: int, micro_batch: int | None, grad_
         return {}  # the recipe refuses them
     known = num_gpus * (micro_batch or 1) * (grad_accum or 1)
     if global_batch % known or (micro_batch and grad_accum and known != global_batch):
-        parts = [f"{num_gpus} GPUs"]
+        parts = [counted(num_gpus, "GPU")]
         parts += [f"micro batch {micro_batch}"] if micro_batch is not None else []
         parts += [f"accumulation {grad_accum}"] if grad_accum is not None else []
         nearest = max(1, round(global_batch / known)) * known

@@ -272,7 +272,7 @@ class _Adviser:
 
         try:
             query = self.query(request, wants)
-        except DoesNotFitError:
+        except (DoesNotFitError, InputError):
             return []
         limits = Limits(max_usd=self._request.search.max_usd, max_hours=self._request.search.max_hours)
         plans = sorted(recommend(query).plans, key=lambda plan: not within(plan, limits))

@@ -13,6 +13,7 @@ from vlmplan.rules import default_attention, default_lora_exclude, model_facts, 
 from vlmplan.rules.base import Rule
 from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
 from vlmplan.search.combined_traces import Switches
+from vlmplan.search.step_samples import step_objection
 from vlmplan.workload import Workload
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ class RecipeChoices:
         kind = (gpu.vendor, gpu.compute_capability, gpu.supports_bf16)
         key = (kind, cluster.num_gpus, cluster.num_nodes, method)
         if key not in self._allowed:
-            engines = (self._allowed_ways(engine, cluster, kind) for engine in self._engines(cluster, method))
+            is_whole = step_objection(self._workload, self._fixed, cluster.num_gpus) is None
+            tried = self._engines(cluster, method) if is_whole else ()
+            engines = (self._allowed_ways(engine, cluster, kind) for engine in tried)
             self._allowed[key] = [engine for engine in engines if engine]
         return self._allowed[key]
 
@@ -99,6 +102,9 @@ class RecipeChoices:
 
     def objections(self, cluster: Cluster, methods: Iterable[Method]) -> Iterator[str]:
         """Why recipes of these methods cannot run there, whatever their size."""
+        of_step = step_objection(self._workload, self._fixed, cluster.num_gpus)
+        if of_step is not None:
+            yield of_step
         for method in methods:
             for engine in self._engines(cluster, method):
                 reason = self._trainer_objection(engine[-1]) or self._objection(engine[-1], cluster)
@@ -161,9 +167,7 @@ class RecipeChoices:
 
     def _objection(self, recipe: Recipe, cluster: Cluster, rules: Sequence[Rule] = ERROR_RULES) -> str | None:
         """Why the recipe cannot run there, whatever its size."""
-        is_decided = {"micro_batch", "grad_accum"} <= self._given
-        total = self._workload.global_batch if is_decided else None
-        return objection(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=total, rules=rules)
+        return objection(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=None, rules=rules)
 
     def _stages(self, cluster: Cluster) -> Iterator[tuple[int | None, Offload, Offload]]:
         """(stage, optimizer offload, parameter offload), the simplest first."""

@@ -26,6 +26,7 @@ from vlmplan.request import (
 from vlmplan.search import Limits, Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.search.offers import OfferFilter
+from vlmplan.search.step_samples import refuse_other_steps
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, ModelFiles, Workload
 
 ASSUMED_OPTIONS = {
@@ -66,6 +67,7 @@ def search_query(
     asked = replace(request.workload, global_batch=samples_per_step(request))
     workload = with_task(workload_of(model, asked, requested_saving(request)), request.task.task())
     _refuse_groups(request, workload)
+    refuse_other_steps(workload, fixed, [candidate.cluster for candidate in found])
     notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))
     notes = (*notes, *length_notes(workload, request.workload), *more)
     return SearchQuery(

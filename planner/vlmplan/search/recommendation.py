@@ -9,6 +9,7 @@ from vlmplan.search.exploration import Exploration
 from vlmplan.search.prices import price_note, spread_beside
 from vlmplan.search.ranking import Ranking
 from vlmplan.search.shared_traces import RECENT, SharedTraces
+from vlmplan.search.step_samples import step_notes
 
 
 def recommend(query: SearchQuery) -> Recommendation:
@@ -25,7 +26,7 @@ def _searched(query: SearchQuery, shared: SharedTraces) -> Recommendation:
     ranking = Ranking(query, explored)
     plans = ranking.best_plans()
     pareto, scored = ranking.front()
-    of_winner = (*_notes(plans[0], query), *_host_notes(plans)) if plans else ()
+    of_winner = (*_notes(plans, query), *_host_notes(plans)) if plans else ()
     return Recommendation(
         workload=query.workload,
         objective=query.objective,
@@ -61,7 +62,8 @@ def _spreads(plans: Sequence[RankedPlan], query: SearchQuery) -> dict[str, Sprea
     return {gpu_id: each for gpu_id, each in found.items() if each is not None}
 
 
-def _notes(winner: RankedPlan, query: SearchQuery) -> tuple[str, ...]:
-    """What should be known of the first plan's price and seconds."""
+def _notes(plans: Sequence[RankedPlan], query: SearchQuery) -> tuple[str, ...]:
+    """What should be known of the plans' steps, and of the first plan's price and seconds."""
+    winner, of_steps = plans[0], step_notes(plans, query.workload.global_batch)
     old_price = price_note(winner.offer, query.today, objective=query.objective, offers=query.offers)
-    return (*([old_price] if old_price else []), *winner.estimate.cautions)
+    return (*of_steps, *([old_price] if old_price else []), *winner.estimate.cautions)

@@ -1,9 +1,13 @@
 """Samples of a step on as many GPUs as a machine has, and the micro batches that hold them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
+from vlmplan.notes import Caveat
+from vlmplan.request import batch_sizes
+from vlmplan.search.answer import RankedPlan
 from vlmplan.search.memoized_estimates import BatchSize
 from vlmplan.units import divisors
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
@@ -36,6 +40,41 @@ def samples_of_every_step(workload: Workload, fixed: DecidedRecipe, clusters: It
     global_batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
     found = {samples_of_step(fixed, global_batch, cluster.num_gpus) for cluster in clusters}
     return found.pop() if len(found) == 1 else None
+
+
+def step_objection(workload: Workload, fixed: DecidedRecipe, num_gpus: int) -> str | None:
+    """Why the global batch that the user asks for is no whole number of what he decided of it, in the words of an
+    estimate; None where it is, and where he leaves micro batch and accumulation to the search."""
+    asked, decided = workload.global_batch, (fixed.micro_batch, fixed.grad_accum)
+    if asked is None or decided == (None, None):
+        return None
+    try:
+        batch_sizes(asked, _num_groups(fixed, num_gpus), *decided)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def refuse_other_steps(workload: Workload, fixed: DecidedRecipe, clusters: Sequence[Cluster]) -> None:
+    """Raise InputError where ``step_objection`` has something against every cluster."""
+    reasons = [step_objection(workload, fixed, cluster.num_gpus) for cluster in clusters]
+    if reasons and reasons[0] is not None and None not in reasons:
+        raise InputError(reasons[0])
+
+
+def step_notes(plans: Sequence[RankedPlan], asked: int | None) -> list[str]:
+    """What the global batch that was ``asked`` for became where it does not divide by the GPUs: of the first plan as a
+    caveat, of the others as notes."""
+    samples = {one.estimate.cluster.num_gpus: one.estimate.samples_per_step for one in reversed(plans)}
+    first = plans[0].estimate.cluster.num_gpus if plans else 0
+    notes: list[str] = []
+    for num_gpus, planned in reversed(samples.items()):
+        if asked is None or planned == asked:
+            continue
+        shared = f"--global-batch is {asked}, but {num_gpus} GPUs cannot share it alike"
+        text = f"{shared}: {planned} samples a step are planned there"
+        notes.append(Caveat(text) if num_gpus == first else text)
+    return notes
 
 
 def _num_groups(fixed: DecidedRecipe, num_gpus: int) -> int:

@@ -163,7 +163,7 @@ def _other_machine(request: Request, clusters: tuple[Cluster, ...], searches: Se
     anywhere = request.with_options(ANY_GPU)
     try:
         plans = recommend(replace(searches.query(anywhere, wants), limits=Limits())).plans
-    except DoesNotFitError:
+    except (DoesNotFitError, InputError):  # of the others none, or none that a step can be shared by
         return None
     if not plans:
         return None
