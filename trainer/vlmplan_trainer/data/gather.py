@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,9 +30,9 @@ from vlmplan_trainer.phases import say_phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleCounts:
-    """What became of the samples of one file, or of made-up ones.
+    """What became of the samples of one file, or of made-up ones; ``is_evaluation``: of those of --eval-data.
 
-    ``num_samples`` are trained on, each once an epoch, in ``forms`` by name (with those that the plan has no room for).
+    ``num_samples`` are trained or evaluated on, each once an epoch, in ``forms`` by name (with those that the plan has no room for).
     ``num_bad`` could not be used at all, ``num_no_room`` are sound but do not go into the plan, ``num_truncated`` are
     cut at its length. Lengths are in tokens after the cut.
     """
@@ -51,6 +51,7 @@ class SampleCounts:
     median_length: float
     longest: int
     seq_len: int
+    is_evaluation: bool = False
     sentences: tuple[str, ...]
     """Of the first samples that are left out, each with its place."""
 
@@ -69,8 +70,9 @@ class SampleCounts:
         images += f", {counted(self.num_videos, 'video')}" if self.num_videos else ""
         images += f", {counted(self.num_sounds, 'sound')}" if self.num_sounds else ""
         forms = "; ".join(f"{name}: {count:,}" for name, count in self.forms.items())
+        use = "evaluate" if self.is_evaluation else "train"
         lines = [
-            f"{counted(self.num_samples, 'sample')} to train on, {images}" + (f" ({forms})" if forms else ""),
+            f"{counted(self.num_samples, 'sample')} to {use} on, {images}" + (f" ({forms})" if forms else ""),
             f"{self.shortest:,} to {self.longest:,} tokens in a sample, {self.median_length:,.0f} in the middle one",
         ]
         if self.num_truncated:
@@ -118,7 +120,8 @@ def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
     refuse_too_few(train.scan, num_rows=num_rows, samples_per_step=plan.samples_per_step)
     looked_at = None
     if evaluation is not None:
-        looked_at = _gathered(str(options.eval_data), *evaluation, encoder)
+        found = _gathered(str(options.eval_data), *evaluation, encoder)
+        looked_at = replace(found, account=replace(found.account, is_evaluation=True))
         try:
             num_rows = len(made_into(looked_at.scan, encoder.seq_len))
             at_once = plan.samples_per_step // plan.recipe.grad_accum
