@@ -1,4 +1,4 @@
-"""Decoders that are Llamas but for a few things: Ministral 3, SmolLM3, OLMo, EXAONE 4, HunYuan, ERNIE 4.5, GLM, ..."""
+"""Decoders that are Llamas but for a few things: SmolLM3, OLMo, EXAONE 4, ERNIE 4.5, GPT-NeoX, Jais 2, GLM, ..."""
 
 import pytest
 
@@ -40,6 +40,12 @@ CONFIGS = {
         "exaone4": WINDOW,
         "exaone4 without windows": {"sliding_window": None, "layer_types": FULL, "tie_word_embeddings": True},
         "hunyuan_v1_dense": {},
+        "helium": {"attention_bias": True},
+        "jais2": {},
+        "hyperclovax": {"logits_scaling": 0.5},
+        "hyperclovax without second norms": {"use_post_norm": False},
+        "gpt_neox": {},
+        "gpt_neox with attention before the MLP": {"use_parallel_residual": False, "tie_word_embeddings": True},
         "granite": {"logits_scaling": 8.0, "residual_multiplier": 0.22, "mlp_bias": True},
         "glm": {},
         "glm without biases": {"attention_bias": False},

@@ -164,6 +164,9 @@ def test_what_a_models_forward_does_not_name_is_not_the_likeliest():
     )
     assert logit_rules(seeing) == [LogitRule(), LogitRule(scale=0.25)]
     assert logit_rules(small_model("cohere", logit_scale=0.25))[0] == LogitRule(scale=0.25)
+    assert logit_rules(small_model("granite", logits_scaling=4.0))[0] == LogitRule(scale=1 / 4.0)
+    assert logit_rules(small_model("hyperclovax", logits_scaling=4.0))[0] == LogitRule(scale=4.0)
+    assert logit_rules(small_model("gemma2", final_logit_softcapping=2.0))[0] == LogitRule(cap=2.0)
 
 
 def test_another_treatment_of_logits_is_refused():

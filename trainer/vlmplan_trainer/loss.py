@@ -7,6 +7,7 @@ is read from its configuration and checked in the first forward, with probe valu
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -244,14 +245,24 @@ def logit_rules(model: nn.Module) -> list[LogitRule]:
     records then is not that of later steps.
     """
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    named = inspect.unwrap(type(base_model(model)).forward).__code__.co_names
+    said = _forward_text(base_model(model))
     caps, scales = list[float | None]([None]), [1.0]
     for key in (*CAP_KEYS, *SCALE_KEYS):
         value, values = getattr(text, key, None), caps if key in CAP_KEYS else scales
         if isinstance(value, int | float) and value:
             found = [1 / value, float(value)] if key == "logits_scaling" else [float(value)]
-            values[:] = [*found, *values] if key in named else [*values, *found]
+            if re.search(rf"\*\s*[\w.]*\b{key}\b", said):
+                found.reverse()
+            values[:] = [*found, *values] if key in said else [*values, *found]
     return list(dict.fromkeys(LogitRule(scale=scale, cap=cap) for cap in caps for scale in scales))
+
+
+def _forward_text(model: nn.Module) -> str:
+    """The source of the model's forward; empty where it has none."""
+    try:
+        return inspect.getsource(inspect.unwrap(type(model).forward))
+    except (OSError, TypeError):
+        return ""
 
 
 def _fitting_rule(model: nn.Module, candidates: list[LogitRule], probed: Tensor) -> LogitRule:

@@ -116,6 +116,8 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
             kept += [tape.tensor(x.shape, x.dtype)] if x.requires_grad else []
             weight = layer.weight
             kept += [tape.gradient(weight.shape, weight.dtype)] if _is_trained(tape, weight) else []
+        if first.bias is not None and _is_trained(tape, first.bias):
+            kept.append(tape.gradient(first.bias.shape, first.bias.dtype))
         _run_chunk(tape, [(x, layer.weight) for x, layer in summands], chunk, dtype)
         del weights
         _count_work(tape, summands, num_tokens, chunk, dtype)
@@ -222,9 +224,4 @@ def _hold(x: Tensor) -> None:
 def _chunked_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     kept = [grad for grad in node.saved if isinstance(grad, Tensor)]
     node.saved = ()
-    *needs, needs_bias = node.needs
-    results: list[Tensor | None] = []
-    for needed in needs:
-        results.append(kept.pop(0) if needed else None)
-    results.append(results[1].tape.tensor((1,), DType.FLOAT32) if needs_bias and results[1] is not None else None)
-    return results
+    return [kept.pop(0) if needed else None for needed in node.needs]

@@ -1,6 +1,7 @@
-"""Granite: a Llama that scales embeddings, what attention and MLP add to the residual, and logits.
+"""Granite and HyperCLOVA X: a Llama that scales embeddings, what attention and MLP add to the residual, and logits.
 
-Source: transformers 5.23 ``models/granite/modeling_granite.py``.
+Source: transformers 5.23 ``models/granite/modeling_granite.py`` and ``models/hyperclovax/modeling_hyperclovax.py``,
+which may norm what attention and MLP return, too.
 """
 
 from vlmplan.architecture import ops
@@ -8,12 +9,13 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Decoder,
     DecoderLayer,
+    DecoderShape,
     RotaryContext,
     decoder_shape,
     with_head,
 )
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Stack
+from vlmplan.architecture.modules import RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -24,11 +26,42 @@ class GraniteLayer(DecoderLayer):
         residual = x
         x = self.input_layernorm(x)
         x = self.self_attn(x, context)
+        x = self.attended(x)
         x = ops.add(residual, ops.scale(x))
         residual = x
         x = self.post_attention_layernorm(x)
         x = self.mlp(x)
+        x = self.fed_forward(x)
         return ops.add(residual, ops.scale(x))
+
+    def attended(self, x: Tensor) -> Tensor:
+        """What becomes of the result of attention before it is scaled."""
+        return x
+
+    def fed_forward(self, x: Tensor) -> Tensor:
+        """The same of the MLP's."""
+        return x
+
+
+class PostNormLayer(GraniteLayer):
+    """``HyperCLOVAXDecoderLayer``; without ``is_normed`` its second norms are modules that pass on what they get."""
+
+    def __init__(self, shape: DecoderShape, *, is_normed: bool) -> None:
+        super().__init__(shape)
+        self.is_normed = is_normed
+        if is_normed:
+            self.post_norm1 = RMSNorm(shape.hidden_size)
+            self.post_norm2 = RMSNorm(shape.hidden_size)
+
+    def attended(self, x: Tensor) -> Tensor:
+        return self.post_norm1(x) if self.is_normed else ops.called(_same, x)
+
+    def fed_forward(self, x: Tensor) -> Tensor:
+        return self.post_norm2(x) if self.is_normed else ops.called(_same, x)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 class GraniteDecoder(Decoder):
@@ -42,11 +75,14 @@ class GraniteDecoder(Decoder):
 def decoder(config: Config) -> GraniteDecoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
-    return GraniteDecoder(shape, Stack.of(GraniteLayer(shape), shape.num_layers, label="layers"))
+    layer: GraniteLayer = GraniteLayer(shape)
+    if config.model_type == "hyperclovax":
+        layer = PostNormLayer(shape, is_normed=config.boolean("use_post_norm"))
+    return GraniteDecoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
 
 
 def build(config: Config) -> CausalLM:
-    """``GraniteForCausalLM``."""
+    """``GraniteForCausalLM``, ``HyperCLOVAXForCausalLM``."""
     model = with_head(decoder(config), config)
     model.scales_logits = True
     return model

@@ -226,8 +226,11 @@ def relu(x: Tensor) -> Tensor:
 
 def relu_squared(x: Tensor) -> Tensor:
     """transformers' ReLUSquaredActivation: ``relu(x).square()``, which calls ``pow``; both save the same
-    tensor."""
-    return power(relu(x))
+    tensor, which is live until it returns."""
+    applied = relu(x)
+    squared = power(applied)
+    del applied
+    return squared
 
 
 def tanh(x: Tensor) -> Tensor:

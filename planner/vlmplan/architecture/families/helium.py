@@ -1,0 +1,53 @@
+"""Helium: a Llama that rotates neighbouring elements of each head, with norms whose weights are applied in float32.
+
+Source: transformers 5.23 ``models/helium/modeling_helium.py``.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    RotaryContext,
+    decoder_shape,
+    with_head,
+)
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Stack, WideRMSNorm
+from vlmplan.architecture.tensor import Tensor
+
+
+class HeliumAttention(Attention):
+    """``HeliumAttention``."""
+
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        """``apply_rotary_pos_emb``: each layer interleaves cos and sin anew, which its backward keeps."""
+        cos, sin = (q.tape.tensor(x.shape, x.dtype) for x in (context.cos, context.sin))
+        return ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+
+
+class HeliumLayer(DecoderLayer):
+    """``HeliumDecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__(shape)
+        self.self_attn = HeliumAttention(shape, None)
+        self.input_layernorm = WideRMSNorm(shape.hidden_size)
+        self.post_attention_layernorm = WideRMSNorm(shape.hidden_size)
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = replace(decoder_shape(config), output_bias=False)
+    model = Decoder(shape, Stack.of(HeliumLayer(shape), shape.num_layers, label="layers"))
+    model.norm = WideRMSNorm(shape.hidden_size)
+    return model
+
+
+def build(config: Config) -> CausalLM:
+    """``HeliumForCausalLM``."""
+    return with_head(decoder(config), config)

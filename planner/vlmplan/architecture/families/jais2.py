@@ -1,0 +1,47 @@
+"""Jais 2: a Llama with layer norms, biases, and an MLP of two Linears with a squared ReLU between them.
+
+Source: transformers 5.23 ``models/jais2/modeling_jais2.py``.
+"""
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape, with_head
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.tensor import Tensor
+
+
+class Jais2Mlp(Module):
+    """``Jais2MLP``."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.up_proj = Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
+        self.down_proj = Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
+        self.activation = ops.activation_module(shape.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.up_proj(x)))
+
+
+class Jais2Layer(DecoderLayer):
+    """``Jais2DecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__(shape)
+        self.mlp = Jais2Mlp(shape)
+        self.input_layernorm = LayerNorm(shape.hidden_size)
+        self.post_attention_layernorm = LayerNorm(shape.hidden_size)
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = decoder_shape(config)
+    model = Decoder(shape, Stack.of(Jais2Layer(shape), shape.num_layers, label="layers"))
+    model.norm = LayerNorm(shape.hidden_size)
+    return model
+
+
+def build(config: Config) -> CausalLM:
+    """``Jais2ForCausalLM``."""
+    return with_head(decoder(config), config)
