@@ -34,12 +34,17 @@ class Jais2Layer(DecoderLayer):
         self.post_attention_layernorm = LayerNorm(shape.hidden_size)
 
 
-def decoder(config: Config) -> Decoder:
+class Jais2Decoder(Decoder):
+    """``Jais2Model``."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__(shape, Stack.of(Jais2Layer(shape), shape.num_layers, label="layers"))
+        self.norm = LayerNorm(shape.hidden_size)
+
+
+def decoder(config: Config) -> Jais2Decoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
-    shape = decoder_shape(config)
-    model = Decoder(shape, Stack.of(Jais2Layer(shape), shape.num_layers, label="layers"))
-    model.norm = LayerNorm(shape.hidden_size)
-    return model
+    return Jais2Decoder(decoder_shape(config))
 
 
 def build(config: Config) -> CausalLM:
