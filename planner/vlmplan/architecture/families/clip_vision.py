@@ -13,6 +13,7 @@ from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -73,8 +74,9 @@ class EncoderLayer(Module):
         return ops.add(residual, x)
 
 
-class VisionEmbeddings(Module):
-    """``CLIPVisionEmbeddings`` and ``SiglipVisionEmbeddings``: patches, a class token in CLIP, learned positions."""
+class VisionEmbeddings(ReadingModule):
+    """``CLIPVisionEmbeddings`` and ``SiglipVisionEmbeddings``: patches, a class token in CLIP, learned positions. They
+    read the convolution's weight for the type that pixels are cast to."""
 
     INPUT_EMBEDDING = "patch_embedding"
 
@@ -89,6 +91,9 @@ class VisionEmbeddings(Module):
             self.class_embedding = Parameter(width)
         self.patch_embedding = PatchEmbedding(self.patch_numel, width, bias=not has_class_token)
         self.position_embedding = Embedding(self.num_positions, width)
+
+    def read_modules(self) -> Sequence[Module]:
+        return (self.patch_embedding,)
 
     def forward(self, pixels: Tensor, batch: Batch) -> Tensor:
         tape = pixels.tape
