@@ -138,21 +138,10 @@ def test_no_module_is_longer_than_can_be_read_in_one_sitting():
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
-CONTRACT = {
-    *("chats", "errors", "files", "json_reader", "launch", "lora_targets", "memory_messages", "muon", "plan", "recipe"),
-    *(
-        "recipe_choices",
-        "run_record",
-        "sample_audio",
-        "sampler",
-        "shortage",
-        "step_bar",
-        "thinkers",
-        "training",
-        "training_task",
-    ),
-    *("units", "versions", "workload"),
-}
+CONTRACT = set(
+    "chats errors files json_reader launch lora_targets memory_messages muon phase_names plan recipe recipe_choices "
+    "run_record sample_audio sampler shortage step_bar thinkers training training_task units versions workload".split()
+)
 """What of the planner the trainer may import: what both have to agree on."""
 
 

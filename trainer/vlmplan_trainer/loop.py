@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, STEP
 from vlmplan_trainer.data.videos import SECONDS_OF_ROWS
 from vlmplan_trainer.engines import Engine
 from vlmplan_trainer.labels import IGNORED_LABEL
-from vlmplan_trainer.measure import EVALUATION, Meter
+from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.schedule import learning_rate_at
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 from vlmplan_trainer.stopping import StopRequest, agreed
@@ -148,7 +149,7 @@ class Trainer:
         while window:  # a micro batch is gone once it has been used, on a CPU too
             loss_sum += self._micro_batch(self._sent(window.pop(0)), max(1, all_labels))
         rate = self.rates.at(position.step)
-        with meter.phase("step"):
+        with meter.phase(STEP):
             result = engine.step(rate)
         meter.end_step()
         is_due = self._save_seconds is not None and time.monotonic() - self._saved_at >= self._save_seconds
@@ -175,10 +176,10 @@ class Trainer:
         """Forward and backward of what is on the device; the micro batch's share of the loss on this rank."""
         engine, meter = self.engine, self.meter
         batch = self._computed(batch)
-        with meter.phase("forward"):
+        with meter.phase(FORWARD):
             loss = engine.forward(batch, num_items)
         share = float(loss.detach()) / engine.loss_scale
-        with meter.phase("backward"):
+        with meter.phase(BACKWARD):
             engine.backward(loss)
             del loss
         return share

@@ -17,17 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATE, INIT, LOAD, REFERENCE, SAVE, SCORE, STEP
 from vlmplan_trainer.gloo_threads import rest
 from vlmplan_trainer.gradient_sums import is_in_place
 from vlmplan_trainer.ranks import of_all_ranks
 
-EVALUATION = "evaluation"
-GENERATE, SCORE, REFERENCE = "generate", "score", "reference"
-"""Of GRPO: answers, their rewards, and log-probabilities without gradients; DPO has the last of them too."""
-PHASES = ("load", "init", GENERATE, SCORE, REFERENCE, "forward", "backward", "step", EVALUATION, "save")
+PHASES = (LOAD, INIT, GENERATE, SCORE, REFERENCE, FORWARD, BACKWARD, STEP, EVALUATION, SAVE)
 """Those of a plan."""
-RESUME = "resume"
-"""Reading a checkpoint to go on from, where there is one."""
 
 
 class LiveStorages(TorchDispatchMode):

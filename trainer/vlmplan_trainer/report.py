@@ -6,11 +6,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from vlmplan.phase_names import RESUME
 from vlmplan.plan import Plan
 from vlmplan.recipe_choices import Offload
 from vlmplan.units import GIB, SECONDS_PER_HOUR
 from vlmplan_trainer.loop import Position
-from vlmplan_trainer.measure import RESUME, Meter
+from vlmplan_trainer.measure import Meter
 
 SCHEMA = "vlmplan.report/1"
 

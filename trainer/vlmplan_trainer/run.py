@@ -18,6 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
 from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
+from vlmplan.phase_names import INIT, LOAD, RESUME, SAVE
 from vlmplan.plan import Plan
 from vlmplan.run_record import keep_record
 from vlmplan.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
@@ -38,7 +39,7 @@ from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32
 from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.loop import Rates, StepReport, Trainer
-from vlmplan_trainer.measure import RESUME, Meter
+from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.models.delta_kernels import require_delta_kernels
 from vlmplan_trainer.models.load import LoadedModel, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
@@ -130,13 +131,13 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
     found = checkpoint_to_go_on_from(plan, options, signature) if options.resume else None
     say_building(plan.model_source, random_weights=options.random_weights)
     require_delta_kernels(plan.recipe)
-    with meter.phase("load"):
+    with meter.phase(LOAD):
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed, adapter=options.adapter)
         meter.count(loaded.model)
     universal = None if found is None else _universal(found, plan)
     stage = plan.recipe.zero_stage
     say_phase("making the optimizer" if stage is None else f"starting DeepSpeed, ZeRO-{stage}")
-    with meter.phase("init"):
+    with meter.phase(INIT):
         engine = make_engine(
             loaded.model, plan, device=device, weight_decay=options.weight_decay, is_universal=universal is not None
         )
@@ -290,7 +291,7 @@ def _about_run(made: Run) -> Iterator[str]:
 
 
 def _save(made: Run) -> None:
-    with made.meter.phase("save"):
+    with made.meter.phase(SAVE):
         save_checkpoint(
             made.engine,
             made.options.output_dir,

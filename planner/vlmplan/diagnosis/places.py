@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.diagnosis.frames import Frame, own_frame
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATION, INIT, LOAD, RESUME, SAVE, STEP
 
 INNERMOST = 8
 """Frames that tell what was being made: a module's forward is three of torch's frames inside another's. A choice."""
@@ -109,15 +110,15 @@ MODELS = re.compile(r"modeling_|/models/")
 
 
 OF_PLAN = {
-    "load": Phase.LOAD,
-    "init": Phase.SETUP,
-    "forward": Phase.FORWARD,
-    "backward": Phase.BACKWARD,
-    "step": Phase.STEP,
-    "evaluation": Phase.EVALUATION,
-    "generation": Phase.GENERATION,
-    "save": Phase.SAVE,
-    "resume": Phase.RESUME,
+    LOAD: Phase.LOAD,
+    INIT: Phase.SETUP,
+    FORWARD: Phase.FORWARD,
+    BACKWARD: Phase.BACKWARD,
+    STEP: Phase.STEP,
+    EVALUATION: Phase.EVALUATION,
+    GENERATION: Phase.GENERATION,
+    SAVE: Phase.SAVE,
+    RESUME: Phase.RESUME,
 }
 """A plan's phases by their names."""
 

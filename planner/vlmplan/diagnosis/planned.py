@@ -25,8 +25,8 @@ from vlmplan.evaluation import Kept
 from vlmplan.launch.out_of_memory import correction_by
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.phases import Phase
-from vlmplan.memory.resume import RESUME
 from vlmplan.models import takes_images
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATION, INIT, RESUME, SAVE, STEP
 from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.sample_images import image_tokens, sample_image
@@ -36,16 +36,16 @@ from vlmplan.units import GIB
 from vlmplan.workload import Workload
 
 IN_PLAN: dict[RunPhase, tuple[str, ...]] = {
-    RunPhase.LOAD: ("init",),
-    RunPhase.SETUP: ("init",),
-    RunPhase.FORWARD: ("forward",),
-    RunPhase.LOSS: ("forward", "backward"),
-    RunPhase.BACKWARD: ("backward",),
-    RunPhase.CLIPPING: ("step",),
-    RunPhase.STEP: ("step",),
-    RunPhase.EVALUATION: ("evaluation",),
-    RunPhase.GENERATION: ("generation",),
-    RunPhase.SAVE: ("save",),
+    RunPhase.LOAD: (INIT,),
+    RunPhase.SETUP: (INIT,),
+    RunPhase.FORWARD: (FORWARD,),
+    RunPhase.LOSS: (FORWARD, BACKWARD),
+    RunPhase.BACKWARD: (BACKWARD,),
+    RunPhase.CLIPPING: (STEP,),
+    RunPhase.STEP: (STEP,),
+    RunPhase.EVALUATION: (EVALUATION,),
+    RunPhase.GENERATION: (GENERATION,),
+    RunPhase.SAVE: (SAVE,),
     RunPhase.RESUME: (RESUME,),
 }
 """Phases of a plan that a phase of a run may be in; the one that takes most is compared."""

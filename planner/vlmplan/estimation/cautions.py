@@ -1,10 +1,10 @@
 """What an estimate's numbers leave out or mean otherwise than its options say, as caveats (see ``notes``)."""
 
 from vlmplan.evaluation import Evaluation, Kept
-from vlmplan.memory.evaluation import EVALUATION, GENERATION
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, MOST_ASLEEP_BYTES
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
+from vlmplan.phase_names import EVALUATION, GENERATION
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LinearAttention
 from vlmplan.rules import model_facts

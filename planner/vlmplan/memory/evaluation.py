@@ -18,12 +18,12 @@ from vlmplan.engines.profile import MicroBatchProfile, forward_rise
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
+from vlmplan.phase_names import EVALUATION, GENERATION
 from vlmplan.units import DType
 
 if TYPE_CHECKING:
     from vlmplan.engines.gathering import GatheredWeights
 
-EVALUATION, GENERATION = "evaluation", "generation"
 ID_BYTES = DType.INT64.num_bytes
 """Of a predicted token, and of a label."""
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from vlmplan.engines.components import Components
 from vlmplan.hardware import Gpu
-from vlmplan.memory.evaluation import EVALUATION, GENERATION
 from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.overhead import workspace_bytes
-from vlmplan.memory.phases import GENERATE_PHASE, MICRO_BATCH_PHASES, ROLLOUT_PHASES, SYNC_PHASE, Phase, num_waiting
+from vlmplan.memory.phases import MICRO_BATCH_PHASES, ROLLOUT_PHASES, Phase, num_waiting
 from vlmplan.memory.timeline import Timeline
+from vlmplan.phase_names import EVALUATION, GENERATE, GENERATION, INIT, LOAD, SAVE, STEP, SYNC
 from vlmplan.recipe import Recipe
 
-LASTING_PHASES = (*ROLLOUT_PHASES, *MICRO_BATCH_PHASES, "step", EVALUATION, GENERATION, "save")
+LASTING_PHASES = (*ROLLOUT_PHASES, *MICRO_BATCH_PHASES, STEP, EVALUATION, GENERATION, SAVE)
 
 
 def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int, copy_bytes: int = 0) -> Timeline:
@@ -27,7 +27,7 @@ def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int,
             waiting = num_waiting(recipe, phase.name) * batch_bytes
             extra = workspaces + Components(activations=waiting)
             phase = _with_extra(phase, extra)
-        if copy_bytes and phase.name == "load" and not recipe.uses_deepspeed:
+        if copy_bytes and phase.name == LOAD and not recipe.uses_deepspeed:
             phase = _whole_by_then(phase, timeline)
         if copy_bytes:
             phase = _with_extra(phase, Components(weights=copy_bytes))
@@ -37,8 +37,8 @@ def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int,
 
 def _whole_by_then(load: Phase, timeline: Timeline) -> Phase:
     """``Trainer.__init__`` moves the model to the GPU before TRL loads a second one (``dpo_trainer.py``)."""
-    init = next(phase for phase in timeline.phases if phase.name == "init")
-    moved = Phase(name="load", resident=init.resident, peak=Components(weights=init.resident.weights))
+    init = next(phase for phase in timeline.phases if phase.name == INIT)
+    moved = Phase(name=LOAD, resident=init.resident, peak=Components(weights=init.resident.weights))
     return max((load, moved), key=lambda phase: phase.peak.total)
 
 
@@ -50,7 +50,7 @@ def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) ->
     """``timeline`` with what vLLM takes of the GPU in every phase from its start on, which ``init`` ends with."""
     if engine is None:
         return timeline
-    taken = {SYNC_PHASE: engine.syncing_bytes, GENERATE_PHASE: engine.awake_bytes, "load": 0}
+    taken = {SYNC: engine.syncing_bytes, GENERATE: engine.awake_bytes, LOAD: 0}
     return replace(
         timeline,
         phases=tuple(

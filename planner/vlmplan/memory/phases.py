@@ -4,14 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.engines.components import Components
+from vlmplan.phase_names import BACKWARD, FORWARD, GENERATE, REFERENCE, SYNC
 from vlmplan.recipe import Recipe
 
-REFERENCE_PHASE = "reference"
-"""The forward of the reference: in DPO between forward and backward, in GRPO before forward."""
-SYNC_PHASE, GENERATE_PHASE = "sync", "generate"
-"""Of GRPO: weights are sent to vLLM, and answers are generated."""
-ROLLOUT_PHASES = (SYNC_PHASE, GENERATE_PHASE)
-MICRO_BATCH_PHASES = ("forward", REFERENCE_PHASE, "backward")
+ROLLOUT_PHASES = (SYNC, GENERATE)
+MICRO_BATCH_PHASES = (FORWARD, REFERENCE, BACKWARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +30,6 @@ def num_waiting(recipe: Recipe, phase: str) -> int:
     if task is None or not task.is_grpo:
         return recipe.num_waiting + (phase not in MICRO_BATCH_PHASES)
     generated = recipe.micro_batches_at_once
-    if phase == REFERENCE_PHASE:
+    if phase == REFERENCE:
         return 2 * generated - 1
     return generated - (phase in MICRO_BATCH_PHASES)

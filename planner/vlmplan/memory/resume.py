@@ -17,10 +17,9 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.disk import engine_weight_bytes, master_weight_bytes, optimizer_state_bytes
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
+from vlmplan.phase_names import INIT, RESUME, STEP
 from vlmplan.recipe import Recipe
 from vlmplan.saving import Saving
-
-RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ def resume_memory(
     Where the device is the host, states that were read stay as they are: there are not two of them.
     """
     phases = {phase.name: phase for phase in timeline.phases}
-    init, states = phases["init"].resident, phases["step"].resident.optimizer_states
+    init, states = phases[INIT].resident, phases[STEP].resident.optimizer_states
     resident = init + Components(optimizer_states=states - init.optimizer_states)
     if is_on_cpu:
         reads = _reads(table, recipe, saving, export_bytes=export_bytes, num_ranks=num_ranks, is_on_cpu=True)

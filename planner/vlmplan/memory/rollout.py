@@ -14,7 +14,8 @@ from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, run_forward
 from vlmplan.memory.peaks import PeakTracker
-from vlmplan.memory.phases import GENERATE_PHASE, REFERENCE_PHASE, SYNC_PHASE, Phase
+from vlmplan.memory.phases import Phase
+from vlmplan.phase_names import GENERATE, REFERENCE, SYNC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class Rollout(Evaluated):
         if self.sync_bytes is not None:
             tracker.start_phase()
             tracker.transient(Component.WEIGHTS, [self.sync_bytes])
-            found.append(Phase(name=SYNC_PHASE, resident=tracker.now(), peak=tracker.peak))
+            found.append(Phase(name=SYNC, resident=tracker.now(), peak=tracker.peak))
         found.append(self._generate(engine, tracker))
         if self.passes:
             found.append(self._look_up(engine, tracker, training))
@@ -60,7 +61,7 @@ class Rollout(Evaluated):
             tracker.transient(Component.LOGITS, [logits])
             for owner in ("cache", "prompts", "whole"):
                 tracker.free(owner)
-        return Phase(name=GENERATE_PHASE, resident=tracker.now(), peak=tracker.peak)
+        return Phase(name=GENERATE, resident=tracker.now(), peak=tracker.peak)
 
     def _gather_all(self, engine: Engine, tracker: PeakTracker) -> None:
         """All weights at once: where this rank's shards are on the host, all of them are on the GPU until the gathers
@@ -84,6 +85,6 @@ class Rollout(Evaluated):
             run_forward(one.trace, engine, tracker, gathered)
             tracker.gather(0, 0)
             tracker.forget_batch()
-        phase = Phase(name=REFERENCE_PHASE, resident=tracker.now(), peak=tracker.peak)
+        phase = Phase(name=REFERENCE, resident=tracker.now(), peak=tracker.peak)
         engine.end_evaluation()
         return phase

@@ -21,9 +21,10 @@ from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
-from vlmplan.memory.phases import REFERENCE_PHASE, Phase, num_waiting
+from vlmplan.memory.phases import Phase, num_waiting
 from vlmplan.memory.ranks import WalkedStep, highest_rank
 from vlmplan.memory.rollout import Rollout
+from vlmplan.phase_names import BACKWARD, FORWARD, INIT, LOAD, REFERENCE, SAVE, STEP
 from vlmplan.recipe import Recipe
 
 
@@ -72,7 +73,7 @@ class StartedRun:
         self._engine = engine = engine_of(table, recipe, num_ranks=num_ranks, rank=rank, sink=tracker)
         self._load = _load(engine, tracker, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
         engine.build()
-        self._init = _ended("init", tracker)
+        self._init = _ended(INIT, tracker)
         engine.use_first()
         engine.step(is_first=True)
 
@@ -97,15 +98,15 @@ class StartedRun:
         engine.reduce_gradients()
         replay.release_outputs()
         stretches = tracker.stretches
-        backward = _ended("backward", tracker)
+        backward = _ended(BACKWARD, tracker)
         replay.begin_step()
         tracker.start_phase()
         engine.step(is_first=False)
-        step = _ended("step", tracker)
+        step = _ended(STEP, tracker)
         beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
         written = beside[-1] if beside and not isinstance(evaluated, Rollout) else step  # from where the tensors lie
         saving = step.resident + Components(weights=engine.saving_bytes)
-        save = Phase(name="save", resident=step.resident, peak=higher(saving, written.resident))
+        save = Phase(name=SAVE, resident=step.resident, peak=higher(saving, written.resident))
         if self._is_of_any_rank and len(stretches) > 1:
             walked = WalkedStep(
                 before=highest([*within, *forwards]),
@@ -128,13 +129,13 @@ class StartedRun:
         forwards: list[Phase] = []
 
         def end_own_forward() -> None:
-            forwards.append(_ended("forward", tracker))
+            forwards.append(_ended(FORWARD, tracker))
             replay.free_casts()
             tracker.start_phase()
 
         replay.forward(end_own_forward)
         replay.free_casts()
-        return [*forwards, _ended(REFERENCE_PHASE if forwards else "forward", tracker)]
+        return [*forwards, _ended(REFERENCE if forwards else FORWARD, tracker)]
 
     def _reach_last_micro_batch(self, trace: Trace, *, accumulates: bool) -> None:
         """The earlier micro batches of a step."""
@@ -149,7 +150,7 @@ def _load(engine: Engine, tracker: PeakTracker, *, is_on_cpu: bool, read_bytes: 
     tracker.allocate("checkpoint", Component.TEMPORARIES, read_bytes)
     engine.load(is_on_cpu=is_on_cpu)
     tracker.free("checkpoint")
-    return _ended("load", tracker)
+    return _ended(LOAD, tracker)
 
 
 def _ended(name: str, tracker: PeakTracker) -> Phase:

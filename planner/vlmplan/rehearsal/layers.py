@@ -20,6 +20,7 @@ from vlmplan.hardware import Cluster, Gpu, Node, Vendor
 from vlmplan.lora_targets import STATE_OUTPUT, TYPES_WITHOUT_OUT_PROJ
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
+from vlmplan.phase_names import BACKWARD, FORWARD
 from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
@@ -164,8 +165,8 @@ def _targets(model: ProbedModelFiles) -> str:
 def _gaps(short: Estimate, rehearse: Rehearse) -> Gaps:
     seen = rehearse(short)
     phases = {phase.name: phase for phase in short.timeline.phases}
-    kept = seen["forward"][0] - phases["forward"].resident.total
-    return kept, seen["backward"][1] - phases["backward"].peak.total - kept
+    kept = seen[FORWARD][0] - phases[FORWARD].resident.total
+    return kept, seen[BACKWARD][1] - phases[BACKWARD].peak.total - kept
 
 
 def rehearsed_peaks(short: Estimate) -> Peaks:

@@ -12,11 +12,12 @@ from vlmplan.engines.components import Components
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.overhead import ProcessGroup, workspace_bytes, workspace_sizes
+from vlmplan.phase_names import INIT, LOAD
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
 from vlmplan.rehearsal.result import Allocation, Rehearsed, RehearsedPhase
 from vlmplan.timing import CountedCollectives, TimedStep, timed_work
 
-BEFORE_PRODUCTS = ("load", "init")
+BEFORE_PRODUCTS = (LOAD, INIT)
 """Phases without library workspaces."""
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.memory.allocator import Block, CachingAllocator
+from vlmplan.phase_names import FORWARD
 from vlmplan.rehearsal.expandable import ExpandableAllocator, Span
 from vlmplan.rehearsal.result import CACHE_EMPTIED, Rehearsed
 
-FIRST_PRODUCTS = "forward"
+FIRST_PRODUCTS = FORWARD
 """The phase with the first matrix product, which makes the workspaces."""
 
 

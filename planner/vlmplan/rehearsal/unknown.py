@@ -21,6 +21,7 @@ from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.phases import Phase
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
+from vlmplan.phase_names import BACKWARD, FORWARD
 from vlmplan.rehearsal.layers import Rehearse, layers_json, rehearsed_peaks
 from vlmplan.rehearsal.prefixes import BytesByKind, by_kind, layer_pattern, lengths, shortened
 from vlmplan.user_cache import keep_text, kept_text
@@ -30,7 +31,7 @@ REHEARSED_TERMS = (
     "activations are rehearsed, with one layer and with two, and drawn on to all; FLOPs and time are those of a "
     "generic decoder"
 )
-CORRECTED_PHASES = ("forward", "backward")
+CORRECTED_PHASES = (FORWARD, BACKWARD)
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
 SCHEMA = 4
 """Version of what is kept."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from vlmplan.communication import CommunicationSeconds, communication_seconds
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.hardware import Cluster, Gpu
+from vlmplan.phase_names import BACKWARD, FORWARD, GENERATE, REFERENCE, SCORE, STEP, SYNC
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Precision
 from vlmplan.timing.overlap import shown_seconds
@@ -25,7 +26,7 @@ PRECISIONS: Mapping[str, Precision] = {
     TF32: Precision.FP32,
 }
 """What products compute in, as rehearsals call it; others are taken to be as fast as float32."""
-GENERATING, INFERRING = ("generate",), ("inference", "reference", "score", "sync")
+GENERATING, INFERRING = (GENERATE,), ("inference", REFERENCE, SCORE, SYNC)
 """Phases between steps: of answers, and of what else is looked up without gradients."""
 KINDS: Mapping[str, CollectiveKind] = {
     "allreduce": CollectiveKind.ALL_REDUCE,
@@ -84,7 +85,7 @@ def timed_work(
         timed = [(one, seconds) for one, seconds in phases if seconds is not None]
         steps[scenario] = _step(timed, communication, num_steps, scenario)
         if scenario is Scenario.EXPECTED:
-            last = [seconds for one, seconds in timed if one.step == num_steps and one.phase in ("forward", "backward")]
+            last = [seconds for one, seconds in timed if one.step == num_steps and one.phase in (FORWARD, BACKWARD)]
             busy = sum((seconds.busy for seconds in last), BusySeconds())
             waiting = sum(max(0.0, seconds.launching - seconds.busy.total) for seconds in last)
     return TimedStep(
@@ -161,13 +162,13 @@ def _step(
         found = [seconds.total for one, seconds in timed if one.phase in names and 0 < one.step < num_steps]
         return sum(found) / max(1, num_steps - 1) if found else None
 
-    forward, backward = of_last("forward"), of_last("backward")
+    forward, backward = of_last(FORWARD), of_last(BACKWARD)
     return StepTime(
         forward=forward,
         recompute=0.0,
         backward=backward,
         communication=shown_seconds(communication, forward, backward, scenario),
-        optimizer=of_last("step"),
+        optimizer=of_last(STEP),
         offload=0.0,
         fixed=STEP_SECONDS.at(scenario),
         generation=between(GENERATING),

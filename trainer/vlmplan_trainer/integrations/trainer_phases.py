@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from vlmplan_trainer.measure import EVALUATION, Meter
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, INIT, LOAD, STEP
+from vlmplan_trainer.measure import Meter
 
 OF_DEEPSPEED = "DeepSpeedOptimizerWrapper"
 """accelerate's class of optimizers that DeepSpeed steps."""
@@ -40,9 +41,9 @@ class TrainerPhases:
 
     def begin_init(self, model: torch.nn.Module) -> None:
         """The model is there; what the Trainer makes around it comes next. A GPU has counted all along."""
-        self.meter.count_earlier("load")
+        self.meter.count_earlier(LOAD)
         self.meter.count(model)
-        self.switch("init")
+        self.switch(INIT)
 
     def begin_training(self, model: torch.nn.Module, optimizer: Any) -> None:
         """Everything is there; steps come next."""
@@ -58,8 +59,8 @@ class TrainerPhases:
 
     def begin_update(self) -> None:
         """The optimizer's update comes next, unless DeepSpeed has done it already."""
-        if self.meter.in_progress == "backward":
-            self.switch("step")
+        if self.meter.in_progress == BACKWARD:
+            self.switch(STEP)
 
     def end_evaluation(self) -> None:
         """All batches are done, and what was kept of them has moved to the host."""
@@ -91,7 +92,7 @@ class TrainerPhases:
     def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
         del inputs
         if model.training:
-            self.switch("forward")
+            self.switch(FORWARD)
         elif self.meter.in_progress != EVALUATION:
             self.meter.count(model)  # steps that nobody has followed may have made weights anew
             self.switch(EVALUATION)
@@ -99,4 +100,4 @@ class TrainerPhases:
     def _after_forward(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
         del inputs, output
         if model.training:
-            self.switch("backward")
+            self.switch(BACKWARD)

@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 import vlmplan
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import write_atomically
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, INIT, LOAD, STEP
 from vlmplan.units import GIB
 from vlmplan_trainer.integrations.live_setup import (
     arguments_file,
@@ -29,10 +30,10 @@ from vlmplan_trainer.integrations.live_setup import (
     num_trained,
 )
 from vlmplan_trainer.integrations.trainer_phases import TrainerPhases
-from vlmplan_trainer.measure import EVALUATION, Meter
+from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.report import ReportedFigure, print_report
 
-PLANNED_PHASES = ("load", "init", "forward", "backward", "step", EVALUATION)
+PLANNED_PHASES = (LOAD, INIT, FORWARD, BACKWARD, STEP, EVALUATION)
 SCHEMA = "vlmplan.callback/1"
 REPORT_FILE = "vlmplan-report.json"
 

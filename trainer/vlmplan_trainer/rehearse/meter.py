@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from vlmplan_trainer.measure import EVALUATION, Meter, PhaseMemory
+from vlmplan.phase_names import EVALUATION, INIT, LOAD, SAVE
+from vlmplan_trainer.measure import Meter, PhaseMemory
 from vlmplan_trainer.rehearse.components import COMPONENTS, Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.ledger import NAMED_BYTES, Entry, Ledger
@@ -19,7 +20,7 @@ from vlmplan_trainer.rehearse.offline_peaks import component_of, live_at_peaks
 from vlmplan_trainer.rehearse.work import Work
 
 NUM_LARGEST = 10
-OUTSIDE_STEPS = ("load", "init", EVALUATION, "save")
+OUTSIDE_STEPS = (LOAD, INIT, EVALUATION, SAVE)
 
 
 @contextmanager

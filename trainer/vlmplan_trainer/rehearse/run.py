@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vlmplan.phase_names import INIT, LOAD, SAVE
 from vlmplan.plan import Plan
 from vlmplan.recipe_choices import LinearAttention, Method
 from vlmplan_trainer.engines import Engine, make_engine
@@ -152,10 +153,10 @@ def _phases(
     """Loads, prepares and trains, each phase in ``meter``. Bytes of this rank's files of a checkpoint, if one is
     saved."""
     plan = request.plan
-    with meter.phase("load"):
+    with meter.phase(LOAD):
         loaded = load_model(plan, random_weights=True, device=place)
     attribution.learn(loaded.model)
-    with meter.phase("init"):
+    with meter.phase(INIT):
         engine = make_engine(loaded.model, plan, device=place, weight_decay=0.0)
     config: Any = loaded.model.config
     vocab_size = getattr(config.get_text_config(), "vocab_size", None)
@@ -236,6 +237,6 @@ def _train(
 
 def _saved(engine: Engine, meter: PhaseMeter) -> int:
     """Bytes of this rank's files of a checkpoint."""
-    with tempfile.TemporaryDirectory() as folder, shims.counting_saved_bytes() as saved, meter.phase("save"):
+    with tempfile.TemporaryDirectory() as folder, shims.counting_saved_bytes() as saved, meter.phase(SAVE):
         engine.save(Path(folder) / "checkpoint")
     return saved.num_bytes

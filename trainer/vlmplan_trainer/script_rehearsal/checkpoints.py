@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from vlmplan.phase_names import SAVE
 from vlmplan_trainer.rehearse.components import tensors_in
 from vlmplan_trainer.rehearse.replaced import replaced, replaced_wherever_imported
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
@@ -56,7 +57,7 @@ def following_saves(phases: ScriptPhases, begin: Callable[[], None] = lambda: No
         def saving(*args: Any, **kwargs: Any) -> Any:
             if is_whole:
                 begin()
-            with phases.inside("save"):
+            with phases.inside(SAVE):
                 return call(*args, **kwargs)
 
         return saving

@@ -7,7 +7,7 @@ name is looked up at the end of each phase.
 
 from typing import Any
 
-from vlmplan_trainer.measure import GENERATE
+from vlmplan.phase_names import GENERATE
 from vlmplan_trainer.rehearse.meter import OUTSIDE_STEPS, PhaseMeter
 from vlmplan_trainer.rehearse.offline_peaks import component_of
 

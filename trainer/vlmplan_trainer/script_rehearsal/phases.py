@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from vlmplan_trainer.measure import EVALUATION, GENERATE, Meter
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATE, INIT, LOAD, SAVE, STEP
+from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.rehearse.replaced import replaced
 from vlmplan_trainer.script_rehearsal.meter import INFERENCE
 
-BETWEEN_STEPS = ("load", "init", GENERATE, INFERENCE, "backward", "step")
+BETWEEN_STEPS = (LOAD, INIT, GENERATE, INFERENCE, BACKWARD, STEP)
 """A pass that trains nothing is a phase of its own where one of these is running."""
 
 
@@ -73,11 +74,11 @@ class ScriptPhases:
     def begin_init(self) -> None:
         """An optimizer or an engine is made, and nothing has been trained yet."""
         if self._trained is None:
-            self.switch("init")
+            self.switch(INIT)
 
     def begin_step(self) -> None:
-        if self.meter.in_progress == "backward":
-            self.switch("step")
+        if self.meter.in_progress == BACKWARD:
+            self.switch(STEP)
             self.steps_done += 1
 
     @contextmanager
@@ -88,7 +89,7 @@ class ScriptPhases:
         try:
             yield
         finally:
-            self.switch(before or "load")
+            self.switch(before or LOAD)
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -145,7 +146,7 @@ class ScriptPhases:
         stack.enter_context(replaced(DeepSpeedEngine, "_take_model_step", told_step))
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.meter.in_progress in ("backward", "step"):
+        if self.meter.in_progress in (BACKWARD, STEP):
             self._on_update(optimizer)
             self.begin_step()
 
@@ -167,7 +168,7 @@ class ScriptPhases:
     def _told_backward(self, backward: Any) -> Any:
         def told(*args: Any, **kwargs: Any) -> Any:
             if self._depth == 0:
-                self.switch("backward")
+                self.switch(BACKWARD)
             return within(*args, **kwargs)
 
         within = self._told_gradients(backward)
@@ -187,7 +188,7 @@ class ScriptPhases:
 
     def _told_call(self, call: Any) -> Any:
         def told(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._depth or self._backward_depth or self.meter.in_progress == "save":
+            if self._depth or self._backward_depth or self.meter.in_progress == SAVE:
                 return call(module, *args, **kwargs)
             self._begin_pass(module)
             self._depth += 1
@@ -210,11 +211,11 @@ class ScriptPhases:
             self.switch(INFERENCE)  # not of a loss, which has no weights
 
     def _begin_training_pass(self, module: Any) -> None:
-        if self.meter.in_progress != "forward":
+        if self.meter.in_progress != FORWARD:
             if self.is_done:
                 raise EndOfRehearsal(0)
             self.meter.step = self.steps_done + 1
-            self.switch("forward")
+            self.switch(FORWARD)
         self.on_pass(True)
         if self._trained is None:
             self._trained = module
@@ -222,7 +223,7 @@ class ScriptPhases:
 
     def _is_evaluated(self, module: Any) -> bool:
         """Whether a pass without gradients is the trained model's own, in ``eval`` mode."""
-        if inner_model(module).training or self.meter.in_progress == "forward":
+        if inner_model(module).training or self.meter.in_progress == FORWARD:
             return False
         if self._trained is not None:
             known = {id(parameter) for parameter in self._trained.parameters()}

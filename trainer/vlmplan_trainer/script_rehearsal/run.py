@@ -15,6 +15,7 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlmplan.errors import InputError
+from vlmplan.phase_names import LOAD
 from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.ledger import Ledger
@@ -93,7 +94,7 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
         stack.enter_context(reading_fake_tensors(unknowns))
         gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
         with fake_mode, mode, phases.following():
-            phases.switch("load")
+            phases.switch(LOAD)
             try:
                 _run(request)
             except InputError as error:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from vlmplan.phase_names import GENERATE, REFERENCE, RESUME, SCORE
 from vlmplan.training_task import TrainingTask
 from vlmplan_trainer.loop import StepReport
-from vlmplan_trainer.measure import GENERATE, REFERENCE, RESUME, SCORE, Meter
+from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.rehearse.meter import OUTSIDE_STEPS

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from vlmplan.phase_names import LOAD
 from vlmplan.plan import Plan
 from vlmplan.training import CHECKPOINTS
 from vlmplan.training_task import TrainingTask
@@ -123,7 +124,7 @@ def _train(
     if not torch.distributed.is_initialized():
         for name in OF_RANKS:
             os.environ.pop(name, None)
-    with meter.phase("load"):
+    with meter.phase(LOAD):
         loaded = load_model(plan, random_weights=True, device=device)
     _name_folder(loaded, request.folder / MODEL)
     data = _data(request, task, loaded, mode.fake)

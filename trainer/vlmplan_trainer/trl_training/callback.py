@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from vlmplan.phase_names import LOAD
 from vlmplan.training_task import Reference
 from vlmplan_trainer.engines.zero import forget_empty_step
 from vlmplan_trainer.loop import StepReport
@@ -60,7 +61,7 @@ class StepCallback(TrainerCallback):
         keep_adapters(named["model"], recipe)
         phases.begin_init(named["model"])
         if recipe.reference is Reference.COPY:
-            phases.switch("load")  # which TRL does next
+            phases.switch(LOAD)  # which TRL does next
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Everything is there, from a checkpoint too where there is one."""

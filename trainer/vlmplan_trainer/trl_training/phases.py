@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from vlmplan.phase_names import BACKWARD, GENERATE, INIT, REFERENCE
 from vlmplan_trainer.integrations.trainer_phases import TrainerPhases
-from vlmplan_trainer.measure import GENERATE, REFERENCE
 
 
 class TaskPhases(TrainerPhases):
@@ -35,14 +35,14 @@ class TaskPhases(TrainerPhases):
     def count_reference(self, model: torch.nn.Module) -> None:
         """``model``, a second one, has been loaded since ``load`` was switched to; the engine is made next."""
         self.meter.count(model)
-        self.switch("init")
+        self.switch(INIT)
 
     @contextmanager
     def precomputing(self) -> Generator[None]:
         """Within, the reference's log-probabilities are computed before training."""
         self.switch(REFERENCE)
         yield
-        self.switch("init")
+        self.switch(INIT)
 
     def follow_reference(self, model: torch.nn.Module) -> None:
         """``model`` is a second one, whose calls within the loss are the reference's."""
@@ -55,7 +55,7 @@ class TaskPhases(TrainerPhases):
 
     def _after_reference(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
         if not self._is_held:
-            self.switch("backward")
+            self.switch(BACKWARD)
 
     def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
         if self._is_held:

@@ -15,6 +15,7 @@ from accelerate.utils import AutocastKwargs
 from torch.optim.lr_scheduler import LambdaLR
 
 from vlmplan.errors import InputError
+from vlmplan.phase_names import INIT, REFERENCE, RESUME, SAVE, SCORE
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
 from vlmplan.units import counted
@@ -22,7 +23,6 @@ from vlmplan_trainer.checkpoint import published
 from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate, trained_of
 from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.loop import Position, Rates
-from vlmplan_trainer.measure import REFERENCE, RESUME, SCORE
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.load import set_types
@@ -159,7 +159,7 @@ class PlannedTrainer:
             arguments.output_dir = str(folder)
             save(model, trial)
 
-        with planned.phases.meter.phase("save"):
+        with planned.phases.meter.phase(SAVE):
             published(
                 planned.ranks,
                 planned.options.output_dir,
@@ -191,7 +191,7 @@ class PlannedTrainer:
     def _load_from_checkpoint(self, *arguments: Any, **named: Any) -> None:
         self.planned.phases.switch(RESUME)
         super()._load_from_checkpoint(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
-        self.planned.phases.switch("init")
+        self.planned.phases.switch(INIT)
 
     def _issue_warnings_after_load(self, result: Any) -> None:
         """Every weight of a checkpoint is one of the model's and every one of the model's is read, or nothing is."""

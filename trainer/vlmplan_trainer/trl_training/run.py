@@ -22,6 +22,7 @@ from vlmplan.files import write_atomically
 from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.launch.task_runs import task_problems
+from vlmplan.phase_names import LOAD
 from vlmplan.plan import Plan
 from vlmplan.run_record import data_mark, keep_record
 from vlmplan.training import LENGTHS_FILE, REPORT_FILE
@@ -160,7 +161,7 @@ def _measured_run(
         refuse_finished(options, found, num_steps=num_steps)
         _refuse_other_ranks(plan, found)
     say_building(plan.model_source, random_weights=options.random_weights)
-    with meter.phase("load"):
+    with meter.phase(LOAD):
         require_delta_kernels(plan.recipe)
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed)
         meter.count(loaded.model)

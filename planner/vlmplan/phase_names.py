@@ -1,0 +1,23 @@
+"""Phases of a run by the names that plans, rehearsals and measurements give them, in JSON too."""
+
+from typing import Final
+
+LOAD: Final = "load"
+INIT: Final = "init"
+SYNC: Final = "sync"
+"""Of GRPO: weights are sent to vLLM."""
+GENERATE: Final = "generate"
+"""Of GRPO: answers are generated."""
+SCORE: Final = "score"
+"""Of GRPO: answers get their rewards."""
+REFERENCE: Final = "reference"
+"""Log-probabilities without gradients: in DPO between forward and backward, in GRPO before forward."""
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+STEP: Final = "step"
+EVALUATION: Final = "evaluation"
+GENERATION: Final = "generation"
+"""Text that an evaluation generates."""
+SAVE: Final = "save"
+RESUME: Final = "resume"
+"""A checkpoint is read to go on from it."""
