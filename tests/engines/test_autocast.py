@@ -80,3 +80,17 @@ def test_each_layer_that_runs_again_leaves_its_own_copies_when_it_runs():
     assert by_run == {layer: [2 * numel for numel in linears] for layer in range(3)}
     assert sum(map(sum, by_run.values())) == sum(cached_casts(ParameterTable(model), RECIPE))
     assert not any(isinstance(event, KeptCast) for section in trace.sections.values() for event in section.backward)
+
+
+def test_weights_of_positions_leave_their_copies_to_the_cache_of_autocast_where_their_tower_runs():
+    """Their input has no gradient, so that no graph holds what they are cast to; the layers do not run again."""
+    audio = {"model_type": "gemma4_audio", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {**SIZES, "model_type": "gemma4_text", "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}
+    model = build_model({"model_type": "gemma4", "text_config": text, "vision_config": {}, "audio_config": audio})
+    for entry in model.parameters():
+        entry.parameter.dtype = DType.FLOAT32
+        entry.parameter.requires_grad = "audio_tower" in entry.name
+    table = ParameterTable(model)
+    assert cached_casts(table, RECIPE) == [64 * 64 * DType.BFLOAT16.num_bytes] * 2
+    table.idle = frozenset(range(len(table.trained_entries)))
+    assert not cached_casts(table, RECIPE)

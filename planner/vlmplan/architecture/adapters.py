@@ -45,6 +45,7 @@ class Lora(Module):
         super().__init__()
         self.base_layer, self.dropout = base, settings.dropout
         self.lora_A = Linear(in_features, settings.rank)
+        self.lora_A.weight.reads_constants = self.weight.reads_constants
         self.lora_B = Linear(settings.rank, out_features)
         self.lora_B.copies_gradient = getattr(base, "copies_gradient", False)
         if settings.use_dora:

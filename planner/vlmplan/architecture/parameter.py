@@ -11,10 +11,11 @@ class Parameter:
 
     ``dtype`` and ``requires_grad`` are set when a recipe is applied; ``stored_bytes`` only where the weight does not
     take ``numel`` times the width of ``dtype`` (4-bit weights). ``meets_autocast`` is False where no operation that
-    uses it itself is one that autocast casts for (``grouped_mm``, sums, products of its views).
+    uses it itself is one that autocast casts for (``grouped_mm``, sums, products of its views). ``reads_constants``:
+    what it is multiplied with has no gradient, so that no graph holds a cast of it.
     """
 
-    __slots__ = ("dtype", "meets_autocast", "numel", "requires_grad", "shape", "stored_bytes")
+    __slots__ = ("dtype", "meets_autocast", "numel", "reads_constants", "requires_grad", "shape", "stored_bytes")
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
@@ -27,6 +28,7 @@ class Parameter:
         self.requires_grad = True
         self.stored_bytes: int | None = None
         self.meets_autocast = True
+        self.reads_constants = False
 
     @property
     def num_bytes(self) -> int:

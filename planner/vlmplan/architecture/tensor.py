@@ -258,9 +258,10 @@ class ForwardTape(CheckpointRecorder):
         self.locals += [cast.detached() for cast in shared.values()]
 
     def takes_cast_apart(self, weight: Parameter, num_bytes: int) -> bool:
-        """Whether a weight that is cast now belongs to a layer that is run again in backward: nothing but autocast
-        holds the cast, until forward ends (``KeptCast``). Then it is noted."""
-        is_apart = self.counts_casts_apart and self.caches_casts and self.is_packing
+        """Whether a weight that is cast now belongs to a layer that is run again in backward, or multiplies in a layer
+        what has no gradient: nothing but autocast holds the cast, until forward ends (``KeptCast``). Then it is
+        noted."""
+        is_apart = self.counts_casts_apart and self.caches_casts and (self.is_packing or weight.reads_constants)
         if is_apart:
             self.keep_cast(weight, num_bytes)
         return is_apart

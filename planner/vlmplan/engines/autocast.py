@@ -1,6 +1,6 @@
 """What ``torch.autocast`` keeps beside the tape, under every engine."""
 
-from vlmplan.architecture.model import Part
+from vlmplan.architecture.model import NamedParameter, Part
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
@@ -12,9 +12,10 @@ def cached_casts(
 ) -> list[int]:
     """Bytes of 16-bit copies of float32 weights that autocast keeps until forward ends and the tape does not hold.
 
-    Those of layers that are run again in backward (``KeptCast`` says when each comes); elsewhere the graph keeps the
-    copies, and they are on the tape. With a ``trace`` layers that it does not run have none. ``with_vectors``: biases
-    too, and at most as much as norms would take.
+    Those of layers that are run again in backward, and of weights in layers that multiply what has no gradient
+    (``KeptCast`` says when each comes); elsewhere the graph keeps the copies, and they are on the tape. With a
+    ``trace`` layers that it does not run have none. ``with_vectors``: biases too, and at most as much as norms would
+    take.
     Source: ``cached_cast`` in ``aten/src/ATen/autocast_mode.cpp``: casts of leaves that need a gradient are cached.
     """
     if recipe.autocast is None or not recipe.caches_casts:
@@ -23,15 +24,17 @@ def cached_casts(
     idle_stacks = _stacks_that_do_not_run(table, trace)
     stacks = tuple(f"{path}." for path in table.stacks_by_label.values())
     language, others = recipe.activation_checkpointing, recipe.vision_activation_checkpointing
+
+    def runs_again(entry: NamedParameter) -> bool:
+        return entry.name.startswith(stacks) and (language if entry.part is Part.LANGUAGE else others)
+
     return [
         entry.parameter.numel * width
-        for entry in table.entries
-        if entry.parameter.requires_grad
-        and entry.parameter.dtype is DType.FLOAT32
-        and entry.name.startswith(stacks)
+        for ordinal, entry in enumerate(table.trained_entries)
+        if entry.parameter.dtype is DType.FLOAT32
         and (with_vectors or len(entry.parameter.shape) > 1)
         and entry.parameter.meets_autocast
-        and (language if entry.part is Part.LANGUAGE else others)
+        and (runs_again(entry) or (entry.parameter.reads_constants and ordinal not in table.idle))
         and not entry.name.startswith(idle_stacks)
     ]
 

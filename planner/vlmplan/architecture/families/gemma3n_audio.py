@@ -141,6 +141,7 @@ class PositionEmbedding(Module):
         super().__init__()
         self.width = width
         self.pos_proj = Linear(width, key_width)
+        self.pos_proj.weight.reads_constants = True
 
     def forward(self, queries: Tensor, keys: Tensor, inner: BlockAttention) -> Tensor:
         """Attention's logits of blocks of queries and the keys that they see."""

@@ -162,6 +162,7 @@ class AudioAttention(Module):
         self.v_proj = ClippableLinear(config, width, width)
         self.post = ClippableLinear(config, width, width)
         self.relative_k_proj = Linear(width, width)
+        self.relative_k_proj.weight.reads_constants = True
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         inner, (batch_size, num_frames, width) = self.inner, x.shape
