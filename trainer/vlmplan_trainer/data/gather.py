@@ -32,9 +32,9 @@ from vlmplan_trainer.phases import say_phase
 class SampleCounts:
     """What became of the samples of one file, or of made-up ones; ``is_evaluation``: of those of --eval-data.
 
-    ``num_samples`` are trained or evaluated on, each once an epoch, in ``forms`` by name (with those that the plan has no room for).
-    ``num_bad`` could not be used at all, ``num_no_room`` are sound but do not go into the plan, ``num_truncated`` are
-    cut at its length. Lengths are in tokens after the cut.
+    ``num_samples`` are trained or evaluated on, each once an epoch, in ``forms`` by name (with those that the plan has
+    no room for). ``num_bad`` could not be used at all, ``num_no_room`` could, but do not go into the plan,
+    ``num_truncated`` are cut at its length. Lengths are in tokens after the cut.
     """
 
     name: str
