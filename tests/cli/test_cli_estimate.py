@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
-from cli_calls import DOES_NOT_FIT, DONE, TINY, Call, call, folder_of
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, USAGE, Call, call, folder_of
 from laws import law
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
@@ -343,3 +343,19 @@ def test_freezing_the_vision_encoder_is_hinted_at_unless_the_user_decides():
     assert f"hint: --freeze-vision: {gib_text(frozen['peak_device_bytes'])} " in estimated(*words).out
     assert frozen["freeze_vision"] is None
     assert document(*words, "--train-vision")["freeze_vision"] is None
+
+
+def test_scaling_beside_a_comparison_is_refused_and_not_dropped():
+    found = call("estimate", "--model", "smollm2-135m", "--gpu", "rtx-4090:2", "--compare", "zero", "--scaling")
+    assert found.code == USAGE
+    assert "--scaling does not go with --compare" in found.err
+
+
+def test_options_of_plain_pytorch_are_refused_by_name_under_deepspeed():
+    setup = ("estimate", "--model", "smollm2-135m", "--gpu", "rtx-4090:2", "--method", "lora")
+    for stage in ((), ("--zero-stage", "3")):
+        for option in (("--cached-casts",), ("--adapter-dtype", "model")):
+            said = call(*setup, *stage, *option)
+            assert said.code == MENDABLE
+            assert " ".join(option) + " has no effect with --zero-stage" in said.err
+    assert "--nvme-path swap has no effect" in call(*setup, "--nvme-path", "swap").out

@@ -151,6 +151,33 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(PLAIN.with_changes(method=Method.QLORA, upcasts_frozen=True)), case(ZERO_2)],
     ),
+    "casts_are_kept_by_autocast": (
+        [case(recipe.with_changes(caches_casts=True), given={"caches_casts"}) for recipe in (ZERO_2, ZERO_3, FSDP)],
+        [
+            case(PLAIN.with_changes(caches_casts=True), given={"caches_casts"}),
+            case(ZERO_2, given={"caches_casts"}),
+            case(ZERO_2.with_changes(caches_casts=True)),
+        ],
+    ),
+    "adapters_of_the_models_type_are_of_plain_pytorch": (
+        [
+            case(LORA.with_changes(zero_stage=stage, adapter_dtype=AdapterDtype.MODEL), given={"adapter_dtype"})
+            for stage in (0, 2, 3)
+        ],
+        [
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL), given={"adapter_dtype"}),
+            case(LORA.with_changes(zero_stage=2, adapter_dtype=AdapterDtype.MODEL)),
+            case(LORA.with_changes(zero_stage=3, adapter_dtype=AdapterDtype.FLOAT32), given={"adapter_dtype"}),
+        ],
+    ),
+    "a_folder_on_nvme_is_for_what_is_offloaded": (
+        [case(recipe.with_changes(nvme_path="/nvme")) for recipe in (PLAIN, ZERO_2, ZERO_3)],
+        [
+            case(ZERO_3.with_changes(nvme_path="/nvme", offload_optimizer=Offload.NVME)),
+            case(ZERO_3.with_changes(nvme_path="/nvme", offload_params=Offload.NVME)),
+            case(ZERO_3),
+        ],
+    ),
     "allgather_bucket_is_even": (
         [case(ZERO_2.with_changes(zero=ZeroSettings(allgather_bucket_size=7)))],
         [

@@ -67,6 +67,8 @@ def estimate(
     if compare is not None:
         if lengths is not None:
             raise click.UsageError("--sample-lengths does not go with --compare; give one of them")
+        if scales:
+            raise click.UsageError("--scaling does not go with --compare; give one of them")
         from vlmplan.cli.compare import run_comparison
 
         asked = f"{command(request)} --compare {compare}"

@@ -1,6 +1,7 @@
 """ZeRO stages, offload and optimizers. Paths are of deepspeed 0.19.8, "seen" is a run of it on CPU."""
 
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import AdapterDtype, Method, Offload, OptimizerKind, Precision
 from vlmplan.rules.base import RuleBook, RuleContext, stage_text
 
 ENGINE_RULES = RuleBook()
@@ -88,6 +89,42 @@ def upcast_weights_stay_so(context: RuleContext) -> str | None:
     if recipe.uses_deepspeed and recipe.precision is not Precision.FP32:
         return "--kbit-upcast has no effect under DeepSpeed, which casts every weight back to 16 bit; leave it off"
     return None
+
+
+@ENGINE_RULES.error("runtime/engine.py _cast_module_mixed_precision, torch MixedPrecisionPolicy: nothing autocasts")
+def casts_are_kept_by_autocast(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.caches_casts or "caches_casts" not in context.given or not recipe.casts_weights:
+        return None
+    return f"--cached-casts has no effect {_engine_text(recipe)}, which computes without autocast; leave it off"
+
+
+@ENGINE_RULES.error("runtime/engine.py _cast_module_mixed_precision: every floating-point weight becomes 16 bit")
+def adapters_of_the_models_type_are_of_plain_pytorch(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.adapter_dtype is not AdapterDtype.MODEL or "adapter_dtype" not in context.given:
+        return None
+    if not recipe.uses_deepspeed or not recipe.trains_adapters:
+        return None
+    return (
+        f"--adapter-dtype model has no effect {_engine_text(recipe)}, where adapters have the type of the computation "
+        f"anyway; leave it off"
+    )
+
+
+def _engine_text(recipe: Recipe) -> str:
+    return "under --fsdp" if recipe.fsdp else f"with --zero-stage {stage_text(recipe)}"
+
+
+@ENGINE_RULES.warning("runtime/swap_tensor: the folder is read where something is swapped to it")
+def a_folder_on_nvme_is_for_what_is_offloaded(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.nvme_path is None or Offload.NVME in (recipe.offload_optimizer, recipe.offload_params):
+        return None
+    return (
+        f"--nvme-path {recipe.nvme_path} has no effect: nothing is offloaded to NVMe, which --offload-optimizer nvme "
+        f"and --offload-params nvme do"
+    )
 
 
 @ENGINE_RULES.error("runtime/zero/stage_1_and_2.py __init__: asserts a multiple of nccl_start_alignment_factor")
