@@ -92,3 +92,13 @@ def test_models_of_gated_delta_nets_say_that_their_kernels_would_take_less(alias
     cautions = estimate(workload(alias, seq_len=256), Recipe(method=Method.LORA), cluster("b300")).cautions
     assert any("flash-linear-attention" in note for note in cautions) is is_said
     assert not any("flash-linear-attention" in note for note in caveats(cautions))
+
+
+@pytest.mark.parametrize(("num_samples", "num_gpus", "is_said"), [(15, 2, True), (16, 2, False), (16, 4, True)])
+def test_fewer_samples_than_one_step_takes_are_said(num_samples: int, num_gpus: int, is_said: bool):
+    recipe = Recipe(zero_stage=2, micro_batch=2, grad_accum=4)
+    few = workload("smollm2-135m", seq_len=128, num_samples=num_samples)
+    found = estimate(few, recipe, cluster("rtx-4090", num_gpus))
+    said = [note for note in caveats(found.cautions) if "one step takes" in note]
+    assert len(said) == is_said
+    assert all(str(num_samples) in note and str(8 * num_gpus) in note for note in said)

@@ -10,7 +10,7 @@ from vlmplan.recipe_choices import LinearAttention
 from vlmplan.rules import model_facts
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES, STATE_SPACE_TYPES
 from vlmplan.training_task import Generation
-from vlmplan.units import gib_text
+from vlmplan.units import counted, gib_text
 from vlmplan.workload import ModelFiles
 
 BESIDE_TRAINING = (EVALUATION, GENERATION)
@@ -25,6 +25,18 @@ def not_counted_caveat(model: ModelFiles) -> Caveat | None:
     text = f"not counted: {listed(model.not_counted)}, which vlmplan does not describe for {model.model_type}"
     none = "; --images-per-sample 0 says that samples have no images" if "images" in model.not_counted else ""
     return Caveat(f"{text}; only text is planned{none}")
+
+
+def few_samples_caveat(num_samples: int, samples_per_step: int) -> Caveat | None:
+    """Of data that does not fill one step. The bundled trainer refuses it (``launch.preflight``); Trainer of
+    transformers makes a step of what there is."""
+    if num_samples >= samples_per_step:
+        return None
+    verb = "is" if num_samples == 1 else "are"
+    return Caveat(
+        f"there {verb} {counted(num_samples, 'sample')}, but one step takes {samples_per_step}: vlmplan launch refuses "
+        f"that, other trainers make a smaller step; more samples are needed, or a smaller --global-batch"
+    )
 
 
 def blocks_note(recipe: Recipe) -> str | None:

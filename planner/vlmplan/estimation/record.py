@@ -8,6 +8,7 @@ from vlmplan.engines.collectives import Collectives
 from vlmplan.estimation.cautions import (
     blocks_note,
     evaluation_hints,
+    few_samples_caveat,
     kernels_note,
     not_counted_caveat,
     resume_caveat,
@@ -104,8 +105,15 @@ class Estimate:
         speed = None if self.timed is None else speed_note(self.cluster.node.gpu)
         kernels = kernels_note(self.workload.model, self.recipe)
         blocks, rollout = blocks_note(self.recipe), rollout_note(self.recipe)
-        found = (not_counted_caveat(self.workload.model), blocks, rollout, stacked, self._resume_caveat, kernels, speed)
+        unknown = not_counted_caveat(self.workload.model)
+        found = (unknown, self._few_samples, blocks, rollout, stacked, self._resume_caveat, kernels, speed)
         return [note for note in found if note is not None]
+
+    @property
+    def _few_samples(self) -> Caveat | None:
+        """That there are fewer samples than one step takes."""
+        workload = self.workload
+        return few_samples_caveat(workload.num_samples * workload.samples_per_entry, self.samples_per_step)
 
     @property
     def _resume_caveat(self) -> Caveat | None:
