@@ -303,6 +303,26 @@ def test_when_nothing_fits_every_machine_has_a_reason(words: Sequence[str], reas
     assert reason in shown.out
 
 
+def test_of_machines_over_the_limits_the_nearest_comes_first():
+    cheapest = min(plans_of(MODEL, *FEW_CARDS), key=lambda plan: plan["usd"])
+    limit = cheapest["usd"] * 0.9
+    shown = call("recommend", "--model", MODEL, *FEW_CARDS, "--max-usd", f"{limit:g}")
+    assert "nothing within the limits" in shown.out
+    first = shown.out.split("not possible:")[1].strip().splitlines()[0]
+    assert f"{cheapest['num_gpus']} x {cheapest['gpu']}" in first
+    assert f"--max-usd is {limit:g}" in " ".join(shown.out.split())
+
+
+def test_a_limit_that_nothing_can_be_held_against_says_so():
+    words = (MODEL, "--gpu", "rtx-4090:2", "--host-ram", "64", "--max-usd", "0.5")
+    (rejection,) = recommended(*words).document["rejected"]
+    assert "no price is known" in rejection["reason"]
+    assert "max-hours" not in rejection["reason"]
+    (rejection,) = recommended(*words[:-2], "--max-hours", "0.0001").document["rejected"]
+    assert "--max-hours is 0.0001" in rejection["reason"]
+    assert "price" not in rejection["reason"]
+
+
 @pytest.mark.parametrize(
     "batch",
     [

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
+from math import inf
 from typing import TYPE_CHECKING
 
 import click
@@ -152,7 +153,9 @@ def _beside_others(found: Recommendation, shows_pareto: bool) -> Iterator[str]:
 
 def print_nothing_fits(found: Recommendation) -> None:
     """Print why no plan is left."""
-    say(f"{found.workload.model.id}: nothing fits on {counted(found.num_clusters, 'machine')}")
+    is_over_limits = any(rejection.share_of_limit is not None for rejection in found.rejected)
+    missing = "nothing within the limits" if is_over_limits else "nothing fits"
+    say(f"{found.workload.model.id}: {missing} on {counted(found.num_clusters, 'machine')}")
     for line in rejection_lines(found.rejected):
         say(line)
 
@@ -188,11 +191,9 @@ def _cells(mark: str, plan: RankedPlan, on: date) -> tuple[str, ...]:
 
 
 def rejection_lines(rejected: Sequence[Rejection]) -> Iterator[str]:
-    """One line per machine; the largest machines first, because what they lack is least."""
-    ordered = sorted(
-        {rejection.label: rejection for rejection in rejected}.values(),
-        key=lambda rejection: -rejection.cluster.node.gpu.usable_bytes * rejection.cluster.num_gpus,
-    )
+    """One line per machine: what comes nearest to the limits first, then the largest machines, because what they lack
+    is least."""
+    ordered = sorted({rejection.label: rejection for rejection in rejected}.values(), key=_rejection_key)
     if ordered:
         yield ""
         yield "not possible:"
@@ -200,7 +201,13 @@ def rejection_lines(rejected: Sequence[Rejection]) -> Iterator[str]:
         change = f"; try {rejection.smallest_change}" if rejection.smallest_change else ""
         yield f"  {rejection.label}: {rejection.reason}{change}"
     if len(ordered) > SHOWN_REJECTIONS:
-        yield f"  and {counted(len(ordered) - SHOWN_REJECTIONS, 'smaller machine')}"
+        others = "smaller machine" if ordered[0].share_of_limit is None else "other machine"
+        yield f"  and {counted(len(ordered) - SHOWN_REJECTIONS, others)}"
+
+
+def _rejection_key(rejection: Rejection) -> tuple[float, float]:
+    share, cluster = rejection.share_of_limit, rejection.cluster
+    return inf if share is None else share, -cluster.node.gpu.usable_bytes * cluster.num_gpus
 
 
 def assumed_lines(found: Recommendation) -> Iterator[str]:

@@ -133,11 +133,15 @@ def cost_of_run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A cluster on which nothing fits, with the reason and the smallest change that would help, if one is known."""
+    """A cluster on which nothing fits, with the reason and the smallest change that would help, if one is known.
+
+    ``share_of_limit``: where something fits that is over a limit, the least of it as a part of the limit.
+    """
 
     cluster: Cluster
     reason: str
     smallest_change: str | None = None
+    share_of_limit: float | None = None
 
     @property
     def label(self) -> str:

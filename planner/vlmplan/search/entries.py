@@ -10,7 +10,7 @@ from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import expandable_device_bytes
 from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
 from vlmplan.recipe_choices import Method, Offload
-from vlmplan.search.answer import Objective, RankedPlan
+from vlmplan.search.answer import Limits, Objective, RankedPlan
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
 from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
@@ -115,12 +115,39 @@ def pareto_point(entry: ScoredSetup) -> Point | None:
     return Point(cluster=entry.cluster, offer=offer, recipe=recipe, hours=hours, usd=usd, is_exact=is_exact)
 
 
-def over_limits_text(scored: Sequence[ScoredSetup | UnexploredMethod]) -> str:
-    """Why a machine whose setups are ``scored`` has no plan."""
-    hours = min((entry.hours for entry in scored if entry.hours is not None), default=None)
-    usd = min((entry.usd for entry in scored if entry.usd is not None), default=None)
-    if hours is None and usd is None:
-        return "fits, but its speed or price is not known"
-    parts = [] if hours is None else [duration_text(hours * SECONDS_PER_HOUR)]
-    parts += [] if usd is None else [usd_text(usd)]
-    return f"fits, but needs at least {' or '.join(parts)}: over the limits"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverLimits:
+    """What fits a machine and is over a limit: ``hours`` and ``usd`` are the least of what was looked at there, None
+    where nothing is known."""
+
+    hours: float | None
+    usd: float | None
+    limits: Limits
+
+    @classmethod
+    def of(cls, scored: Sequence[ScoredSetup | UnexploredMethod], limits: Limits) -> "OverLimits":
+        hours = min((entry.hours for entry in scored if entry.hours is not None), default=None)
+        usd = min((entry.usd for entry in scored if entry.usd is not None), default=None)
+        return cls(hours=hours, usd=usd, limits=limits)
+
+    @property
+    def share_of_limit(self) -> float:
+        """The least of what is over a limit, as a part of it; infinite where it is not known."""
+        pairs = ((self.hours, self.limits.max_hours), (self.usd, self.limits.max_usd))
+        return max(inf if least is None else least / most for least, most in pairs if most is not None)
+
+    @property
+    def text(self) -> str:
+        """Why the machine has no plan: every limit that is not kept, or both that cannot be kept at once."""
+        max_hours, max_usd, reasons = self.limits.max_hours, self.limits.max_usd, list[str]()
+        if max_usd is not None and self.usd is None:
+            reasons.append(f"no price is known to hold against --max-usd {max_usd:g}")
+        elif max_usd is not None and self.usd is not None and self.usd > max_usd:
+            reasons.append(f"the run costs at least {usd_text(self.usd)}, --max-usd is {max_usd:g}")
+        if max_hours is not None and self.hours is None:
+            reasons.append(f"no speed is known to hold against --max-hours {max_hours:g}")
+        elif max_hours is not None and self.hours is not None and self.hours > max_hours:
+            least = duration_text(self.hours * SECONDS_PER_HOUR)
+            reasons.append(f"training takes at least {least}, --max-hours is {max_hours:g}")
+        both = f"--max-usd {max_usd or 0:g} and --max-hours {max_hours or 0:g} are not kept by the same setup"
+        return f"fits, but over the limits: {'; '.join(reasons) or both}"

@@ -15,7 +15,7 @@ from vlmplan.memory.device import Verdict
 from vlmplan.recipe_choices import Method
 from vlmplan.search.answer import Compared, Objective, RankedPlan, Rejection, SearchQuery
 from vlmplan.search.clusters import Candidate
-from vlmplan.search.entries import ScoredSetup, UnexploredMethod, over_limits_text, pareto_point, rank_key
+from vlmplan.search.entries import OverLimits, ScoredSetup, UnexploredMethod, pareto_point, rank_key
 from vlmplan.search.exploration import Exploration
 from vlmplan.search.pareto import Point, front_of, settled
 from vlmplan.search.refusals import refusal
@@ -28,7 +28,7 @@ class Ranking:
     """The best plans of what is explored, the front of cost against time, and why a candidate has no plan."""
 
     def __init__(self, query: SearchQuery, explored: Exploration) -> None:
-        self._objective, self._assumed = query.objective, query.assumed
+        self._objective, self._assumed, self._limits = query.objective, query.assumed, query.limits
         self._compares, self._candidates = query.compares, query.candidates
         self._explored, self._space = explored, explored.space
         self._unplaced: set[int] = set()  # candidates with tensors that the allocator cannot place
@@ -210,14 +210,20 @@ class Ranking:
                 left.add(id(entry.candidate))
         for candidate in self._candidates:
             if id(candidate) not in left:
-                reason, change = self._reason(candidate)
-                yield Rejection(cluster=candidate.cluster, reason=reason, smallest_change=change)
+                over = self._explored.over_limits.get(id(candidate))
+                yield self._over_limits(candidate, over) if over else self._rejection(candidate)
+
+    def _over_limits(self, candidate: Candidate, entries: Sequence[ScoredSetup | UnexploredMethod]) -> Rejection:
+        found = OverLimits.of(entries, self._limits)
+        return Rejection(cluster=candidate.cluster, reason=found.text, share_of_limit=found.share_of_limit)
+
+    def _rejection(self, candidate: Candidate) -> Rejection:
+        reason, change = self._reason(candidate)
+        return Rejection(cluster=candidate.cluster, reason=reason, smallest_change=change)
 
     def _reason(self, candidate: Candidate) -> tuple[str, str | None]:
-        """Why there is no plan: too little memory on the GPUs or the host, or a limit; and what would help."""
+        """Why nothing fits: too little memory on the GPUs or the host; and what would help."""
         key = id(candidate)
-        if key in self._explored.over_limits:
-            return over_limits_text(self._explored.over_limits[key]), None
         if key in self._unplaced:
             return "its tensors fit, but the allocator cannot place them; --expandable-segments lets it", None
         short_bytes = self._explored.hosts.short_bytes(candidate)
