@@ -16,6 +16,8 @@ from vlmplan.cli.command_line import COMMANDS
 RUN = [page for page in PAGES if page.is_relative_to(DOCS)]
 SWEPT = ("bring-your-own", "configurations", "diagnose", "memory-model", "python")
 """Pages whose commands take more than a second."""
+LINK = re.compile(r"\[([^\]]*`[^\]]*)\]\(([^)#:]+\.md)(?:#[^)]*)?\)")
+"""A link to another page, by words with a name of a command or an option among them."""
 LONG = [page for page in RUN if any(block.is_run and block.is_long for block in blocks(page.read_text()))]
 
 
@@ -67,6 +69,19 @@ def test_the_example_of_a_family_passes_its_own_test(monkeypatch, tmp_path):
     names["test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers"]()
     for checkpoints in (False, True):
         names["test_a_step_keeps_and_peaks_as_in_transformers"](checkpoints)
+
+
+def test_what_a_link_names_is_on_the_page_that_it_leads_to():
+    missing: list[str] = []
+    for page in PAGES:
+        for words, target in LINK.findall(page.read_text()):
+            place = page.parent / target
+            missing += [
+                f"{page.name}: {name} is not in {target}"
+                for name in re.findall("`([^`]+)`", words)
+                if name not in place.read_text()
+            ]
+    assert not missing
 
 
 def commands_in(text: str) -> list[str]:

@@ -692,3 +692,20 @@ def test_names_that_steer_a_terminal_are_refused(tmp_path: Path, text: str, key:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(InputError, match=re.escape(f"mine.yaml: {key} is ") + ".*printable|a list of texts"):
         load_catalog([tmp_path / "mine.yaml"])
+
+
+@pytest.mark.parametrize("decides", ["supports_bf16: true", 'compute_capability: "8.9"'])
+def test_a_gpu_needs_what_the_documentation_says_for_bytes_and_no_more(tmp_path: Path, decides: str):
+    page = Path(__file__).parents[2] / "docs" / "tasks" / "models-and-gpus.md"
+    said = " ".join(page.read_text(encoding="utf-8").split())
+    assert (
+        "Only `name`, `vendor`, `memory_mib` and one of `compute_capability` and `supports_bf16`, which decides the "
+        "precision, are needed for bytes" in said
+    )
+    least = "gpus: {mine: {name: Mine, vendor: nvidia, memory_mib: 24000%s}}\n"
+    gpu = with_file(tmp_path, least % f", {decides}").gpu("mine")
+    assert gpu.usable_bytes
+    assert gpu.supports_bf16
+    assert gpu.peak_flops_per_second.bf16 is None
+    with pytest.raises(InputError, match="neither compute_capability nor supports_bf16"):
+        with_file(tmp_path, least % "").gpu("mine")
