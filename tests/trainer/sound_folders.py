@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ GEMMA_IDS = {"image_token_id": "$<image_soft_token>", "audio_token_id": "$<audio
 GEMMA4_IDS = {**GEMMA_IDS, "video_token_id": "$<|video|>"}
 MARKS = {"boi_token_id": "$<start_of_image>", "eoi_token_id": "$<end_of_image>", "boa_token_id": "$<start_of_audio>"}
 PHI_IDS = {"image_token_id": "$<|image|>", "audio_token_id": "$<|audio|>"}
+OMNI = FAMILIES["qwen2_5_omni_thinker"]
 HEARING: Mapping[str, Published] = {
-    "qwen2_5_omni_thinker": FAMILIES["qwen2_5_omni_thinker"],
+    "qwen2_5_omni_thinker": replace(OMNI, settings={**OMNI.settings, "chunk_length": 40}),  # of 300 s, padded to always
     "qwen3_omni_moe_thinker": FAMILIES["qwen3_omni_moe_thinker"],
     "gemma4": Published(
         alias="gemma-4-e2b",
