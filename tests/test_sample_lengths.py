@@ -127,7 +127,7 @@ def test_files_without_lengths_and_spreads_that_run_backwards_are_refused(tmp_pa
         sample_lengths(str(tmp_path / "empty.txt"), job)
     with pytest.raises(UnavailableError, match="does not exist"):
         sample_lengths(str(tmp_path / "none.txt"), job)
-    for text in ("900-100", "0-100"):
+    for text in ("900-100", "0-100", f"{SEQ_LEN + 2}-{SEQ_LEN + 1}"):
         with pytest.raises(InputError, match="SHORTEST-LONGEST"):
             sample_lengths(text, job)
 

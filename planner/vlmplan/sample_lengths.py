@@ -83,8 +83,11 @@ def sample_lengths(text: str, workload: Workload) -> SampleLengths:
         )
     if spread is None:
         return _of_file(Path(text), least, most)
-    shortest, longest = (min(int(part), most) for part in spread.groups())
-    if not max(1, least) <= shortest <= longest:
+    said = [int(part) for part in spread.groups()]
+    shortest, longest = (min(length, most) for length in said)
+    if said[0] > said[1]:
+        raise InputError(f"--sample-lengths is {text}; SHORTEST-LONGEST in tokens is needed, the shortest first")
+    if shortest < max(1, least):
         encoded = f"; the {encoded_kinds(workload)} of a sample take {least:,}" if least else ""
         raise InputError(
             f"--sample-lengths is {text}; SHORTEST-LONGEST in tokens is needed, the shortest at least "
