@@ -36,7 +36,10 @@ class UnknownNameError(InputError):
     "unknown GPU 'a100-80'; did you mean 'a100-sxm4-80gb'?"
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], hint: str = "", *, num_known: int | None = None
+    ) -> None:
+        """``num_known``: how many are said to be known, where not all of ``known`` can be used."""
         self.kind: str = kind
         self.name: str = name
         names = list(dict.fromkeys(known))
@@ -46,7 +49,7 @@ class UnknownNameError(InputError):
         elif len(names) <= 12:
             text = f"known: {', '.join(names)}"
         else:
-            text = f"{len(names)} are known"
+            text = f"{len(names) if num_known is None else num_known} are known"
         shown = repr(name if len(name) <= MAX_NAME_CHARACTERS else name[: MAX_NAME_CHARACTERS - 3] + "...")
         super().__init__(f"unknown {kind} {shown}; {text}" + (f" ({hint})" if hint else ""))
 

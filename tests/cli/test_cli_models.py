@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vlmplan
+from cli_calls import call, refusal
 from hub_server import Answer, isolated_cache, running_hub
 from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.families import FAMILIES
@@ -329,3 +330,9 @@ def test_the_list_takes_about_a_second_at_most():
         check=True,
     )
     assert children_seconds() - start < 2.0
+
+
+def test_as_many_models_are_known_as_are_listed():
+    known = len(call("models", "--json").document["models"])
+    for words in (("estimate", "--model", "wholly-elsewhere", "--gpu", "t4"), ("models", "wholly-elsewhere")):
+        assert f"; {known} are known" in refusal(*words)

@@ -7,7 +7,7 @@ from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import text_if_there
 from vlmplan.models.description import FoundModel, files_of_texts, with_layout
 from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, HubId, hub_id
-from vlmplan.models.packaged import alias_by_hub_id, nearest_aliases, packaged_model, packaged_models
+from vlmplan.models.packaged import alias_by_hub_id, nearest_aliases, packaged_model, packaged_models, plannable_models
 from vlmplan.workload import ModelFiles
 
 
@@ -37,7 +37,7 @@ def found_model(name: str) -> FoundModel:
     wanted = hub_id(name)
     if wanted is None:
         hint = "`vlmplan models` lists them; others by their Hugging Face id, org/name, or as a folder"
-        raise UnknownNameError("model", name, packaged_models(), hint)
+        raise UnknownNameError("model", name, packaged_models(), hint, num_known=len(plannable_models()))
     packaged = alias_by_hub_id().get(str(wanted).casefold())
     return packaged_model(packaged, name=name) if packaged else _model_on_hub(wanted)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import UnknownNameError
 from vlmplan.models.facts import ModelFacts, model_facts
-from vlmplan.models.packaged import packaged_files, packaged_models
+from vlmplan.models.packaged import packaged_files, packaged_models, plannable_models
 from vlmplan.workload import ModelFiles
 
 
@@ -53,7 +53,7 @@ def packaged_facts(wanted: ModelFilter, *, size: tuple[int, int]) -> tuple[list[
     named = [model for model in known.values() if wanted.accepts_name(model)]
     if not named and wanted.words:
         hint = "`vlmplan models` lists them; others by their Hugging Face id, org/name"
-        raise UnknownNameError("model", " ".join(wanted.words), known, hint)
+        raise UnknownNameError("model", " ".join(wanted.words), known, hint, num_known=len(plannable_models()))
     facts = [model_facts(m, width=size[0], height=size[1]) for m in named if m.model_type in FAMILIES]
     rest = [] if wanted.asks_for_facts else [m for m in named if m.model_type not in FAMILIES]
     return list(filter(wanted.accepts, facts)), rest

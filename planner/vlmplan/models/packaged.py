@@ -44,6 +44,11 @@ def alias_by_hub_id() -> Mapping[str, str]:
     return {model.hub_id.casefold(): model.alias for model in packaged_models().values() if model.hub_id}
 
 
+def plannable_models() -> list[str]:
+    """The aliases that vlmplan can plan, as ``vlmplan models`` counts them."""
+    return [alias for alias in packaged_models() if packaged_files(alias).model_type in FAMILIES]
+
+
 def packaged_model(alias: str, *, name: str | None = None) -> FoundModel:
     """A packaged model by its alias; ``name`` is what the user calls it. Raises InputError if it cannot be planned."""
     model = packaged_files(alias, name=name)
