@@ -9,6 +9,7 @@ import pytest
 from cli_calls import DONE, Call, call, isolate
 from diagnosis.test_places import BACKWARD, CALL, EVALUATION, LOSS, STEP, TRAINER, traceback_of
 from test_memory_messages import torch_2_1
+from vlmplan.memory.overhead import reserve_bytes
 from vlmplan.units import GIB, MIB
 
 SETUP = ("--model", "qwen2.5-0.5b", "--method", "lora", "--micro-batch", "2", "--loss", "full", "--seq-len", "1024")
@@ -99,6 +100,21 @@ def test_a_smaller_card_than_planned_is_said():
     found = diagnosed(message(GIB, 9 * GIB, total=10 * GIB), frames=[*TRAINER, STEP, *BACKWARD]).document
     assert found["cause"] == "smaller_card"
     assert not any("\x1b" in sentence for sentence in found["sentences"])
+
+
+def test_what_is_to_change_fits_the_smaller_card_with_its_reserve():
+    card = round(4.5 * GIB)
+    frames = [*TRAINER, STEP, *BACKWARD]
+    options = (*SETUP, "--gpu", "a100-sxm4-80gb:2")
+    run_out = message(300 * MIB, round(3.9 * GIB), total=card)
+    found = diagnosed(run_out, frames=frames, options=options).document
+    assert found["cause"] == "smaller_card"
+    assert found["to_fit"]["usable_bytes"] == card
+    assert found["to_fit"]["device_bytes"] + reserve_bytes(card) <= card
+    said = call("diagnose", "train.log", *options).out
+    assert "To fit on GPUs of 4.50 GiB, as the log has one" in said
+    assert " of 4.50 GiB, the same results" in said
+    assert "The command is for 2 x A100 SXM4 80GB" in said
 
 
 @pytest.mark.sweep

@@ -36,12 +36,12 @@ def document(found: "WayOut | None", command: Command, on: date) -> JsonDict:
         return {"to_fit": None, "other_machine": None}
     to_fit, other = found.to_fit, found.other_machine
     return {
-        "to_fit": None if to_fit is None else _to_fit_json(to_fit, command),
+        "to_fit": None if to_fit is None else _to_fit_json(to_fit, command, found.card_bytes),
         "other_machine": None if other is None else _other_json(other, command, on),
     }
 
 
-def _to_fit_json(found: "ToFit", command: Command) -> JsonDict:
+def _to_fit_json(found: "ToFit", command: Command, card_bytes: int | None) -> JsonDict:
     combination, estimate = found.combination, found.estimate
     return {
         "changes": [
@@ -53,7 +53,7 @@ def _to_fit_json(found: "ToFit", command: Command) -> JsonDict:
         "command": command(combination.request),
         "verdict": estimate.verdict.value,
         "device_bytes": estimate.device.device_bytes,
-        "usable_bytes": estimate.device.usable_bytes,
+        "usable_bytes": card_bytes or estimate.device.usable_bytes,
         "host_bytes_per_node": estimate.host.peak_bytes,
         "step_seconds": estimate.step_seconds,
     }
@@ -100,7 +100,10 @@ def way_out_parts(found: "WayOut", on: date) -> "Iterator[tuple[str, str, Reques
     if found.to_fit is None:
         yield f"To fit on {where}: none of the changes that were tried is enough", "", None
     else:
-        yield to_fit_sentence(found.to_fit, where), "to fit:", found.to_fit.combination.request
+        yield to_fit_sentence(found.to_fit, where, found.card_bytes), "to fit:", found.to_fit.combination.request
+    if found.card_bytes is not None and found.to_fit is not None:
+        planned = cluster_text(found.to_fit.estimate.cluster)
+        yield f"The command is for {planned}, as was planned: --gpu with the name of that card says all of it", "", None
     if found.taken_host_bytes is not None and (found.to_fit is None or not found.to_fit.combination.keeps_results):
         yield f"The host is taken to have {gib_text(found.taken_host_bytes)}: --host-ram says what it has", "", None
     if found.other_machine is not None:
@@ -111,17 +114,19 @@ def way_out_parts(found: "WayOut", on: date) -> "Iterator[tuple[str, str, Reques
 
 def _hardware(found: "WayOut") -> str:
     """What it is to fit on, by name as long as that is not a list."""
+    if found.card_bytes is not None:
+        return f"GPUs of {gib_text(found.card_bytes)}, as the log has one"
     texts = list(dict.fromkeys(cluster_text(cluster) for cluster in found.clusters))
     return " or ".join(texts) if len(texts) <= 2 else f"one of {len(texts)} machines"
 
 
-def to_fit_sentence(found: "ToFit", where: str) -> str:
-    """What is changed, what it takes then, and whether the same model comes out."""
+def to_fit_sentence(found: "ToFit", where: str, card_bytes: int | None = None) -> str:
+    """What is changed, what it takes then, and whether the same model comes out; ``card_bytes`` as in ``WayOut``."""
     device, host = found.estimate.device, found.estimate.host
     results = "the same results but for rounding" if found.combination.keeps_results else "other results"
-    parts = [f"{gib_text(device.device_bytes)} of {gib_text(device.usable_bytes)}"]
+    parts = [f"{gib_text(device.device_bytes)} of {gib_text(card_bytes or device.usable_bytes)}"]
     seconds, samples = found.estimate.step_seconds, found.estimate.samples_per_step
-    if seconds is not None:
+    if seconds is not None and card_bytes is None:  # which are the larger card's
         parts.append(f"{duration_text(seconds)} for {samples} samples" if samples > 1 else duration_text(seconds))
     if "host" in found.combination.name:
         parts.append(f"{gib_text(host.peak_bytes)} of host RAM")

@@ -24,6 +24,7 @@ from vlmplan.estimation import Estimate, Estimator
 from vlmplan.evaluation import Kept
 from vlmplan.launch.out_of_memory import correction_by
 from vlmplan.memory.device import Verdict
+from vlmplan.memory.overhead import reserve_bytes
 from vlmplan.memory.phases import Phase
 from vlmplan.models import takes_images
 from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATION, INIT, RESUME, SAVE, STEP
@@ -105,7 +106,9 @@ def beside_plan(
         request=actual_request,
         actual=actual,
         unplanned_bytes=scores.bytes_of(actual),
-        way_out=_way_out(found, actual_request, actual, scores, catalog, today),
+        way_out=_way_out(
+            found, actual_request, actual, scores, catalog, today, card_bytes=_smaller_card_bytes(found, present)
+        ),
         narrower=tuple(_narrower(actual_request, actual, trials)),
     )
     return replace(found, planned=planned, cause=_cause(found, present))
@@ -165,10 +168,16 @@ def _phase(estimate: Estimate, phase: RunPhase | None) -> Phase | None:
 
 def _cause(found: Diagnosis, present: Estimate) -> Cause:
     """The card that it ran on may not be the one that is planned with."""
+    return found.cause if _smaller_card_bytes(found, present) is None else Cause.SMALLER_CARD
+
+
+def _smaller_card_bytes(found: Diagnosis, present: Estimate) -> int | None:
+    """Memory of the card that it ran on, where that is the reason: the setup fits on the planned one, which is larger;
+    None where it is not."""
     total, usable = found.evidence.message.total_bytes, present.device.usable_bytes
-    is_other = total is not None and total < usable * OTHER_CARD_RATIO
-    fits_planned = present.verdict is not Verdict.DOES_NOT_FIT
-    return Cause.SMALLER_CARD if found.cause is Cause.TRUE_NEED and is_other and fits_planned else found.cause
+    if found.cause is not Cause.TRUE_NEED or total is None or total >= usable * OTHER_CARD_RATIO:
+        return None
+    return None if present.verdict is Verdict.DOES_NOT_FIT else total
 
 
 # -- what the samples must have been ---------------------------------------------------------------------------------
@@ -307,9 +316,17 @@ def _scored(estimate: Estimate, *, is_of_patches: bool) -> tuple[int, int]:
 
 
 def _way_out(
-    found: Diagnosis, request: Request, actual: Estimate, scores: "Scores", catalog: Catalog, today: date
+    found: Diagnosis,
+    request: Request,
+    actual: Estimate,
+    scores: "Scores",
+    catalog: Catalog,
+    today: date,
+    *,
+    card_bytes: int | None,
 ) -> WayOut | None:
-    """Of a setup that does not fit as it was measured; None where it does, or where its own memory was not short."""
+    """Of a setup that does not fit as it was measured; None where it does, or where its own memory was not short.
+    ``card_bytes`` are of a card that is smaller than the planned one: what fits keeps that one's reserve."""
     is_anothers = found.cause in (Cause.OTHER_PROCESSES, Cause.MEMORY_LIMIT)
     if is_anothers and actual.verdict is Verdict.FITS and not scores.num_bytes:
         return None
@@ -319,8 +336,22 @@ def _way_out(
     if fits and found.evidence.place.phase in BESIDE_TRAINING:
         return None
     accepts = _acceptance(found, actual, scores)
+    if card_bytes is not None:
+        accepts = _on_card(card_bytes, scores, accepts)
     is_enough = fits if accepts is None else accepts(actual)
-    return None if is_enough else way_out(request, actual, catalog, today, accepts=accepts)
+    if is_enough:
+        return None
+    return replace(way_out(request, actual, catalog, today, accepts=accepts), card_bytes=card_bytes)
+
+
+def _on_card(card_bytes: int, scores: "Scores", measured: Accepts | None) -> Accepts:
+    """What fits on a card of so much memory, with the reserve that is kept there, and passes what was ``measured``."""
+
+    def accepts(other: Estimate) -> bool:
+        needed = other.device.device_bytes + scores.bytes_of(other) + reserve_bytes(card_bytes)
+        return needed <= card_bytes and (measured is None or measured(other))
+
+    return accepts
 
 
 def _acceptance(found: Diagnosis, actual: Estimate, scores: "Scores") -> Accepts | None:

@@ -41,7 +41,8 @@ class WayOut:
 
     ``tries_other_machines`` is False where the search itself has looked at every machine already.
     ``taken_host_bytes``: host memory of a node that nothing is known of, beyond which nothing was put there; None where
-    it is known, or nothing was held to it.
+    it is known, or nothing was held to it. ``card_bytes``: memory of the card that ``to_fit`` fits on, where a run told
+    of one that is smaller than those of ``clusters``.
     """
 
     clusters: tuple[Cluster, ...]
@@ -49,6 +50,7 @@ class WayOut:
     to_fit: ToFit | None = None
     other_machine: OtherMachine | None = None
     taken_host_bytes: int | None = None
+    card_bytes: int | None = None
 
 
 def way_out(
