@@ -20,6 +20,11 @@ def test_spot_price_makes_a_second_offer_that_may_be_taken_away():
     assert list(with_spot([both])) == [both, replace(both, usd_per_hour=1.0, pricing=Pricing.INTERRUPTIBLE)]
 
 
+def test_a_spot_offer_is_not_named_on_demand():
+    staying, taken = with_spot([offer(GPU, 3.0, spot_usd_per_hour=1.0, sku="1x Tesla V100 [on-demand]")])
+    assert (staying.sku, taken.sku) == ("1x Tesla V100 [on-demand]", "1x Tesla V100")
+
+
 @pytest.mark.parametrize("changes", [{}, {"spot_usd_per_hour": 1.0, "pricing": Pricing.INTERRUPTIBLE}])
 def test_offer_without_a_spot_price_of_its_own_stays_one(changes: dict[str, object]):
     one = offer(GPU, 3.0, **changes)
