@@ -86,6 +86,12 @@ def test_offers_of_ones_own_catalog_count():
     assert values["rents"][0]["offer"]["provider"] == "next-door"
 
 
+def test_a_machine_that_is_sold_for_its_price_pays_from_the_first_hour_on():
+    shown = call("buy", "--gpu", "rtx-4090:2", "--hours-per-week", "40", "--resale-fraction", "1").out
+    assert "from the first hour on" in shown
+    assert "0 ms" not in shown
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -359,3 +359,12 @@ def test_options_of_plain_pytorch_are_refused_by_name_under_deepspeed():
             assert said.code == MENDABLE
             assert " ".join(option) + " has no effect with --zero-stage" in said.err
     assert "--nvme-path swap has no effect" in call(*setup, "--nvme-path", "swap").out
+
+
+def test_one_of_a_thing_is_not_many():
+    words = ("--model", "smollm2-135m", "--gpu", "rtx-4090", "--num-samples", "16", "--global-batch", "16")
+    shown = call("estimate", *words, "--save-every", "1", "--keep-last", "1").out
+    assert "; 1 step in " in shown
+    many = call("estimate", *words, "--epochs", "9", "--save-every", "1", "--keep-last", "1").out
+    assert "while 1 checkpoint is there and one is being written" in " ".join(many.split())
+    assert "; 9 steps in " in many

@@ -313,7 +313,7 @@ def _time(estimate: Estimate) -> Iterator[str]:
     yield f"  forward, recompute and backward: {shares_text(timed.as_json())}"
     yield (
         f"speed: {estimate.samples_per_second:.3g} samples/s, {estimate.tokens_per_second:,.0f} tokens/s; "
-        f"{estimate.num_steps:,} steps in {duration_text(estimate.run_seconds or 0)}"
+        f"{counted(estimate.num_steps, 'step')} in {duration_text(estimate.run_seconds or 0)}"
     )
 
 

@@ -70,7 +70,8 @@ def run_disk_text(estimate: Estimate) -> str:
         less = f"; {keep_last_key(saving)} {DEFAULT_KEEP_LAST} makes that {gib_text(fewer)}"
         return f"{needed}: all {run.num_at_once:,} checkpoints stay{less if fewer < run.peak_bytes else ''}"
     new = " and one is being written" if run.num_at_once > run.num_kept else ""
-    return f"{needed}, while {counted(run.num_at_once - bool(new), 'checkpoint')} are there{new}"
+    num_there = run.num_at_once - bool(new)
+    return f"{needed}, while {counted(num_there, 'checkpoint')} {'is' if num_there == 1 else 'are'} there{new}"
 
 
 def resume_line(estimate: Estimate) -> str:

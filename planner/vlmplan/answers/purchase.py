@@ -121,6 +121,8 @@ def _break_even_line(purchase: Purchase) -> str:
     turn = purchase.break_even(purchase.rents[0])
     if turn.hours_in_all is None:
         return "break-even: never; electricity alone costs as much as the rent"
+    if turn.hours_in_all == 0:
+        return "break-even: from the first hour on; the resale brings back all of the price"
     text = f"break-even: {turn.hours_in_all:,.0f} hours of use"
     if turn.hours_per_month is None:
         return f"{text}, more than {purchase.machine.lifetime_months:g} months have"

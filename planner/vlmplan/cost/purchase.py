@@ -87,7 +87,8 @@ class Purchase:
             assert turn.months is not None
             until = duration_text(turn.months * HOURS_PER_WEEK * WEEKS_PER_MONTH * SECONDS_PER_HOUR)
             earned = until if turn.months < 2 else f"{turn.months:.0f} months"
-            return f"buy: {hours} a week cost {own} a month owned and {rent} rented; the price is earned in {earned}"
+            then = f"the price is earned in {earned}" if turn.months else "the resale brings back all of the price"
+            return f"buy: {hours} a week cost {own} a month owned and {rent} rented; {then}"
         text = f"rent: {hours} a week cost {rent} a month rented and {own} owned; buying pays"
         if turn.hours_per_week is None:
             return f"{text} at no use within {self.machine.lifetime_months:g} months"
