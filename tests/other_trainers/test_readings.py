@@ -333,6 +333,26 @@ def test_files_that_are_not_read_are_told_by_what_they_are(read, values, word):
     refused(read, values, word)
 
 
+OWN = f"--model_name_or_path {READS} --output_dir out --per_device_train_batch_size 4 --bf16 True"
+
+
+def test_the_model_that_a_script_of_ones_own_names_is_the_model(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(f"torchrun --nproc_per_node=2 train.py {OWN}\n", encoding="utf-8")
+    config = read_trainer_config(script, Asked(num_gpus=2, find_model=find_model))
+    assert (config.options["model"], config.options["micro_batch"]) == (READS, 4)
+    assert any("model_name_or_path is taken for the model" in note for note in config.notes)
+
+
+def test_a_key_of_a_script_of_ones_own_is_refused_with_how_the_script_is_read(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(f"torchrun --nproc_per_node=2 train.py {OWN} --data_recipe a.yaml\n", encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_trainer_config(script, Asked(num_gpus=2, find_model=find_model))
+    for words in ("'data_recipe'", "read as TrainingArguments of Hugging Face's Trainer", "--model", "a copy"):
+        assert words in str(caught.value)
+
+
 def test_all_that_is_wrong_is_said_at_once(read):
     values = LLAMA_FACTORY | {"use_galore": True, "cutoff_len": "many", "fp8": True, "lora_rnak": 3}
     refused(read, values, "4 mistakes", "use_galore is true", 'cutoff_len is "many"', "'lora_rnak'", "'lora_rank'")

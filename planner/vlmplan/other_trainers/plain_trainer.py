@@ -13,14 +13,21 @@ from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
 TRAINER: Final = "Hugging Face Trainer 5.23"
+OF_SCRIPT: Final = (
+    "it is read as TrainingArguments of Hugging Face's Trainer, and what a script of one's own takes besides is not "
+    "known: say the model with --model and the samples with options, and check a copy without such keys"
+)
 
 
 def read_plain_trainer(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What the Trainer makes of these keys; the model, its adapters and its samples are the script's."""
     arguments = read_arguments(settings, Defaults())
+    settings.of_unknown = OF_SCRIPT
+    name = settings.text("model_name_or_path", "") if "model_name_or_path" in settings else ""
     is_wide = model is not None and stored_dtype(model.config) is DType.FLOAT32
     settings.note(
-        "model, samples and what is trained are not in TrainingArguments: say them with options; weights are taken as "
+        ("model_name_or_path is taken for the model; " if name else "model, ")
+        + "samples and what is trained are not in TrainingArguments: say them with options; weights are taken as "
         f"in the checkpoint, in {'32' if is_wide else '16'} bit (transformers' default)"
         + ("" if is_wide else ", which --weight-dtype float32 changes")
     )
@@ -28,7 +35,7 @@ def read_plain_trainer(settings: Settings, model: ModelFiles | None, around: Sur
         trainer=TRAINER,
         model=model,
         method=Method.FULL,
-        options={"loss": LossKind.MODEL.value, **liger_options(settings)},
+        options={"loss": LossKind.MODEL.value, **({"model": name} if name else {}), **liger_options(settings)},
         weights=WeightDtype.FLOAT32 if is_wide else WeightDtype.MODEL,
         without_autocast=Precision.FP32 if is_wide else Precision.BF16_PURE,
         upcasts_frozen=None,

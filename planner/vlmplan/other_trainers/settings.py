@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from vlmplan.deepspeed_config.mistakes import Mistakes
+from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object, shown, unknown_key
 from vlmplan.other_trainers.record import Setting
 
@@ -25,6 +26,8 @@ class Settings:
     def __init__(self, values: Mapping[str, Any], *, source: str, trainer: str) -> None:
         self.source, self.trainer = source, trainer
         self.notes: list[str] = []
+        self.of_unknown: str | None = None
+        """What to do about keys that the trainer does not have."""
         self._values = {key: value for key, value in values.items() if not _is_nothing(value)}
         self._nulls = {key for key in values if key not in self._values}
         self._mistakes = Mistakes(source)
@@ -176,8 +179,16 @@ class Settings:
         for key in (*self._values, *self._nulls):
             if key not in known:
                 with self._mistakes.kept():
-                    raise unknown_key(self.source, "", key, known)
+                    raise self._unknown(key, known)
         self._mistakes.report()
+
+    def _unknown(self, key: str, known: Collection[str]) -> InputError:
+        """The error for a key that the trainer does not have, with what to do about it."""
+        error = unknown_key(self.source, "", key, known)
+        if self.of_unknown is None:
+            return error
+        sentence = str(error).removesuffix(f" (in {self.source})")
+        return InputError(f"{self.source}: {sentence}; {self.of_unknown}")
 
     @property
     def said(self) -> tuple[Setting, ...]:
