@@ -173,9 +173,10 @@ def test_packing_computes_no_padding_in_rows_of_the_limit(tmp_path: Path):
     assert packed.outlook.worst.covering.seq_len == source.trained.limit
 
 
-def test_the_largest_that_fits_does_and_one_more_does_not(tmp_path: Path):
+@pytest.mark.parametrize("allocator", ["--expandable-segments", "--no-expandable-segments"])
+def test_the_largest_that_fits_does_and_one_more_does_not(allocator: str, tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 40, images=False)
-    words = ("estimate", "--model", TEXT, "--gpu", "rtx-4090", "--method", "lora", "--expandable-segments", "--json")
+    words = ("estimate", "--model", TEXT, "--gpu", "rtx-4090", "--method", "lora", allocator, "--json")
     found = json.loads(call(*words, "--data", str(path)).out)["data"]
     length, most = str(found["any_order"]["seq_len"]), found["largest_that_fits"]["micro_batch"]
     verdicts = [

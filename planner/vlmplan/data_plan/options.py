@@ -108,18 +108,22 @@ def _smaller_images(source: DataSource) -> Iterator[tuple[str, _Make]]:
 
 
 def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, bound: Covering) -> Largest:
-    """The largest micro batch, length and (square) image, each alone, by the tensors of every order's bound."""
-    cluster, recipe = found.cluster, found.recipe
+    """The largest micro batch, length and (square) image, each alone, by every order's bound: what an estimate of such
+    samples says that fits, with the blocks that the native allocator keeps unused."""
+    cluster = found.cluster
 
     def fits(covers: Covering, micro_batch: int) -> bool:
+        recipe = found.recipe.with_changes(micro_batch=micro_batch)
         try:
             other = estimator.with_samples(outlooks.workload(covers))
-            timeline = other.timeline(recipe.with_changes(micro_batch=micro_batch), cluster)
+            timeline = other.timeline(recipe, cluster)
         except InputError:
             return False
-        return device_memory(timeline.peak.total, cluster, process_group(recipe)).verdict is Verdict.FITS
+        if device_memory(timeline.peak.total, cluster, process_group(recipe)).verdict is not Verdict.FITS:
+            return False  # not even its tensors do
+        return recipe.expandable_segments or other.estimate(recipe, cluster, timeline).verdict is Verdict.FITS
 
-    rows = recipe.micro_batch
+    rows = found.recipe.micro_batch
     micro_batch = largest(lambda count: fits(bound, count), MOST_MICRO_BATCH)
     most = min(context_length(found.workload.model) or MOST_SEQ_LEN, MOST_SEQ_LEN) // LIMIT_MULTIPLE
     taken = outlooks.sound_tokens(bound)
