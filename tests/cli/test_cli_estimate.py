@@ -354,10 +354,10 @@ def test_scaling_beside_a_comparison_is_refused_and_not_dropped():
 def test_options_of_plain_pytorch_are_refused_by_name_under_deepspeed():
     setup = ("estimate", "--model", "smollm2-135m", "--gpu", "rtx-4090:2", "--method", "lora")
     for stage in ((), ("--zero-stage", "3")):
-        for option in (("--cached-casts",), ("--adapter-dtype", "model")):
-            said = call(*setup, *stage, *option)
-            assert said.code == MENDABLE
-            assert " ".join(option) + " has no effect with --zero-stage" in said.err
+        said = call(*setup, *stage, "--cached-casts")
+        assert said.code == MENDABLE
+        assert "--cached-casts has no effect with --zero-stage" in said.err
+        assert call(*setup, *stage, "--adapter-dtype", "model").code == 0  # as DeepSpeed has them
     assert "--nvme-path swap has no effect" in call(*setup, "--nvme-path", "swap").out
 
 

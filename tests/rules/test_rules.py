@@ -159,17 +159,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_2.with_changes(caches_casts=True)),
         ],
     ),
-    "adapters_of_the_models_type_are_of_plain_pytorch": (
-        [
-            case(LORA.with_changes(zero_stage=stage, adapter_dtype=AdapterDtype.MODEL), given={"adapter_dtype"})
-            for stage in (0, 2, 3)
-        ],
-        [
-            case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL), given={"adapter_dtype"}),
-            case(LORA.with_changes(zero_stage=2, adapter_dtype=AdapterDtype.MODEL)),
-            case(LORA.with_changes(zero_stage=3, adapter_dtype=AdapterDtype.FLOAT32), given={"adapter_dtype"}),
-        ],
-    ),
     "a_folder_on_nvme_is_for_what_is_offloaded": (
         [case(recipe.with_changes(nvme_path="/nvme")) for recipe in (PLAIN, ZERO_2, ZERO_3)],
         [

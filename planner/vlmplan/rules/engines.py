@@ -1,7 +1,7 @@
 """ZeRO stages, offload and optimizers. Paths are of deepspeed 0.19.8, "seen" is a run of it on CPU."""
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AdapterDtype, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.rules.base import RuleBook, RuleContext, stage_text
 
 ENGINE_RULES = RuleBook()
@@ -97,19 +97,6 @@ def casts_are_kept_by_autocast(context: RuleContext) -> str | None:
     if not recipe.caches_casts or "caches_casts" not in context.given or not recipe.casts_weights:
         return None
     return f"--cached-casts has no effect {_engine_text(recipe)}, which computes without autocast; leave it off"
-
-
-@ENGINE_RULES.error("runtime/engine.py _cast_module_mixed_precision: every floating-point weight becomes 16 bit")
-def adapters_of_the_models_type_are_of_plain_pytorch(context: RuleContext) -> str | None:
-    recipe = context.recipe
-    if recipe.adapter_dtype is not AdapterDtype.MODEL or "adapter_dtype" not in context.given:
-        return None
-    if not recipe.uses_deepspeed or not recipe.trains_adapters:
-        return None
-    return (
-        f"--adapter-dtype model has no effect {_engine_text(recipe)}, where adapters have the type of the computation "
-        f"anyway; leave it off"
-    )
 
 
 def _engine_text(recipe: Recipe) -> str:
