@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cli_calls import DOES_NOT_FIT, DONE, FEW_LAYERS, MENDABLE, USAGE, call
+from vlmplan.units import gib_text
 
 TEXT = """### model
 model_name_or_path: ./small   # a folder
@@ -141,6 +142,24 @@ def test_where_nothing_helps_the_cheapest_other_machine_is_said():
     assert "Cheapest other machine: " in found.out
     assert "new.yaml is not written: there is nothing to change" in found.out
     assert not Path("new.yaml").exists()
+
+
+def test_check_names_the_change_of_the_file_that_fix_shows_first():
+    shown, fixed = call("check", "train.yaml", *GPU), fix()
+    line = next(line for line in fixed.out.splitlines() if line.startswith("this change: "))
+    change = line.removeprefix("this change: ")
+    said = next(line for line in shown.out.splitlines() if line.startswith("To fit on "))
+    assert f"1 x GeForce RTX 3060 12GB: {change}; " in said
+    document = call("check", "train.yaml", *GPU, "--json").document
+    assert document["fix"] == fix("--json").document["fix"]
+    assert gib_text(document["fix"][0]["costs"]["device_bytes"]["after"]) in said
+    assert "to fit: vlmplan estimate" not in shown.out
+    assert "--fix --write FILE writes it" in shown.out
+
+
+def test_check_of_a_file_that_fits_looks_for_no_change():
+    Path("train.yaml").write_text(TEXT.replace("batch_size: 8", "batch_size: 1"), encoding="utf-8")
+    assert call("check", "train.yaml", "--gpu", "a100-sxm4-80gb", "--json").document["fix"] is None
 
 
 def test_what_the_trainer_cannot_do_is_not_a_way_to_fit_either():

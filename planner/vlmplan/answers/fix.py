@@ -115,6 +115,17 @@ def changes_text(one: Fix) -> str:
     return "; ".join(texts)
 
 
+def to_fit_texts(one: Fix, where: str) -> Iterator[str]:
+    """The change of the file in a sentence, and what shows it whole."""
+    device, samples = one.estimate.device, one.estimate.samples_per_step
+    parts = [f"{gib_text(device.device_bytes)} of {gib_text(device.usable_bytes)}"]
+    if one.estimate.step_seconds is not None:
+        parts.append(f"{duration_text(one.estimate.step_seconds)} for {counted(samples, 'sample')}")
+    parts.append("the same results but for rounding" if one.keeps_results else "other results")
+    yield f"To fit on {where}: {changes_text(one)}; {', '.join(parts)}"
+    yield "--fix shows this change of the file and others, --fix --write FILE writes it"
+
+
 def _engine_text(one: Fix) -> str:
     recipe = one.estimate.recipe
     engine = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params)

@@ -16,6 +16,7 @@ from vlmplan.units import SECONDS_PER_HOUR, duration_text, gib_text, usd_text
 
 if TYPE_CHECKING:  # a setup that fits is shown without the search
     from vlmplan.request import Request
+    from vlmplan.search.fixes import Fix
     from vlmplan.search.other_machine import OtherMachine
     from vlmplan.search.way_out import ToFit, WayOut
 
@@ -75,29 +76,34 @@ def _other_json(found: "OtherMachine", command: Command, on: date) -> JsonDict:
     }
 
 
-def print_way_out(found: "WayOut | None", command: Command, on: date) -> None:
-    """Print both answers, each with its command, to standard output; nothing where there is none."""
+def print_way_out(found: "WayOut | None", command: Command, on: date, fix: "Fix | None" = None) -> None:
+    """Print both answers, each with its command, to standard output; nothing where there is none. ``fix`` is the first
+    answer as a change of a trainer's file, which ``vlmplan check --fix`` shows."""
     if found is None:
         return
     click.echo()
-    for text, lead, request in way_out_parts(found, on):
+    for text, lead, request in way_out_parts(found, on, fix):
         say(text)
         if request is not None:
             say_command(lead, command(request))
 
 
-def way_out_lines(found: "WayOut | None", command: Command, on: date) -> list[str]:
+def way_out_lines(found: "WayOut | None", command: Command, on: date, fix: "Fix | None" = None) -> list[str]:
     """The same for a page: sentences and commands."""
     lines: list[str] = []
-    for text, lead, request in () if found is None else way_out_parts(found, on):
+    for text, lead, request in () if found is None else way_out_parts(found, on, fix):
         lines += [text] if request is None else [text, f"{lead} {command(request)}"]
     return lines
 
 
-def way_out_parts(found: "WayOut", on: date) -> "Iterator[tuple[str, str, Request | None]]":
+def way_out_parts(found: "WayOut", on: date, fix: "Fix | None" = None) -> "Iterator[tuple[str, str, Request | None]]":
     """Sentences, each with the request that does what it says, and what leads to their command."""
     where = _hardware(found)
-    if found.to_fit is None:
+    if fix is not None:
+        from vlmplan.answers.fix import to_fit_texts
+
+        yield from ((text, "", None) for text in to_fit_texts(fix, where))
+    elif found.to_fit is None:
         yield f"To fit on {where}: none of the changes that were tried is enough", "", None
     else:
         yield to_fit_sentence(found.to_fit, where, found.card_bytes), "to fit:", found.to_fit.combination.request

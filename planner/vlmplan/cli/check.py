@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, Answer, answered, described, hint_lines, print_answer
-from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, run_fix
+from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, fixes_to_fit, run_fix
 from vlmplan.cli.option_kinds import FILE, options
 from vlmplan.cli.options import CATALOG, DATA, JSON, ONE_CLUSTER, REPORT, SAVING, WORKLOAD
 from vlmplan.cli.output import print_document, refuse_files, write_report
@@ -18,6 +18,7 @@ from vlmplan.errors import InputError
 
 if TYPE_CHECKING:
     from vlmplan.request import ConfiguredRequest, Request
+    from vlmplan.search.fixes import Fix, Fixes
 
 MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
 
@@ -71,26 +72,36 @@ def check(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A configuration as it was read, and its estimate where GPUs are known."""
+    """A configuration as it was read, and its estimate where GPUs are known; ``fixes``: changes of the file, where it
+    does not fit and some are found."""
 
     configured: "ConfiguredRequest"
     answer: Answer | None
+    fixes: "Fixes | None" = None
+
+    @property
+    def least_fix(self) -> "Fix | None":
+        """The one that ``--fix`` shows first."""
+        return None if self.fixes is None else self.fixes.fixes[0]
 
 
 def checked_of(request: "Request", catalog_files: tuple[Path, ...]) -> Checked:
     """What there is to say of the configuration that a request names."""
     assert request.configured is not None
     answer = answered(request, catalog_files, None, scales=False) if _has_gpu(request) else None
-    return Checked(configured=request.configured, answer=answer)
+    fixes = None if answer is None or answer.way_out is None else fixes_to_fit(request, answer.estimate, catalog_files)
+    return Checked(configured=request.configured, answer=answer, fixes=fixes)
 
 
 def described_check(checked: Checked, command: "Callable[[Request], str]") -> dict[str, Any]:
     """The document of what was checked."""
+    from vlmplan.answers import fix
     from vlmplan.answers.reading import document
 
     found = None if checked.answer is None else described(checked.answer, command)
+    fixes = None if checked.fixes is None else fix.document(checked.fixes)
     config = document(checked.configured.config)
-    return {"schema": SCHEMA, "config": config, "estimate": found, "fix": None, "written": []}
+    return {"schema": SCHEMA, "config": config, "estimate": found, "fix": fixes, "written": []}
 
 
 def report(checked: Checked, asked: str, command: "Callable[[Request], str]") -> str:
@@ -103,7 +114,7 @@ def report(checked: Checked, asked: str, command: "Callable[[Request], str]") ->
         checked.configured.notes[1:],
         None if answer is None else answer.estimate,
         hardware_notes=() if answer is None else answer.hardware_notes,
-        hints=() if answer is None else hint_lines(answer, command),
+        hints=() if answer is None else hint_lines(answer, command, checked.least_fix),
         command_text=asked,
     )
 
@@ -121,7 +132,7 @@ def print_check(checked: Checked, command: "Callable[[Request], str]") -> None:
     else:
         said = checked.configured.notes  # above, in full
         notes = [note for note in checked.answer.hardware_notes if note not in said]
-        print_answer(replace(checked.answer, hardware_notes=notes), command)
+        print_answer(replace(checked.answer, hardware_notes=notes), command, checked.least_fix)
 
 
 def _has_gpu(request: "Request") -> bool:

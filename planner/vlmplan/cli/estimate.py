@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vlmplan.freezing import Freezing
     from vlmplan.request import Request
     from vlmplan.scaling import Scaling
+    from vlmplan.search.fixes import Fix
     from vlmplan.search.way_out import WayOut
 
 EXIT_DOES_NOT_FIT = 3
@@ -150,13 +151,13 @@ def report(answer: Answer, asked: str, command: "Callable[[Request], str]") -> s
     )
 
 
-def hint_lines(answer: Answer, command: "Callable[[Request], str]") -> list[str]:
-    """What would help, in sentences and commands."""
+def hint_lines(answer: Answer, command: "Callable[[Request], str]", fix: "Fix | None" = None) -> list[str]:
+    """What would help, in sentences and commands; ``fix``: as a change of a trainer's file."""
     from vlmplan.answers.estimate import freezing_hints
     from vlmplan.answers.to_fit import way_out_lines
 
     hints = (*answer.estimate.hints, *freezing_hints(answer.freezing))
-    return [*(f"hint: {hint}" for hint in hints), *way_out_lines(answer.way_out, command, today())]
+    return [*(f"hint: {hint}" for hint in hints), *way_out_lines(answer.way_out, command, today(), fix)]
 
 
 def printed_besides(answer: Answer) -> str:
@@ -173,8 +174,8 @@ def printed_besides(answer: Answer) -> str:
     return printed(show)
 
 
-def print_answer(answer: Answer, command: "Callable[[Request], str]") -> None:
-    """What people see of an answer."""
+def print_answer(answer: Answer, command: "Callable[[Request], str]", fix: "Fix | None" = None) -> None:
+    """What people see of an answer; ``fix``: what makes it fit as a change of a trainer's file."""
     from vlmplan.answers.estimate import freezing_hints, print_estimate
     from vlmplan.answers.to_fit import print_way_out
 
@@ -184,7 +185,7 @@ def print_answer(answer: Answer, command: "Callable[[Request], str]") -> None:
         from vlmplan.answers.scaling import print_scaling
 
         print_scaling(answer.scaling)
-    print_way_out(answer.way_out, command, today())
+    print_way_out(answer.way_out, command, today(), fix)
 
 
 def freezing_of(result: "Estimate", request: "Request") -> "Freezing | None":

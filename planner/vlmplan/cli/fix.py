@@ -62,6 +62,21 @@ def fixes_of(
     return found_fixes(own, opened, request, present, load_catalog(catalogs), catalogs, today(), target)
 
 
+def fixes_to_fit(request: "Request", present: "Estimate", catalogs: tuple[Path, ...]) -> "Fixes | None":
+    """What ``--fix`` finds for a request that does not fit; None where it finds nothing, or the file cannot be
+    changed."""
+    from vlmplan.errors import VlmplanError
+
+    configured = request.configured
+    if configured is None or configured.own is None:
+        return None
+    try:
+        found = fixes_of(configured.path, configured.own, request, present, catalogs, configured.path)
+    except VlmplanError:  # a file that came alone, or that nobody starts a trainer with
+        return None
+    return found if found.fixes else None
+
+
 def refuse_target(target: Path, *, force: bool) -> None:
     """Raise InputError for where nothing can or may be written."""
     from vlmplan.errors import InputError

@@ -126,7 +126,7 @@ def configured_request(
         ds_config=config.ds_config,
     )
     notes = (_summary(config), *(f"{path}: {sentence}" for sentence in (*config.notes, *_overridden(own, config))))
-    configured = ConfiguredRequest(path=path, config=config, alone=alone, notes=notes, given=own.recipe.names)
+    configured = ConfiguredRequest(path=path, config=config, alone=alone, notes=notes, given=own.recipe.names, own=own)
     whole = replace(own.completed(alone), configured=configured)
     if whole.ds_config is not None:
         refuse_contradictions(config, whole.ds_config, own.recipe.names)

@@ -114,13 +114,15 @@ EVALUATION_COUNTS = ("batch", "samples", "accumulation", "new_tokens", "beams")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredRequest:
     """The configuration of another trainer that a request is made of, and what it means by itself. ``notes`` are
-    sentences that the user should see, ``given`` the fields of the recipe that he decided beside it."""
+    sentences that the user should see, ``given`` the fields of the recipe that he decided beside it, ``own`` all that
+    he asked beside it."""
 
     path: Path
     config: "TrainerConfig"
     alone: "Request"
     notes: tuple[str, ...]
     given: frozenset[str] = frozenset()
+    own: "Request | None" = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
