@@ -56,7 +56,7 @@ class DataRules:
     tokens of its samples alone. Images of more than ``max_pixels`` are made smaller, of fewer than ``min_pixels``
     larger. ``names`` are the data sets of a dataset_info.json.
     ``image_folder`` is where the trainer looks for images first, by its name in the configuration.
-    ``videos`` is None where they are not planned.
+    ``videos`` is None where they are not planned. ``most_samples`` are taken where there are more.
     """
 
     trainer: str = "vlmplan"
@@ -70,6 +70,7 @@ class DataRules:
     names: tuple[str, ...] = ()
     image_folder: str | None = None
     videos: VideoRules | OwnVideoRules | None = None
+    most_samples: int | None = None
 
     @property
     def is_bundled(self) -> bool:

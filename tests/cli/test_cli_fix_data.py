@@ -8,6 +8,7 @@ import pytest
 
 from chat_files import asked, jsonl, png_header
 from cli_calls import DONE, FEW_LAYERS, call
+from vlmplan.request import parse
 
 FILE = """model_name_or_path: {model}
 stage: sft
@@ -92,3 +93,25 @@ def test_fewer_pixels_say_how_many_images_become_smaller():
     assert change["key"] == "MAX_PIXELS"
     assert 560**2 < int(change["after"]) < 2800**2
     assert (first["shrunk_image_fraction"], first["num_samples_changed"]) == (0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "expected"),
+    [
+        ("", (), NUM_SAMPLES),
+        ("max_samples: 100", (), 100),
+        ("max_samples: 100000", (), NUM_SAMPLES),
+        ("max_samples: 100000", ("--num-samples", "5000"), 5000),
+        ("max_samples: 100000\nmax_steps: 7", (), 7 * 8),
+    ],
+)
+def test_max_samples_is_the_most_that_is_taken_of_the_data(more: str, words: tuple[str, ...], expected: int):
+    text_data(longest=300)
+    batch = "" if "max_steps" not in more else "\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 2"
+    text = "model_name_or_path: small\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\nbf16: true\n"
+    Path("train.yaml").write_text(f"{text}{more}{batch}\n", encoding="utf-8")
+    given = {"num_samples": int(words[1])} if words else {}
+    request = parse({"config": "train.yaml", "gpu": ("rtx-4090",), "data": "data", **given})
+    assert request.workload.num_samples == expected
+    found = call("estimate", "--config", "train.yaml", "--gpu", "rtx-4090", "--data", "data", *words)
+    assert f"assumed: {expected:,} samples" in found.out

@@ -181,18 +181,25 @@ def _method(settings: Settings) -> Method:
 
 def _samples(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     options: dict[str, Value] = {"seq_len": settings.count("cutoff_len", 2048, least=1)}
-    samples = settings.maybe_count("max_samples", least=1)
+    samples = _most_samples(settings)
     datasets = len(settings.names("dataset")) if "dataset" in settings else 1
     if samples is not None:
-        options["num_samples"] = samples * max(1, datasets)
+        options["num_samples"] = samples
         if datasets > 1:
-            settings.note(f"max_samples is of each of {datasets} data sets: {samples * datasets:,} at the most")
+            settings.note(f"max_samples is of each of {datasets} data sets: {samples:,} at the most")
     largest = settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1)
     if sees(model):
         options["image_size"] = largest_image(largest)
         settings.note(f"{OF_EVERY_IMAGE} image_max_pixels allows, {largest_image(largest)}")
     settings.only("image_do_pan_and_scan crop_to_patches", f"more crops of an image: {NOT_PLANNED}")
     return options
+
+
+def _most_samples(settings: Settings) -> int | None:
+    """``max_samples`` of each data set."""
+    samples = settings.maybe_count("max_samples", least=1)
+    datasets = len(settings.names("dataset")) if "dataset" in settings else 1
+    return None if samples is None else samples * max(1, datasets)
 
 
 def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
@@ -207,6 +214,7 @@ def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
         max_pixels=settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1),
         names=tuple(settings.names("dataset")) if "dataset" in settings else (),
         videos=_video_rules(settings),
+        most_samples=_most_samples(settings),
         image_folder=settings.text("media_dir", "") or None if "media_dir" in settings else None,
     )
 

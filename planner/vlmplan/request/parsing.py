@@ -19,7 +19,7 @@ from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
-    from vlmplan.data_plan import DataSources
+    from vlmplan.data_plan import DataSource, DataSources
     from vlmplan.data_rules import DataRules
     from vlmplan.other_trainers import Asked, OpenedConfig, TrainerConfig
     from vlmplan.other_trainers.writing import Tool
@@ -214,7 +214,7 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         sample_len=said.sample_len or alone.sample_len,
         images_per_sample=alone.images_per_sample,
         image_size=alone.image_size or said.image_size,
-        num_samples=said.num_samples or alone.num_samples,
+        num_samples=_num_samples(whole, own, source, rules),
         video_fps=alone.video_fps,
         video_frames=alone.video_frames,
         video_pixels=alone.video_pixels,
@@ -226,6 +226,15 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         configured = replace(configured, notes=tuple(one for one in configured.notes if OF_EVERY_IMAGE not in one))
     from_data = FromData(source=source, alone=alone, image_folder=image_folder)
     return replace(whole, workload=workload, configured=configured, from_data=from_data)
+
+
+def _num_samples(whole: Request, own: Request, source: "DataSource", rules: "DataRules") -> int | None:
+    """Those that are said, or the rows of the data: all where there are fewer than a configuration's most, and of rows
+    that hold several samples as large a part as is taken of the samples."""
+    said, total = whole.workload.num_samples, len(source.found.shapes)
+    if own.workload.num_samples is not None or said is None or said != rules.most_samples:
+        return said or source.num_rows
+    return source.num_rows if total <= said else max(1, round(source.num_rows * said / total))
 
 
 def _own_image_folder(rules: "DataRules", configured: ConfiguredRequest | None) -> Path | None:
