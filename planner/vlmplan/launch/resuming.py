@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.catalog import Catalog
+from vlmplan.changes.kinds import without_plain_options
 from vlmplan.json_reader import JsonDict
 from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.run_folder import has_checkpoint, result_in
 from vlmplan.plan import Plan
+from vlmplan.recipe import PLAIN
 from vlmplan.request import Options, OptionValue, Request, requested_cluster
 from vlmplan.run_record import RECORD_FILE, RunRecord, no_record, read_record, record_of, resumed, said
 from vlmplan.training import DATA_SOURCES, TrainerOptions
@@ -128,6 +130,8 @@ def request_to_go_on(plan: Plan, record: RunRecord | None, given: Request, catal
     model = named.model or model_of(plan)[0]
     gpu = str(named.hardware.gpus[0]) if named.hardware.gpus else gpu_of(plan, catalog)
     base = request_of(plan, model=model, gpu=gpu)
+    if given.recipe.zero_stage not in (None, PLAIN, base.recipe.zero_stage):  # settings of PyTorch alone are not asked
+        base = base.with_options(without_plain_options(base.recipe.weight_dtype))
     if named.ds_config is not None:
         base = replace(base.with_options(dict.fromkeys(OF_DS_CONFIG)), ds_config=named.ds_config)
     elif given.recipe.grad_accum is None and given.workload.global_batch is None:
