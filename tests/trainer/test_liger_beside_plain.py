@@ -106,7 +106,7 @@ def planned(num_tokens, width, dtype, autocast):
     head.weight.dtype, head.weight.requires_grad = dtype, True
     with tape.section("before"):
         states = tape.tensor((1, num_tokens, width), dtype, packed_node())
-    with tape.section("head"):
+    with tape.head():
         loss = liger_loss(states, head)
     (span,) = [event for event in tape.trace().sections["head"].forward if isinstance(event, Span)]
     del loss

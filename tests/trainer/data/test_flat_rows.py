@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loss import IGNORED, gradients, small_model
+from test_loss import gradients, small_model
 
 from planned import BUNDLED_LOSSES
 from vlmplan.recipe_choices import LossKind
@@ -15,6 +15,7 @@ from vlmplan.sampler import packed
 from vlmplan_trainer.data.flat_batches import filled
 from vlmplan_trainer.data.flat_rows import flat_row
 from vlmplan_trainer.engines.base import LossModule
+from vlmplan_trainer.labels import IGNORED_LABEL
 
 LENGTHS = (7, 19, 11)
 OTHERS = {
@@ -29,7 +30,7 @@ def samples(lengths=LENGTHS):
     for seed, length in enumerate(lengths):
         ids = torch.randint(3, 307, (1, length), generator=torch.Generator().manual_seed(seed))
         labels = ids.clone()
-        labels[:, 0] = IGNORED
+        labels[:, 0] = IGNORED_LABEL
         rows.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
     return rows
 
@@ -72,7 +73,7 @@ def test_samples_of_a_refused_model_see_each_other():
 def test_no_first_token_is_a_label_and_positions_begin_anew():
     row = flat_row(samples((3, 2)), pad_id=0)
     assert row["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
-    assert [place for place, label in enumerate(row["labels"][0].tolist()) if label == IGNORED] == [0, 3]
+    assert [place for place, label in enumerate(row["labels"][0].tolist()) if label == IGNORED_LABEL] == [0, 3]
     assert "attention_mask" not in row
 
 
@@ -82,7 +83,7 @@ def test_the_last_sample_of_a_row_is_padded_where_rows_are_to_be_full():
     row = flat_row(rows, pad_id=9, lengths=filled(rows, [2, 1], 8))
     assert row["input_ids"].shape == row["position_ids"].shape == (1, 8 + 8)
     assert row["input_ids"][0, -4:].tolist() == [9] * 4
-    assert row["labels"][0, -4:].tolist() == [IGNORED] * 4
+    assert row["labels"][0, -4:].tolist() == [IGNORED_LABEL] * 4
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 100))
