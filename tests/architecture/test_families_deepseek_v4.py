@@ -88,6 +88,7 @@ def step(config, batch, **options):
     assert_step_matches(config, batch, text_inputs(batch), attention="eager", tolerance=0.002, **options)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("batch", [BATCH, ONE_SAMPLE], ids=["two samples", "one sample"])
 @pytest.mark.parametrize("config", [CONFIG, NESTED], ids=["class's keys", "nested positions"])
@@ -95,7 +96,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, batch, checkpoints):
     step(config, batch, checkpoints=checkpoints)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("batch", [BATCH, ONE_SAMPLE], ids=["two samples", "one sample"])
 @pytest.mark.parametrize("changes", WIDE.values(), ids=WIDE)

@@ -77,6 +77,7 @@ def predicted(config: dict[str, Any], num_sounds: int, num_frames: int) -> dict[
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_sounds", [1, 2])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_step_of_the_tower_keeps_and_peaks_as_in_transformers(name, num_sounds):

@@ -24,7 +24,7 @@ def assert_step(config=None, **options):
     assert_audio_step(HEARING if config is None else config, tolerance=TOLERANCE, **options)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("frozen", PARTS)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("seconds", [0.4, 7.31])

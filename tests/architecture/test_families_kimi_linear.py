@@ -61,12 +61,14 @@ def step(config, batch, **options):
     assert_step_matches(config, batch, text_inputs(batch), tolerance=0.002, **options)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["published keys", "class's keys"])
 def test_a_step_keeps_and_peaks_as_in_transformers(config, checkpoints):
     step(config, BATCH, checkpoints=checkpoints)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("batch", [Batch(micro_batch=1, num_tokens=100), Batch(micro_batch=3, num_tokens=40)], ids=str)
 def test_a_sequence_that_fills_no_whole_chunk_keeps_and_peaks_as_in_transformers(batch):
     step(CONFIG, batch)

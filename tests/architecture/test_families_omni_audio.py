@@ -44,7 +44,7 @@ def assert_step(name, **options):
     assert_audio_step(CONFIGS[name], extractor=EXTRACTOR, **options)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("frozen", PARTS)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("seconds", [0.4, 7.31])

@@ -133,7 +133,7 @@ def test_all_images_share_the_casts_of_the_projection_that_autocast_caches():
     assert anew.forward_live > 1.01 * measured.forward_live
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("frozen", [(), TOWER, EXTENSION], ids=["all", "no tower", "decoder"])

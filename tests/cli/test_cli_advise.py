@@ -62,6 +62,7 @@ def test_json_keeps_the_contract(words: Sequence[str]):
             assert one["bound_by"] in ({"--max-usd", "--max-hours"} if over else {*PARTS, None})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("words", ADVISED)
 def test_changes_come_best_first_those_over_the_limits_after_those_that_do_not_fit_last(words: Sequence[str]):
     document = advised(*words).document

@@ -18,6 +18,7 @@ def flags(options: dict[str, object]) -> list[str]:
     return words
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["zero", "method", "precision", "optimizer", "checkpointing"])
 def test_every_variant_is_the_estimate_of_its_options(name: str):
     found = call("estimate", *SETUP, "--compare", name, "--json")

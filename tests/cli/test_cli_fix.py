@@ -171,6 +171,7 @@ def test_what_the_trainer_cannot_do_is_not_a_way_to_fit_either():
     assert call(*to_fit["command"].split()[1:], "--json").code == DONE
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("gpu", ["rtx-3060-12gb:1", "rtx-3080-10gb:2"])
 def test_the_way_out_of_a_configuration_is_what_its_command_says(gpu: str, precision: str):

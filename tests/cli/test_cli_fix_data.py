@@ -95,6 +95,7 @@ def test_fewer_pixels_say_how_many_images_become_smaller():
     assert (first["shrunk_image_fraction"], first["num_samples_changed"]) == (0.5, 0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("more", "words", "expected"),
     [

@@ -392,6 +392,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ..
     return answer
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("words", "names"), WRITTEN)
 def test_out_writes_the_winner(written: Callable[..., Written], words: tuple[str, ...], names: set[str]):
     folder, document = written(words)

@@ -180,6 +180,7 @@ PLANS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("_place")
 @pytest.mark.parametrize("name", PLANS)
 def test_the_options_of_a_plan_lead_back_to_it(name: str):

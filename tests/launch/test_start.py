@@ -132,6 +132,7 @@ def test_what_cannot_be_started_is_one_sentence(tmp_path):
 # -- signals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("signum", "code", "is_one_node", "received"),
     [

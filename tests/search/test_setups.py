@@ -61,6 +61,7 @@ def setup_of(estimate: Estimate) -> BoundedSetup:
     return BoundedSetup(recipe=estimate.recipe, most_bytes=0, least_bytes=0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("where", "num_gpus", "every"),
     [

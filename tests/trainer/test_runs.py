@@ -180,6 +180,7 @@ def test_the_loss_falls_under_every_stage(outcomes, run):
     assert_learns(outcomes["-".join(run)])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["full", "qlora", pytest.param("lora", marks=sweep)])
 def test_the_loss_falls_without_deepspeed(models, tmp_path, method):
     assert_learns(train_here(plan_of(models, "qwen2_vl", method, "none", 1), tmp_path, *WORDS))
