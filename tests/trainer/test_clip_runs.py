@@ -36,7 +36,7 @@ def test_a_run_takes_what_is_planned_of_its_frames_and_leaves_a_model_with_its_p
     done = train_here(plan, tmp_path / "videos", "--train-data", str(data), "--max-steps", "3")
     assert done.code == 0, done.err
     assert "4 samples to train on, no images, 4 videos" in done.out
-    allowed = {"load, peak": 0.001, "forward, peak": 0.035, "backward, peak": 0.005, "peak allocated": 0.005}
+    allowed = {"load, peak": 0.001, "forward, peak": 0.035, "backward, peak": 0.005, "peak allocated": 0.02}
     for name, share in allowed.items():
         assert abs(done.error_of(name)) < share, (name, done.error_of(name))
     AutoModelForImageTextToText.from_pretrained(tmp_path / "videos" / "run" / "model")
