@@ -19,7 +19,7 @@ from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
-    from vlmplan.data_plan import DataSource, DataSources
+    from vlmplan.data_plan import DataSource, DataSources, Limits
     from vlmplan.data_rules import DataRules
     from vlmplan.other_trainers import Asked, OpenedConfig, TrainerConfig
     from vlmplan.other_trainers.writing import Tool
@@ -170,9 +170,8 @@ def _data_rules(whole: Request) -> "DataRules":
 
 
 def with_samples(whole: Request, own: Request, sources: "DataSources", image_folder: Path | None = None) -> Request:
-    """``whole``, of which ``own`` is the user's part, with the samples' lengths and images in place of its own, which
-    are limits then. A number of samples that is said stays."""
-    from vlmplan.data_plan import Limits, MostShown
+    """``whole``, of which ``own`` is the user's part, with the samples' lengths, images and sounds in place of its own,
+    which are limits then. A number of samples that is said stays."""
     from vlmplan.data_rules import OF_EVERY_IMAGE
 
     configured = whole.configured
@@ -182,39 +181,36 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
             f"--images-per-sample is {own.workload.images_per_sample}, but the samples have videos, whose frames are "
             f"many images; --video-frames limits them"
         )
-    limits = Limits(
+    source = sources.source(rules, _limits(whole, own))
+    alone = _workload_of_samples(whole, own, source)
+    workload = replace(_as_samples_are(whole.workload, alone), num_samples=_num_samples(whole, own, source, rules))
+    if configured is not None:  # what it says of samples that nobody has seen
+        configured = replace(configured, notes=tuple(one for one in configured.notes if OF_EVERY_IMAGE not in one))
+    from_data = FromData(source=source, alone=alone, image_folder=image_folder)
+    return replace(whole, workload=workload, configured=configured, from_data=from_data)
+
+
+def _limits(whole: Request, own: Request) -> "Limits":
+    """The most that a sample may have, and who says so."""
+    from vlmplan.data_plan import Limits, MostShown
+
+    asked, configured = own.workload, whole.configured
+    return Limits(
         limit=whole.workload.seq_len,
-        source="--seq-len" if configured is None or own.workload.seq_len is not None else str(configured.path),
-        planned_size=own.workload.image_size,
-        most=MostShown(
-            images=own.workload.images_per_sample,
-            sounds=own.workload.audios_per_sample,
-            seconds=own.workload.audio_seconds,
-        ),
+        source="--seq-len" if configured is None or asked.seq_len is not None else str(configured.path),
+        planned_size=asked.image_size,
+        most=MostShown(images=asked.images_per_sample, sounds=asked.audios_per_sample, seconds=asked.audio_seconds),
     )
-    source = sources.source(rules, limits)
-    covers = source.covering
-    alone = WorkloadRequest(
-        seq_len=covers.seq_len,
-        images_per_sample=covers.images_per_sample,
-        image_size=covers.image_size,
-        sample_len=source.packed_sample_len if whole.recipe.batching is Batching.PACKED else None,
-        num_samples=source.num_rows if own.workload.num_samples is None else None,
-        video_fps=whole.videos.fps,
-        video_frames=whole.videos.frames,
-        video_pixels=whole.videos.max_pixels,
-        clip_frames=covers.clip_frames,
-        audios_per_sample=covers.audios_per_sample or None,
-        audio_seconds=covers.audio_seconds or None,
-    )
-    said = whole.workload
-    workload = replace(
+
+
+def _as_samples_are(said: WorkloadRequest, alone: WorkloadRequest) -> WorkloadRequest:
+    """``said`` with what samples are like as ``alone`` has it, whose packed length and image size may be missing."""
+    return replace(
         said,
         seq_len=alone.seq_len,
         sample_len=said.sample_len or alone.sample_len,
         images_per_sample=alone.images_per_sample,
         image_size=alone.image_size or said.image_size,
-        num_samples=_num_samples(whole, own, source, rules),
         video_fps=alone.video_fps,
         video_frames=alone.video_frames,
         video_pixels=alone.video_pixels,
@@ -222,10 +218,25 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         audios_per_sample=alone.audios_per_sample,
         audio_seconds=alone.audio_seconds,
     )
-    if configured is not None:  # what it says of samples that nobody has seen
-        configured = replace(configured, notes=tuple(one for one in configured.notes if OF_EVERY_IMAGE not in one))
-    from_data = FromData(source=source, alone=alone, image_folder=image_folder)
-    return replace(whole, workload=workload, configured=configured, from_data=from_data)
+
+
+def _workload_of_samples(whole: Request, own: Request, source: "DataSource") -> WorkloadRequest:
+    """The workload as the samples themselves say it: lengths, images and sounds that no sample has more of, and the
+    frames that are asked for of their videos."""
+    covers, videos = source.covering, whole.videos
+    return WorkloadRequest(
+        seq_len=covers.seq_len,
+        images_per_sample=covers.images_per_sample,
+        image_size=covers.image_size,
+        sample_len=source.packed_sample_len if whole.recipe.batching is Batching.PACKED else None,
+        num_samples=source.num_rows if own.workload.num_samples is None else None,
+        video_fps=videos.fps,
+        video_frames=videos.frames,
+        video_pixels=videos.max_pixels,
+        clip_frames=covers.clip_frames,
+        audios_per_sample=covers.audios_per_sample or None,
+        audio_seconds=covers.audio_seconds or None,
+    )
 
 
 def _num_samples(whole: Request, own: Request, source: "DataSource", rules: "DataRules") -> int | None:
