@@ -16,12 +16,9 @@ from vlmplan.architecture.families.packed_patches import (
     PatchContext,
     by_image,
     interpolated_positions,
-    joined_features,
     num_patches,
     patch_lengths,
     patch_positions,
-    scattered,
-    token_positions,
 )
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel, ties_either
 from vlmplan.architecture.families.siglip_vision import SiglipLayer
@@ -141,19 +138,10 @@ class PaddleModel(VisionLanguageModel):
         super().__init__(VisionModel(vision), language_model)
         self.projector = Projector(vision, language_model.shape.hidden_size)
 
-    def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
-        embeddings = self.language_model.embed(ids)
-        # What lives until this function returns: the encoder's output object, the joined features, the positions.
-        held: list[Tensor] = []
-        if pixels is not None:
-            held.append(self.visual(pixels, batch, backend))
-            with ids.tape.section("projector"):
-                held.append(self.projector(held[0], batch.num_images))
-            with ids.tape.section("scatter"):
-                held.append(joined_features(held[1], batch.num_images))
-                embeddings = scattered(ids, embeddings, held[2])
-                held.append(token_positions(ids))
-        return self.language_model(embeddings, backend)
+    def encoded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
+        hidden = self.visual(pixels, batch, backend)
+        with pixels.tape.section("projector"):
+            return hidden, self.projector(hidden, batch.num_images)
 
 
 class PaddleOcrVl(Qwen2VL):

@@ -122,12 +122,16 @@ class VisionLanguageModel(Module):
         # What lives until this function returns: the encoder's output object, the joined features, the positions.
         held: list[Tensor] = []
         if pixels is not None:
-            held += self.visual(pixels, batch, backend)
+            held += self.encoded(pixels, batch, backend)
             with ids.tape.section("scatter"):
                 held.append(joined_features(held[1], batch.num_images))
                 embeddings = scattered(ids, embeddings, held[2])
                 held.append(token_positions(ids))
         return self.language_model(embeddings, backend)
+
+    def encoded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
+        """(last hidden state of the patches, features as wide as the language model's)."""
+        return self.visual(pixels, batch, backend)
 
 
 class Qwen2VL(ImageTextModel):
