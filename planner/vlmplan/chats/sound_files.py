@@ -24,7 +24,11 @@ BEGINNINGS = (
 )
 """How files begin, and what ffmpeg calls their containers. Named, so that no playlist is tried, which could lead to
 other files."""
-MISSING = "reading sounds that are no plain WAV needs the package av: pip install 'vlmplan[audio]'"
+
+
+def missing_pyav(sounds: str) -> MissingPackageError:
+    """What is said where PyAV is not there, which these ``sounds`` need."""
+    return MissingPackageError(f"reading {sounds} needs the package av: pip install 'vlmplan[audio]'")
 
 
 def sound_seconds(source: Path | bytes, *, name: str) -> float:
@@ -84,7 +88,7 @@ def opened_container(file: BinaryIO) -> Generator[Any]:
     try:
         av: Any = importlib.import_module("av")
     except ImportError:
-        raise MissingPackageError(MISSING) from None
+        raise missing_pyav("sounds that are no plain WAV") from None
     with av.open(file, format=name) as container:
         if not container.streams.audio:
             raise ValueError("it has no sound")

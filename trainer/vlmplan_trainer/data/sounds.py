@@ -14,8 +14,8 @@ import numpy as np
 
 from vlmplan.chats.image_files import Embedded
 from vlmplan.chats.samples import Sample, SoundPart
-from vlmplan.chats.sound_files import MISSING, opened_container, opened_sound
-from vlmplan.errors import InputError, MissingPackageError
+from vlmplan.chats.sound_files import missing_pyav, opened_container, opened_sound
+from vlmplan.errors import InputError
 from vlmplan.sample_audio import sound_shape
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
@@ -42,7 +42,7 @@ def refuse_sounds_without_packages(samples: Sequence[Sample]) -> None:
     """Raise MissingPackageError where samples have sounds, and what decodes those is not installed."""
     heard = next((sample for sample in samples if sample.sounds), None)
     if heard is not None and importlib.util.find_spec("av") is None:
-        raise MissingPackageError(f"{heard.source}: {MISSING.replace('sounds that are no plain WAV', 'sounds')}")
+        raise missing_pyav(f"the sounds of {heard.source}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
