@@ -111,7 +111,7 @@ def test_settings_of_a_feature_extractor_in_a_file_of_the_whole_processor_are_th
     audio = sample_audio(Workload(model=files, seq_len=4096, audios_per_sample=1, audio_seconds=40))
     assert audio is not None
     assert (audio.num_frames, audio.num_padded_frames) == (40 * 200, 300 * 200)
-    assert any("runs only for samples with sound (--audio-seconds, or sounds in --data)" in note for note in files.notes)
+    assert any("runs only for samples with sound (--audio-seconds, or in --data)" in note for note in files.notes)
 
 
 def test_packed_rows_have_no_sounds():

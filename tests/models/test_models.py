@@ -455,7 +455,7 @@ def test_finding_a_packaged_model_takes_milliseconds():
 
 def test_that_samples_have_no_sound_is_said_of_a_model_that_hears():
     found = find_model("phi-4-multimodal")
-    note = "The audio tower of phi-4-multimodal runs only for samples with sound (--audio-seconds, or sounds in --data)."
+    note = "The audio tower of phi-4-multimodal runs only for samples with sound (--audio-seconds, or in --data)."
     assert note in found.notes
 
 

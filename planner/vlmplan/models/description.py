@@ -52,7 +52,7 @@ def files_of_texts(
         notes.append(thinker_note(name, whole))
     is_deaf = config["model_type"] in MAY_BE_DEAF and not config.get("audio_config")
     if config["model_type"] in AUDIO_MODEL_TYPES and not is_deaf:
-        notes.append(f"The audio tower of {name} runs only for samples with sound (--audio-seconds, or sounds in --data).")
+        notes.append(f"The audio tower of {name} runs only for samples with sound (--audio-seconds, or in --data).")
     if config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config)):
         notes.append(
             f"No gradient comes to the indexers of {name}, which choose keys by their positions: their weights stay as "
