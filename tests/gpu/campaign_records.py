@@ -1,4 +1,7 @@
-"""Records of the campaign: JSON lines, one for each run, each with what was planned, rehearsed and measured."""
+"""Records of the campaign: JSON lines, one for each run, each with what was planned, rehearsed and measured.
+
+A file has one measurement of a run: those of another card are in a file of their own (``OF_OTHER_CARDS``).
+"""
 
 import json
 from pathlib import Path
@@ -7,6 +10,9 @@ from typing import Any
 from vlmplan.files import write_atomically
 
 RECORDS = Path(__file__).parent / "records.jsonl"
+"""Rehearsals, and measurements on an H200."""
+OF_OTHER_CARDS = (Path(__file__).parent / "records_h100.jsonl",)
+"""Measurements of the same runs on other cards."""
 LAUNCHES = Path(__file__).parent / "launches.jsonl"
 """Of ``vlmplan launch --task``: models with random weights and long texts, measured as the launcher's report has it."""
 Record = dict[str, Any]

@@ -9,13 +9,14 @@ operations than its model runs, and ``matmul_ramp`` is left out, since it was wh
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from campaign_records import LAUNCHES, RECORDS, Record, records_in
+from campaign_records import LAUNCHES, OF_OTHER_CARDS, RECORDS, Record, records_in
 from campaign_runs import CARD, RUNS, CampaignRun, planned_run
 
 from vlmplan.estimation import Estimate
@@ -30,9 +31,10 @@ HEADER = """# Runs on a GPU
 `campaign.py` records them in `records.jsonl`; `wheels.py` gets the packages that a machine without a network needs.
 Every second run is held back: formulas are mended by the others alone. `python tests/gpu/report.py` rewrites this file.
 While one run gets ready on the card, the model of the next one is made in host memory; in the runs on an H200 it was
-made while steps were timed, too, which slowed those that wait for the host. Errors of seconds stand beside what is
-assumed of a card, and beside what `vlmplan calibrate` measured on the same machine (`config/`). No images are opened;
-in the runs on an H200 pixels were drawn at random for each batch, which took the host time that is not planned.
+made while steps were timed, too, which slowed those that wait for the host. On the H100 nothing else ran meanwhile.
+Errors of seconds stand beside what is assumed of a card, and beside what `vlmplan calibrate` measured on the same
+machine (`config/`). No images are opened; in the runs on an H200 pixels were drawn at random for each batch, which took
+the host time that is not planned.
 
 With a tensor torch counts what is left of its block, where that is 1 MiB or less (`should_split` in
 `CUDACachingAllocator.cpp`). Planned and rehearsed are tensors alone, so allocated bytes of models with odd widths are
@@ -47,6 +49,7 @@ median of a step, the first left out.
 PHASES = ("generate", "reference", "forward", "backward", "step")
 TITLES = (
     "run",
+    "card",
     "planned",
     "rehearsed",
     "measured",
@@ -68,6 +71,7 @@ class Row:
     """One run: peaks in bytes and seconds of a step; None for what is not known."""
 
     name: str
+    card: str | None
     is_held_back: bool
     planned: int
     rehearsed: int | None
@@ -115,9 +119,18 @@ class Row:
         return self.calibrated_seconds / self.measured_seconds - 1
 
 
-def rows(records: Mapping[str, Record]) -> list[Row]:
-    """Of every run of the list that has a record, in the list's order, planned anew."""
-    return [_row(run, records[run.name]) for run in RUNS if run.name in records]
+def rows(records: Mapping[str, Record], others: Iterable[Mapping[str, Record]] = ()) -> list[Row]:
+    """Of every run of the list that has a record, in the list's order, planned anew: one for each card on which it was
+    measured. ``others``: records of other cards."""
+    return [_row(run, record) for run in RUNS for record in _records_of(run.name, records, others)]
+
+
+def _records_of(name: str, records: Mapping[str, Record], others: Iterable[Mapping[str, Record]]) -> Iterator[Record]:
+    """The measured records of a run, each beside its rehearsal; the rehearsal alone where nothing was measured."""
+    found = [card[name] for card in (records, *others) if name in card]
+    rehearsed = {key: value for one in found for key, value in one.items() if key == "rehearsed"}
+    measured = [one for one in found if "measured" in one]
+    return (rehearsed | one for one in measured or found[:1])
 
 
 def launched_rows() -> list[Row]:
@@ -136,6 +149,7 @@ def _row(run: CampaignRun, record: Record) -> Row:
     phases = {phase.name: phase.peak.total for phase in estimate.timeline.phases}
     return Row(
         name=run.name,
+        card=None if measured is None else measured.get("device", "").removeprefix("NVIDIA ").split(" ")[0] or None,
         is_held_back=run.is_held_back,
         planned=estimate.peak_allocated_bytes,
         rehearsed=None if rehearsed is None else rehearsed["peak_allocated_bytes"],
@@ -183,13 +197,13 @@ def _phase_peaks(measured: Record | None, rehearsed: Record | None) -> dict[str,
     return {} if rehearsed is None else rehearsed["phases"]
 
 
-def section(records: Mapping[str, Record]) -> str:
+def section(records: Mapping[str, Record], others: Sequence[Mapping[str, Record]] = ()) -> str:
     """The part of the page: what there is, and in words what there is not."""
-    found = rows(records)
+    found = rows(records, others)
     measured = [row for row in found if row.measured is not None]
     parts = [] if measured else [NOTHING_MEASURED]
     if any(row.error is not None for row in found):
-        parts.append(_words(found, measured, records))
+        parts.append(_words(found, measured))
         parts.append(table(found))
     failed = [
         f"- `{name}`: {record['measured_error']}" for name, record in records.items() if "measured_error" in record
@@ -199,7 +213,7 @@ def section(records: Mapping[str, Record]) -> str:
     return "\n\n".join(parts)
 
 
-def _words(found: list[Row], measured: list[Row], records: Mapping[str, Record]) -> str:
+def _words(found: list[Row], measured: list[Row]) -> str:
     """The medians, those of held-back runs apart."""
     if not measured:
         errors = [abs(row.error) for row in found if row.error is not None]
@@ -210,9 +224,10 @@ def _words(found: list[Row], measured: list[Row], records: Mapping[str, Record])
             f"that is planned worst is {median(worst):.2%} and {max(worst):.2%} off."
         )
     groups = {"all": measured, "held back": [row for row in measured if row.is_held_back]}
-    found = (record.get("measured", {}) for record in records.values())
-    devices = sorted({one["device"] for one in found if "device" in one})
-    sentences = [f"{len(measured)} of {len(RUNS)} runs were measured{' on ' if devices else ''}{', '.join(devices)}."]
+    cards = Counter(row.card for row in measured if row.card is not None)
+    on_cards = " and ".join(f"{count} on an {card}" for card, count in sorted(cards.items(), reverse=True))
+    num_runs = len({row.name for row in measured})
+    sentences = [f"{num_runs} of {len(RUNS)} runs were measured{', ' if cards else ''}{on_cards}."]
     for name, group in groups.items():
         texts = [
             f"{what} {median(errors):.1%} off"
@@ -233,10 +248,11 @@ def _words(found: list[Row], measured: list[Row], records: Mapping[str, Record])
 
 
 def table(found: Iterable[Row]) -> str:
-    lines = [f"| {' | '.join(TITLES)} |", f"|---|{'---:|' * (len(TITLES) - 1)}"]
+    lines = [f"| {' | '.join(TITLES)} |", f"|---|---|{'---:|' * (len(TITLES) - 2)}"]
     for row in found:
         cells = (
             f"`{row.name}`" + (" (held back)" if row.is_held_back else ""),
+            row.card or "-",
             _gib(row.planned),
             _gib(row.rehearsed),
             _gib(row.measured),
@@ -260,10 +276,11 @@ def _percent(error: float | None) -> str:
     return "-" if error is None else f"{100 * error:+.2f} %"
 
 
-def report(records: Mapping[str, Record]) -> str:
+def report() -> str:
     """The whole file."""
-    return "\n".join((HEADER.format(num_runs=len(RUNS)), section(records), LAUNCHED, table(launched_rows()))) + "\n"
+    runs = section(records_in(RECORDS), [records_in(path) for path in OF_OTHER_CARDS])
+    return "\n".join((HEADER.format(num_runs=len(RUNS)), runs, LAUNCHED, table(launched_rows()))) + "\n"
 
 
 if __name__ == "__main__":
-    TABLE.write_text(report(records_in(RECORDS)), encoding="utf-8")
+    TABLE.write_text(report(), encoding="utf-8")

@@ -7,7 +7,7 @@ import zipfile
 
 import campaign
 import pytest
-from campaign_records import RECORDS, add_record, records_in
+from campaign_records import OF_OTHER_CARDS, RECORDS, add_record, records_in
 from campaign_runs import NUM_STEPS, RUNS, CampaignRun, planned_run
 from click.testing import CliRunner
 from one_run import DRAWN_ONCE, STEPS_RUN, draws_little, locked
@@ -148,14 +148,19 @@ def test_what_a_card_allocates_more_than_tensors_is_the_rest_of_their_blocks(nam
     assert replays[-1].peak_allocated_bytes == pytest.approx(measured, rel=ODD_WIDTHS[name])
 
 
-EVEN_WIDTHS = [name for name, one in records_in(RECORDS).items() if "measured" in one and name.startswith("llama-3")]
+EVEN_WIDTHS = [
+    pytest.param(path, name, id=f"{path.stem}-{name}")
+    for path in (RECORDS, *OF_OTHER_CARDS)
+    for name, one in records_in(path).items()
+    if "measured" in one and name.startswith("llama-3")
+]
 """Measured runs of models whose weights fill their blocks."""
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize("name", EVEN_WIDTHS)
-def test_the_phases_of_a_step_take_on_a_card_what_was_planned(name):
-    record, run = records_in(RECORDS)[name], next(run for run in RUNS if run.name == name)
+@pytest.mark.parametrize(("path", "name"), EVEN_WIDTHS)
+def test_the_phases_of_a_step_take_on_a_card_what_was_planned(path, name):
+    record, run = records_in(path)[name], next(run for run in RUNS if run.name == name)
     estimate = planned_run(run, record["planned"]["gpu"], calibration=False, uses_nvlink=False).estimate
     planned = {phase.name: phase.peak.total for phase in estimate.timeline.phases}
     for phase in ("forward", "backward", "step"):
@@ -165,7 +170,7 @@ def test_the_phases_of_a_step_take_on_a_card_what_was_planned(name):
 
 @pytest.mark.sweep
 def test_the_report_is_up_to_date():
-    assert TABLE.read_text(encoding="utf-8") == report(records_in(RECORDS))
+    assert TABLE.read_text(encoding="utf-8") == report()
 
 
 @pytest.mark.sweep

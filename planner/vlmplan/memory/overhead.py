@@ -20,8 +20,9 @@ NUM_CUBLAS_HANDLES = 2
 CUDA_CONTEXT_BYTES = 500 * MIB
 """CUDA context, loaded kernels and library handles of one process. Assumed: 0.3 to 0.6 GiB are seen."""
 HOPPER_CONTEXT_BYTES = 767 * MIB
-"""The same from compute capability 9.0 on, but for cards of workstations and games (12.0). Measured: 767 to 769 MiB in
-15 runs on an H200 with torch 2.11 for CUDA 13.0 (tests/gpu), of which 527 are there before the first kernel."""
+"""The same from compute capability 9.0 on, but for cards of workstations and games (12.0). Measured: 767 to 771 MiB in
+31 runs on an H200 and an H100 with torch 2.11 for CUDA 13.0 (753 in float32; tests/gpu), of which 527 are there before
+the first kernel."""
 HOPPER, CONSUMER_BLACKWELL = (9, 0), (12, 0)
 CPU_PROCESS_BYTES = 411 * MIB
 """What a rank on a CPU takes of its share of the host's memory before it holds anything of the model: Python and
@@ -31,8 +32,8 @@ NCCL_COMMUNICATOR_BYTES = 484 * MIB
 """NCCL itself, before it talks to anybody: kernels, their stacks, a communicator. Cited: what a communicator of one GPU
 takes on an RTX 3090 (github.com/NVIDIA/nccl/pull/2366)."""
 HOPPER_NCCL_COMMUNICATOR_BYTES = 562 * MIB
-"""The same from compute capability 9.0 on. Measured: 558 to 562 MiB with stage 3 and FSDP2 on one H200 with torch 2.11
-(tests/gpu)."""
+"""The same from compute capability 9.0 on. Measured: 558 to 566 MiB with stage 3 and FSDP2 on one H200 and one H100
+with torch 2.11 (tests/gpu)."""
 HOPPER_STAGE_1_2_BYTES = 386 * MIB
 """More than that where DeepSpeed runs stage 1 or 2, from compute capability 9.0 on. Measured: 1715 to 1801 MiB beyond
 the reserved bytes in 4 runs on one H200, where stage 3 has 1329. Why is not known, and nothing of older cards."""
@@ -47,9 +48,9 @@ NCCL_PCIE_CHANNELS = 4
 """Channels over PCIe or host memory. Assumed: 2 to 8 are opened."""
 
 RESERVE_FRACTION = 0.04
-"""Part of the usable memory that ``fits`` keeps free. A choice, by what was measured: in all of our own runs on one
-H200 but one (4.5 %) the device showed at most this much more than was planned (tests/gpu). It does not cover the worst
-of what torch's native allocator reserves, nor libraries of other years (docs/accuracy.md)."""
+"""Part of the usable memory that ``fits`` keeps free. A choice, by what was measured: in all of our own runs on an
+H200 and an H100 but one (4.5 %) the device showed at most this much more than was planned (tests/gpu). It does not
+cover the worst of what torch's native allocator reserves, nor libraries of other years (docs/accuracy.md)."""
 MIN_RESERVE_BYTES = GIB // 2
 """Least bytes that ``fits`` keeps free. A choice: one large logits chunk."""
 
