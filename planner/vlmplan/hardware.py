@@ -260,6 +260,10 @@ def cluster_text(cluster: Cluster) -> str:
     return f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.name}"
 
 
+ON_DEMAND_SUFFIX = " [on-demand]"
+"""By which price lists tell a product's terms."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A node for rent, or your own. ``usd_per_hour`` is for the whole instance, after ``discount_fraction``.
@@ -302,9 +306,14 @@ class Offer:
         _require(0 <= fraction <= 1, f"{where}: discount fraction is {fraction}; it must be within 0 and 1")
 
     @property
+    def product(self) -> str | None:
+        """What the provider calls the machine, without the terms that some price lists put behind the name."""
+        return None if self.sku is None else self.sku.removesuffix(ON_DEMAND_SUFFIX)
+
+    @property
     def label(self) -> str:
         """``lambda's gpu_1x_a10``: provider, and what it calls the machine, or its GPUs where it has no name for it."""
-        return f"{self.provider}'s {self.sku or f'{self.num_gpus} x {self.gpu_id}'}"
+        return f"{self.provider}'s {self.product or f'{self.num_gpus} x {self.gpu_id}'}"
 
     @property
     def usd_per_gpu_hour(self) -> float:

@@ -160,3 +160,9 @@ def test_offer_says_how_old_its_price_is():
     assert offer_text(offer(GPU, 1.0, as_of=SEEN), TODAY).endswith("price 20 days old")
     assert offer_text(offer(GPU, 1.0, as_of=None), TODAY).endswith("price of unknown age")
     assert offer_text(offer(GPU, 1.0, sku="big-1"), date(2026, 11, 2)) == "somebody big-1 on demand, price 1 day old"
+
+
+def test_an_offer_says_its_terms_once():
+    one = offer(GPU, 1.0, sku="big-1 [on-demand]")
+    assert offer_text(one, date(2026, 11, 2)) == "somebody big-1 on demand, price 1 day old"
+    assert one.label == "somebody's big-1"

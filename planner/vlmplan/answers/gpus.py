@@ -179,7 +179,7 @@ def _offer_cells(offer: Offer, on: date) -> tuple[str, ...]:
         usd_text(offer.usd_per_gpu_hour),
         UNKNOWN if offer.spot_usd_per_hour is None else usd_text(offer.spot_usd_per_hour),
         offer.provider,
-        offer.sku or UNKNOWN,
+        offer.product or UNKNOWN,
         offer.region or UNKNOWN,
         offer.pricing.value,
         _number_text(offer.num_vcpus, 0),

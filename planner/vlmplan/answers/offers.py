@@ -65,7 +65,7 @@ def about_text(usd: float, offer: Offer | None, on: date) -> str:
 def offer_text(offer: Offer, on: date) -> str:
     """Provider, product, terms and the age of the price."""
     age = offer.age_days(on)
-    words = [offer.provider, *([offer.sku] if offer.sku else []), offer.pricing.value.replace("_", " ")]
+    words = [offer.provider, *([offer.product] if offer.product else []), offer.pricing.value.replace("_", " ")]
     seen = "price of unknown age" if age is None else f"price {counted(age, 'day')} old"
     return f"{' '.join(words)}, {seen}"
 

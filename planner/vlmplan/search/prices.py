@@ -10,9 +10,6 @@ from vlmplan.notes import Caveat
 from vlmplan.request import Objective
 from vlmplan.units import counted, usd_text
 
-ON_DEMAND_SUFFIX = " [on-demand]"
-"""By which price lists tell a product's terms."""
-
 
 def with_spot(offers: Iterable[Offer]) -> Iterator[Offer]:
     """``offers``, and after each that has a spot price the same machine as one that may be taken away,
@@ -21,8 +18,7 @@ def with_spot(offers: Iterable[Offer]) -> Iterator[Offer]:
         yield offer
         spot = offer.spot_usd_per_hour
         if spot is not None and offer.pricing is not Pricing.INTERRUPTIBLE:
-            sku = None if offer.sku is None else offer.sku.removesuffix(ON_DEMAND_SUFFIX)
-            yield replace(offer, usd_per_hour=spot, pricing=Pricing.INTERRUPTIBLE, sku=sku)
+            yield replace(offer, usd_per_hour=spot, pricing=Pricing.INTERRUPTIBLE, sku=offer.product)
 
 
 def is_recent(offer: Offer, on: date, max_age_days: int | None) -> bool:
