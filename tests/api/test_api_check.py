@@ -57,7 +57,7 @@ def test_a_model_beside_the_file_wins(config):
 
 
 def test_without_a_gpu_there_is_no_estimate(config, monkeypatch):
-    monkeypatch.setattr("vlmplan.cli.check._has_gpu", lambda request: bool(request.hardware.gpus))
+    monkeypatch.setattr("vlmplan.commands.check._has_gpu", lambda request: bool(request.hardware.gpus))
     found = vlmplan.check(config)
     assert (found.estimate, found.fits) == (None, None)
 

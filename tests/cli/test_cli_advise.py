@@ -33,7 +33,7 @@ ADVISED = [
 @pytest.fixture(autouse=True)
 def _place(isolated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("recommend", "advise"):
-        monkeypatch.setattr(f"vlmplan.cli.{module}.today", lambda: date(2026, 11, 21))
+        monkeypatch.setattr(f"vlmplan.commands.{module}.today", lambda: date(2026, 11, 21))
 
 
 @cache

@@ -49,7 +49,7 @@ FEW_CARDS = ("--gpu", "t4", "--gpu", "rtx-4090", "--gpu", "l4:4", "--gpu", "a100
 
 @pytest.fixture(autouse=True)
 def _place(isolated: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlmplan.cli.recommend.today", lambda: date(2026, 11, 21))
+    monkeypatch.setattr("vlmplan.commands.recommend.today", lambda: date(2026, 11, 21))
 
 
 @cache

@@ -12,10 +12,10 @@ from vlmplan.chats import samples
 from vlmplan.cli.command_line import run
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.option_words import options_of, words_of
-from vlmplan.cli.output import document_text
 from vlmplan.cli.recommend import recommend
 from vlmplan.cli.web_answer import answer
 from vlmplan.cli.web_form import BY_THEMSELVES, GROUPS, NOT_ON_THE_PAGE, allowed_options, names_of
+from vlmplan.commands.document import document_text
 from vlmplan.errors import InputError
 
 

@@ -17,10 +17,9 @@ from vlmplan.cli.advise import advise
 from vlmplan.cli.command_line import COMMANDS
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.launch import launch
-from vlmplan.cli.option_words import words_of
+from vlmplan.cli.option_words import given_options, words_of
 from vlmplan.cli.recommend import recommend
 from vlmplan.cli.rehearse import rehearse
-from vlmplan.cli.to_fit import given_options
 from vlmplan.decided_recipe import DecidedRecipe, decided_by
 from vlmplan.deepspeed_config import file
 from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS, read_ds_config

@@ -34,7 +34,7 @@ def on_the_day() -> Any:
         def today(cls) -> date:
             return DAY
 
-    return mock.patch("vlmplan.cli.day.date", Day)
+    return mock.patch("vlmplan.commands.day.date", Day)
 
 
 def replayed(thread: Mapping[str, Any]) -> dict[str, Any]:

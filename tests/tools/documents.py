@@ -131,7 +131,7 @@ def asked_on(day: date) -> Generator[None]:
         def today(cls) -> date:
             return day
 
-    with mock.patch("vlmplan.cli.day.date", Day), mock.patch.dict(os.environ, COLUMNS=str(COLUMNS)):
+    with mock.patch("vlmplan.commands.day.date", Day), mock.patch.dict(os.environ, COLUMNS=str(COLUMNS)):
         yield
 
 

@@ -36,10 +36,16 @@ from vlmplan.api.parts import (
     way_out,
 )
 from vlmplan.api.recommend_result import AdviseResult, RecommendResult
-from vlmplan.cli import advise, check, compare, diagnose, estimate, recommend
-from vlmplan.cli.fix import fixed_of
-from vlmplan.cli.output import document_text
-from vlmplan.cli.to_fit import command_text
+from vlmplan.cli.advise import advise as advise_command
+from vlmplan.cli.advise import command_of, words
+from vlmplan.cli.check import check as check_command
+from vlmplan.cli.diagnose import diagnose as diagnose_command
+from vlmplan.cli.estimate import estimate as estimate_command
+from vlmplan.cli.option_words import command_text
+from vlmplan.cli.recommend import recommend as recommend_command
+from vlmplan.commands import advise, check, compare, diagnose, estimate, recommend
+from vlmplan.commands.document import document_text
+from vlmplan.commands.fix import fixed_of
 from vlmplan.errors import InputError
 from vlmplan.render.captured import printed
 
@@ -56,7 +62,7 @@ ManyGpus = Gpus | None
 
 def estimated(model: Model | None, gpu: str | None, config: File | None, given: Mapping[str, Any]) -> EstimateResult:
     """``vlmplan.estimate``."""
-    command = estimate.estimate
+    command = estimate_command
     with in_words_of_python(command):
         values = command_values(command, EstimateOptions, given)
         catalogs, lengths, scales = (values.pop(name) for name in ("catalog_files", "lengths", "scales"))
@@ -70,7 +76,7 @@ def recommended(
     model: Model | None, gpu: Gpus | None, config: File | None, given: Mapping[str, Any]
 ) -> RecommendResult:
     """``vlmplan.recommend``."""
-    command = recommend.recommend
+    command = recommend_command
     with in_words_of_python(command):
         values = command_values(command, RecommendOptions, given)
         catalogs, shows_pareto, rehearses = (
@@ -90,19 +96,19 @@ def recommended(
 
 def advised(model: Model | None, gpu: Gpus | None, config: File | None, given: Mapping[str, Any]) -> AdviseResult:
     """``vlmplan.advise``."""
-    command = advise.advise
+    command = advise_command
     with in_words_of_python(command):
         values = command_values(command, AdviseOptions, given)
         catalogs = values.pop("catalog_files")
         request = request_of(model, config, {"gpu": checked("gpu", gpu, ManyGpus), **values})
         answer = advise.answered(request, catalogs)
         found = answer.found
-        text_of = advise.command_of(request, catalogs, order=("model", "gpu", "config", *values))
-        document = advise.described(answer, text_of)
+        text_of = command_of(request, catalogs, order=("model", "gpu", "config", *values))
+        document = advise.described(answer, text_of, words)
         after = [*data_elements(answer.data), *notebook.way_out_elements(found.way_out, text_of, found.as_of)]
         more = {
-            "text": printed(lambda: advise.print_answer(answer, text_of)),
-            "html": notebook.advice_html(found, advise.words, after),
+            "text": printed(lambda: advise.print_answer(answer, text_of, words)),
+            "html": notebook.advice_html(found, words, after),
             "changes": list(map(document_text, document["changes"])),
             **way_out(document, command),
         }
@@ -113,7 +119,7 @@ def compared(
     by: Comparable, model: Model | None, gpu: str | None, config: File | None, given: Mapping[str, Any]
 ) -> CompareResult:
     """``vlmplan.compare``."""
-    command = estimate.estimate
+    command = estimate_command
     with in_words_of_python(command):
         values = command_values(command, CompareOptions, given)
         catalogs = values.pop("catalog_files")
@@ -126,13 +132,13 @@ def compared(
 
 def checked_file(path: File, gpu: str | None, model: Model | None, given: Mapping[str, Any]) -> CheckResult:
     """``vlmplan.check``."""
-    command = check.check
+    command = check_command
     with in_words_of_python(command):
         values = command_values(command, CheckOptions, given)
         catalogs, fixes, file = values.pop("catalog_files"), values.pop("fixes"), _file(path)
         asked = {"gpu": checked("gpu", gpu, OneGpu), **values}
         request = request_of(model, file, asked)
-        text_of = command_text(estimate.estimate, catalogs, order=("config", "model", "gpu", *values))
+        text_of = command_text(estimate_command, catalogs, order=("config", "model", "gpu", *values))
         if not fixes:
             return CheckResult(*check_parts(check.checked_of(request, catalogs), request, text_of, catalogs))
         own = own_request_of(model, asked)
@@ -149,13 +155,13 @@ def diagnosed(
     given: Mapping[str, Any],
 ) -> DiagnoseResult:
     """``vlmplan.diagnose``."""
-    command = diagnose.diagnose
+    command = diagnose_command
     with in_words_of_python(command):
         values = command_values(command, DiagnoseOptions, given)
         catalogs = values.pop("catalog_files")
         request = _request_beside(gpu, config, plan, model, values, given, catalogs)
         found = diagnose.diagnosed(_log(log), request, catalogs)
-        text_of = command_text(estimate.estimate, catalogs, order=("config", "model", "gpu", *values))
+        text_of = command_text(estimate_command, catalogs, order=("config", "model", "gpu", *values))
         return DiagnoseResult(*diagnosis_parts(found, text_of))
 
 
@@ -194,7 +200,7 @@ def _log(log: "File | BaseException") -> "Log":
 
 def configuration_of(path: File, gpu: str | None, model: Model | None) -> Configuration:
     """``vlmplan.read_config``."""
-    with in_words_of_python(check.check):
+    with in_words_of_python(check_command):
         return Configuration(*reading_parts(request_of(model, _file(path), {"gpu": checked("gpu", gpu, OneGpu)})))
 
 

@@ -8,13 +8,16 @@ import click
 
 from vlmplan.answers import notebook
 from vlmplan.api.arguments import in_words_of_python, options_of
-from vlmplan.cli import check, diagnose, estimate, recommend
-from vlmplan.cli.day import today
-from vlmplan.cli.fix import Fixed, described_fix, print_fixed
-from vlmplan.cli.of_data import OfData, print_of_data
-from vlmplan.cli.other_trainer import document as made_for_json
-from vlmplan.cli.other_trainer import for_trainer, next_steps, trainer_texts
-from vlmplan.cli.output import document_text
+from vlmplan.cli.check import check_words
+from vlmplan.cli.estimate import estimate as estimate_command
+from vlmplan.cli.recommend import recommend as recommend_command
+from vlmplan.commands import check, diagnose, estimate, recommend
+from vlmplan.commands.data import OfData, print_of_data
+from vlmplan.commands.day import today
+from vlmplan.commands.document import document_text
+from vlmplan.commands.fix import Fixed, described_fix, print_fixed
+from vlmplan.commands.other_trainer import document as made_for_json
+from vlmplan.commands.other_trainer import for_trainer, next_steps, trainer_texts
 from vlmplan.errors import InputError
 from vlmplan.plan import plan_from_estimate, plan_text
 from vlmplan.render.captured import printed
@@ -52,7 +55,7 @@ def estimate_parts(answer: estimate.Answer, request: "Request", text_of: "Comman
         "command": text_of(request),
         **_facts(found),
         **_startable(found, request, catalogs, lambda: plan_from_estimate(found, base=request.ds_config)),
-        **way_out(document, estimate.estimate),
+        **way_out(document, estimate_command),
     }
     return document_text(document), more
 
@@ -62,7 +65,9 @@ def recommend_parts(answer: recommend.Answer, request: "Request", text_of: "Comm
     from vlmplan.answers.estimate import freezing_hints
 
     found = answer.found
-    made = for_trainer(request, found.plans[0].estimate, catalogs, None, force=False) if found.plans else None
+    made = None
+    if found.plans:
+        made = for_trainer(request, found.plans[0].estimate, catalogs, None, words=check_words, force=False)
     document = recommend.described(answer, text_of, made)
     steps = recommend.next_steps_of(found, request, None, force=False) if made is None else next_steps(made)
     ranked = zip(document["plans"], found.plans, strict=True)
@@ -72,7 +77,7 @@ def recommend_parts(answer: recommend.Answer, request: "Request", text_of: "Comm
         "html": notebook.recommendation_html(answer.found, freezing_hints(answer.freezing), after),
         "plans": [_ranked_parts(plan_json, plan, request, catalogs) for plan_json, plan in ranked],
         "rejected": list(map(document_text, document["rejected"])),
-        **way_out(document, recommend.recommend),
+        **way_out(document, recommend_command),
     }
     return document_text(document), more
 
@@ -98,7 +103,7 @@ def reading_parts(request: "Request") -> Parts:
 
     assert request.configured is not None
     config, notes = request.configured.config, request.configured.notes[1:]
-    keywords = _keywords(estimate.estimate)
+    keywords = _keywords(estimate_command)
     more = {
         "text": printed(lambda: print_reading(config, notes)),
         "html": notebook.reading_html(config, notes),
@@ -121,7 +126,7 @@ def _startable(
     found: "Estimate", request: "Request", catalogs: "Catalogs", make: "Callable[[], Plan]"
 ) -> dict[str, Any]:
     """plan.json of a setup, or what is missing to run it; or the files of the trainer that it is made for."""
-    made = for_trainer(request, found, catalogs, None, force=False)
+    made = for_trainer(request, found, catalogs, None, words=check_words, force=False)
     if made is not None:
         texts = {"made_for": document_text(made_for_json(made)), "files": trainer_texts(made, found)}
         return {"plan": None, "no_plan": f"planned for {made.title}, which takes its own files: write(folder)", **texts}
@@ -131,7 +136,7 @@ def _startable(
 def _plan(make: "Callable[[], Plan]") -> dict[str, str | None]:
     """plan.json of a setup, or what is missing to run it."""
     try:
-        with in_words_of_python(estimate.estimate):
+        with in_words_of_python(estimate_command):
             return {"plan": plan_text(make()), "no_plan": None}
     except InputError as error:
         return {"plan": None, "no_plan": str(error)}
@@ -206,7 +211,7 @@ def diagnosis_parts(found: "Diagnosis", text_of: "Command") -> Parts:
     more = {
         "text": printed(lambda: diagnose.print_found(found, text_of)),
         "html": notebook.diagnosis_html(document["source"], document["message"]["text"], document["sentences"], after),
-        **way_out(document, estimate.estimate),
+        **way_out(document, estimate_command),
     }
     return document_text(document), more
 
@@ -230,7 +235,7 @@ def comparison_parts(
 def _variant_parts(
     document: Mapping[str, Any], variant: "Variant", request: "Request", text_of: "Command", catalogs: "Catalogs"
 ) -> Parts:
-    keywords = _keywords(estimate.estimate)
+    keywords = _keywords(estimate_command)
     inside = None
     if variant.estimate is not None:
         answer = estimate.Answer(

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmplan.api.kinds import checked
 from vlmplan.api.options import File
-from vlmplan.cli.fix import write_patch
+from vlmplan.commands.fix import write_patch
 from vlmplan.emit import write_files
 from vlmplan.emit.trainer_files import START_FILE
 from vlmplan.emit.write import write_texts

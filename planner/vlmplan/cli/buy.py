@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.day import today
 from vlmplan.cli.option_kinds import options
 from vlmplan.cli.options import CATALOG, JSON
 from vlmplan.cli.output import print_document
+from vlmplan.commands.day import today
 
 
 def _number(flag: str, metavar: str, help_text: str) -> Any:

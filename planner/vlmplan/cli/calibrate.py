@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from vlmplan.cli.day import today
 from vlmplan.cli.option_kinds import FILE, options
 from vlmplan.cli.options import CATALOG, JSON
 from vlmplan.cli.output import print_document, refuse_files
+from vlmplan.commands.day import today
 from vlmplan.render.lines import tell
 
 

@@ -4,17 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmplan.cli.output import print_document, write_report
+from vlmplan.commands.compare import compared
 from vlmplan.memory.device import Verdict
 from vlmplan.request import Request
-from vlmplan.search.comparison import Variant, comparison
-
-
-def compared(name: str, request: Request, catalog_files: tuple[Path, ...]) -> list[Variant]:
-    """The variants of a request by one choice."""
-    from vlmplan.catalog import load_catalog
-    from vlmplan.requested import searched_model
-
-    return comparison(name, request, load_catalog(catalog_files), searched_model(request))
+from vlmplan.search.comparison import Variant
 
 
 def run_comparison(

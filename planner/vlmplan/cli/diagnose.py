@@ -1,19 +1,18 @@
 """``vlmplan diagnose``: why a run ran out of memory."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.day import today
 from vlmplan.cli.option_kinds import FILE, options
+from vlmplan.cli.option_words import command_text
 from vlmplan.cli.options import CATALOG, CONFIG, JSON, ONE_CLUSTER, WORKLOAD
 from vlmplan.cli.output import print_document
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
+from vlmplan.commands.diagnose import described, diagnosed, print_found, request_of_plan
 
 if TYPE_CHECKING:
-    from vlmplan.diagnosis import Diagnosis, Log
     from vlmplan.request import Request
 
 MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
@@ -36,7 +35,6 @@ def diagnose(log: Path, *, plan_file: Path | None, as_json: bool, catalog_files:
     beside what was needed. Exit code 1 where there is no such message.
     """
     from vlmplan.cli.estimate import estimate
-    from vlmplan.cli.to_fit import command_text
     from vlmplan.diagnosis import read_log
 
     request = _request(plan_file, given, catalog_files)
@@ -47,28 +45,6 @@ def diagnose(log: Path, *, plan_file: Path | None, as_json: bool, catalog_files:
     else:
         print_found(found, command)
     return 0
-
-
-def diagnosed(log: "Log", request: "Request | None", catalog_files: tuple[Path, ...]) -> "Diagnosis":
-    """What the log proves, beside the plan of a request where there is one."""
-    from vlmplan.diagnosis import diagnosis_of
-
-    found = diagnosis_of(log)
-    return found if request is None else _beside_plan(found, request, catalog_files)
-
-
-def described(found: "Diagnosis", command: "Callable[[Request], str]") -> dict[str, Any]:
-    """The document of a diagnosis."""
-    from vlmplan.answers.diagnosis import document
-
-    return document(found, command, today())
-
-
-def print_found(found: "Diagnosis", command: "Callable[[Request], str]") -> None:
-    """What people see of it."""
-    from vlmplan.answers.diagnosis import print_diagnosis
-
-    print_diagnosis(found, command, today())
 
 
 def _request(plan_file: Path | None, given: dict[str, Any], catalog_files: tuple[Path, ...]) -> "Request | None":
@@ -88,26 +64,6 @@ def _request(plan_file: Path | None, given: dict[str, Any], catalog_files: tuple
     if not request.hardware.gpus:
         raise click.UsageError("--gpu NAME:COUNT is needed with a model: what the run was on")
     return request
-
-
-def request_of_plan(path: Path, catalog_files: tuple[Path, ...]) -> "Request":
-    """What a plan.json is of."""
-    from vlmplan.catalog import load_catalog
-    from vlmplan.launch.plan_options import gpu_of, model_of, request_of
-    from vlmplan.plan import read_plan
-
-    plan = read_plan(path)
-    name, _ = model_of(plan)
-    return request_of(plan, model=name, gpu=gpu_of(plan, load_catalog(catalog_files)))
-
-
-def _beside_plan(found: "Diagnosis", request: "Request", catalog_files: tuple[Path, ...]) -> "Diagnosis":
-    from vlmplan.catalog import load_catalog
-    from vlmplan.diagnosis import beside_plan
-    from vlmplan.requested import requested_estimate
-
-    present, notes = requested_estimate(request, catalog_files)
-    return beside_plan(found, request, present, tuple(notes), load_catalog(catalog_files), today())
 
 
 def _flag(name: str) -> str:

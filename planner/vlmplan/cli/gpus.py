@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.day import today
 from vlmplan.cli.option_kinds import AMOUNT, FILE
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.options import PRICING
 from vlmplan.cli.output import print_document
 from vlmplan.cli.refresh import REFRESH, refresh_prices
+from vlmplan.commands.day import today
 from vlmplan.units import GIB
 
 if TYPE_CHECKING:

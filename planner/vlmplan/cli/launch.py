@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.day import today
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
 from vlmplan.cli.option_words import ClickValues, words_of
 from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.commands.day import today
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
 from vlmplan.run_record import RECORD_FILE
@@ -155,7 +155,7 @@ def _run(prepared: "PreparedRun", way_out: "WayOut | None", text: "Callable[[Req
 
 def _way_out(prepared: "PreparedRun", request: "Request | None") -> "WayOut | None":
     """What fits where the plan does not, by what was asked for or, without that, by the plan; None where it does."""
-    from vlmplan.cli.to_fit import found_way_out, way_out_of_plan
+    from vlmplan.commands.to_fit import found_way_out, way_out_of_plan
     from vlmplan.launch.plan_estimate import estimate_of
 
     if prepared.plan.expected.verdict != "does_not_fit":
@@ -172,8 +172,8 @@ def _way_out(prepared: "PreparedRun", request: "Request | None") -> "WayOut | No
 
 def _command_text(prepared: "PreparedRun", order: tuple[str, ...]) -> "Callable[[Request], str]":
     """A request as a command that does everything else as this one does; its options in ``order``."""
+    from vlmplan.cli.option_words import given_options
     from vlmplan.cli.out_of_memory import run_options
-    from vlmplan.cli.to_fit import given_options
 
     own = run_options(prepared) | {"output_dir": prepared.options.output_dir}
 

@@ -1,10 +1,15 @@
 """Options by their keywords, and as the words of a command line that mean given values."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from keyword import iskeyword
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import click
+
+if TYPE_CHECKING:
+    from vlmplan.request import OptionValue, Request
 
 ClickValues = dict[str, Any]
 """What click parsed, by the names of options; those that were given come first, in their order."""
@@ -36,3 +41,26 @@ def words_of(command: click.Command, values: Mapping[str, Any]) -> list[str]:
             items = cast(tuple[Any, ...], value) if isinstance(value, tuple) else (value,)
             words += [word for item in items for word in (on, str(item))]
     return words
+
+
+def command_text(
+    command: click.Command, catalog_files: tuple[Path, ...], *, order: Sequence[str] = ()
+) -> "Callable[[Request], str]":
+    """What makes a command line of a request: the command's name, its options, those of ``order`` first, and the
+    catalogs that were read."""
+
+    def text(request: "Request") -> str:
+        values = given_options(command, request, order)
+        values |= {"catalog_files": catalog_files} if catalog_files else {}
+        return shlex.join(["vlmplan", str(command.name), *words_of(command, values)])
+
+    return text
+
+
+def given_options(command: click.Command, request: "Request", order: Sequence[str] = ()) -> "dict[str, OptionValue]":
+    """The options that ``command`` has to be given for the request. One that it does not have follows from others, as
+    the trainer of a ``--task`` does."""
+    defaults = {option.name: option.default for option in command.params}
+    known = {name: value for name, value in request.options().items() if value is not None}
+    names = dict.fromkeys([*(name for name in order if name in known), *known])
+    return {name: known[name] for name in names if name in defaults and known[name] != defaults[name]}

@@ -1,34 +1,17 @@
 """What a command writes: its document as JSON, and files where the user wants them."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
+
+from vlmplan.commands.document import document_text
 
 
 def print_document(document: Mapping[str, Any]) -> None:
     """Print what --json gives."""
     click.echo(document_text(document))
-
-
-def document_text(document: Mapping[str, Any]) -> str:
-    """A document as JSON, in which what is infinite is null."""
-    import json
-
-    try:
-        return json.dumps(document, indent=2, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(document), indent=2)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in cast(Mapping[str, Any], value).items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in cast(Sequence[Any], value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_report(path: Path | None, text: Callable[[], str], *, force: bool) -> list[str]:

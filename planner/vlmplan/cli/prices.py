@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from vlmplan.cli.day import today
 from vlmplan.cli.option_kinds import FILE
 from vlmplan.cli.output import print_document
 from vlmplan.cli.refresh import refresh_prices
+from vlmplan.commands.day import today
 
 
 @click.command()

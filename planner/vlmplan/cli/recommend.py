@@ -1,18 +1,12 @@
 """``vlmplan recommend``: the cheapest, fastest or smallest setup over many kinds of hardware."""
 
-import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.day import today
-from vlmplan.cli.estimate import freezing_of
-from vlmplan.cli.of_data import OfData, described_data, of_search, print_of_data
 from vlmplan.cli.option_kinds import FILE, Decorator, options
+from vlmplan.cli.option_words import command_text
 from vlmplan.cli.options import (
     CALIBRATION,
     CATALOG,
@@ -27,22 +21,19 @@ from vlmplan.cli.options import (
     REPORT,
     WORKLOAD,
 )
-from vlmplan.cli.other_trainer import ForTrainer, for_trainer, next_steps
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.cli.task_options import TASK
-from vlmplan.errors import InputError
-from vlmplan.training_task import Generation
+from vlmplan.commands.day import today
+from vlmplan.commands.other_trainer import for_trainer, next_steps
+from vlmplan.commands.recommend import answered, compared, described, next_steps_of, print_answer, report
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
-    from vlmplan.freezing import Freezing
     from vlmplan.plan import Plan
     from vlmplan.rehearsal import Comparison
-    from vlmplan.request import Request
-    from vlmplan.search import Compared, RankedPlan, Recommendation
-    from vlmplan.search.way_out import WayOut
+    from vlmplan.search import Recommendation
 
 EXIT_NOTHING_FITS = 3
 
@@ -105,7 +96,7 @@ def recommend(
     A run's price holds start-up, download, training, checkpoints and a week of disk. With --pricing interruptible it
     also holds what interruptions make you do again, for checkpoints at the distance that costs least.
     """
-    from vlmplan.cli.to_fit import command_text
+    from vlmplan.cli.check import check_words
     from vlmplan.request import parse
 
     pictures = {"--html": html, "--svg": svg}
@@ -118,7 +109,7 @@ def recommend(
     answer = answered(request, catalog_files, compares=compares, shows_pareto=shows_pareto, rehearse=rehearse)
     found, made = answer.found, None
     if found.plans:
-        made = for_trainer(request, found.plans[0].estimate, catalog_files, out, force=force)
+        made = for_trainer(request, found.plans[0].estimate, catalog_files, out, words=check_words, force=force)
     lines = next_steps_of(found, request, out, force=force) if made is None else next_steps(made)
     command = command_text(recommend, catalog_files, order=tuple(given))
     lines += _write_picture(found, svg, force=force)
@@ -130,154 +121,10 @@ def recommend(
     return 0 if found.plans else EXIT_NOTHING_FITS
 
 
-def compared(*, has_picture: bool, has_plot: bool = False) -> "Compared":
-    """What is looked at: a picture tells methods apart, the plot of a terminal has at least a dot for each machine."""
-    from vlmplan.search import Compared
-
-    if has_picture:
-        return Compared.METHODS
-    return Compared.MACHINES if has_plot else Compared.NEEDED
-
-
-def answered(
-    request: "Request",
-    catalog_files: tuple[Path, ...],
-    *,
-    compares: "Compared",
-    shows_pareto: bool,
-    rehearse: "Callable[[Plan, Estimate], Comparison] | None",
-) -> "Answer":
-    """The search of a request with everything that is shown beside it; ``rehearse`` confirms the first plan,
-    ``compares`` is of ``SearchQuery``."""
-    from vlmplan.cli.to_fit import searched_way_out_of
-
-    found = requested_recommendation(request, catalog_files, today(), compares)
-    rehearsal = None
-    if rehearse is not None:
-        from vlmplan.search.confirmation import confirmed
-
-        confirmation = confirmed(found, request.ds_config, rehearse)
-        found, rehearsal = confirmation.found, confirmation.winner
-    return Answer(
-        found=found,
-        rehearsal=rehearsal,
-        freezing=freezing_of(found.plans[0].estimate, request) if found.plans else None,
-        way_out=searched_way_out_of(request, found, catalog_files),
-        shows_pareto=shows_pareto,
-        data=of_search(request, found.plans[0].estimate if found.plans else None),
-    )
-
-
 def _with_bar(plan: "Plan", estimate: "Estimate") -> "Comparison":
     from vlmplan.cli.rehearse import rehearsed
 
     return rehearsed(plan, estimate)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A recommendation with what was looked for besides."""
-
-    found: "Recommendation"
-    rehearsal: "Comparison | None"
-    freezing: "Freezing | None"
-    way_out: "WayOut | None"
-    shows_pareto: bool
-    data: OfData | None
-
-
-def described(answer: Answer, command: "Callable[[Request], str]", made: ForTrainer | None = None) -> dict[str, Any]:
-    """The document of an answer, with what is ``made`` for another trainer."""
-    from vlmplan.answers import recommendation, to_fit
-    from vlmplan.answers.estimate import freezing_json
-    from vlmplan.cli.other_trainer import document as made_for_json
-
-    document = recommendation.document(answer.found, answer.rehearsal)
-    document["freeze_vision"] = freezing_json(answer.freezing)
-    if made is not None:
-        document["made_for"] = made_for_json(made)
-    return document | described_data(answer.data) | to_fit.document(answer.way_out, command, answer.found.as_of)
-
-
-def print_answer(answer: Answer, lines: list[str], command: "Callable[[Request], str]") -> None:
-    """What people see of an answer; ``lines`` say how to train the first plan."""
-    from vlmplan.answers.estimate import freezing_hints
-    from vlmplan.answers.recommendation import print_nothing_fits, print_recommendation
-    from vlmplan.answers.to_fit import print_way_out
-    from vlmplan.render.lines import say
-
-    if not answer.found.plans:
-        print_nothing_fits(answer.found)
-        print_of_data(answer.data)
-        print_way_out(answer.way_out, command, answer.found.as_of)
-        return
-    hints = freezing_hints(answer.freezing)
-    print_recommendation(answer.found, answer.rehearsal, shows_pareto=answer.shows_pareto, hints=hints)
-    print_of_data(answer.data)
-    for line in ("", *lines):
-        say(line)
-
-
-def report(answer: Answer, asked: str, command: "Callable[[Request], str]") -> str:
-    """The page of an answer that was ``asked`` for with that command line."""
-    from vlmplan.answers.estimate import freezing_hints
-    from vlmplan.answers.to_fit import way_out_lines
-    from vlmplan.render.captured import printed
-    from vlmplan.reports import recommendation_report
-
-    hints = [f"hint: {hint}" for hint in freezing_hints(answer.freezing)]
-    hints += way_out_lines(answer.way_out, command, answer.found.as_of)
-    more = printed(lambda: print_of_data(answer.data))
-    return recommendation_report(answer.found, hints=hints, command_text=asked, more=more)
-
-
-def next_steps_of(found: "Recommendation", request: "Request", out: Path | None, *, force: bool) -> list[str]:
-    """Write the winner's files where ``out`` says so; how to train it, in lines for the user."""
-    if not found.plans:
-        return []
-    if out is None:
-        return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
-    from vlmplan.emit import is_for_skypilot, launch_text, sky_problem, write_files
-
-    plan, task = plan_of(found.plans[0], request), found.plans[0].estimate.recipe.task
-    if task is not None and task.is_grpo and task.generation is not Generation.TRANSFORMERS:
-        raise InputError(
-            f"--out writes what vlmplan launches, and --generation {task.generation.value} is planned alone; "
-            f"leave --out off, or give --generation transformers"
-        )
-    rewards = " --rewards FILE" if task is not None and task.is_grpo else ""
-    written = write_files(plan, out, force=force)
-    problem = sky_problem(plan) if is_for_skypilot(plan) else None
-    return [
-        f"written: {', '.join(str(path) for path in written)}",
-        f"train with: bash {shlex.quote(str(out / 'launch.sh'))} --train-data FILE{rewards} --output-dir DIR",
-        f"which runs: {launch_text(plan, plan_path=str(out / 'plan.json'))}",
-        *([] if problem is None else [f"no sky.yaml: {problem}"]),
-        *_wheel_notes(written),
-    ]
-
-
-def plan_of(ranked: "RankedPlan", request: "Request") -> "Plan":
-    """What trains a plan of the search."""
-    from vlmplan.plan import plan_from_estimate
-
-    return plan_from_estimate(
-        ranked.estimate,
-        offer=ranked.offer,
-        base=request.ds_config,
-        usd=ranked.usd,
-        save_every_steps=ranked.save_every_steps,
-    )
-
-
-def _wheel_notes(written: list[Path]) -> list[str]:
-    """What is missing beside a sky.yaml where no wheel could be made."""
-    from vlmplan.emit import SKY_FILE
-
-    has_task, has_wheel = any(path.name == SKY_FILE for path in written), any(path.suffix == ".whl" for path in written)
-    if not has_task or has_wheel:
-        return []
-    return ["sky.yaml needs a wheel of vlmplan beside it, which this copy cannot make: pip wheel --no-deps CHECKOUT"]
 
 
 def _write_picture(found: "Recommendation", path: Path | None, *, force: bool) -> list[str]:
@@ -289,16 +136,3 @@ def _write_picture(found: "Recommendation", path: Path | None, *, force: bool) -
 
     write_atomically(path, svg_text(found), force=force)
     return [f"written: {path}"]
-
-
-def requested_recommendation(
-    request: "Request", catalog_files: tuple[Path, ...], on: date, compares: "Compared | None" = None
-) -> "Recommendation":
-    """The answer to a search; ``compares`` as in ``SearchQuery``, as there where it is left out."""
-    from vlmplan.catalog import load_catalog
-    from vlmplan.requested import searched_model
-    from vlmplan.search.long_samples import recommend_or_stretch
-    from vlmplan.search.options import search_query
-
-    query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
-    return recommend_or_stretch(query if compares is None else replace(query, compares=compares))

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.day import today
-from vlmplan.cli.of_data import described_data, of_samples, print_of_data
 from vlmplan.cli.option_kinds import FILE, options
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, ONE_CLUSTER, REPORT, WORKLOAD
@@ -17,6 +15,8 @@ from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words, script_text
 from vlmplan.cli.task_options import TASK
+from vlmplan.commands.data import described_data, of_samples, print_of_data
+from vlmplan.commands.day import today
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
 
@@ -107,7 +107,7 @@ def rehearse(
     ends with the least changes that do. With a command behind --, such as -- python train.py or
     -- torchrun train.py, your own script runs instead. Exit code 0 if it fits, 3 if it does not.
     """
-    from vlmplan.cli.to_fit import command_text
+    from vlmplan.cli.option_words import command_text
     from vlmplan.memory.device import Verdict
 
     files = Files(html, svg, trace, force)
@@ -199,7 +199,7 @@ def _answer(
 
 def _way_out(found: "Comparison", asked: AskedPlan, catalog_files: tuple[Path, ...]) -> "WayOut | None":
     """What fits when it is raised by as much as the rehearsal is above its estimate."""
-    from vlmplan.cli.to_fit import found_way_out, way_out_of_plan
+    from vlmplan.commands.to_fit import found_way_out, way_out_of_plan
     from vlmplan.memory.device import Verdict
 
     ratio = max(1.0, found.device.device_bytes / found.estimate.device.device_bytes)

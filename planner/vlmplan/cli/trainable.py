@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vlmplan.cli.day import today
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.output import print_document
+from vlmplan.commands.day import today
 
 if TYPE_CHECKING:
     from vlmplan.models.facts import ModelFacts

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from vlmplan.cli import estimate, recommend
-from vlmplan.cli.option_words import options_of
-from vlmplan.cli.other_trainer import for_trainer, trainer_texts
-from vlmplan.cli.output import document_text
-from vlmplan.cli.to_fit import command_text
+from vlmplan.cli.check import check_words
+from vlmplan.cli.estimate import estimate as estimate_command
+from vlmplan.cli.option_words import command_text, options_of
+from vlmplan.cli.recommend import recommend as recommend_command
 from vlmplan.cli.web_data import summary
 from vlmplan.cli.web_files import asked_by_plan, configured, file_name
 from vlmplan.cli.web_form import OBJECTS, allowed_options, form
+from vlmplan.commands import estimate, recommend
+from vlmplan.commands.document import document_text
+from vlmplan.commands.other_trainer import for_trainer, trainer_texts
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError, VlmplanError
 from vlmplan.json_reader import JsonDict, shown
 from vlmplan.plain_text import one_line, printable_sentence
@@ -79,8 +81,8 @@ def _estimated(options: Mapping[str, Any]) -> JsonDict:
     from vlmplan.answers import reading
     from vlmplan.answers.drawn import drawn
 
-    request, given = _request(estimate.estimate, options)
-    text_of = command_text(estimate.estimate, (), order=tuple(given))
+    request, given = _request(estimate_command, options)
+    text_of = command_text(estimate_command, (), order=tuple(given))
     found = estimate.answered(request, (), given["lengths"], scales=False)
     parts = drawn(found.estimate, found.hardware_notes)
     parts |= {"document": estimate.described(found, text_of), "command": text_of(request)}
@@ -94,7 +96,7 @@ def _first_look(options: Mapping[str, Any]) -> JsonDict:
     """An estimate by itself."""
     from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
 
-    request, given = _request(estimate.estimate, options)
+    request, given = _request(estimate_command, options)
     found, lengths = estimate.only_estimated(request, ()), given["lengths"]
     result = found.estimate
     if lengths is not None:
@@ -109,7 +111,7 @@ def _by_module(options: Mapping[str, Any]) -> JsonDict:
     """What the estimate's modules take."""
     from vlmplan.answers.modules import document
 
-    request, _ = _request(estimate.estimate, options)
+    request, _ = _request(estimate_command, options)
     return document(estimate.only_estimated(request, ()).estimate)
 
 
@@ -117,8 +119,8 @@ def _recommended(options: Mapping[str, Any]) -> JsonDict:
     """What ``vlmplan recommend --json`` says, and every setup that fits by its hours and dollars."""
     from vlmplan.answers.front import drawn_points
 
-    request, given = _request(recommend.recommend, options)
-    text_of = command_text(recommend.recommend, (), order=tuple(given))
+    request, given = _request(recommend_command, options)
+    text_of = command_text(recommend_command, (), order=tuple(given))
     compares = recommend.compared(has_picture=True)
     found = recommend.answered(request, (), compares=compares, shows_pareto=True, rehearse=None)
     return {
@@ -143,7 +145,7 @@ def _hints(found: estimate.Answer) -> JsonDict:
     """Sentences on what would help, in the words of the command line."""
     from vlmplan.answers.estimate import freezing_hints
     from vlmplan.answers.to_fit import way_out_parts
-    from vlmplan.cli.day import today
+    from vlmplan.commands.day import today
 
     ways = () if found.way_out is None else way_out_parts(found.way_out, today())
     return {
@@ -159,7 +161,7 @@ def _keywords(to_fit: Mapping[str, Any] | None) -> JsonDict | None:
 
 def _by_keyword(values: Mapping[str, Any]) -> JsonDict:
     """Values of the command line's options by the keywords that the page has for them."""
-    names = {option.name: keyword for keyword, option in options_of(estimate.estimate).items()}
+    names = {option.name: keyword for keyword, option in options_of(estimate_command).items()}
     return {names[name]: value for name, value in values.items()}
 
 
@@ -175,7 +177,7 @@ def _files(request: "Request", found: "Estimate") -> JsonDict:
     from vlmplan.plan import plan_from_estimate, plan_text
 
     try:
-        made = for_trainer(request, found, (), None, force=False)
+        made = for_trainer(request, found, (), None, words=check_words, force=False)
         if made is not None:
             return {"files": trainer_texts(made, found), "no_files": None}
         plan = plan_from_estimate(found, base=request.ds_config)
@@ -204,7 +206,7 @@ def _request(command: click.Command, options: Mapping[str, Any]) -> "tuple[Reque
     model = _given_model(options)
     if isinstance(options.get("ds_config"), Mapping):
         given["ds_config"] = options["ds_config"]
-    if command is estimate.estimate and not given["gpu"]:
+    if command is estimate_command and not given["gpu"]:
         raise InputError("gpu is missing; a GPU of the catalog is needed, as in rtx-4090:2")
     own = own_request({name: value for name, value in given.items() if name not in NOT_OF_A_REQUEST}, model)
     if not isinstance(options.get("config"), Mapping):

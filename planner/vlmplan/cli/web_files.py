@@ -64,7 +64,7 @@ def asked_by_plan(value: Any, known_model: "Callable[[str], ModelFiles]") -> Jso
     """
     from vlmplan.catalog import load_catalog
     from vlmplan.cli.estimate import estimate
-    from vlmplan.cli.to_fit import given_options
+    from vlmplan.cli.option_words import given_options
     from vlmplan.launch.plan_options import gpu_of, request_of
     from vlmplan.plan import plan_from_json
 

@@ -1,20 +1,16 @@
-"""The way out that every command looks for where a setup does not fit, and the commands that take it."""
+"""The way out that every command looks for where a setup does not fit."""
 
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from vlmplan.cli.day import today
-from vlmplan.cli.option_words import words_of
+from vlmplan.commands.day import today
 from vlmplan.memory.device import Verdict
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
     from vlmplan.plan import Plan
-    from vlmplan.request import OptionValue, Request
+    from vlmplan.request import Request
     from vlmplan.search import Recommendation
     from vlmplan.search.way_out import WayOut
 
@@ -69,26 +65,3 @@ def searched_way_out_of(
     if searches.fits(request.with_options(UNLIMITED)):
         return None
     return searched_way_out(request, searches.query(request), searches)
-
-
-def command_text(
-    command: click.Command, catalog_files: tuple[Path, ...], *, order: Sequence[str] = ()
-) -> "Callable[[Request], str]":
-    """What makes a command line of a request: the command's name, its options, those of ``order`` first, and the
-    catalogs that were read."""
-
-    def text(request: "Request") -> str:
-        values = given_options(command, request, order)
-        values |= {"catalog_files": catalog_files} if catalog_files else {}
-        return shlex.join(["vlmplan", str(command.name), *words_of(command, values)])
-
-    return text
-
-
-def given_options(command: click.Command, request: "Request", order: Sequence[str] = ()) -> "dict[str, OptionValue]":
-    """The options that ``command`` has to be given for the request. One that it does not have follows from others, as
-    the trainer of a ``--task`` does."""
-    defaults = {option.name: option.default for option in command.params}
-    known = {name: value for name, value in request.options().items() if value is not None}
-    names = dict.fromkeys([*(name for name in order if name in known), *known])
-    return {name: known[name] for name in names if name in defaults and known[name] != defaults[name]}

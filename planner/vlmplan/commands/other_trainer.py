@@ -1,17 +1,19 @@
 """``--for``: what is written for another trainer, and how to start it and ask again."""
 
 import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from vlmplan.cli.option_words import words_of
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
     from vlmplan.json_reader import JsonDict
     from vlmplan.other_trainers.writing import WrittenSetup
     from vlmplan.request import Request
+
+CheckWords = Callable[[Mapping[str, Any]], Sequence[str]]
+"""The words of ``vlmplan check`` that give these options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,13 @@ class ForTrainer:
 
 
 def for_trainer(
-    request: "Request", estimate: "Estimate", catalog_files: tuple[Path, ...], out: Path | None, *, force: bool
+    request: "Request",
+    estimate: "Estimate",
+    catalog_files: tuple[Path, ...],
+    out: Path | None,
+    *,
+    words: CheckWords,
+    force: bool,
 ) -> ForTrainer | None:
     """What an estimate is as the setup of the trainer that ``request`` is made for, written where ``out`` says so; None
     where it is made for the bundled one, and for a task, of which no files are written."""
@@ -60,23 +68,20 @@ def for_trainer(
         base=request.ds_config,
         largest_parameter=largest_parameter(estimate),
     )
-    made = ForTrainer(
-        setup=setup, directory=out, check_words=_check_words(request, estimate, setup), catalogs=catalog_files
-    )
+    check_words = tuple(words(_check_options(request, estimate, setup)))
+    made = ForTrainer(setup=setup, directory=out, check_words=check_words, catalogs=catalog_files)
     if out is not None:
         write_trainer_files(setup, estimate, out, check=made.check_command(None), force=force)
     return made
 
 
-def _check_words(request: "Request", estimate: "Estimate", setup: "WrittenSetup") -> tuple[str, ...]:
-    from vlmplan.cli.check import check
-
+def _check_options(request: "Request", estimate: "Estimate", setup: "WrittenSetup") -> dict[str, Any]:
     node = estimate.cluster.node
     values: dict[str, Any] = {"gpu": (f"{node.gpu.id}:{node.num_gpus}",)}
     if estimate.cluster.num_nodes > 1:
         values["num_nodes"] = estimate.cluster.num_nodes
     values |= {name: request.option(name) for name in ("host_ram", "inter_node_gbit")}
-    return tuple(words_of(check, {**values, **setup.options}))
+    return {**values, **setup.options}
 
 
 def trainer_texts(made: ForTrainer, estimate: "Estimate") -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""What each command does apart from its command line: from a request to its answer, and that as JSON, text and page"""
