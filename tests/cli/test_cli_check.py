@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, USAGE, call
 from vlmplan.request import parse
@@ -246,3 +247,22 @@ def test_a_file_of_thousands_of_keys_that_nobody_knows_is_refused_at_once(config
     found = call("check", str(config))
     assert (found.code, time.process_time() - begin < 4) == (MENDABLE, True)
     assert found.err.startswith("vlmplan: train.yaml has more than 30 mistakes: (1) unknown key 'k0'")
+
+
+SHARDED = {
+    "model_name_or_path": "qwen2.5-0.5b",
+    "bf16": True,
+    "max_length": 1024,
+    "per_device_train_batch_size": 4,
+    "deepspeed": {"zero_optimization": {"stage": 3}},
+}
+
+
+@pytest.mark.parametrize("variables", [{}, {"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}])
+def test_a_file_that_leaves_only_the_machine_open_is_recommended_as_it_is_estimated(variables):
+    Path("sft.yaml").write_text(yaml.safe_dump(SHARDED | variables), encoding="utf-8")
+    words = ("--config", "sft.yaml", "--gpu", "rtx-4090:2", "--json")
+    estimated, found = call("estimate", *words).document, call("recommend", *words).document
+    planned = found["plans"][0]["estimate"]
+    for name in ("recipe", "peak_device_bytes", "peak_reserved_bytes", "host_bytes_per_node"):
+        assert planned[name] == estimated[name], name

@@ -266,6 +266,12 @@ def test_variables_of_a_file_reach_the_allocator_under_deepspeed_too(read):
         assert sharded.options["expandable_segments"] is True
 
 
+@pytest.mark.parametrize("engine", [{}, {"deepspeed": {"zero_optimization": {"stage": 2}}}])
+@pytest.mark.parametrize("trainer", [TRL, MS_SWIFT])
+def test_without_the_variable_the_allocator_is_torchs_own_whatever_the_engine(read, trainer, engine):
+    assert read(trainer | engine).options["expandable_segments"] is False
+
+
 def test_accelerate_decides_the_engine_and_the_precision(tmp_path):
     path = tmp_path / "accelerate.yaml"
     path.write_text(

@@ -17,7 +17,6 @@ from vlmplan.other_trainers.fsdp import read_fsdp, unread_losses
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import AdapterDtype, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
@@ -108,8 +107,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options |= _deepspeed(settings, arguments, meaning, method, ds_config)
     else:
         options |= _plain(arguments, meaning, around, method)
-    if around.expandable_segments or shards or options.get("zero_stage") == PLAIN:
-        options["expandable_segments"] = around.expandable_segments
+    options["expandable_segments"] = around.expandable_segments
     _count_samples(settings, options, around)
     settings.close()
     return TrainerConfig(
