@@ -16,17 +16,18 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.request import (
     ENUM_OPTIONS,
-    NETWORK_NOTE,
     VALUE_OPTIONS,
     HardwareRequest,
     Request,
     WorkloadRequest,
-    batch_sizes,
-    fixed_recipe,
     image_size,
-    length_notes,
     parse,
     requested_cluster,
+)
+from vlmplan.request.setup import (
+    batch_sizes,
+    fixed_recipe,
+    length_notes,
     resolved_recipe,
     samples_per_step,
     workload_of,
@@ -34,6 +35,7 @@ from vlmplan.request import (
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, DEFAULT_SEQ_LEN
 
+NETWORK_NOTE = "the network between nodes is taken as 100 Gbit/s per node; --inter-node-gbit says otherwise"
 QWEN, LLAMA = model_files("qwen2-vl-2b"), model_files("tinyllama-1.1b")
 SHIPPED = Catalog(shipped_catalog())
 

@@ -11,7 +11,8 @@ from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.models.description import files_of_texts
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Batching
-from vlmplan.request import Request, length_notes, parse, workload_of
+from vlmplan.request import Request, parse
+from vlmplan.request.setup import length_notes, workload_of
 from vlmplan.sample_audio import audio_tokens, encoded_tokens, sample_audio
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import DEFAULT_SEQ_LEN, ModelFiles, Workload

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from planned import workload
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.request import parse, requested_saving
+from vlmplan.request import parse
+from vlmplan.request.setup import requested_saving
 from vlmplan.saving import Interval, Saving, run_disk, saving_of
 
 

@@ -27,7 +27,8 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.request import RequestedSetup, parse, requested_cluster, requested_setup
+from vlmplan.request import parse, requested_cluster
+from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.workload import ModelFiles, Workload
 from vlmplan.zero_settings import ZeroSettings
 

@@ -3,19 +3,30 @@ model."""
 
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimate, disk_caveat, estimate, estimate_with_sizes
 from vlmplan.gpu_choice import LOCAL
-from vlmplan.models.tree import ProbedModelFiles
-from vlmplan.request import Request, requested_cluster, requested_setup
+from vlmplan.hardware import Cluster
+from vlmplan.request import Request, requested_cluster
 from vlmplan.workload import ModelFiles
 
+if TYPE_CHECKING:
+    from vlmplan.estimation import Estimate
 
-def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tuple[Estimate, list[str]]:
+
+def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tuple["Estimate", list[str]]:
     """The estimate of a request, and sentences about the hardware that the user should see with it."""
-    machine = requested_cluster(request.hardware, load_catalog(catalog_files))
+    return _estimated(request, requested_cluster(request.hardware, load_catalog(catalog_files)))
+
+
+def _estimated(request: Request, machine: tuple[Cluster, list[str]]) -> tuple["Estimate", list[str]]:
+    """The same on the request's ``machine``. Where that is not there, nobody waits for what is imported here."""
+    from vlmplan.estimation import estimate, estimate_with_sizes
+    from vlmplan.models.tree import ProbedModelFiles
+    from vlmplan.request.setup import requested_setup
+
     model = request.model_files
     if isinstance(model, ProbedModelFiles):
         from vlmplan.rehearsal.images import with_images
@@ -36,6 +47,8 @@ def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tup
 
 def searched_model(request: Request) -> ModelFiles:
     """The model of a request for many setups, with what rehearsals have found of its layers where it has no family."""
+    from vlmplan.models.tree import ProbedModelFiles
+
     model = request.model_files
     if not isinstance(model, ProbedModelFiles):
         return model
@@ -45,7 +58,7 @@ def searched_model(request: Request) -> ModelFiles:
     return with_images(with_needed_layers(model), request.workload)
 
 
-def disk_notes(request: Request, found: Estimate) -> list[str]:
+def disk_notes(request: Request, found: "Estimate") -> list[str]:
     """That the output folder has no room for the run: by ``--disk``, or by this machine's file system where the run is
     planned for this machine."""
     room, whose = request.hardware.disk_bytes, "--disk"
@@ -55,7 +68,11 @@ def disk_notes(request: Request, found: Estimate) -> list[str]:
         folder = "." if request.configured is None else request.configured.config.output_dir or "."
         with suppress(RuntimeError):  # a home that nobody has
             room, whose = free_bytes_at(Path(folder).expanduser()), "this machine"
-    note = None if room is None else disk_caveat(found, room, whose)
+    if room is None:
+        return []
+    from vlmplan.estimation import disk_caveat
+
+    note = disk_caveat(found, room, whose)
     return [] if note is None else [note]
 
 

@@ -44,7 +44,8 @@ from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.images import with_images
-from vlmplan.request import WorkloadRequest, workload_of
+from vlmplan.request import WorkloadRequest
+from vlmplan.request.setup import workload_of
 from vlmplan.sample_images import sample_image
 from vlmplan.timing import step_flops
 from vlmplan.workload import ModelFiles, Workload

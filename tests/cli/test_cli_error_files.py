@@ -17,7 +17,8 @@ from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimator
 from vlmplan.models import packaged_files
 from vlmplan.recipe import Recipe
-from vlmplan.request import WorkloadRequest, workload_of
+from vlmplan.request import WorkloadRequest
+from vlmplan.request.setup import workload_of
 from vlmplan.workload import ModelFiles
 
 MODEL = "smollm2-135m"

@@ -10,7 +10,8 @@ from known_data import brute_force, drawn_samples, words_at, write_data, write_m
 from vlmplan.catalog import load_catalog
 from vlmplan.data_plan.outlook import Outlooks
 from vlmplan.estimation import Estimator
-from vlmplan.request import Request, parse, requested_cluster, requested_setup
+from vlmplan.request import Request, parse, requested_cluster
+from vlmplan.request.setup import requested_setup
 
 MICRO_BATCH, NUM_RANKS = 4, 2
 

@@ -20,7 +20,8 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.launch.prepared import planned
 from vlmplan.models import find_model
-from vlmplan.request import Request, parse, requested_cluster, requested_setup
+from vlmplan.request import Request, parse, requested_cluster
+from vlmplan.request.setup import requested_setup
 from vlmplan.sampler import epoch_order
 from vlmplan.training import TrainerOptions
 

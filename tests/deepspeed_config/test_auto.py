@@ -16,7 +16,8 @@ from vlmplan.errors import InputError
 from vlmplan.models import find_model, packaged_models
 from vlmplan.models.hidden_size import hidden_size_of
 from vlmplan.recipe_choices import Precision
-from vlmplan.request import fixed_recipe, parse, resolved_recipe
+from vlmplan.request import parse
+from vlmplan.request.setup import fixed_recipe, resolved_recipe
 
 MODELS = ("smollm2-135m", "qwen2-vl-2b", "gpt2", "llava-1.5-7b")
 """A hidden size of its own, one in the flat file that older Qwen-VL has, one under another name, one of text_config."""

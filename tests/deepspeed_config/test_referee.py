@@ -12,7 +12,7 @@ from vlmplan.deepspeed_config import KEYS, deepspeed_config, settings_from_ds_co
 from vlmplan.deepspeed_config.content import SECTIONS
 from vlmplan.deepspeed_config.keys import Key, Kind
 from vlmplan.errors import InputError
-from vlmplan.request import resolved_recipe
+from vlmplan.request.setup import resolved_recipe
 
 LEAVES = [key for key in KEYS.values() if key.path not in SECTIONS and key.path != "bfloat16"]
 VALUES = {

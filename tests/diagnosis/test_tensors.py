@@ -11,7 +11,8 @@ from vlmplan.diagnosis.tensors import Widths, tensor_sizes, weight_of_size, widt
 from vlmplan.estimation import Estimator
 from vlmplan.memory_messages import MemoryMessage, messages_in
 from vlmplan.models import find_model
-from vlmplan.request import parse, requested_cluster, requested_setup
+from vlmplan.request import parse, requested_cluster
+from vlmplan.request.setup import requested_setup
 from vlmplan.units import GIB, MIB
 
 LLAMA_3 = Widths(vocab_size=128_256, num_heads=32, head_dim=128, intermediate_size=14_336, context_length=131_072)

@@ -9,7 +9,7 @@ from vlmplan.hardware import Cluster, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.plan import plan_from_estimate
-from vlmplan.request import resolved_recipe
+from vlmplan.request.setup import resolved_recipe
 from vlmplan.units import GIB, MIB
 
 SMALL = shortened("smollm2-135m", num_hidden_layers=2, vocab_size=512)

@@ -19,7 +19,8 @@ from vlmplan.estimation import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe_choices import SEARCHED_LOSSES, Method, Offload
-from vlmplan.request import parse, resolved_recipe
+from vlmplan.request import parse
+from vlmplan.request.setup import resolved_recipe
 from vlmplan.search import Objective, RankedPlan, SearchQuery
 from vlmplan.search.options import search_query
 from vlmplan.workload import Workload

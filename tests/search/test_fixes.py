@@ -14,6 +14,7 @@ from other_trainers.shipped import KEPT, Shipped, shipped, write_all
 from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
 from vlmplan.estimation import Verdict
+from vlmplan.models import find_model
 from vlmplan.other_trainers import open_trainer_config
 from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.request import configured_request, own_request
@@ -73,7 +74,7 @@ def in_a_folder(tmp_path, monkeypatch):
 
 def fixes(path: Path, gpu: str, target: Path | None = None, **options: Any) -> Fixes:
     own, opened = own_request({"gpu": gpu, **options}), open_trainer_config(path)
-    request = configured_request(own, opened)
+    request = configured_request(own, opened, find_model)
     present, _ = requested_estimate(request, ())
     return found_fixes(own, opened, request, present, load_catalog(()), (), DAY, target or path)
 
@@ -98,7 +99,7 @@ def assert_kept(found: Fixes, **options: Any) -> None:
         for text in fix.patch.files:
             text.path.write_text(text.after, encoding="utf-8", newline="")
         again, _ = requested_estimate(
-            configured_request(own_request(options), open_trainer_config(fix.patch.files[0].path)), ()
+            configured_request(own_request(options), open_trainer_config(fix.patch.files[0].path), find_model), ()
         )
         assert again.verdict is Verdict.FITS
         assert again.device.device_bytes == fix.estimate.device.device_bytes

@@ -6,7 +6,8 @@ from planned import workload
 from search_cases import card, cluster
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.request import HardwareRequest, RequestedSetup, image_size, parse
+from vlmplan.request import HardwareRequest, image_size, parse
+from vlmplan.request.setup import RequestedSetup
 from vlmplan.sample_images import image_tokens
 from vlmplan.search.single_changes import (
     freed_changes,

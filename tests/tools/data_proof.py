@@ -24,7 +24,8 @@ from vlmplan.catalog import load_catalog
 from vlmplan.data_plan.lengths import PERCENTILES, percentile
 from vlmplan.data_plan.outlook import Outlooks
 from vlmplan.estimation import Estimator
-from vlmplan.request import parse, requested_cluster, requested_setup
+from vlmplan.request import parse, requested_cluster
+from vlmplan.request.setup import requested_setup
 
 NUM_CORES, MICRO_BATCH, NUM_RANKS = 2, 4, 2
 GPU = f"a100-sxm4-80gb:{NUM_RANKS}"

@@ -14,15 +14,8 @@ from vlmplan.other_trainers import OpenedConfig, TrainerConfig
 from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, cannot_train, key_changes, with_changes
 from vlmplan.other_trainers.writing import Tool
 from vlmplan.recipe import Recipe
-from vlmplan.request import (
-    OptionValue,
-    Request,
-    RequestedSetup,
-    configured_request,
-    image_size,
-    requested_setup,
-    with_samples,
-)
+from vlmplan.request import OptionValue, Request, configured_request, image_size, with_samples
+from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles, Workload
 

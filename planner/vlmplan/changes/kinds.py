@@ -29,7 +29,8 @@ from vlmplan.recipe_choices import (
     WeightDtype,
     is_worth_tiling,
 )
-from vlmplan.request import Options, OptionValue, RequestedSetup
+from vlmplan.request import Options, OptionValue
+from vlmplan.request.setup import RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 from vlmplan.sample_audio import encoded_tokens

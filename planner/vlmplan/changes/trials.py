@@ -19,7 +19,8 @@ from vlmplan.memory.evaluation import with_evaluation
 from vlmplan.memory.overhead import process_group
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
-from vlmplan.request import HardwareRequest, Request, RequestedSetup, requested_cluster, requested_setup
+from vlmplan.request import HardwareRequest, Request, requested_cluster
+from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.timing import timed_step
 from vlmplan.units import SECONDS_PER_HOUR
 from vlmplan.workload import ModelFiles

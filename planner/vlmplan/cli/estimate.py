@@ -48,7 +48,6 @@ def estimate(
     Where it does not fit, it ends with the least changes that do on the same cards and with the cheapest other machine.
     Exit code 0 if it fits (or is tight), 3 if it does not.
     """
-    from vlmplan.memory.device import Verdict
     from vlmplan.request import parse
 
     refuse_files({"--html": html}, force=force)
@@ -70,4 +69,6 @@ def estimate(
         print_document(described(answer, command))
     else:
         print_answer(answer, command)
+    from vlmplan.memory.device import Verdict
+
     return EXIT_DOES_NOT_FIT if answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0

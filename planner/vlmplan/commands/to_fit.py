@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmplan.commands.day import today
-from vlmplan.memory.device import Verdict
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -23,6 +22,8 @@ def found_way_out(
     accepts: "Callable[[Estimate], bool] | None" = None,
 ) -> "WayOut | None":
     """The way out of an estimate of this request, whose numbers ``accepts`` may correct; None where it fits."""
+    from vlmplan.memory.device import Verdict
+
     if present.verdict is not Verdict.DOES_NOT_FIT if accepts is None else accepts(present):
         return None
     from vlmplan.catalog import load_catalog

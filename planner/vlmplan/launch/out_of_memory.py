@@ -23,7 +23,8 @@ from vlmplan.launch.preflight import missing_packages
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.plan import Plan
-from vlmplan.request import Options, Request, RequestedSetup, requested_cluster, requested_setup
+from vlmplan.request import Options, Request, requested_cluster
+from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.shortage import Shortage
 from vlmplan.sizes import zero_settings
 

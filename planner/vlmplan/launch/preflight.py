@@ -28,7 +28,7 @@ from vlmplan.units import counted, gib_text
 from vlmplan.versions import install_command, needed_packages
 
 if TYPE_CHECKING:
-    from vlmplan.request import RequestedSetup
+    from vlmplan.request.setup import RequestedSetup
 
 NUM_SAMPLES_TOLERANCE = 0.01
 """Part by which the number of samples may differ from the plan's before the plan's time and price are said to."""

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.models import find_model
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Batching
 from vlmplan.recipe_settings import option_name
-from vlmplan.request.parts import WorkloadRequest
+from vlmplan.request.parts import VideoRequest, WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
-from vlmplan.request.videos import with_frame_limits, with_videos
 from vlmplan.saving import LAUNCHED_TASK
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
@@ -40,9 +38,10 @@ def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
     path, data = options.get("config"), options.get("data")
     own = whole = own_request(options, given_model)
     if path is not None:
+        from vlmplan.models import find_model
         from vlmplan.other_trainers import open_trainer_config
 
-        whole = configured_request(own, open_trainer_config(Path(str(path))))
+        whole = configured_request(own, open_trainer_config(Path(str(path))), find_model)
     folder = options.get("image_folder")
     if data is None:
         if folder is not None:
@@ -57,6 +56,10 @@ def own_request(options: Options, given_model: ModelFiles | None = None) -> Requ
     own = _for_its_task(own, configured=options.get("config"))
     own = own if given_model is None else replace(own, model=given_model.id, given_model=given_model)
     _check_audio(own, options)
+    if own.videos == VideoRequest():
+        return own
+    from vlmplan.request.videos import with_videos
+
     return with_videos(own, options)
 
 
@@ -103,9 +106,7 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
     return replace(own, made_for=Tool.TRL)
 
 
-def configured_request(
-    own: Request, opened: "OpenedConfig", find_model: Callable[[str], ModelFiles] = find_model
-) -> Request:
+def configured_request(own: Request, opened: "OpenedConfig", find_model: Callable[[str], ModelFiles]) -> Request:
     """``own`` with what the file means where nothing else is said."""
     from vlmplan.other_trainers import deepspeed_optimizer, read_opened, refuse_contradictions
 
@@ -158,6 +159,7 @@ def _with_data(whole: Request, own: Request, path: Path, image_folder: Path | No
 
 def _data_rules(whole: Request) -> "DataRules":
     from vlmplan.data_rules import rules_of
+    from vlmplan.request.videos import with_frame_limits
 
     tool = None if whole.made_for is None else whole.made_for.value
     rules = rules_of(tool) if whole.configured is None else whole.configured.config.data_rules

@@ -14,7 +14,6 @@ from vlmplan.decided_recipe import DecidedRecipe, completed
 from vlmplan.evaluation import Kept
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import Pricing
-from vlmplan.models import find_model
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import (
     AdapterDtype,
@@ -179,6 +178,8 @@ class Request:
     @property
     def model_files(self) -> ModelFiles:
         """The model, where it is certain that one is named. Raises as ``find_model`` does."""
+        from vlmplan.models import find_model
+
         assert self.model is not None
         return find_model(self.model) if self.given_model is None else self.given_model
 

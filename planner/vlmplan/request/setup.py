@@ -8,18 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vlmplan.catalog import Catalog
-from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
 from vlmplan.decided_recipe import DecidedRecipe, Stage
-from vlmplan.errors import InputError, UnavailableError
+from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
-from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster
 from vlmplan.models import context_length, takes_images
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.recipe_settings import option_name
-from vlmplan.request.parts import HardwareRequest, WorkloadRequest
+from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
 from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, model_facts
@@ -50,12 +47,6 @@ OPTIONS_IN_FILE = (
 """Options that a ds_config.json decides too, in the order in which contradictions are named."""
 MULTI_GPU_ZERO_STAGE = 2
 """Stage of an estimate for several GPUs where the user names none."""
-
-NETWORK_NOTE = (
-    f"the network between nodes is taken as {ASSUMED_NETWORK_BYTES_PER_SECOND * 8e-9:.0f} Gbit/s per node; "
-    f"--inter-node-gbit says otherwise"
-)
-
 
 GATHERS_SHARDS = "stage3_gather_16bit_weights_on_model_save"
 
@@ -369,27 +360,3 @@ def batch_sizes(global_batch: int, num_gpus: int, micro_batch: int | None, grad_
     if micro_batch is None:
         return {"micro_batch": rest, "grad_accum": grad_accum or 1}
     return {"micro_batch": micro_batch, "grad_accum": grad_accum or rest}
-
-
-def requested_cluster(hardware: HardwareRequest, catalog: Catalog) -> tuple[Cluster, list[str]]:
-    """The cluster that is asked for, and sentences that the user should see with it.
-
-    Without a GPU it is this machine; InputError where that has none.
-    """
-    choice = hardware.gpus[0] if hardware.gpus else GpuChoice(name=LOCAL)
-    if not hardware.uses_calibration:
-        catalog = catalog.without_calibrations()
-    try:
-        chosen = chosen_node(choice, catalog, host_bytes=hardware.host_bytes)
-    except UnavailableError as error:
-        if hardware.gpus:
-            raise
-        raise InputError(f"give --gpu NAME[:COUNT], such as --gpu rtx-4090:2 ({error})") from error
-    rate = hardware.inter_node_bytes_per_second
-    cluster = Cluster(node=chosen.node, num_nodes=hardware.node_count, inter_node_bytes_per_second=rate)
-    return cluster, [*chosen.notes, *network_notes(hardware)]
-
-
-def network_notes(hardware: HardwareRequest) -> list[str]:
-    """What is assumed about several nodes."""
-    return [NETWORK_NOTE] if hardware.node_count > 1 and hardware.inter_node_gbit is None else []

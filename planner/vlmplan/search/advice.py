@@ -13,7 +13,8 @@ from vlmplan.catalog.price_lists import Spread
 from vlmplan.changes.kinds import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
-from vlmplan.request import Options, OptionValue, Request, RequestedSetup
+from vlmplan.request import Options, OptionValue, Request
+from vlmplan.request.setup import RequestedSetup
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.explanation import SAME_FRACTION

@@ -22,7 +22,8 @@ from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.other_trainers import OpenedConfig
 from vlmplan.other_trainers.editing.patch import Patch, patched, require_own_words
 from vlmplan.recipe_choices import AttentionImplementation, Offload, OptimizerKind
-from vlmplan.request import Request, RequestedSetup, requested_cluster, requested_setup
+from vlmplan.request import Request, requested_cluster
+from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.requested import requested_estimate
 from vlmplan.search.clusters import taken_host_bytes
 from vlmplan.search.data_fixes import run_on_samples, sampling_keys, saves

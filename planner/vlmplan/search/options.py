@@ -12,17 +12,8 @@ from vlmplan.errors import InputError
 from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Method
-from vlmplan.request import (
-    Request,
-    SearchRequest,
-    fixed_recipe,
-    length_notes,
-    network_notes,
-    requested_saving,
-    samples_per_step,
-    with_task,
-    workload_of,
-)
+from vlmplan.request import Request, SearchRequest, network_notes
+from vlmplan.request.setup import fixed_recipe, length_notes, requested_saving, samples_per_step, with_task, workload_of
 from vlmplan.search import Limits, Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.search.offers import OfferFilter

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from vlmplan.changes.kinds import SHARES, Change, Space, all_changes, image_change, text_change
 from vlmplan.launch.plan_options import ADAPTER_OPTIONS
 from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.request import HardwareRequest, Options, OptionValue, Request, RequestedSetup
+from vlmplan.request import HardwareRequest, Options, OptionValue, Request
+from vlmplan.request.setup import RequestedSetup
 from vlmplan.search.clusters import MAX_GPUS_PER_NODE
 from vlmplan.units import counted
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH

@@ -6,7 +6,7 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.notes import Caveat
-from vlmplan.request import batch_sizes
+from vlmplan.request.setup import batch_sizes
 from vlmplan.search.answer import RankedPlan
 from vlmplan.search.memoized_estimates import BatchSize
 from vlmplan.units import divisors

@@ -14,7 +14,8 @@ from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train
 from vlmplan.other_trainers.writing import tool_of_trainer
-from vlmplan.request import Options, Request, RequestedSetup, parse
+from vlmplan.request import Options, Request, parse
+from vlmplan.request.setup import RequestedSetup
 from vlmplan.search import Limits, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine

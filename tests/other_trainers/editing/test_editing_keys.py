@@ -14,7 +14,8 @@ from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, key_changes
 from vlmplan.other_trainers.editing.patch import Patch, patched
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method, Offload, OptimizerKind
-from vlmplan.request import configured_request, own_request, requested_cluster, requested_setup
+from vlmplan.request import configured_request, own_request, requested_cluster
+from vlmplan.request.setup import requested_setup
 
 LLAMA_FACTORY: dict[str, Any] = {
     "model_name_or_path": "qwen2.5-0.5b",
@@ -49,10 +50,10 @@ def changed(name: str, values: dict[str, Any], gpu: str = "l4:1", **fields: Any)
         path.write_text(json.dumps(values, indent=2), encoding="utf-8")
     opened = open_trainer_config(path)
     model = {} if "model" in values or "model_name_or_path" in values else {"model": "qwen2.5-0.5b"}
-    request = configured_request(own_request({"gpu": gpu, **model}), opened)
-    machine = requested_cluster(request.hardware, load_catalog(()))
     from vlmplan.models import find_model
 
+    request = configured_request(own_request({"gpu": gpu, **model}), opened, find_model)
+    machine = requested_cluster(request.hardware, load_catalog(()))
     found = requested_setup(request, machine, find_model("qwen2.5-0.5b"))
     before = Setup(recipe=found.recipe, workload=found.workload, cluster=found.cluster)
     after = Setup(recipe=found.recipe.with_changes(**fields), workload=found.workload, cluster=found.cluster)

@@ -13,7 +13,8 @@ from prepared import free_port
 
 from vlmplan.catalog import load_catalog
 from vlmplan.estimation import Estimate, estimate
-from vlmplan.request import parse, requested_cluster, requested_setup
+from vlmplan.request import parse, requested_cluster
+from vlmplan.request.setup import requested_setup
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 RUN = Path(__file__).parent / "saved_run.py"
