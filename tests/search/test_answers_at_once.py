@@ -90,3 +90,18 @@ def test_a_search_that_finds_nothing_says_that_vllm_can_be_shared():
     assert told.code == 3
     assert "shared by 2 GPUs" in told.out
     assert call("recommend", *words, *vllm, "--vllm-tensor-parallel", "2").code == 0
+
+
+@pytest.mark.parametrize("sizes", [(), ("--micro-batch", "3"), ("--grad-accum", "5"), ("--global-batch", "32")])
+def test_a_search_plans_whole_groups_of_answers_on_a_number_of_gpus_that_divides_no_group(sizes):
+    words = ("--model", "qwen2.5-0.5b", "--gpu", "a100-sxm4-80gb:3", "--task", "grpo", *sizes)
+    plan, *_ = call("recommend", *words, "--method", "lora", "--json").document["plans"]
+    assert plan["recipe"]["micro_batch"] * plan["recipe"]["grad_accum"] * 3 % 8 == 0
+
+
+def test_a_search_refuses_sizes_that_make_parts_of_groups_as_an_estimate_does():
+    words = ("--model", "qwen2.5-0.5b", "--gpu", "a100-sxm4-80gb:2", "--task", "grpo", "--method", "lora")
+    sizes = ("--micro-batch", "3", "--grad-accum", "3")
+    told = [call(command, *words, *sizes).err for command in ("estimate", "recommend")]
+    assert told[0] == told[1]
+    assert "does not divide the 18 answers" in told[0]

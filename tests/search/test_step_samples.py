@@ -1,5 +1,7 @@
 """Samples of a step: what a search takes where the global batch does not divide."""
 
+from math import lcm
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +18,20 @@ def test_every_size_of_a_micro_batch_holds_the_same_samples(
     fixed = DecidedRecipe(micro_batch=micro_batch, grad_accum=grad_accum)
     samples = samples_of_step(fixed, global_batch, num_gpus)
     assert {size * steps * num_gpus for size, steps in step_sizes(fixed, global_batch, num_gpus)} == {samples}
+
+
+@given(st.one_of(st.none(), small), st.one_of(st.none(), small), st.integers(1, 300), st.integers(1, 8), small)
+def test_a_step_holds_whole_groups_of_answers(
+    micro_batch: int | None, grad_accum: int | None, global_batch: int, num_gpus: int, group: int
+):
+    fixed = DecidedRecipe(micro_batch=micro_batch, grad_accum=grad_accum)
+    sizes = step_sizes(fixed, global_batch, num_gpus, samples_per_entry=group)
+    (samples,) = {size * steps * num_gpus for size, steps in sizes}
+    if None in (micro_batch, grad_accum):
+        assert samples >= global_batch
+        assert samples % group == 0
+        unit = lcm(group, (micro_batch or 1) * (grad_accum or 1) * num_gpus)
+        assert samples - global_batch < unit
 
 
 def test_a_global_batch_that_does_not_divide_becomes_the_next_that_does():

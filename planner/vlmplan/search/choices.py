@@ -174,9 +174,11 @@ class RecipeChoices:
         decided = self._fixed.zero_stage
         if self._fixed.fsdp:  # which offloads all or nothing
             own = self._fixed.offload_optimizer, self._fixed.offload_params
-            for place in (Offload.NONE, Offload.CPU):
-                if all(one in (None, place) for one in own):
-                    yield None, place, place
+            places = [place for place in (Offload.NONE, Offload.CPU) if all(one in (None, place) for one in own)]
+            stage = None if decided == PLAIN else decided  # a rule refuses one, and places that differ
+            yield from ((stage, place, place) for place in places)
+            if not places:
+                yield stage, own[0] or Offload.NONE, own[1] or Offload.NONE
             return
         stages = STAGES if decided is None else (None if decided == PLAIN else decided,)
         on_gpu, on_host = Offload.NONE, Offload.CPU

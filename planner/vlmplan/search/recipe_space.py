@@ -92,7 +92,8 @@ class RecipeSpace:
     def batch_sizes(self, num_gpus: int) -> Sequence[BatchSize]:
         """``step_sizes`` of the workload."""
         if num_gpus not in self._batch_sizes:
-            self._batch_sizes[num_gpus] = step_sizes(self.fixed, self.global_batch, num_gpus)
+            whole = self.workload.samples_per_entry
+            self._batch_sizes[num_gpus] = step_sizes(self.fixed, self.global_batch, num_gpus, samples_per_entry=whole)
         return self._batch_sizes[num_gpus]
 
 

@@ -1,9 +1,11 @@
 """Samples of a step on as many GPUs as a machine has, and the micro batches that hold them."""
 
 from collections.abc import Iterable, Sequence
+from math import gcd
 
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
+from vlmplan.estimation import refuse_parts_of_groups
 from vlmplan.hardware import Cluster
 from vlmplan.notes import Caveat
 from vlmplan.request.setup import batch_sizes
@@ -13,43 +15,54 @@ from vlmplan.units import divisors
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
 
 
-def step_sizes(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> list[BatchSize]:
+def step_sizes(
+    fixed: DecidedRecipe, global_batch: int, num_gpus: int, *, samples_per_entry: int = 1
+) -> list[BatchSize]:
     """(micro batch, accumulation), smallest micro batch first, that hold the global batch.
 
-    Exactly where it divides by the GPUs and by what is ``fixed``; else with the least samples above it, all of them
-    with as many.
+    Exactly where it divides by the GPUs and by what is ``fixed``, and is made of whole entries of
+    ``samples_per_entry``, as the answers that GRPO generates for a step are; else with the least samples above it, all
+    of them with as many.
     """
     num_groups = _num_groups(fixed, num_gpus)
     micro_batch, grad_accum = fixed.micro_batch, fixed.grad_accum
+    decided = num_groups * (micro_batch or 1) * (grad_accum or 1)
+    left = -(-global_batch // decided)
+    rest = samples_per_entry // gcd(samples_per_entry, decided)
+    left = -(-left // rest) * rest
     if micro_batch is not None:
-        return [(micro_batch, grad_accum or -(-global_batch // (micro_batch * num_groups)))]
-    per_group = -(-global_batch // num_groups)
+        return [(micro_batch, grad_accum or left)]
     if grad_accum is not None:
-        return [(-(-per_group // grad_accum), grad_accum)]
-    return [(size, per_group // size) for size in divisors(per_group)]
+        return [(left, grad_accum)]
+    return [(size, left // size) for size in divisors(left)]
 
 
-def samples_of_step(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> int:
+def samples_of_step(fixed: DecidedRecipe, global_batch: int, num_gpus: int, *, samples_per_entry: int = 1) -> int:
     """Samples that all GPUs take in a step, with any of ``step_sizes``."""
-    micro_batch, grad_accum = step_sizes(fixed, global_batch, num_gpus)[0]
+    micro_batch, grad_accum = step_sizes(fixed, global_batch, num_gpus, samples_per_entry=samples_per_entry)[0]
     return micro_batch * grad_accum * _num_groups(fixed, num_gpus)
 
 
 def samples_of_every_step(workload: Workload, fixed: DecidedRecipe, clusters: Iterable[Cluster]) -> int | None:
     """Samples of a step on each of the clusters; None where they differ from one to another."""
     global_batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
-    found = {samples_of_step(fixed, global_batch, cluster.num_gpus) for cluster in clusters}
+    whole = workload.samples_per_entry
+    found = {samples_of_step(fixed, global_batch, cluster.num_gpus, samples_per_entry=whole) for cluster in clusters}
     return found.pop() if len(found) == 1 else None
 
 
 def step_objection(workload: Workload, fixed: DecidedRecipe, num_gpus: int) -> str | None:
-    """Why the global batch that the user asks for is no whole number of what he decided of it, in the words of an
-    estimate; None where it is, and where he leaves micro batch and accumulation to the search."""
+    """Why the global batch that the user asks for is no whole number of what he decided of it, or what he decided no
+    whole groups of answers, in the words of an estimate; None where it is, and where he leaves micro batch and
+    accumulation to the search."""
     asked, decided = workload.global_batch, (fixed.micro_batch, fixed.grad_accum)
-    if asked is None or decided == (None, None):
+    if decided == (None, None):
         return None
     try:
-        batch_sizes(asked, _num_groups(fixed, num_gpus), *decided)
+        if None not in decided:
+            refuse_parts_of_groups(fixed.recipe(), num_gpus)
+        if asked is not None:
+            batch_sizes(asked, _num_groups(fixed, num_gpus), *decided)
     except InputError as error:
         return str(error)
     return None

@@ -1,0 +1,30 @@
+"""Searches for FSDP2: what does not go with it is refused in the words of an estimate, and not left out."""
+
+import pytest
+
+from cli_calls import DOES_NOT_FIT, call
+
+WORDS = ("--model", "qwen2.5-0.5b", "--gpu", "h100-sxm:8", "--fsdp")
+
+
+@pytest.mark.parametrize(
+    "besides",
+    [
+        ("--zero-stage", "3"),
+        ("--offload-optimizer", "nvme"),
+        ("--offload-optimizer", "cpu", "--offload-params", "none"),
+    ],
+)
+def test_what_does_not_go_with_fsdp_is_refused_by_a_search_too(besides):
+    reason = call("estimate", *WORDS, *besides).err.removeprefix("vlmplan: ").strip()
+    found = call("recommend", *WORDS, *besides, "--json")
+    assert found.code == DOES_NOT_FIT
+    assert [one["reason"] for one in found.document["rejected"]] == [reason]
+
+
+def test_a_ds_config_beside_fsdp_is_refused(tmp_path):
+    config = tmp_path / "zero3.json"
+    config.write_text('{"zero_optimization": {"stage": 3}}')
+    found = call("recommend", *WORDS, "--ds-config", str(config))
+    assert found.code == DOES_NOT_FIT
+    assert "--zero-stage 3 DeepSpeed's; give one of the two" in found.out
