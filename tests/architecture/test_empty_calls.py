@@ -29,7 +29,7 @@ CONFIGS = {
     "gemma3_text": {"model_type": "gemma3_text", "head_dim": 16, "layer_types": ["full_attention"] * 2},
 }
 WRAPPERS = ("", "model")
-"""The model and the one without its head, which are no part of a trace (``gather_wrappers``)."""
+"""The model and the one without its head, which are no part of a trace (``coordinator.wrapper_modules``)."""
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, on results and inputs that its hooks do not see

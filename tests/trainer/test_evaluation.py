@@ -9,7 +9,7 @@ from trainer_runs import planned, train_here
 
 from vlmplan.plan import Plan
 from vlmplan.training import TrainerOptions
-from vlmplan_trainer.data.gather import gathered_data
+from vlmplan_trainer.data.read import read_data
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello to you"}]}
@@ -48,7 +48,7 @@ def test_the_loss_on_other_data_and_what_is_left_out_are_kept(model: Path, tmp_p
 
 def test_a_look_at_the_data_says_what_each_file_is_for(model: Path, tmp_path: Path):
     train, other = Path(chats(tmp_path / "train.jsonl", 6)), Path(chats(tmp_path / "eval.jsonl", 2))
-    data = gathered_data(plan_of(model), TrainerOptions(output_dir=tmp_path / "out", train_data=train, eval_data=other))
+    data = read_data(plan_of(model), TrainerOptions(output_dir=tmp_path / "out", train_data=train, eval_data=other))
     assert data.evaluation is not None
     assert data.train.account.lines()[0].startswith("6 samples to train on,")
     assert data.evaluation.account.lines()[0].startswith("2 samples to evaluate on,")

@@ -14,7 +14,7 @@ from vlmplan.plan import Plan
 from vlmplan_trainer.options import Options, started
 
 if TYPE_CHECKING:
-    from vlmplan_trainer.data.gather import SampleCounts
+    from vlmplan_trainer.data.read import SampleCounts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,9 +34,9 @@ def _accounts(plan: Plan, options: Options) -> "dict[str, SampleCounts | None]":
     """By "train" and "eval"."""
     task = plan.recipe.task
     if task is None:
-        from vlmplan_trainer.data.gather import gathered_data
+        from vlmplan_trainer.data.read import read_data
 
-        data = gathered_data(plan, options)
+        data = read_data(plan, options)
         return {"train": data.train.account, "eval": None if data.evaluation is None else data.evaluation.account}
     from vlmplan_trainer.trl_training.rewards import reward_functions
     from vlmplan_trainer.trl_training.samples import gathered_rows

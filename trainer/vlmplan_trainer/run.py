@@ -32,7 +32,7 @@ from vlmplan_trainer.checkpoint import (
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.flat_batches import BATCHES
-from vlmplan_trainer.data.gather import Data, gathered_data
+from vlmplan_trainer.data.read import Data, read_data
 from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32
@@ -113,7 +113,7 @@ def run(plan: Plan, options: Options) -> int:
 def _run(plan: Plan, options: Options) -> int:
     torch.manual_seed(options.seed)
     check_monitors(options.monitor)
-    data = gathered_data(plan, options)  # bad data stops a run before its model is loaded
+    data = read_data(plan, options)  # bad data stops a run before its model is loaded
     device = device_of(plan)
     join_ranks(plan, is_needed=bool(options.monitor))
     meter = Meter(device, num_steps=options.measured_steps)

@@ -9,7 +9,7 @@ from enum import Enum
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.families.moe import grouped_linear
-from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from vlmplan.architecture.trace import Trace
+from vlmplan.engines.coordinator.module_order import training_sizes
+from vlmplan.engines.coordinator.walk import NOTHING_GATHERED, RunBytes, gather_walk
+from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.engine import Engine, ModelStates
-from vlmplan.engines.gather_order import training_sizes
-from vlmplan.engines.gather_walk import NOTHING_GATHERED, RunBytes, gather_walk
-from vlmplan.engines.gather_wrappers import wrappers
 from vlmplan.engines.profile import MicroBatchProfile, Rise, section_rises
 from vlmplan.engines.zero3 import Zero3
 

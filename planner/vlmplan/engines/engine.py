@@ -31,8 +31,8 @@ from vlmplan.recipe_choices import Method, Offload
 from vlmplan.units import DType
 
 if TYPE_CHECKING:
-    from vlmplan.engines.gather_replay import GatherReplay
-    from vlmplan.engines.gathering import GatheredWeights
+    from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
+    from vlmplan.engines.coordinator.replay import GatherReplay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

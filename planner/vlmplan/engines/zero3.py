@@ -1,8 +1,8 @@
 """ZeRO stage 3 (``stage3.py``, ``partition_parameters.py``): shards of weights, gradients and states.
 
 Every weight is cut into equal shards, padded by itself. Modules all-gather their weights before they run and release
-them after (``engines.gathering``); gradients are copied into a reduce bucket, which lives from ``build`` on, into this
-rank's shards. With ``offload_params`` the shards live on the host, with ``offload_optimizer`` everything of the
+them after (``coordinator``); gradients are copied into a reduce bucket, which lives from ``build`` on, into this rank's
+shards. With ``offload_params`` the shards live on the host, with ``offload_optimizer`` everything of the
 optimizer does, gradients included. With ``hpz`` there is a secondary partition of every weight, N/hpz as large.
 """
 
@@ -13,13 +13,13 @@ from functools import cached_property
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import overfills
+from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
+from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, training_sizes
+from vlmplan.engines.coordinator.replay import GatherReplay
+from vlmplan.engines.coordinator.walk import gather_walk
+from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
-from vlmplan.engines.gather_order import UNKNOWN_ORDER, training_sizes
-from vlmplan.engines.gather_replay import GatherReplay
-from vlmplan.engines.gather_walk import gather_walk
-from vlmplan.engines.gather_wrappers import wrappers
-from vlmplan.engines.gathering import GatheredWeights
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes
 from vlmplan.engines.parameters import ParameterTable, is_copy
 from vlmplan.engines.zero3_formulas import Zero3Formulas

@@ -22,7 +22,7 @@ from vlmplan.phase_names import EVALUATION, GENERATION
 from vlmplan.units import DType
 
 if TYPE_CHECKING:
-    from vlmplan.engines.gathering import GatheredWeights
+    from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 
 ID_BYTES = DType.INT64.num_bytes
 """Of a predicted token, and of a label."""
@@ -282,7 +282,7 @@ class GatheredForEvaluation:
 
     def bytes_at(self, event: Event, run: Run) -> tuple[int, int]:
         """What is whole after an event, and at the most during it, shards from the host included."""
-        from vlmplan.engines.gathering import notify
+        from vlmplan.engines.coordinator.gathered_weights import notify
 
         most = notify(self.weights, event, run)
         if self.hosts and isinstance(event, Fetch | Prefetch):

@@ -10,7 +10,7 @@ from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component, Marked, Sink, Stream
 
 if TYPE_CHECKING:
-    from vlmplan.engines.gather_replay import PhaseReplay
+    from vlmplan.engines.coordinator.replay import PhaseReplay
 
 
 class Stretch(NamedTuple):

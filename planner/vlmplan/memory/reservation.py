@@ -21,7 +21,7 @@ from vlmplan.memory.evaluation import KeptOutputs
 from vlmplan.recipe import Recipe
 
 if TYPE_CHECKING:
-    from vlmplan.engines.gathering import GatheredWeights
+    from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 
 NUM_STEPS = 2
 
@@ -183,7 +183,7 @@ class Reservation:
         return self._gatherings[key]
 
     def _new_gathering(self, *, is_first: bool) -> list[Changes]:
-        from vlmplan.engines.gathering import notify
+        from vlmplan.engines.coordinator.gathered_weights import notify
 
         log = BlockLog()
         gathered = self._engine.gathered_weights(self._trace, log, is_first=is_first)
@@ -262,7 +262,7 @@ def _forward_changes(gathered: "GatheredWeights | None", operations: Operations,
     """The blocks of whole weights before a forward that no backward follows, and at each event about them."""
     if gathered is None:
         return
-    from vlmplan.engines.gathering import notify
+    from vlmplan.engines.coordinator.gathered_weights import notify
 
     gathered.begin_forward()
     yield log.taken()

@@ -73,7 +73,7 @@ class Rollout(Evaluated):
 
     def _look_up(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
         """A second model's weights are gathered by themselves, as they come. So are the model's own without adapters,
-        whose order the first of several forwards records (``engines.gather_order``)."""
+        whose order the first of several forwards records (``engines.coordinator.module_order``)."""
         tracker.start_phase()
         for number, one in enumerate(self.passes):
             is_last = number == len(self.passes) - 1

@@ -17,7 +17,7 @@ from vlmplan.phase_names import LOAD
 from vlmplan.plan import Plan
 from vlmplan.training import CHECKPOINTS
 from vlmplan.training_task import TrainingTask
-from vlmplan_trainer.data.gather import SampleCounts
+from vlmplan_trainer.data.read import SampleCounts
 from vlmplan_trainer.engines.make import device_of
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.models.base_model import base_model

@@ -17,8 +17,8 @@ from vlmplan.training_task import TrainingTask
 from vlmplan.units import counted
 from vlmplan_trainer.data.downscaling import downscaled_image
 from vlmplan_trainer.data.encode import Encoder
-from vlmplan_trainer.data.gather import SampleCounts, account_of, encoder_of
 from vlmplan_trainer.data.images import opened
+from vlmplan_trainer.data.read import SampleCounts, account_of, encoder_of
 from vlmplan_trainer.data.scan import DatasetScan, measured_prompt, scanned
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase

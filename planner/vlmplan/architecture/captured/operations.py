@@ -11,7 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.captured import tensors
 from vlmplan.architecture.captured.program import Instruction, Program, flat
 from vlmplan.architecture.families.moe import grouped_linear
-from vlmplan.architecture.gather import sample_rows
+from vlmplan.architecture.indexing import sample_rows
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, Operand, Tensor
 from vlmplan.units import DType

@@ -10,7 +10,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma4_shape import UNIFIED
 from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
-from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor

@@ -8,7 +8,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma4 import Gemma4Decoder, decoder
 from vlmplan.architecture.families.gemma4_vl import Embedder, Gemma4, Gemma4Model
-from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.parameter import Parameter

@@ -9,7 +9,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma import PostNormed
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm
-from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.ops import Grads

@@ -17,7 +17,7 @@ from vlmplan.architecture.families.gemma4_vision import Gemma4Vision
 from vlmplan.architecture.families.image_text import ImageTextModel
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.families.text import ties_word_embeddings
-from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch, Input, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.read_weights import ReadWeight

@@ -21,7 +21,7 @@ from vlmplan.architecture.families.packed_patches import (
 )
 from vlmplan.architecture.families.phi3 import Phi3Mlp
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel, ties_either
-from vlmplan.architecture.gather import sample_rows
+from vlmplan.architecture.indexing import sample_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor

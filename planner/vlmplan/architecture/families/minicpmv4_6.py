@@ -16,8 +16,8 @@ from vlmplan.architecture.families.image_text import ImageTextModel
 from vlmplan.architecture.families.packed_patches import Sequential, attended_apart
 from vlmplan.architecture.families.siglip2_vision import Siglip2Layer
 from vlmplan.architecture.families.text import text_decoder
-from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.images.minicpmv import DOWNSAMPLE_MODES
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.packed_lengths import PackedLengths

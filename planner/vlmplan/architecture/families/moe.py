@@ -19,7 +19,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape
-from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.leaf_module import LeafModule
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.ops import Grads

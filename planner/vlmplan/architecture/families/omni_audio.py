@@ -10,7 +10,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.audio import halved
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.packed_patches import attended_apart
-from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.packed_lengths import MAX_CALLS, PackedLengths, shares

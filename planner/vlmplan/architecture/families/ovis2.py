@@ -12,8 +12,8 @@ from vlmplan.architecture.families.image_text import TiledImageTextModel
 from vlmplan.architecture.families.ovis_vision import OvisVision
 from vlmplan.architecture.families.packed_patches import scattered
 from vlmplan.architecture.families.text import text_decoder
-from vlmplan.architecture.gather import put_rows
 from vlmplan.architecture.images import ImageShape
+from vlmplan.architecture.indexing import put_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, Module
 from vlmplan.architecture.tensor import Tensor

@@ -14,7 +14,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.families.qwen_visual import VisionTransformer
-from vlmplan.architecture.gather import put_rows
+from vlmplan.architecture.indexing import put_rows
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor

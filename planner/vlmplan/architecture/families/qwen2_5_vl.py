@@ -17,8 +17,8 @@ from vlmplan.architecture.families.packed_patches import (
     patch_positions,
 )
 from vlmplan.architecture.families.qwen2_vl import PatchMerger, Qwen2VL, VisionLanguageModel, ties_either
-from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.images import ImageShape
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Module, RMSNorm, Stack
 from vlmplan.architecture.packed_lengths import PackedLengths

@@ -26,7 +26,7 @@ from vlmplan.architecture.families.packed_patches import (
     token_positions,
 )
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL
-from vlmplan.architecture.gather import put_rows, take_rows
+from vlmplan.architecture.indexing import put_rows, take_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor

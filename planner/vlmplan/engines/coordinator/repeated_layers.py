@@ -3,7 +3,7 @@
 A stretch is a part of the schedule that repeats itself: the same uses of weights of the same sizes, layer after layer.
 What ZeRO-3 gathers depends on the order of modules ahead and on the distance to a weight's next use. Once its state is
 the same before two layers that follow each other and after them, it is the same before and after every layer between
-(``gather_walk``), so that one of them says what each of them does.
+(``walk``), so that one of them says what each of them does.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Prefetch, Release, Run, Section, Trace, WeightUse
-from vlmplan.engines.gather_records import Key
+from vlmplan.engines.coordinator.records import Key
 
 MORE_BEFORE, MORE_AFTER = 2, 3
 """Periods of a stretch that are walked through before and after those left out, beside those that weights stay whole or

@@ -13,11 +13,11 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
-from vlmplan.engines import gathering
-from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight
-from vlmplan.engines.gather_stretches import of_weights
-from vlmplan.engines.gather_waits import FIRST_STAYS, Wait, waits
-from vlmplan.engines.gathering import GatheredWeights
+from vlmplan.engines.coordinator import gathered_weights
+from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
+from vlmplan.engines.coordinator.records import Gather, GatheredModule, GatheredStorage, GatheredWeight
+from vlmplan.engines.coordinator.repeated_layers import of_weights
+from vlmplan.engines.coordinator.wait_order import FIRST_STAYS, Wait, waits
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.zero_settings import ZeroSettings
@@ -109,7 +109,7 @@ def fetched(trace: Trace, zero: ZeroSettings) -> list[tuple[int, int]]:
     for is_late, phase in enumerate((trace.forward(), trace.backward())):
         for run, section in phase:
             for event in of_weights(section.backward if is_late else section.forward):
-                most = gathering.notify(gathered, event, run)
+                most = gathered_weights.notify(gathered, event, run)
                 found.append((most, gathered.live_bytes))
     return found
 
@@ -140,7 +140,7 @@ def test_whatever_the_order_no_moment_of_a_micro_batch_is_above_its_plan_and_wha
         return order[:num_fixed] + shuffled.sample(order[num_fixed:], len(order) - num_fixed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "waits", in_some_order)
+        patch.setattr(gathered_weights, "waits", in_some_order)
         run = fetched(TRACES[method], zero)
     assert all(most <= limit for (most, _), (limit, _) in zip(run, planned, strict=True))
     assert [after for _, after in run] == [after for _, after in planned]

@@ -11,8 +11,8 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines import engine_of
+from vlmplan.engines.coordinator.gathered_weights import notify
 from vlmplan.engines.events import NULL_SINK
-from vlmplan.engines.gathering import notify
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.memory.blocks import BlockLog

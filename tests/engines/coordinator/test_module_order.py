@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmplan.engines.gather_order import Lost, loses_order_at, training_sizes
+from vlmplan.engines.coordinator.module_order import Lost, loses_order_at, training_sizes
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask

@@ -1,8 +1,8 @@
 """What gathers that are under way take when they are ended: another module came than was expected."""
 
+from vlmplan.engines.coordinator.live_bytes import GatheredBytes
+from vlmplan.engines.coordinator.records import GatheredModule, GatheredWeight
 from vlmplan.engines.events import NULL_SINK
-from vlmplan.engines.gather_records import GatheredModule, GatheredWeight
-from vlmplan.engines.gathered_bytes import GatheredBytes
 
 
 def weight(number: int, numel: int) -> GatheredWeight:

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
-from vlmplan.engines.gather_order import training_sizes
-from vlmplan.engines.gather_walk import gather_walk
-from vlmplan.engines.gather_wrappers import wrappers
+from vlmplan.engines.coordinator.module_order import training_sizes
+from vlmplan.engines.coordinator.walk import gather_walk
+from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 

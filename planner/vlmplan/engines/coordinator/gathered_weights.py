@@ -13,14 +13,14 @@ from typing import Any
 
 from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Prefetch, Release, Run, Trace
+from vlmplan.engines.coordinator.counts import GatherCounts
+from vlmplan.engines.coordinator.live_bytes import GatheredBytes
+from vlmplan.engines.coordinator.module_order import Lost
+from vlmplan.engines.coordinator.module_uses import GatherSteps
+from vlmplan.engines.coordinator.records import Gather, GatheredModule, GatheredWeight, Key, Passed
+from vlmplan.engines.coordinator.wait_order import waits
+from vlmplan.engines.coordinator.wrapper_modules import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
 from vlmplan.engines.events import NULL_SINK, Sink
-from vlmplan.engines.gather_counts import GatherCounts
-from vlmplan.engines.gather_order import Lost
-from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredWeight, Key, Passed
-from vlmplan.engines.gather_steps import GatherSteps
-from vlmplan.engines.gather_waits import waits
-from vlmplan.engines.gather_wrappers import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
-from vlmplan.engines.gathered_bytes import GatheredBytes
 from vlmplan.zero_settings import ZeroSettings
 
 

@@ -1,4 +1,4 @@
-"""All-gathers of weights, counted; which there are is found by ``gathering`` and does not depend on the ranks."""
+"""All-gathers of weights, counted: which there are (``gathered_weights``) does not depend on the number of ranks."""
 
 from collections import Counter
 from collections.abc import Sequence

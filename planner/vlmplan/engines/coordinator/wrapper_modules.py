@@ -7,7 +7,7 @@ DeepSpeed prefetches before each module runs, forward and backward, whatever wei
 
 from typing import NamedTuple
 
-from vlmplan.engines.gather_order import Lost, loses_order_at
+from vlmplan.engines.coordinator.module_order import Lost, loses_order_at
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture.reference import is_of_copy, is_own
 from vlmplan.architecture.trace import Drop, Fetch, Prefetch, Release, Run, Trace, WeightUse
-from vlmplan.engines.gather_counts import GatherCounts
-from vlmplan.engines.gather_records import Key, Passed, passed_by
-from vlmplan.engines.gather_stretches import SectionUses, Stretch, places_of, section_uses, shortened
-from vlmplan.engines.gather_wrappers import Wrappers
-from vlmplan.engines.gathering import GatheredWeights, notify
+from vlmplan.engines.coordinator.counts import GatherCounts
+from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
+from vlmplan.engines.coordinator.records import Key, Passed, passed_by
+from vlmplan.engines.coordinator.repeated_layers import SectionUses, Stretch, places_of, section_uses, shortened
+from vlmplan.engines.coordinator.wrapper_modules import Wrappers
 from vlmplan.zero_settings import ZeroSettings
 
 EventBytes = tuple[int, int, Sequence[tuple[int, int]]]

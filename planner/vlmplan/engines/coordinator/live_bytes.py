@@ -1,11 +1,11 @@
 """What gathered weights take on a GPU under ZeRO-3: their storages, flat buffers of collectives, views autograd saves.
 
-Which weights come and go when is ``gathering``'s.
+Which weights come and go when is ``gathered_weights``'s.
 """
 
 from vlmplan.architecture.trace import Drop, Hold, Run
+from vlmplan.engines.coordinator.records import Gather, GatheredStorage, GatheredWeight, Key
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
-from vlmplan.engines.gather_records import Gather, GatheredStorage, GatheredWeight, Key
 
 
 class GatheredBytes:

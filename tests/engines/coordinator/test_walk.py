@@ -12,11 +12,11 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
+from vlmplan.engines.coordinator.gathered_weights import notify
+from vlmplan.engines.coordinator.repeated_layers import of_weights, shortened
+from vlmplan.engines.coordinator.walk import WalkedSchedule, WalkKey, gather_walk
+from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
 from vlmplan.engines.events import Component, Sink, Stream
-from vlmplan.engines.gather_stretches import of_weights, shortened
-from vlmplan.engines.gather_walk import WalkedSchedule, WalkKey, gather_walk
-from vlmplan.engines.gather_wrappers import WITHOUT_ADAPTERS
-from vlmplan.engines.gathering import notify
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.recipe import Recipe

@@ -6,7 +6,7 @@ it brought out of its flat buffer, and the last one frees the buffer: most is li
 before one is freed, and no plan is below a run where it is planned so.
 """
 
-from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredWeight
+from vlmplan.engines.coordinator.records import Gather, GatheredModule, GatheredWeight
 
 FIRST_STAYS = 4
 """So many tensors fit into the first table of a set, of 8 places (``set_add_entry`` in CPython's ``setobject.c``): as

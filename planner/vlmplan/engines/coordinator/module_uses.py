@@ -6,8 +6,8 @@ from typing import Any
 
 from vlmplan.architecture.reference import is_of_copy, is_own
 from vlmplan.architecture.trace import Event, Fetch, Trace
-from vlmplan.engines.gather_records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
-from vlmplan.engines.gather_waits import FIRST_STAYS
+from vlmplan.engines.coordinator.records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
+from vlmplan.engines.coordinator.wait_order import FIRST_STAYS
 from vlmplan.zero_settings import ZeroSettings
 
 

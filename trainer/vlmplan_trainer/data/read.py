@@ -105,7 +105,7 @@ class Data:
     evaluation: GatheredData | None
 
 
-def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
+def read_data(plan: Plan, options: TrainerOptions) -> Data:
     """Read and check everything. Raises InputError, UnavailableError or MissingPackageError with what to do."""
     training = _read_training(plan, options)  # a wrong sample is said before a processor is loaded
     evaluation = None if options.eval_data is None else _read(options.eval_data, plan, options)

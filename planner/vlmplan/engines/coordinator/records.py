@@ -40,7 +40,7 @@ class GatheredModule:
 
     ``is_leaf``: they are those of the modules inside too. ``reads_head``: it is the model itself (``ReadHead``),
     which may call that head too.
-    ``waited_first`` is that which is waited for before others, where one always is (``gather_waits``).
+    ``waited_first`` is that which is waited for before others, where one always is (``wait_order``).
     """
 
     key: Key

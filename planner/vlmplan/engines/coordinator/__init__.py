@@ -1,0 +1,13 @@
+"""ZeRO-3's PartitionedParameterCoordinator: which weights are gathered, whole and freed while a micro batch runs.
+
+Its parts, each reading those above it:
+
+- ``records``: a weight, a module and an all-gather that is under way.
+- ``module_order``: whether DeepSpeed knows which module comes next; ``module_uses``: the modules in the order of their
+  uses, and the weights of each; ``wrapper_modules``: modules around the model that prefetch too.
+- ``wait_order``: in which order a module waits for the all-gathers that bring its weights.
+- ``live_bytes``: bytes of whole weights and flat buffers; ``gathered_weights``: the coordinator itself, which fetches,
+  prefetches and releases.
+- ``repeated_layers``: equal layers that a walk may leave out; ``walk``: a whole micro batch, walked through once;
+  ``replay``: the bytes of that walk on one rank; ``counts`` and ``all_gathers``: its collectives.
+"""
