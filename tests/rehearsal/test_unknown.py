@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_calls import call
 from hub_server import isolated_cache
 from planned import cluster, workload
 from vlmplan.errors import UnavailableError
@@ -138,6 +139,21 @@ def test_a_model_with_a_family_is_left_alone():
     asked: list[int] = []
     assert with_rehearsed_activations(described, off_by(1, 1, asked)) is described
     assert asked == []
+
+
+def test_a_recommended_plan_is_rehearsed_as_an_estimate_of_it_is(found: Estimate, places: Path, monkeypatch):
+    monkeypatch.setattr("vlmplan.rehearsal.unknown.rehearsed_peaks", off_by(FIRST, FURTHER, []))
+    words = ("--model", str(places), "--gpu", "rtx-4090:1", "--method", "lora", "--seq-len", "512", "--json")
+    answer = call("recommend", *words).document
+    plan, recipe = answer["plans"][0]["estimate"], answer["plans"][0]["recipe"]
+    sizes = ("--micro-batch", str(recipe["micro_batch"]), "--grad-accum", str(recipe["grad_accum"]))
+    assert (recipe["zero_stage"], recipe["loss"], recipe["activation_checkpointing"]) == (0, "full", False)
+    made = (*sizes, "--zero-stage", "0", "--loss", "full", "--no-activation-checkpointing", "--expandable-segments")
+    estimated = call("estimate", *words, *made).document
+    for name in ("phases", "peak_allocated_bytes", "peak_device_bytes", "verdict", "step_seconds"):
+        assert estimated[name] == plan[name], name
+    assert estimated["notes"][0] == answer["notes"][0]
+    assert "activations are rehearsed" in answer["notes"][0]
 
 
 @pytest.mark.sweep

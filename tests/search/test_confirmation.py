@@ -1,11 +1,11 @@
 """What a rehearsal refuses is neither a plan nor on the front any more."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 from search_cases import card, offer, rented, search
-from vlmplan.search.confirmation import _without
+from vlmplan.estimation import Estimate
+from vlmplan.search.confirmation import OTHERS, _without, with_corrected_winner
 from vlmplan.search.pareto import front_of
-from vlmplan.units import GIB
 
 
 def test_a_refused_winner_leaves_the_front_to_what_it_beat():
@@ -14,11 +14,38 @@ def test_a_refused_winner_leaves_the_front_to_what_it_beat():
     winner = found.plans[0]
     refused = (winner.estimate.cluster, winner.estimate.recipe)
     assert refused == (found.pareto[-1].cluster, found.pareto[-1].recipe)
-    rehearsed = SimpleNamespace(
-        device=SimpleNamespace(device_bytes=30 * GIB, usable_bytes=24 * GIB), estimate=winner.estimate
-    )
-    left = _without(found, [(winner, rehearsed)], found.plans[1:])
+    left = _without(found, [(winner, "rehearsed, it takes 30 GiB")], found.plans[1:])
     assert refused not in [(point.cluster, point.recipe) for point in left.scored]
     assert len(left.scored) == len(found.scored) - 1
     assert list(left.pareto) == front_of(left.scored)
     assert left.pareto[-1].usd >= winner.usd
+
+
+def heavier(found: Estimate, more: int) -> Estimate:
+    """The estimate with so many more bytes on the device, and said to be rehearsed."""
+    device = replace(found.device, allocated_bytes=found.device.allocated_bytes + more)
+    device = replace(device, reserved_bytes=found.device.reserved_bytes + more)
+    model = replace(found.workload.model, notes=("its activations are rehearsed",))
+    return replace(found, device=device, workload=replace(found.workload, model=model))
+
+
+def test_the_winner_is_shown_as_it_is_corrected_and_the_others_as_they_were():
+    found = search([rented(card("rtx-4090"), offer(card("rtx-4090"), 0.4, 1))], seq_len=256)
+    corrected = with_corrected_winner(found, lambda estimate: heavier(estimate, 1000))
+    assert corrected.plans[0].estimate.device.device_bytes == found.plans[0].estimate.device.device_bytes + 1000
+    assert corrected.plans[1:] == found.plans[1:]
+    assert corrected.notes[:2] == ("its activations are rehearsed", OTHERS)
+    assert set(found.notes) <= set(corrected.notes)
+
+
+def test_a_winner_that_does_not_fit_as_it_is_corrected_makes_way():
+    found = search([rented(card("rtx-4090"), offer(card("rtx-4090"), 0.4, 1))], seq_len=256)
+    winner, second = found.plans[:2]
+    left = with_corrected_winner(
+        found, lambda estimate: heavier(estimate, 2**40 if estimate is winner.estimate else 1000)
+    )
+    assert left.plans[0].estimate.recipe == second.estimate.recipe
+    assert any("was ranked higher: rehearsed, it takes" in note for note in left.notes)
+    none = with_corrected_winner(found, lambda estimate: heavier(estimate, 2**40))
+    assert none.plans == ()
+    assert none.rejected

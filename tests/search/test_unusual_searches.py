@@ -72,9 +72,9 @@ def unusual_search(seed: int) -> dict[str, Any]:
 def own_request(found: RankedPlan, options: dict[str, Any]) -> Request:
     """What asks for the plan: its options, and the sizes of ZeRO's buckets in a file, which have none."""
     plan = plan_from_estimate(found.estimate)
-    asked = request_of(plan, model=options["model"], gpu=options["gpu"][0])
+    asked: dict[str, Any] = request_of(plan, model=options["model"], gpu=options["gpu"][0]).options()
     config = deepspeed_config(plan.recipe, num_gpus=plan.hardware.num_gpus)
-    return parse(asked.options() | ({} if config is None else {"ds_config": config}))
+    return parse(asked if config is None else asked | {"ds_config": config})
 
 
 @law(st.integers(0, 1_000_000), quick=12, thorough=150)

@@ -173,9 +173,10 @@ def requested_recommendation(
 ) -> "Recommendation":
     """The answer to a search; ``compares`` as in ``SearchQuery``, as there where it is left out."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.requested import searched_model
+    from vlmplan.requested import searched_model, with_rehearsed_winner
     from vlmplan.search.long_samples import recommend_or_stretch
     from vlmplan.search.options import search_query
 
     query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
-    return recommend_or_stretch(query if compares is None else replace(query, compares=compares))
+    found = recommend_or_stretch(query if compares is None else replace(query, compares=compares))
+    return with_rehearsed_winner(found)

@@ -9,7 +9,9 @@ versions of the libraries.
 
 import hashlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from vlmplan.architecture.generic import GENERIC_TERMS
@@ -24,6 +26,7 @@ from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.phase_names import BACKWARD, FORWARD
 from vlmplan.rehearsal.layers import Rehearse, layers_json, rehearsed_peaks
 from vlmplan.rehearsal.prefixes import BytesByKind, by_kind, layer_pattern, lengths, shortened
+from vlmplan.step_bar import can_draw
 from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.versions import installed_version
 
@@ -68,11 +71,24 @@ def _kept_missing(found: Estimate, pattern: tuple[int, ...], rehearse: Rehearse)
     if kept is not None:
         return kept
     counts = lengths(pattern, _num_first(found, pattern))
-    gaps = {count: _gaps(_of_layers(found, count), rehearse) for count in counts}
+    with _shown_on_a_terminal(found.workload.model.id):
+        gaps = {count: _gaps(_of_layers(found, count), rehearse) for count in counts}
     missing = {key: by_kind(pattern, {count: gaps[count][key] for count in counts}) for key in gaps[counts[0]]}
     content = [[*key, value.first, list(value.further.items()), value.num_first] for key, value in missing.items()]
     keep_text(json.dumps(content), *place)
     return missing
+
+
+@contextmanager
+def _shown_on_a_terminal(model_id: str) -> Generator[None]:
+    """What takes the time, while it does; nothing where nobody watches."""
+    if not can_draw(sys.stderr):
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"rehearsing the first layers of {model_id}, once for such a setup"):
+        yield
 
 
 def _num_first(found: Estimate, pattern: tuple[int, ...]) -> int:

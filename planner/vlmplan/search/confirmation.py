@@ -1,4 +1,5 @@
-"""``recommend --rehearse``: the winner is rehearsed before it is shown; one that does not fit makes way for others."""
+"""The winner of a search is looked at more closely before it is shown, and makes way for others where it does not fit:
+by ``recommend --rehearse``, and where only rehearsals tell of its model's activations."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +15,12 @@ from vlmplan.units import gib_text
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
     from vlmplan.estimation import Estimate
+    from vlmplan.memory.device import DeviceMemory
     from vlmplan.rehearsal import Comparison
+
+
+Refused = tuple[RankedPlan, str]
+"""A plan that does not fit after all, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,26 +40,50 @@ def confirmed(
     found: Recommendation, ds_config: "DsConfig | None", rehearsed: "Callable[[Plan, Estimate], Comparison]"
 ) -> ConfirmedRecommendation:
     """``found`` without the plans before the first that fits when it is ``rehearsed``."""
-    refused: list[tuple[RankedPlan, Comparison]] = []
+    refused: list[Refused] = []
     for place, plan in enumerate(found.plans):
         comparison = rehearsed(planned(plan, ds_config), plan.estimate)
         if comparison.verdict is not Verdict.DOES_NOT_FIT:
             return ConfirmedRecommendation(found=_without(found, refused, found.plans[place:]), winner=comparison)
-        refused.append((plan, comparison))
+        refused.append((plan, _reason(comparison.device, plan.estimate)))
     return ConfirmedRecommendation(found=_without(found, refused, ()))
 
 
-def _without(
-    found: Recommendation, refused: "list[tuple[RankedPlan, Comparison]]", left: tuple[RankedPlan, ...]
-) -> Recommendation:
+def with_corrected_winner(found: Recommendation, corrected: "Callable[[Estimate], Estimate]") -> Recommendation:
+    """``found`` with its first plan as ``corrected`` has it, as an estimate of that plan is, without those before it
+    that do not fit so."""
+    refused: list[Refused] = []
+    for place, plan in enumerate(found.plans):
+        better = corrected(plan.estimate)
+        if better.verdict is Verdict.FITS:
+            first = replace(plan, estimate=better)
+            left = _without(found, refused, (first, *found.plans[place + 1 :]))
+            return replace(left, notes=_renoted(left, plan.estimate, better))
+        refused.append((plan, _reason(better.device, plan.estimate)))
+    return _without(found, refused, ())
+
+
+OTHERS = "the plans after the first are as the generic terms of such a model have them, which nothing was rehearsed for"
+
+
+def _renoted(found: Recommendation, before: "Estimate", after: "Estimate") -> tuple[str, ...]:
+    """The notes with what the first plan's model is said to be now in place of what it was."""
+    old, new = before.workload.model.notes, after.workload.model.notes
+    if old == new:
+        return found.notes
+    others = (OTHERS,) if len(found.plans) > 1 else ()
+    return (*new, *others, *(note for note in found.notes if note not in (*old, *new)))
+
+
+def _without(found: Recommendation, refused: "list[Refused]", left: tuple[RankedPlan, ...]) -> Recommendation:
     """Only the plans that are ``left``; the others become notes, and rejections where their machine has none left.
 
     The front is that of what is left then; what it has in place of a refused plan may be known by its bounds alone.
     """
     clusters = [plan.estimate.cluster for plan in left]
     rejected = tuple(
-        Rejection(cluster=plan.estimate.cluster, reason=_reason(comparison))
-        for plan, comparison in refused
+        Rejection(cluster=plan.estimate.cluster, reason=reason)
+        for plan, reason in refused
         if plan.estimate.cluster not in clusters
     )
     notes = tuple(_notes(refused))
@@ -69,15 +99,14 @@ def _without(
     )
 
 
-def _notes(refused: "list[tuple[RankedPlan, Comparison]]") -> Iterator[str]:
-    for plan, comparison in refused:
+def _notes(refused: "list[Refused]") -> Iterator[str]:
+    for plan, reason in refused:
         method = plan.estimate.recipe.method.value
-        yield f"{method} on {cluster_text(plan.estimate.cluster)} was ranked higher: {_reason(comparison)}"
+        yield f"{method} on {cluster_text(plan.estimate.cluster)} was ranked higher: {reason}"
 
 
-def _reason(comparison: "Comparison") -> str:
-    device, estimated = comparison.device, comparison.estimate.device
+def _reason(device: "DeviceMemory", estimated: "Estimate") -> str:
     return (
         f"rehearsed, it takes {gib_text(device.device_bytes)} of the {gib_text(device.usable_bytes)} usable "
-        f"({gib_text(estimated.device_bytes)} as estimated)"
+        f"({gib_text(estimated.device.device_bytes)} as estimated)"
     )
