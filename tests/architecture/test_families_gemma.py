@@ -15,6 +15,7 @@ GEMMA = {**packaged_config("paligemma-3b")["text_config"], **SMALL}
 SLIM_GEMMA = {**GEMMA, "intermediate_size": 4096}
 GEMMA_2 = packaged_config("gemma-2-2b", **SMALL)
 GEMMA_3 = packaged_config("gemma-3-1b", **{**SMALL, "num_hidden_layers": 7})
+VAULT = {**GEMMA_2, "model_type": "vaultgemma"}
 ALTERED = {
     "gemma untied with biases": {**GEMMA, "tie_word_embeddings": False, "attention_bias": True, "head_dim": 128},
     "gemma with many key heads": {**GEMMA, "num_key_value_heads": 8, "num_hidden_layers": 2, "intermediate_size": 768},
@@ -27,8 +28,8 @@ ALTERED = {
 
 
 def attention_of(config):
-    # Gemma 2 refuses sdpa when asked for it; transformers' default for it is eager.
-    return "eager" if config["model_type"] == "gemma2" else "sdpa"
+    # Gemma 2 and VaultGemma refuse sdpa when asked for it; transformers' default for them is eager.
+    return "eager" if config["model_type"] in ("gemma2", "vaultgemma") else "sdpa"
 
 
 @pytest.mark.parametrize("alias", ["gemma-2-2b", "gemma-2-9b", "gemma-3-1b"])
@@ -36,7 +37,11 @@ def test_counts_are_those_of_the_published_checkpoints(alias):
     assert_counts_match_the_table(alias)
 
 
-@pytest.mark.parametrize("config", [GEMMA, GEMMA_2, GEMMA_3, *ALTERED.values()], ids=["1", "2", "3", *ALTERED])
+@pytest.mark.parametrize(
+    "config",
+    [GEMMA, GEMMA_2, GEMMA_3, VAULT, *ALTERED.values()],
+    ids=["1", "2", "3", "vault", *ALTERED],
+)
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
     pytest.importorskip("transformers")
     from family_checks import assert_parameters_and_linears_match
@@ -48,8 +53,15 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize(
     ("config", "attention"),
-    [(GEMMA, "sdpa"), (SLIM_GEMMA, "eager"), (GEMMA_2, "eager"), (GEMMA_3, "sdpa"), (GEMMA_3, "eager")],
-    ids=["1 sdpa", "1 eager", "2 eager", "3 sdpa", "3 eager"],
+    [
+        (GEMMA, "sdpa"),
+        (SLIM_GEMMA, "eager"),
+        (GEMMA_2, "eager"),
+        (VAULT, "eager"),
+        (GEMMA_3, "sdpa"),
+        (GEMMA_3, "eager"),
+    ],
+    ids=["1 sdpa", "1 eager", "2 eager", "vault eager", "3 sdpa", "3 eager"],
 )
 def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoints):
     assert_step(config, attention=attention, checkpoints=checkpoints)

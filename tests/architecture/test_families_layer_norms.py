@@ -1,4 +1,4 @@
-"""StarCoder 2 and StableLM against transformers: Llamas with layer norms."""
+"""StarCoder 2, StableLM and Phi against transformers: Llamas with layer norms."""
 
 import pytest
 
@@ -21,7 +21,23 @@ DROPOUTS = {"residual_dropout": 0.1, "embedding_dropout": 0.1, "sliding_window":
 CONFIGS = {
     "starcoder2": {"model_type": "starcoder2", **SIZES, "residual_dropout": 0.0, "embedding_dropout": 0.0},
     "starcoder2 with dropout and a window": {"model_type": "starcoder2", **SIZES, **DROPOUTS},
+    "phi": {"model_type": "phi", **SIZES},
+    "phi with norms of each head": {
+        "model_type": "phi",
+        **SIZES,
+        "hidden_size": 512,  # wide heads, of whose norms few rows come
+        "qk_layernorm": True,
+    },
+    "phi with dropout": {
+        "model_type": "phi",
+        **SIZES,
+        "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "partial_rotary_factor": 0.25,
+        "tie_word_embeddings": True,
+    },
     "stablelm": {"model_type": "stablelm", **SIZES},
+    "stablelm whose attention is wider than its MLP": {"model_type": "stablelm", **SIZES, "hidden_size": 512},
     "stablelm with attention beside the MLP": {
         "model_type": "stablelm",
         **SIZES,

@@ -29,6 +29,25 @@ DOTS = {
     "moe_intermediate_size": 48,
     "first_k_dense_replace": 1,
 }
+DENSE = ("intermediate_size", "first_k_dense_replace")
+SOLAR = {**{key: value for key, value in DOTS.items() if key not in DENSE}, "model_type": "solar_open"}
+EXAONE = {
+    "model_type": "exaone_moe",
+    **SIZES,
+    "sliding_window": 64,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 48,
+}
+FLEX = {"model_type": "flex_olmo", **SIZES, "num_experts": 8, "num_experts_per_tok": 2}
+MINIMAX = {
+    "model_type": "minimax_m2",
+    **SIZES,
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 QWEN2 = {
     "model_type": "qwen2_moe",
     **SIZES,
@@ -56,6 +75,18 @@ CONFIGS = {
     "olmoe with normed scores": {**OLMOE, "norm_topk_prob": True, "attention_bias": True},
     "dots1": DOTS,
     "dots1 with windows": {**DOTS, "max_window_layers": 2, "sliding_window": 64, "attention_bias": True},
+    "solar_open": SOLAR,
+    "solar_open with biases, tied": {**SOLAR, "attention_bias": True, "tie_word_embeddings": True},
+    "exaone_moe": EXAONE,
+    "exaone_moe, whose layers are named": {
+        **EXAONE,
+        "layer_types": ["full_attention"] * 4,
+        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+    },
+    "flex_olmo": FLEX,
+    "flex_olmo with normed scores": {**FLEX, "norm_topk_prob": True, "attention_bias": True},
+    "minimax_m2": MINIMAX,
+    "minimax_m2, part of each head rotated": {**MINIMAX, "rotary_dim": 8, "tie_word_embeddings": True},
     "ernie4_5_moe": ERNIE,
     "ernie4_5_moe with biases, experts in one layer alone": {
         **ERNIE,

@@ -13,7 +13,7 @@ from vlmplan.units import DType
 
 MODEL_RULES = RuleBook()
 
-TYPES_WITHOUT_SDPA = frozenset({"deepseek_v4", "gemma2", "gpt_oss", "mamba2"})
+TYPES_WITHOUT_SDPA = frozenset({"deepseek_v4", "gemma2", "gpt_oss", "mamba2", "vaultgemma"})
 TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
     {"blip-2", "deepseek_v4", "gemma3n", "gpt_oss", "lfm2_vl", "llama4", "llama4_text", "mamba2", "mllama"}
 )

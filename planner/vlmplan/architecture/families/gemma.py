@@ -1,12 +1,13 @@
-"""Gemma, Gemma 2 and Gemma 3 text decoders, alone and as the language models of PaliGemma and Gemma 3.
+"""Gemma, Gemma 2, VaultGemma and Gemma 3 text decoders, alone and as the language models of PaliGemma and Gemma 3.
 
-Source: transformers 5.23 ``models/{gemma,gemma2,gemma3}/modeling_*.py``. Against Llama: norms in float32 with a factor
-``1 + weight``, embeddings scaled by the root of the width; Gemma 2 and 3 also norm what attention and MLP return and
-let layers with and without a window alternate; Gemma 2 caps scores and logits, Gemma 3 norms queries and keys and has
-one set of rotary positions per kind of layer.
+Source: transformers 5.23 ``models/{gemma,gemma2,gemma3,vaultgemma}/modeling_*.py``. Against Llama: norms in float32
+with a factor ``1 + weight``, embeddings scaled by the root of the width; Gemma 2 and 3 also norm what attention and MLP
+return and let layers with and without a window alternate; Gemma 2 caps scores and logits, Gemma 3 norms queries and
+keys and has one set of rotary positions per kind of layer. VaultGemma is a Gemma 2 without norms behind attention and
+MLP.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 
+CAPPING_TYPES = ("gemma2", "vaultgemma")
+"""Those that cap scores of attention, to which transformers refuses sdpa."""
 Masks = Mapping[int | None, Tensor]
 """Attention masks by the window of the layers that use them; None is full attention."""
 
@@ -111,6 +114,27 @@ class GemmaLayer(Module):
         return ops.add(residual, x)
 
 
+class VaultLayer(Module):
+    """``VaultGemmaDecoderLayer``."""
+
+    def __init__(self, shape: GemmaShape, window: int | None = None) -> None:
+        super().__init__()
+        self.self_attn = GemmaAttention(shape, window)
+        self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
+        self.input_layernorm = GemmaRMSNorm(shape.hidden_size)
+        self.pre_feedforward_layernorm = GemmaRMSNorm(shape.hidden_size)
+
+    def forward(self, x: Tensor, context: GemmaContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        x = self.self_attn(x, context)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.pre_feedforward_layernorm(x)
+        x = self.mlp(x)
+        return ops.add(residual, x)
+
+
 class PostNormed(Module):
     """The ``forward`` of a layer with attention and MLP between two norms each; who derives from it makes them."""
 
@@ -146,13 +170,13 @@ class PostNormLayer(PostNormed, GemmaLayer):
 class GemmaDecoder(Module):
     """``GemmaModel``, ``Gemma2Model`` and ``Gemma3TextModel``: scaled embedding, layers, final norm."""
 
-    def __init__(self, shape: GemmaShape) -> None:
+    def __init__(self, shape: GemmaShape, layer: Callable[[GemmaShape, int | None], Module] | None = None) -> None:
         super().__init__()
         self.shape = shape
         self.embed_tokens = ScaledEmbedding(shape.vocab_size, shape.hidden_size)
         windows = shape.windows or (None,) * shape.num_layers
         kinds = list(dict.fromkeys(windows))
-        layer = PostNormLayer if shape.has_post_norms else GemmaLayer
+        layer = layer or (PostNormLayer if shape.has_post_norms else GemmaLayer)
         self.layers = Stack(
             [layer(shape, window) for window in kinds], [kinds.index(window) for window in windows], label="layers"
         )
@@ -200,7 +224,7 @@ def gemma_shape(config: Config, *, is_causal: bool = True) -> GemmaShape:
     if is_causal and config.get("use_bidirectional_attention"):
         raise InputError("config.json: use_bidirectional_attention is set; only causal Gemma models can be planned")
     has_bias = config.boolean("attention_bias")
-    caps = model_type == "gemma2" and config.get("attn_logit_softcapping") is not None
+    caps = model_type in CAPPING_TYPES and config.get("attn_logit_softcapping") is not None
     return GemmaShape(
         hidden_size=config.integer("hidden_size"),
         intermediate_size=config.integer("intermediate_size"),
@@ -215,9 +239,9 @@ def gemma_shape(config: Config, *, is_causal: bool = True) -> GemmaShape:
         # Gemma 1 reads hidden_act alone, Gemma 2 and 3 hidden_activation alone; published files carry both.
         activation=config.text("hidden_act" if model_type == "gemma" else "hidden_activation"),
         windows=layer_windows(config),
-        has_post_norms=model_type != "gemma",
+        has_post_norms=model_type not in ("gemma", "vaultgemma"),
         scores=Scores(caps=caps, dropout=config.number("attention_dropout")),
-        supports_sdpa=model_type != "gemma2",
+        supports_sdpa=model_type not in CAPPING_TYPES,
         is_causal=is_causal,
         has_local_positions=model_type == "gemma3_text",
     )
@@ -235,19 +259,20 @@ def layer_windows(config: Config) -> tuple[int | None, ...]:
     layer_types = config.layer_types()
     if layer_types is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-    period = 2 if config.model_type == "gemma2" else config.integer("sliding_window_pattern", 6)
+    period = 2 if config.model_type in CAPPING_TYPES else config.integer("sliding_window_pattern", 6)
     return tuple(window if (index + 1) % period else None for index in range(num_layers))
 
 
 def decoder(config: Config, *, is_causal: bool = True) -> GemmaDecoder:
     """The decoder alone, as composite models hold it (``families.text``); ``is_causal`` as in ``gemma_shape``."""
-    return GemmaDecoder(gemma_shape(config, is_causal=is_causal))
+    layer = VaultLayer if config.model_type == "vaultgemma" else None
+    return GemmaDecoder(gemma_shape(config, is_causal=is_causal), layer)
 
 
 def build(config: Config) -> CausalLM:
-    """``GemmaForCausalLM``, ``Gemma2ForCausalLM`` or ``Gemma3ForCausalLM``."""
-    shape = gemma_shape(config)
-    head = Linear(shape.hidden_size, shape.vocab_size)
-    model = CausalLM(GemmaDecoder(shape), head, ties_weights=config.boolean("tie_word_embeddings"))
+    """``GemmaForCausalLM``, ``Gemma2ForCausalLM``, ``VaultGemmaForCausalLM`` or ``Gemma3ForCausalLM``."""
+    text = decoder(config)
+    head = Linear(text.shape.hidden_size, text.shape.vocab_size)
+    model = CausalLM(text, head, ties_weights=config.boolean("tie_word_embeddings"))
     model.caps_logits = config.get("final_logit_softcapping") is not None
     return model

@@ -36,7 +36,8 @@ class Glm4MoeAttention(Attention):
         q, k = partly_rotated(q, k, context.cos, context.sin)
         mask = context.masks.get(None)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
-        return self.o_proj(heads_together(context.backend, q, k, out, has_mask=mask is not None))
+        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        return self.o_proj(out)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, num_tokens, _ = x.shape

@@ -161,7 +161,8 @@ class Attention(Module):
         q, k = self._rotated(q, k, context)
         mask = context.masks.get(None)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
-        return self.o_proj(heads_together(context.backend, q, k, out, has_mask=mask is not None))
+        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        return self.o_proj(out)
 
     def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         """``apply_rotary_pos_emb``: the rotated part and the rest of each head, put together in new tensors."""

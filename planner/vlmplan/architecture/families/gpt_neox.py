@@ -38,7 +38,8 @@ class NeoXAttention(Module):
         q, k = partly_rotated(q, k, context.cos, context.sin)
         mask = context.masks.get(None)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores)
-        return self.dense(heads_together(context.backend, q, k, out, has_mask=mask is not None))
+        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        return self.dense(out)
 
 
 class NeoXMlp(Module):

@@ -31,6 +31,11 @@ BEST_OF_GROUP = 2
 """Experts by whose scores a group is chosen: ``topk(2)``."""
 
 
+EXPERT_KEYS: Mapping[str, tuple[str, str]] = {
+    "exaone_moe": ("num_experts", "num_shared_experts"),
+    "kimi_linear": ("num_local_experts", "n_shared_experts"),
+}
+"""Keys of the numbers of experts that are routed to and that see all tokens, where they are not those of the others."""
 OLD_EXPERT_NAMES: Mapping[str, str] = {
     "gate": "gate.weight",
     "gate_proj": "gate_up_proj",
@@ -139,11 +144,12 @@ class SharedExpertsBlock(Module):
 
 
 def shared_experts_block(config: Config, shape: DecoderShape) -> SharedExpertsBlock:
-    """The mixture of experts of a text configuration (deepseek_v2, deepseek_v3, glm4_moe, kimi_linear, mistral4)."""
-    num_experts = config.integer("num_local_experts" if config.model_type == "kimi_linear" else "n_routed_experts")
+    """The mixture of experts of a text configuration (deepseek_v3, glm4_moe, mistral4, solar_open, ...)."""
+    routed_key, shared_key = EXPERT_KEYS.get(config.model_type, ("n_routed_experts", "n_shared_experts"))
+    num_experts = config.integer(routed_key)
     inner = config.integer("moe_intermediate_size")
     experts = Experts(num_experts, shape.hidden_size, inner, activation=shape.activation)
-    inner *= config.integer("n_shared_experts")
+    inner *= config.integer(shared_key)
     # Others have no key mlp_bias, or a class that does not read it here.
     bias = config.model_type == "deepseek_v2" and shape.mlp_bias
     shared = GatedMlp(shape.hidden_size, inner, activation=shape.activation, bias=bias)

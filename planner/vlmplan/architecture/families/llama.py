@@ -216,7 +216,8 @@ def decoder_shape(config: Config) -> DecoderShape:
     attention_bias = config.boolean("attention_bias")
     return DecoderShape(
         hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
+        # Where every layer has experts there may be no other width.
+        intermediate_size=config.integer("intermediate_size", config.optional_integer("moe_intermediate_size")),
         num_layers=config.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=config.integer("num_key_value_heads", num_heads),

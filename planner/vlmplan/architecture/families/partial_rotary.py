@@ -15,3 +15,10 @@ def partly_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tens
     q_rotated = ops.concatenate([q_rotated, q_rest], q.shape)
     k_rotated = ops.concatenate([k_rotated, k_rest], k.shape)
     return q_rotated, k_rotated
+
+
+def parts_of_heads(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The first ``width`` of each head, which are rotated, and the rest, where a layer keeps both in variables of its
+    own (StableLM, Phi). A slice of everything is x itself, without an operation of its own."""
+    rest = x.shape[-1] - width
+    return ops.slice_last(x, width) if rest else x, ops.slice_last(x, rest)

@@ -46,7 +46,8 @@ class Phi3Attention(Module):
         q, k = self._rotated(q, context), self._rotated(k, context)
         mask = context.masks.get(self.window)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=self.rules.scores)
-        return self.o_proj(heads_together(context.backend, q, k, out, has_mask=mask is not None))
+        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        return self.o_proj(out)
 
     def _rotated(self, x: Tensor, context: RotaryContext) -> Tensor:
         """``apply_rotary_pos_emb``: the rotated part and the rest, however narrow, put together in a new tensor."""

@@ -18,6 +18,7 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     with_head,
 )
+from vlmplan.architecture.families.partial_rotary import parts_of_heads
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
@@ -46,20 +47,16 @@ class StableLmAttention(Module):
         q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
         k = self.k_proj(x).view(*keys)
         v = self.v_proj(x).view(*keys)
-        q_part, q_rest = self._parts(q)
-        k_part, k_rest = self._parts(k)
+        q_part, q_rest = parts_of_heads(q, self.rotary_width)
+        k_part, k_rest = parts_of_heads(k, self.rotary_width)
         q_part = ops.rotate(q_part, context.cos, context.sin)
         k_part = ops.rotate(k_part, context.cos, context.sin)
         q = ops.concatenate([q_part, q_rest], q.shape)
         k = ops.concatenate([k_part, k_rest], k.shape)
         mask = context.masks.get(None)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores)
-        return self.o_proj(heads_together(context.backend, q, k, out, has_mask=mask is not None))
-
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        rest_width = x.shape[-1] - self.rotary_width
-        # A slice of everything is x itself, without an operation of its own.
-        return ops.slice_last(x, self.rotary_width) if rest_width else x, ops.slice_last(x, rest_width)
+        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        return self.o_proj(out)
 
 
 class StableLmLayer(Module):

@@ -1,0 +1,64 @@
+"""K-EXAONE: EXAONE 4's attention behind norms, and DeepSeek-V3's mixture of experts behind the first layers.
+
+Source: transformers 5.23 ``models/exaone_moe/modeling_exaone_moe.py`` and ``configuration_exaone_moe.py``. What
+predicts more than one token is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.llama import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    decoder_shape,
+    stack_of_kinds,
+    windows_by_type,
+)
+from vlmplan.architecture.families.smollm3 import PositionlessAttention
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear
+
+
+class ExaoneMoeLayer(DecoderLayer):
+    """``ExaoneMoeDecoderLayer``: a dense MLP, or a mixture of experts."""
+
+    def __init__(
+        self, shape: DecoderShape, window: int | None, block: SharedExpertsBlock | None, *, rotates: bool
+    ) -> None:
+        super().__init__(shape, window)
+        self.self_attn = (Attention if rotates else PositionlessAttention)(shape, window)
+        if block is not None:
+            self.mlp = block
+
+
+class ExaoneMoe(CausalLM):
+    """``ExaoneMoeForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
+
+    PARAMETER_TARGETS = OLD_EXPERT_NAMES
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    has_windows = config.optional_integer("sliding_window") is not None
+    period = config.integer("sliding_window_pattern") if config.layer_types() is None else 1
+    windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
+    shape = replace(decoder_shape(config), qk_norm=True, windows=windows, qkv_bias=False, output_bias=False)
+    num_dense, types = config.count("first_k_dense_replace"), config.names_by_layer("mlp_layer_types")
+    is_sparse = [index >= num_dense if types is None else types[index] == "sparse" for index in range(shape.num_layers)]
+
+    def layer(kind: tuple[int | None, bool]) -> ExaoneMoeLayer:
+        window, sparse = kind
+        block = shared_experts_block(config, shape) if sparse else None
+        return ExaoneMoeLayer(shape, window, block, rotates=not has_windows or window is not None)
+
+    return Decoder(shape, stack_of_kinds(list(zip(windows, is_sparse, strict=True)), layer))
+
+
+def build(config: Config) -> ExaoneMoe:
+    """``ExaoneMoeForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return ExaoneMoe(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,86 @@
+"""MiniMax-M2: whole queries and keys normed, positions on part of each head, and experts chosen by sigmoid scores.
+
+Source: transformers 5.23 ``models/minimax_m2/modeling_minimax_m2.py`` and ``configuration_minimax_m2.py``. What
+predicts more than one token is not in transformers' class. ``router_jitter_noise`` is not described: it is 0 by
+default.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
+from vlmplan.architecture.families.glm4v import rotary_fraction
+from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, RotaryContext, decoder_shape
+from vlmplan.architecture.families.mixtral import Mixtral
+from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter, normalized_in_place, top
+from vlmplan.architecture.families.olmo import WholeNormAttention
+from vlmplan.architecture.families.partial_rotary import partly_rotated
+from vlmplan.architecture.modules import Linear, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.json_reader import not_allowed
+from vlmplan.units import DType
+
+
+class SigmoidRouter(TopKRouter):
+    """``MiniMaxM2TopKRouter``: each expert's score is its own, and a buffer is added to choose by."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tape = x.tape
+        logits = ops.linear(x, self.weight_of("weight"))
+        scores = ops.sigmoid(ops.to(logits, DType.FLOAT32))
+        # What experts are chosen by: no gradient comes back, both go when this returns.
+        choice = tape.tensor(scores.shape, scores.dtype)
+        best = tape.tensor((*scores.shape[:-1], self.num_per_token), scores.dtype)
+        tape.move(3 * choice.num_bytes)
+        picked, indices = top(scores, self.num_per_token)
+        picked = normalized_in_place(picked)
+        del choice, best
+        return logits, picked, indices
+
+
+class MiniMaxM2Attention(WholeNormAttention):
+    """``MiniMaxM2Attention``."""
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        q, k, v = self.heads(x)
+        q, k = partly_rotated(q, k, context.cos, context.sin)
+        mask = context.masks.get(None)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
+        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        return self.o_proj(out)
+
+
+class MiniMaxM2Layer(DecoderLayer):
+    """``MiniMaxM2DecoderLayer``."""
+
+    def __init__(self, config: Config, shape: DecoderShape) -> None:
+        super().__init__(shape)
+        self.self_attn = MiniMaxM2Attention(shape, None)
+        num_experts, width = config.integer("num_local_experts"), shape.hidden_size
+        router = SigmoidRouter(num_experts, width, config.integer("num_experts_per_tok"), casts_scores=False)
+        experts = Experts(num_experts, width, shape.intermediate_size, activation=shape.activation)
+        self.mlp = SparseMoeBlock(router, experts, registers_gate_first=True)
+
+
+def rotary_width(config: Config, shape: DecoderShape) -> int:
+    """How much of each head is rotated: ``rotary_dim`` of published files, else a fraction."""
+    named = config.optional_integer("rotary_dim")
+    return int(shape.head_dim * rotary_fraction(config, 1.0 if named is None else named / shape.head_dim))
+
+
+def decoder(config: Config) -> PartlyRotatedDecoder:
+    """The decoder alone, as composite models hold it (``families.text``). Raises InputError where inputs get noise."""
+    if config.number("router_jitter_noise"):
+        raise not_allowed(CONFIG, "router_jitter_noise", config.get("router_jitter_noise"), "0: noise is not described")
+    shape = replace(decoder_shape(config), qkv_bias=False, output_bias=False, windows=())
+    layers = Stack.of(MiniMaxM2Layer(config, shape), shape.num_layers, label="layers")
+    return PartlyRotatedDecoder(shape, rotary_width(config, shape), layers)
+
+
+def build(config: Config) -> Mixtral:
+    """``MiniMaxM2ForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return Mixtral(model, head, ties_weights=config.boolean("tie_word_embeddings"))

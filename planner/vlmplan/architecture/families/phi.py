@@ -1,0 +1,139 @@
+"""Phi 1, 1.5 and 2: attention and an MLP of two Linears behind one layer norm, side by side, and a head with a bias.
+
+Source: transformers 5.23 ``models/phi/modeling_phi.py`` and ``configuration_phi.py``. Positions are on part of each
+head.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.glm4v import rotary_fraction
+from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, causal_masks, decoder_shape
+from vlmplan.architecture.families.partial_rotary import parts_of_heads
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.tensor import Tensor
+
+ROTARY_FRACTION = 0.5
+"""``partial_rotary_factor`` that ``PhiConfig`` sets where the file has none."""
+
+
+class PhiAttention(Module):
+    """``PhiAttention``; ``is_normed``: queries and keys pass a layer norm for each head."""
+
+    def __init__(self, shape: DecoderShape, *, is_normed: bool) -> None:
+        super().__init__()
+        self.shape, self.is_normed, width = shape, is_normed, shape.hidden_size
+        query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(width, query_width, bias=True)
+        self.k_proj = Linear(width, key_width, bias=True)
+        self.v_proj = Linear(width, key_width, bias=True)
+        self.dense = Linear(query_width, width, bias=True)
+        if is_normed:
+            self.q_layernorm = LayerNorm(width // shape.num_heads)
+            self.k_layernorm = LayerNorm(width // shape.num_heads)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        k = self.k_proj(x).view(*keys)
+        v = self.v_proj(x).view(*keys)
+        if self.is_normed:
+            q = self.q_layernorm(q)
+            k = self.k_layernorm(k)
+        q_part, q_rest = parts_of_heads(q, context.cos.shape[-1])
+        k_part, k_rest = parts_of_heads(k, context.cos.shape[-1])
+        q_part = ops.rotate(q_part, context.cos, context.sin)
+        k_part = ops.rotate(k_part, context.cos, context.sin)
+        q = ops.concatenate([q_part, q_rest], q.shape)
+        k = ops.concatenate([k_part, k_rest], k.shape)
+        mask = context.masks.get(None)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores)
+        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        return self.dense(out)
+
+
+class PhiMlp(Module):
+    """``PhiMLP``."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.fc1 = Linear(shape.hidden_size, shape.intermediate_size, bias=True)
+        self.fc2 = Linear(shape.intermediate_size, shape.hidden_size, bias=True)
+        self.activation = ops.activation_module(shape.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc1(x)
+        x = self.activation(x)
+        return self.fc2(x)
+
+
+class PhiLayer(Module):
+    """``PhiDecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, *, is_normed: bool, dropout: float) -> None:
+        super().__init__()
+        self.self_attn = PhiAttention(shape, is_normed=is_normed)
+        self.mlp = PhiMlp(shape)
+        self.input_layernorm = LayerNorm(shape.hidden_size)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        attended = self.self_attn(x, context)
+        attended = ops.dropout(attended, self.dropout)
+        fed_forward = ops.dropout(self.mlp(x), self.dropout)
+        return ops.add(ops.add(attended, fed_forward), residual)
+
+
+class PhiDecoder(Module):
+    """``PhiModel``."""
+
+    def __init__(self, shape: DecoderShape, layer: PhiLayer, rotary_width: int, *, dropout: float) -> None:
+        super().__init__()
+        self.shape, self.rotary_width, self.dropout = shape, rotary_width, dropout
+        self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = Stack.of(layer, shape.num_layers, label="layers")
+        self.final_layernorm = LayerNorm(shape.hidden_size)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with ids.tape.section("embedding"):
+            return ops.dropout(self.embed_tokens(ids), self.dropout)
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        tape = x.tape
+        with tape.section("positions"):
+            masks = causal_masks(x, backend, (None,))
+            positions = (1, 1, x.shape[1], self.rotary_width)
+            tape.prefetch()  # for the module of the positions
+            context = RotaryContext(backend, tape.tensor(positions, x.dtype), tape.tensor(positions, x.dtype), masks)
+        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
+        with tape.section("norm"):
+            return self.final_layernorm(hidden)
+
+
+class Phi(CausalLM):
+    """``PhiForCausalLM``."""
+
+    attention_linears = ("q_proj", "k_proj", "v_proj", "dense")
+
+
+def decoder(config: Config) -> PhiDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = replace(decoder_shape(config), scores=Scores(dropout=config.number("attention_dropout")))
+    layer = PhiLayer(shape, is_normed=config.boolean("qk_layernorm"), dropout=config.number("resid_pdrop"))
+    rotary_width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
+    return PhiDecoder(shape, layer, rotary_width, dropout=config.number("embd_pdrop"))
+
+
+def build(config: Config) -> Phi:
+    """``PhiForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size, bias=True)
+    return Phi(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,40 @@
+"""Solar Open: a Llama with DeepSeek-V3's mixture of experts in every layer.
+
+Source: transformers 5.23 ``models/solar_open/modeling_solar_open.py`` and ``configuration_solar_open.py``.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear, Stack
+
+
+class SolarOpenLayer(DecoderLayer):
+    """``SolarOpenDecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, block: SharedExpertsBlock) -> None:
+        super().__init__(shape)
+        self.mlp = block
+
+
+class SolarOpen(CausalLM):
+    """``SolarOpenForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
+
+    PARAMETER_TARGETS = OLD_EXPERT_NAMES
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = replace(decoder_shape(config), output_bias=False)
+    layer = SolarOpenLayer(shape, shared_experts_block(config, shape))
+    return Decoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
+
+
+def build(config: Config) -> SolarOpen:
+    """``SolarOpenForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return SolarOpen(model, head, ties_weights=config.boolean("tie_word_embeddings"))
