@@ -14,7 +14,6 @@ from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
-    from vlmplan.search import Recommendation
 
 
 def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tuple["Estimate", list[str]]:
@@ -57,19 +56,6 @@ def searched_model(request: Request) -> ModelFiles:
     from vlmplan.rehearsal.layers import with_needed_layers
 
     return with_images(with_needed_layers(model), request.workload)
-
-
-def with_rehearsed_winner(found: "Recommendation") -> "Recommendation":
-    """``found`` with its first plan as an estimate of that plan is, where no family knows the model: with rehearsed
-    activations, which the others are not worth waiting for."""
-    from vlmplan.models.tree import ProbedModelFiles
-
-    if not isinstance(found.workload.model, ProbedModelFiles):
-        return found
-    from vlmplan.rehearsal.unknown import with_rehearsed_activations
-    from vlmplan.search.confirmation import with_corrected_winner
-
-    return with_corrected_winner(found, with_rehearsed_activations)
 
 
 def disk_notes(request: Request, found: "Estimate") -> list[str]:

@@ -173,10 +173,23 @@ def requested_recommendation(
 ) -> "Recommendation":
     """The answer to a search; ``compares`` as in ``SearchQuery``, as there where it is left out."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.requested import searched_model, with_rehearsed_winner
+    from vlmplan.requested import searched_model
     from vlmplan.search.long_samples import recommend_or_stretch
     from vlmplan.search.options import search_query
 
     query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
     found = recommend_or_stretch(query if compares is None else replace(query, compares=compares))
-    return with_rehearsed_winner(found)
+    return _with_rehearsed_winner(found)
+
+
+def _with_rehearsed_winner(found: "Recommendation") -> "Recommendation":
+    """``found`` with its first plan as an estimate of that plan is, where no family knows the model: with rehearsed
+    activations, which the others are not worth waiting for."""
+    from vlmplan.models.tree import ProbedModelFiles
+
+    if not isinstance(found.workload.model, ProbedModelFiles):
+        return found
+    from vlmplan.rehearsal.unknown import with_rehearsed_activations
+    from vlmplan.search.confirmation import with_corrected_winner
+
+    return with_corrected_winner(found, with_rehearsed_activations)
