@@ -1,5 +1,6 @@
 """Copies of weights that autocast keeps: of those that an operation which it casts for uses."""
 
+from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic_groups import ExpertsGroup
@@ -61,6 +62,21 @@ def test_experts_of_models_without_a_family_are_not_cast_either():
     router = Parameter(EXPERTS, WIDTH)
     ExpertsGroup({**stacked, "weight": router}, experts_per_token=2, activation="silu")
     assert [one.meets_autocast for one in (*stacked.values(), router)] == [False, False, True]
+
+
+def test_factors_of_adapted_experts_are_cast_by_peft_and_not_kept():
+    model = build_model({**SIZES, "model_type": "qwen3_moe", "num_experts": EXPERTS, "moe_intermediate_size": INNER})
+    frozen = {id(entry.parameter): entry.parameter for entry in model.parameters()}
+    add_lora(model, AdapterSettings(rank=2), targets="gate,gate_proj,up_proj,down_proj")
+    for entry in model.parameters():
+        is_adapter = id(entry.parameter) not in frozen
+        entry.parameter.requires_grad = is_adapter
+        entry.parameter.dtype = DType.FLOAT32 if is_adapter else DType.BFLOAT16
+    for _, stack in model.stacks():
+        stack.checkpoints = True
+    tape = Tape(autocast=DType.BFLOAT16, caches_casts=True)
+    trace = model.run(tape, Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.FULL)
+    assert not any(isinstance(event, KeptCast) for section in trace.sections.values() for event in section.forward)
 
 
 def test_each_layer_that_runs_again_leaves_its_own_copies_when_it_runs():

@@ -47,7 +47,7 @@ def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape) -> Operand:
         return weight
     if isinstance(weight, Tensor):
         return to(weight, dtype)
-    is_cached = weight.requires_grad and dtype is tape.autocast
+    is_cached = weight.requires_grad and dtype is tape.autocast and weight.meets_autocast
     shared = tape.cast_cache() if is_cached else None
     if shared is not None and id(weight) in shared:
         return shared[id(weight)]
