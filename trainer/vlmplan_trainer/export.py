@@ -32,7 +32,8 @@ def export(engine: Engine, loaded: LoadedModel, processing: Processing, output_d
         with _unfinished(place) as folder:
             if is_adapter:
                 with _for_plain_weights(engine.model, is_changed=bool(loaded.taken_out)):
-                    whole = with_what_was_taken_out(weights, loaded.taken_out)
+                    config: Any = next(iter(engine.model.peft_config.values()))  # pyright: ignore[reportCallIssue]
+                    whole = with_what_was_taken_out(weights, loaded.taken_out, config.r)
                     _write_adapter(engine.model, processing, folder, whole)
             else:
                 with _untrained_config(engine.model, loaded):

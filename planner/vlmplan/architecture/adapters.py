@@ -4,7 +4,7 @@ Sources: peft 0.21 ``tuners/lora/layer.py`` and ``tuners/lora/bnb.py``; transfor
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.adapter_names import TARGETS_OPTION, ModuleNames, Place, places_of, target_names
@@ -26,11 +26,20 @@ STACK_DIMENSIONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """What adapters are, wherever they are; names as in ``Recipe``."""
+    """What adapters are, wherever they are; names as in ``Recipe``.
+
+    ``changes_base``: they begin as factors of a linear layer's weight, which has no more of them than its smaller side
+    has elements: both lose the rest of ``rank`` (``pissa_init`` and ``olora_init`` in ``tuners/lora/layer.py``).
+    """
 
     rank: int
     dropout: float = 0.0
     use_dora: bool = False
+    changes_base: bool = False
+
+    def of_linear(self, in_features: int, out_features: int) -> "AdapterSettings":
+        """The same for a linear layer of these sides."""
+        return replace(self, rank=min(self.rank, in_features, out_features)) if self.changes_base else self
 
 
 class Lora(Module):
@@ -276,7 +285,8 @@ def _adapted(place: Place, settings: AdapterSettings) -> Module:
             return LoraEmbedding(base, settings.rank)
         return Lora(base, base.weight.numel // base.weight.shape[0], base.weight.shape[0], settings)
     assert isinstance(base, Linear | Linear4bit)
-    return Lora(base, base.in_features, base.out_features, settings)
+    sides = base.in_features, base.out_features
+    return Lora(base, *sides, settings.of_linear(*sides))
 
 
 def quantize(model: Model, compute_dtype: DType, *, double_quantises: bool = True) -> None:

@@ -77,8 +77,8 @@ class DoraLayer(Module):
         elif self._bias is not None:
             base_result = ops.add(base_result, self._bias)
         return ops.add(
-            ops.mul(base_result, ops.shift(scale)),
-            ops.scale(ops.mul(lora_result, scale)),
+            ops.mul(base_result, ops.shift(scale), y_is_first=True),
+            ops.scale(ops.mul(lora_result, scale, y_is_first=True)),
         )
 
     def _weight_in(self, dtype: DType, x: Tensor) -> Operand:

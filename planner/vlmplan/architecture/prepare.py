@@ -42,7 +42,12 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
         parameters.append(parameter)
     if recipe.trains_adapters:
         loaded = set(map(id, parameters))
-        settings = AdapterSettings(rank=recipe.lora_rank, dropout=recipe.lora_dropout, use_dora=recipe.use_dora)
+        settings = AdapterSettings(
+            rank=recipe.lora_rank,
+            dropout=recipe.lora_dropout,
+            use_dora=recipe.use_dora,
+            changes_base=recipe.changes_base,
+        )
         add_lora(model, settings, targets=recipe.lora_targets, exclude=recipe.lora_exclude, frozen=frozen)
         copies = _copy_embeddings(model) if recipe.train_embeddings else []
         parameters = [parameter for _, parameter in model.distinct_parameters()]

@@ -36,6 +36,10 @@ def vision_folder(tmp_path_factory):
         {"lora_exclude": r"regex:.*layers\.1\..*", "use_dora": True},
         {"lora_targets": "q_proj,layers.1.mlp.up_proj"},
         {"lora_init": "olora"},
+        {"lora_init": "olora", "lora_rank": 48},
+        {"lora_init": "pissa", "lora_rank": 48},
+        {"lora_init": "pissa_niter_4", "lora_rank": 48},
+        {"lora_init": "gaussian", "lora_rank": 48},
     ],
 )
 def test_parameters_are_those_that_are_planned(text_folder, changes):
@@ -56,19 +60,21 @@ IDS = torch.arange(12)[None] + 7
 
 
 @pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora"])
-@pytest.mark.parametrize("use_rslora", [False, True])
-def test_what_is_exported_belongs_to_the_weights_as_they_were(text_folder, init, use_rslora):
-    """The adapter of twice the rank on the checkpoint's weights computes what the trained one does on changed ones."""
-    recipe = LORA.with_changes(lora_init=init, lora_targets="q_proj,up_proj", use_rslora=use_rslora)
+@pytest.mark.parametrize(("use_rslora", "rank"), [(False, 4), (True, 4), (True, 80)])
+def test_what_is_exported_belongs_to_the_weights_as_they_were(text_folder, init, use_rslora, rank):
+    """The adapter of twice the rank on the checkpoint's weights computes what the trained one does on changed ones,
+    where weights have fewer factors than it too."""
+    recipe = LORA.with_changes(lora_init=init, lora_targets="q_proj,up_proj", use_rslora=use_rslora, lora_rank=rank)
     loaded = load_model(tiny_plan(text_folder, recipe))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in trained_of(loaded.model).values():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     expected = loaded.model(input_ids=IDS).logits
-    weights = with_what_was_taken_out(loaded.model.state_dict(), loaded.taken_out)
     config = converted_config(loaded.model.peft_config["default"])
-    plain = load_model(tiny_plan(text_folder, LORA.with_changes(lora_rank=8, lora_targets="q_proj,up_proj"))).model
+    weights = with_what_was_taken_out(loaded.model.state_dict(), loaded.taken_out, config.r)
+    twice = LORA.with_changes(lora_rank=2 * rank, lora_targets="q_proj,up_proj")
+    plain = load_model(tiny_plan(text_folder, twice)).model
     layers = [module for module in plain.modules() if hasattr(module, "lora_A")]
     for layer in layers:
         layer.scaling["default"] = config.lora_alpha / (config.r**0.5 if use_rslora else config.r)

@@ -88,17 +88,21 @@ def initial_factors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def with_what_was_taken_out(
-    trained: Mapping[str, torch.Tensor], taken_out: Mapping[str, torch.Tensor]
+    trained: Mapping[str, torch.Tensor], taken_out: Mapping[str, torch.Tensor], rank: int
 ) -> dict[str, torch.Tensor]:
-    """Adapters for the weights as they were, of ``trained`` ones for those without ``taken_out``: of twice the rank.
+    """Adapters for the weights as they were, of ``trained`` ones for those without ``taken_out``: of ``rank``, which is
+    twice that of the trained.
 
-    ``W - s B0 A0 + s B A = W + s [B, -B0] [A; A0]``, with the scale s of either rank, see ``converted_config``.
+    ``W - s B0 A0 + s B A = W + s [B, -B0] [A; A0]``, with the scale s of either rank, see ``converted_config``. Where
+    a weight's smaller side has given fewer factors than its rank, zeros are in the place of the others.
     """
     result = dict(trained)
     for name, initial in taken_out.items():
         dim, sign = (0, 1.0) if FACTORS[0] in name else (1, -1.0)
         now = trained[name].float().cpu()
-        result[name] = torch.cat([now, sign * initial.to(now.device)], dim=dim)
+        missing = list(now.shape)
+        missing[dim] = rank - 2 * now.shape[dim]
+        result[name] = torch.cat([now, sign * initial.to(now.device), torch.zeros(missing)], dim=dim)
     return result
 
 

@@ -60,12 +60,15 @@ def _subtract_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]
     return (g if node.needs[0] else None, grad_y)
 
 
-def mul(x: Tensor, y: Operand) -> Tensor:
-    """``x * y``: saves y if x needs a gradient, x if y does. A y without dimensions does not change the type."""
+def mul(x: Tensor, y: Operand, *, y_is_first: bool = False) -> Tensor:
+    """``x * y``: saves y if x needs a gradient, x if y does. A y without dimensions does not change the type.
+
+    ``y_is_first``: it is written ``y * x``, so that y's gradient is summed and cast before that of x is.
+    """
     tape = x.tape
     saved = (x.detached() if y.requires_grad else None, detached(y) if x.requires_grad else None)
     broadcasts = y.numel != x.numel
-    node = tape.node((x, y), _mul_backward, saved, (x.dtype, y.dtype, x.shape, y.shape, broadcasts))
+    node = tape.node((x, y), _mul_backward, saved, (x.dtype, y.dtype, x.shape, y.shape, broadcasts, y_is_first))
     out = tape.tensor(x.shape, promoted(x.dtype, y.dtype) if y.shape else x.dtype, node)
     tape.move(x.num_bytes + y.numel * y.dtype.num_bytes + out.num_bytes)
     return out
@@ -75,7 +78,7 @@ def _mul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """Both products are there before the first is cast or summed (``validate_outputs`` in ``engine.cpp``)."""
     (g,) = grads
     assert g is not None
-    x_dtype, y_dtype, x_shape, y_shape, broadcasts = node.meta
+    x_dtype, y_dtype, x_shape, y_shape, broadcasts, y_is_first = node.meta
     tape = g.tape
     grad_x = grad_y = None
     if node.needs[0]:
@@ -86,12 +89,14 @@ def _mul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
         tape.move(3 * g.num_bytes)
     if tape.frees_saved:
         node.saved = ()
-    if grad_x is not None:
+    if grad_x is not None and not y_is_first:
         grad_x = to(grad_x, x_dtype)
     if grad_y is not None:
         if broadcasts:
             grad_y = reduced(grad_y, y_shape, g.dtype)
         grad_y = to(grad_y, y_dtype)
+    if grad_x is not None:
+        grad_x = to(grad_x, x_dtype)
     return (grad_x, grad_y)
 
 
