@@ -26,6 +26,12 @@ Stage = int | Literal["none"]
 """A ZeRO stage, or PLAIN for plain PyTorch."""
 
 
+WITHOUT_OPTION = frozenset(("use_double_quant", "gradient_clipping", "zero", "evaluation", "task"))
+"""Settings that no option of the command line has by their name: the configuration of another trainer decides
+``use_double_quant``, a ds_config.json ``zero`` and ``gradient_clipping``, options of their own ``evaluation`` and
+``task``."""
+
+
 class _Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -43,12 +49,10 @@ def completed(decided: Partial, defaults: Partial) -> Partial:
 class DecidedRecipe:
     """The fields of ``Recipe``; None is open. A search holds fixed what is decided and tries the rest.
 
-    ``zero`` and ``gradient_clipping`` are what a ds_config.json decides, ``use_double_quant`` what the configuration
-    of another trainer does, and no option does; ``evaluation`` and
-    ``task`` are what options of their own do.
+    The order of fields is that of the options in command lines that are written. Those of ``WITHOUT_OPTION`` have none.
     """
 
-    method: Method | None = None
+    zero_stage: Stage | None = None
     lora_rank: int | None = None
     lora_targets: str | None = None
     lora_alpha: int | None = None
@@ -58,44 +62,44 @@ class DecidedRecipe:
     lora_init: str | None = None
     loraplus_lr_ratio: float | None = None
     lora_exclude: str | None = None
-    use_double_quant: bool | None = None
-    adapter_dtype: AdapterDtype | None = None
-    weight_dtype: WeightDtype | None = None
     uses_autocast: bool | None = None
     train_embeddings: bool | None = None
     train_vision: bool | None = None
     train_projector: bool | None = None
     train_language: bool | None = None
-    precision: Precision | None = None
-    optimizer: OptimizerKind | None = None
+    micro_batch: int | None = None
+    grad_accum: int | None = None
+    hpz: int | None = None
+    sequence_parallel: int | None = None
+    activation_checkpointing: bool | None = None
+    vision_activation_checkpointing: bool | None = None
+    offload_activations: bool | None = None
+    tiled_mlp: bool | None = None
     fuses_optimizer: bool | None = None
+    caches_casts: bool | None = None
     liger_layers: bool | None = None
     upcasts_frozen: bool | None = None
-    caches_casts: bool | None = None
     expandable_segments: bool | None = None
-    zero_stage: Stage | None = None
     gradient_as_bucket_view: bool | None = None
     fsdp: bool | None = None
     reshard_after_forward: bool | None = None
     sync_each_batch: bool | None = None
     reduces_in_float32: bool | None = None
+    nvme_path: str | None = None
+    method: Method | None = None
+    precision: Precision | None = None
+    optimizer: OptimizerKind | None = None
     offload_optimizer: Offload | None = None
     offload_params: Offload | None = None
-    hpz: int | None = None
-    sequence_parallel: int | None = None
-    nvme_path: str | None = None
-    micro_batch: int | None = None
-    grad_accum: int | None = None
-    batching: Batching | None = None
-    batches_on_gpu: BatchesOnGpu | None = None
-    input_gradients: InputGradients | None = None
-    activation_checkpointing: bool | None = None
-    vision_activation_checkpointing: bool | None = None
-    offload_activations: bool | None = None
-    tiled_mlp: bool | None = None
     attention: AttentionImplementation | None = None
     linear_attention: LinearAttention | None = None
     loss: LossKind | None = None
+    batching: Batching | None = None
+    adapter_dtype: AdapterDtype | None = None
+    weight_dtype: WeightDtype | None = None
+    batches_on_gpu: BatchesOnGpu | None = None
+    input_gradients: InputGradients | None = None
+    use_double_quant: bool | None = None
     gradient_clipping: float | None = None
     zero: ZeroSettings | None = None
     evaluation: Evaluation | None = None
@@ -127,8 +131,7 @@ class DecidedRecipe:
 
 def decided_by(recipe: Recipe) -> DecidedRecipe:
     """Every setting of ``recipe`` that an option of its own can say, decided."""
-    without = ("zero", "gradient_clipping", "evaluation", "task", "use_double_quant")
-    names = [item.name for item in fields(DecidedRecipe) if item.name not in without]
+    names = [item.name for item in fields(DecidedRecipe) if item.name not in WITHOUT_OPTION]
     values: dict[str, Any] = {name: getattr(recipe, name) for name in names}
     values["zero_stage"] = PLAIN if recipe.zero_stage is None else recipe.zero_stage
     return DecidedRecipe(**values)

@@ -173,6 +173,25 @@ PROCESS_FIELDS = ("caches_casts", "expandable_segments")
 """What is said to torch's autocast and allocator."""
 GROUPS = (MODEL_FIELDS, ENGINE_FIELDS, UPDATE_FIELDS, MICRO_BATCH_FIELDS, PROCESS_FIELDS)
 """Every field of ``RecipeSettings`` is in one of them."""
+ADAPTER_FIELDS = (
+    *("lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
+    *("lora_init", "loraplus_lr_ratio", "adapter_dtype", "train_embeddings"),
+)
+"""Settings that mean nothing where all weights are trained (``Method.FULL``)."""
+RESULT_FIELDS = (
+    *("method", "lora_rank", "lora_targets", "lora_alpha", "use_rslora", "use_dora", "lora_init", "lora_exclude"),
+    *("train_embeddings", "train_vision", "train_projector", "train_language", "optimizer"),
+)
+"""Settings that two runs must share for one to start from the weights or the adapter of the other."""
+CHANGEABLE_FIELDS = (
+    *("micro_batch", "grad_accum", "offload_optimizer", "offload_params", "nvme_path", "hpz", "zero"),
+    *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
+    *("attention", "linear_attention", "loss", "liger_layers", "input_gradients"),
+    *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
+    *("reshard_after_forward", "sync_each_batch", "reduces_in_float32"),
+)
+"""Settings that a run may change when it goes on from a checkpoint: how a step is computed and where its memory is, not
+what it computes. All others stay as they were, also those that are not in this list yet."""
 
 
 def option_name(field: str) -> str:

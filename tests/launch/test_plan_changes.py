@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from launch_cases import gpu_plan
-from vlmplan.launch.plan_changes import SPREAD, STAGES_ALIKE, plan_changes, plan_problems
+from vlmplan.launch.plan_changes import STAGES_ALIKE, plan_changes, plan_problems
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_settings import CHANGEABLE_FIELDS
 from vlmplan.zero_settings import ZeroSettings
 
 FOLDER = Path("runs/1")
@@ -49,7 +50,7 @@ def test_every_setting_of_the_recipe_is_refused_with_both_values_or_said(name: s
     value = OTHERS.get(name) or other(getattr(before.recipe, name))
     after = with_recipe(before, **{name: value})
     problems, changes = plan_problems(before, after, FOLDER, is_begun=False), plan_changes(before, after)
-    assert bool(problems) is (name not in SPREAD)
+    assert bool(problems) is (name not in CHANGEABLE_FIELDS)
     if name != "zero":
         shown = {plan.recipe.as_json()[name] for plan in (before, after)}
         sentence = (problems or changes)[0]

@@ -15,7 +15,6 @@ from vlmplan.files import write_atomically
 from vlmplan.launch import demo
 from vlmplan.launch.run_folder import (
     LOG_FILE,
-    TRAINED,
     folder_problems,
     has_checkpoint,
     locked_log,
@@ -27,6 +26,7 @@ from vlmplan.launch.run_folder import (
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, OptimizerKind
+from vlmplan.recipe_settings import RESULT_FIELDS
 from vlmplan.training import ADAPTER_FOLDER, CHECKPOINTS, MANIFEST, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE
 
 COMMAND = ["/env/python", "-m", "vlmplan_trainer", "--train-data", "my data.jsonl"]
@@ -155,10 +155,10 @@ def test_what_is_no_folder_or_no_plan_is_refused(tmp_path):
 
 
 def test_every_setting_that_shapes_what_is_trained_has_a_case():
-    assert set(OTHER) == set(TRAINED)
+    assert set(OTHER) == set(RESULT_FIELDS)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", RESULT_FIELDS)
 def test_a_run_cannot_be_resumed_as_another_training(name: str, tmp_path):
     written(tmp_path, gpu_plan(LORA))
     (problem,) = folder_problems(tmp_path, gpu_plan(LORA.with_changes(**{name: OTHER[name]})), resumes=True)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from vlmplan.units import MAX_AMOUNT
+from vlmplan.units import MAX_AMOUNT, Choice
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Any], Any]
@@ -44,9 +44,10 @@ def switch(name: str, on: str, off: str, help_text: str) -> Decorator:
     return click.option(f"--{on}/--{off}", name, default=None, help=help_text)
 
 
-def choice(flag: str, choices: Sequence[str], help_text: str) -> Decorator:
-    """One of ``choices``; None where it is not given."""
-    return click.option(flag, type=click.Choice(choices), help=help_text)
+def choice(flag: str, choices: Sequence[str] | type[Choice], help_text: str) -> Decorator:
+    """One of ``choices``, or of the values of a kind of choice; None where it is not given."""
+    texts = [member.value for member in choices] if isinstance(choices, type) else choices
+    return click.option(flag, type=click.Choice(texts), help=help_text)
 
 
 def count(flag: str, help_text: str) -> Decorator:

@@ -3,14 +3,25 @@
 import click
 
 from vlmplan.cli.option_kinds import FILE, Decorator, choice, count, switch
-
-OPTIMIZERS = (
-    *("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"),
-    *("lion", "lion-8bit", "paged-lion-8bit", "muon"),
-    *("torchao-adamw", "torchao-adamw-8bit", "torchao-adamw-4bit"),
+from vlmplan.evaluation import Kept
+from vlmplan.recipe_choices import (
+    AdapterDtype,
+    AttentionImplementation,
+    BatchesOnGpu,
+    Batching,
+    InputGradients,
+    LinearAttention,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    WeightDtype,
 )
+
+OPTIMIZERS = tuple(kind.value for kind in OptimizerKind)
 RECIPE: tuple[Decorator, ...] = (
-    choice("--method", ("full", "lora", "qlora"), "What is trained."),
+    choice("--method", Method, "What is trained."),
     count("--lora-rank", "Rank of the adapters.  [default: 16]"),
     click.option(
         "--lora-targets",
@@ -37,12 +48,12 @@ RECIPE: tuple[Decorator, ...] = (
     ),
     choice(
         "--adapter-dtype",
-        ("table", "float32", "model"),
+        AdapterDtype,
         "Adapters in plain PyTorch: peft's float32 beside trained copies in the model's type, or all in the model's.",
     ),
     choice(
         "--weight-dtype",
-        ("table", "float32", "model"),
+        WeightDtype,
         "The model's own weights in plain PyTorch with bf16 or fp16: trained ones in float32 beside frozen ones in 16 "
         "bit, all in float32, or all in 16 bit.  [default: table]",
     ),
@@ -51,7 +62,7 @@ RECIPE: tuple[Decorator, ...] = (
     switch("train_vision", "train-vision", "freeze-vision", "The vision tower."),
     switch("train_projector", "train-projector", "freeze-projector", "What maps vision to language."),
     switch("train_language", "train-language", "freeze-language", "The language model."),
-    choice("--precision", ("bf16", "fp16", "fp32", "bf16-pure"), "bf16 and fp16 keep fp32 master weights."),
+    choice("--precision", Precision, "bf16 and fp16 keep fp32 master weights."),
     click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}."),
     switch("fuses_optimizer", "fused-optimizer", "foreach-optimizer", "Kernel of plain PyTorch's update."),
     switch("caches_casts", "cached-casts", "no-cached-casts", "Plain PyTorch keeps 16-bit copies until forward ends."),
@@ -86,8 +97,8 @@ RECIPE: tuple[Decorator, ...] = (
         "FSDP2 reduces gradients in every micro batch, or in the last of a step alone, with whole gradients till then.",
     ),
     switch("reduces_in_float32", "float32-reduce", "no-float32-reduce", "FSDP2 reduces gradients in float32."),
-    choice("--offload-optimizer", ("none", "cpu", "nvme"), "Where optimizer states live."),
-    choice("--offload-params", ("none", "cpu", "nvme"), "Where weights live between uses (stage 3)."),
+    choice("--offload-optimizer", Offload, "Where optimizer states live."),
+    choice("--offload-params", Offload, "Where weights live between uses (stage 3)."),
     count("--hpz", "Ranks that keep a copy of all weights between them: GPUs per node, under stage 3 (ZeRO++)."),
     count("--sequence-parallel", "GPUs that share each sample, which is cut along its tokens (DeepSpeed's Ulysses)."),
     click.option("--nvme-path", metavar="DIR", help="Folder on every node's NVMe drive for offload."),
@@ -95,12 +106,12 @@ RECIPE: tuple[Decorator, ...] = (
     count("--grad-accum", "Micro batches per optimizer step."),
     choice(
         "--batches-on-gpu",
-        ("turn", "step", "step-float32"),
+        BatchesOnGpu,
         "Micro batches there at once: one, or a step's; Hugging Face's Trainer has pixels in float32.",
     ),
     choice(
         "--input-gradients",
-        ("none", "language", "all", "peft"),
+        InputGradients,
         "Results of frozen embeddings that need gradients, as checkpoints of other trainers ask for.",
     ),
     switch(
@@ -123,19 +134,19 @@ RECIPE: tuple[Decorator, ...] = (
     ),
     choice(
         "--batching",
-        ("padded", "padding-free", "packed"),
+        Batching,
         "padding-free puts the samples of a micro batch one behind the other into one row; packed fills rows of "
         "--seq-len with several samples before that.  [default: padded]",
     ),
-    choice("--attention", ("sdpa", "flash_attention_2", "eager"), "Attention implementation."),
+    choice("--attention", AttentionImplementation, "Attention implementation."),
     choice(
         "--linear-attention",
-        ("torch", "fla"),
+        LinearAttention,
         "Gated delta nets: transformers' own operations, or the kernels of flash-linear-attention and causal-conv1d.",
     ),
     choice(
         "--loss",
-        ("chunked", "full", "model", "trl", "liger"),
+        LossKind,
         "full makes all logits at once; model too, and frees them for backward; trl is TRL's fused head, liger "
         "Liger's fused loss, made of Triton kernels.",
     ),
@@ -149,7 +160,7 @@ EVALUATION: tuple[Decorator, ...] = (
     count("--eval-samples", "Samples of an evaluation.  [default: 1000]"),
     choice(
         "--eval-keeps",
-        ("loss", "predictions", "logits"),
+        Kept,
         "What it keeps of a sample for metrics: logits, their argmax, or the loss alone.  [default: loss]",
     ),
     count("--eval-accumulation", "Batches after which that moves to the host.  [default: all of them]"),

@@ -9,26 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.plan import Plan
+from vlmplan.recipe_settings import CHANGEABLE_FIELDS
 from vlmplan.run_record import SCHEDULE_ENDS, refusal
 
-SPREAD = (
-    *("micro_batch", "grad_accum", "offload_optimizer", "offload_params", "nvme_path", "hpz", "zero"),
-    *(
-        "activation_checkpointing",
-        "vision_activation_checkpointing",
-        "offload_activations",
-        "tiled_mlp",
-        "attention",
-        "linear_attention",
-        "loss",
-        "liger_layers",
-        "input_gradients",
-    ),
-    *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
-    *("reshard_after_forward", "sync_each_batch", "reduces_in_float32"),
-)
-"""Settings of the recipe that change how a step is computed and where its memory is, not what it computes. All others,
-also those that this list does not know yet, stay."""
 STAGES_ALIKE = {1, 2}
 """ZeRO stages that read each other's checkpoints; all other pairs fail in DeepSpeed 0.19.8 (tried on two CPU ranks)."""
 
@@ -56,7 +39,7 @@ def _fixed_differences(before: Plan, plan: Plan, *, is_begun: bool) -> Iterator[
     if is_begun:
         pairs["samples a step"] = (before.samples_per_step, plan.samples_per_step)
     mine, theirs = plan.recipe.as_json(), before.recipe.as_json()
-    pairs |= {name: (theirs[name], value) for name, value in mine.items() if name not in SPREAD}
+    pairs |= {name: (theirs[name], value) for name, value in mine.items() if name not in CHANGEABLE_FIELDS}
     if {before.recipe.zero_stage, plan.recipe.zero_stage} == STAGES_ALIKE:
         del pairs["zero_stage"]
     for name, (was, now) in pairs.items():
@@ -79,7 +62,7 @@ def plan_changes(before: Plan, plan: Plan) -> list[str]:
     pairs: dict[str, tuple[Any, Any]] = {"hardware": (_hardware(before), _hardware(plan))}
     pairs["epochs"] = (before.workload.epochs, plan.workload.epochs)
     mine, theirs = plan.recipe.as_json(), before.recipe.as_json()
-    pairs |= {name: (theirs[name], mine[name]) for name in (*SPREAD, "zero_stage") if name != "zero"}
+    pairs |= {name: (theirs[name], mine[name]) for name in (*CHANGEABLE_FIELDS, "zero_stage") if name != "zero"}
     ends = {"epochs": SCHEDULE_ENDS}
     changed = [
         f"{name} {_text(now)} from here on; it was {_text(was)}{ends.get(name, '')}"

@@ -12,14 +12,10 @@ from vlmplan.machine.host import host_ram_bytes
 from vlmplan.models import find_model
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe_choices import Method
+from vlmplan.recipe_settings import ADAPTER_FIELDS
 from vlmplan.request import EvaluationRequest, HardwareRequest, Request, TaskRequest, WorkloadRequest
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
-
-ADAPTER_OPTIONS = (
-    *("lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
-    *("lora_init", "loraplus_lr_ratio", "adapter_dtype", "train_embeddings"),
-)
 
 
 def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
@@ -32,7 +28,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
         host_ram_gib = None
     recipe = decided_by(plan.recipe)
     if plan.recipe.method is Method.FULL:
-        recipe = replace(recipe, **dict.fromkeys(ADAPTER_OPTIONS))
+        recipe = replace(recipe, **dict.fromkeys(ADAPTER_FIELDS))
     return Request(
         model=model,
         workload=WorkloadRequest(

@@ -26,6 +26,7 @@ from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import READABLE, text_if_there, write_atomically
 from vlmplan.launch.plan_changes import plan_changes, plan_problems
 from vlmplan.plan import PLAN_FILE, Plan, read_plan
+from vlmplan.recipe_settings import RESULT_FIELDS
 from vlmplan.run_record import RECORD_FILE, RunRecord, record_text
 from vlmplan.training import (
     ADAPTER_FOLDER,
@@ -39,24 +40,6 @@ from vlmplan.training import (
 
 COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, LOG_FILE = "command.txt", "environment.txt", "versions.json", "run.log"
 RUN_FILES = (PLAN_FILE, DS_CONFIG_FILE, COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, RECORD_FILE, LOG_FILE)
-TRAINED = (
-    *(
-        "method",
-        "lora_rank",
-        "lora_targets",
-        "lora_alpha",
-        "use_rslora",
-        "use_dora",
-        "lora_init",
-        "lora_exclude",
-        "train_embeddings",
-        "train_vision",
-        "train_projector",
-        "train_language",
-    ),
-    "optimizer",
-)
-"""Settings of the recipe that two runs must share for one to start from the weights or the adapter of the other."""
 
 
 def folder_problems(folder: Path, plan: Plan, *, resumes: bool) -> list[str]:
@@ -155,7 +138,7 @@ def what_differs(before: Plan, plan: Plan) -> str | None:
     if dict(before.workload.model.config) != dict(plan.workload.model.config):
         return "another config.json of the model"
     mine, theirs = plan.recipe.as_json(), before.recipe.as_json()
-    return next((f"{name} {theirs[name]}" for name in TRAINED if mine[name] != theirs[name]), None)
+    return next((f"{name} {theirs[name]}" for name in RESULT_FIELDS if mine[name] != theirs[name]), None)
 
 
 def run_texts(

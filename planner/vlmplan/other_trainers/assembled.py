@@ -18,14 +18,9 @@ from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe_choices import AdapterDtype, Method, Precision, WeightDtype
+from vlmplan.recipe_settings import ADAPTER_FIELDS
 from vlmplan.workload import ModelFiles
 
-OF_ADAPTERS = frozenset(
-    (
-        *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "use_rslora", "train_embeddings", "adapter_dtype"),
-        *("use_dora", "lora_init", "loraplus_lr_ratio", "lora_exclude"),
-    )
-)
 LOADED_WIDE = (
     "weights are loaded in float32 and then cast by DeepSpeed: every process has the whole model in float32 in host "
     "memory first, which loading it in 16 bit avoids"
@@ -93,7 +88,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
     method = around.method or meaning.method
     options = arguments.options | meaning.options | {"method": meaning.method.value}
     if method is Method.FULL:
-        options = {name: value for name, value in options.items() if name not in OF_ADAPTERS}
+        options = {name: value for name, value in options.items() if name not in ADAPTER_FIELDS}
     ds_config = None
     if arguments.deepspeed is not None and around.uses_deepspeed is None:
         with settings.kept():

@@ -5,32 +5,18 @@ from another is made with ``Request.with_options`` or ``dataclasses.replace``.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmplan.decided_recipe import DecidedRecipe, completed
+from vlmplan.decided_recipe import WITHOUT_OPTION, DecidedRecipe, completed
 from vlmplan.evaluation import Kept
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
-from vlmplan.recipe_choices import (
-    AdapterDtype,
-    AttentionImplementation,
-    BatchesOnGpu,
-    Batching,
-    InputGradients,
-    LinearAttention,
-    LossKind,
-    Method,
-    Offload,
-    OptimizerKind,
-    Precision,
-    WeightDtype,
-    enum_value,
-)
-from vlmplan.recipe_settings import option_name
+from vlmplan.recipe_choices import enum_value
+from vlmplan.recipe_settings import RecipeSettings, option_name
 from vlmplan.request.parts import (
     EvaluationRequest,
     HardwareRequest,
@@ -55,58 +41,13 @@ OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 Options = Mapping[str, OptionValue]
 """Values by the names of options, with underscores."""
 
+_DEFAULTS: Mapping[str, object] = {item.name: item.default for item in fields(RecipeSettings)}
+_RECIPE_OPTIONS = [item.name for item in fields(DecidedRecipe) if item.name not in (*WITHOUT_OPTION, "zero_stage")]
+"""Settings of the recipe that have an option; the stage is read and written by rules of its own."""
 ENUM_OPTIONS: Mapping[str, type[Enum]] = {
-    "method": Method,
-    "precision": Precision,
-    "optimizer": OptimizerKind,
-    "offload_optimizer": Offload,
-    "offload_params": Offload,
-    "attention": AttentionImplementation,
-    "linear_attention": LinearAttention,
-    "loss": LossKind,
-    "batching": Batching,
-    "adapter_dtype": AdapterDtype,
-    "weight_dtype": WeightDtype,
-    "batches_on_gpu": BatchesOnGpu,
-    "input_gradients": InputGradients,
+    name: type(default) for name in _RECIPE_OPTIONS if isinstance(default := _DEFAULTS[name], Enum)
 }
-VALUE_OPTIONS = (
-    "lora_rank",
-    "lora_targets",
-    "lora_alpha",
-    "lora_dropout",
-    "use_rslora",
-    "use_dora",
-    "lora_init",
-    "loraplus_lr_ratio",
-    "lora_exclude",
-    "uses_autocast",
-    "train_embeddings",
-    "train_vision",
-    "train_projector",
-    "train_language",
-    "micro_batch",
-    "grad_accum",
-    "hpz",
-    "sequence_parallel",
-    "activation_checkpointing",
-    "vision_activation_checkpointing",
-    "offload_activations",
-    "tiled_mlp",
-    "fuses_optimizer",
-    "caches_casts",
-    "liger_layers",
-    "upcasts_frozen",
-    "expandable_segments",
-    "gradient_as_bucket_view",
-    "fsdp",
-    "reshard_after_forward",
-    "sync_each_batch",
-    "reduces_in_float32",
-    "nvme_path",
-)
-
-
+VALUE_OPTIONS = tuple(name for name in _RECIPE_OPTIONS if name not in ENUM_OPTIONS)
 EVALUATION_COUNTS = ("batch", "samples", "accumulation", "new_tokens", "beams")
 
 

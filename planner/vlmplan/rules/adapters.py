@@ -12,7 +12,7 @@ from vlmplan.lora_targets import (
 )
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AdapterDtype, LossKind, Method, Precision
-from vlmplan.recipe_settings import option_name
+from vlmplan.recipe_settings import ADAPTER_FIELDS, option_name
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
 from vlmplan.thinkers import NUMBERED, PATCH_CONVOLUTION
 
@@ -23,10 +23,6 @@ ROUTER = "router"
 """Their name for it."""
 HEAD = "lm_head"
 """The output head's name in every family."""
-ADAPTER_OPTIONS = (
-    *("lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
-    *("lora_init", "loraplus_lr_ratio", "adapter_dtype", "train_embeddings"),
-)
 
 
 @ADAPTER_RULES.error("vlmplan_trainer: the chunked loss multiplies by the head's own weight and would skip the adapter")
@@ -159,7 +155,7 @@ def adapter_options_need_adapters(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.method is not Method.FULL:
         return None
-    named = [name for name in ADAPTER_OPTIONS if name in context.given]
+    named = [name for name in ADAPTER_FIELDS if name in context.given]
     if recipe.train_embeddings and "train_embeddings" not in named:
         named.append("train_embeddings")
     if not named:

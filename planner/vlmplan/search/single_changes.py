@@ -6,8 +6,8 @@ What saves memory comes from ``changes.kinds``; here is besides what costs money
 from collections.abc import Iterator, Sequence
 
 from vlmplan.changes.kinds import SHARES, Change, Space, all_changes, image_change, text_change
-from vlmplan.launch.plan_options import ADAPTER_OPTIONS
 from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe_settings import ADAPTER_FIELDS
 from vlmplan.request import HardwareRequest, Options, OptionValue, Request
 from vlmplan.request.setup import RequestedSetup
 from vlmplan.search.clusters import MAX_GPUS_PER_NODE
@@ -43,7 +43,7 @@ def method_changes(present: Method) -> Iterator[Change]:
     """The other methods; full fine-tuning has no options of adapters."""
     for method in Method:
         if method is not present:
-            dropped = dict.fromkeys(ADAPTER_OPTIONS) if method is Method.FULL else {}
+            dropped = dict.fromkeys(ADAPTER_FIELDS) if method is Method.FULL else {}
             options = {"method": method.value, **dropped}
             yield Change(name=f"{method.value} instead of {present.value}", options=options, keeps_results=False)
 
