@@ -11,11 +11,11 @@ from vlmplan.answers.recommendation import plan_json
 from vlmplan.answers.setups import engine_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.notes import caveats, footnotes
+from vlmplan.proposals.advice import Advice, Outcome, binding
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.request import Options
 from vlmplan.search import Objective, RankedPlan
-from vlmplan.search.advice import Advice, Outcome, binding
 from vlmplan.units import SECONDS_PER_HOUR, duration_text, usd_text
 
 SCHEMA = "vlmplan.advice/1"

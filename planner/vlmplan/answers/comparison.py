@@ -8,9 +8,9 @@ from vlmplan.answers import estimate as estimates
 from vlmplan.answers.estimate import hardware_text, setup_text, workload_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
+from vlmplan.proposals.comparison import Variant
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.search.comparison import Variant
 from vlmplan.units import GIB, duration_text
 
 SCHEMA = "vlmplan.comparison/1"

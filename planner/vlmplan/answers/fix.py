@@ -14,8 +14,8 @@ from vlmplan.estimation import evaluation_hints
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.plain_text import printable_line
+from vlmplan.proposals.fixes import WORTH_FRACTION, Fix, Fixes
 from vlmplan.render.lines import say
-from vlmplan.search.fixes import WORTH_FRACTION, Fix, Fixes
 from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, gib_text
 
 

@@ -11,8 +11,8 @@ from vlmplan.launch.run_folder import LOG_FILE
 from vlmplan.launch.start import shell_text
 from vlmplan.notes import caveats, footnotes
 from vlmplan.plan import Plan
+from vlmplan.proposals.way_out import WayOut
 from vlmplan.render.lines import say, say_command, tell
-from vlmplan.search.way_out import WayOut
 from vlmplan.units import count_text, counted, duration_text, gib_text
 
 SCHEMA = "vlmplan.launch/1"

@@ -14,19 +14,19 @@ from vlmplan.answers.scaling import print_scaling
 from vlmplan.answers.to_fit import way_out_parts
 from vlmplan.estimation import Estimate
 from vlmplan.other_trainers import TrainerConfig
+from vlmplan.proposals.advice import Advice
 from vlmplan.render import notebook
 from vlmplan.render.captured import printed
 from vlmplan.render.tables import Table
 from vlmplan.search import Recommendation
-from vlmplan.search.advice import Advice
 from vlmplan.search.explanation import explanation
 from vlmplan.units import counted, gib_text
 
 if TYPE_CHECKING:
+    from vlmplan.proposals.comparison import Variant
+    from vlmplan.proposals.way_out import WayOut
     from vlmplan.request import Request
     from vlmplan.scaling import Scaling
-    from vlmplan.search.comparison import Variant
-    from vlmplan.search.way_out import WayOut
 
 Command = Callable[["Request"], str]
 

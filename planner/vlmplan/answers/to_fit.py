@@ -15,10 +15,10 @@ from vlmplan.render.lines import say, say_command
 from vlmplan.units import SECONDS_PER_HOUR, duration_text, gib_text, usd_text
 
 if TYPE_CHECKING:  # a setup that fits is shown without the search
+    from vlmplan.proposals.fixes import Fix
+    from vlmplan.proposals.other_machine import OtherMachine
+    from vlmplan.proposals.way_out import ToFit, WayOut
     from vlmplan.request import Request
-    from vlmplan.search.fixes import Fix
-    from vlmplan.search.other_machine import OtherMachine
-    from vlmplan.search.way_out import ToFit, WayOut
 
 
 class Command(Protocol):

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from vlmplan.diagnosis import Diagnosis
     from vlmplan.estimation import Estimate
     from vlmplan.plan import Plan
+    from vlmplan.proposals.comparison import Variant
+    from vlmplan.proposals.fixes import Fix
     from vlmplan.request import Request
     from vlmplan.search import RankedPlan
-    from vlmplan.search.comparison import Variant
-    from vlmplan.search.fixes import Fix
 
     Command = Callable[[Request], str]
     Catalogs = tuple[Path, ...]

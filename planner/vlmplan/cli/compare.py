@@ -6,8 +6,8 @@ from pathlib import Path
 from vlmplan.cli.output import print_document, write_report
 from vlmplan.commands.compare import compared
 from vlmplan.memory.device import Verdict
+from vlmplan.proposals.comparison import Variant
 from vlmplan.request import Request
-from vlmplan.search.comparison import Variant
 
 
 def run_comparison(

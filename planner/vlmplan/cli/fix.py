@@ -12,8 +12,8 @@ from vlmplan.cli.output import print_document
 from vlmplan.commands.fix import described_fix, fixed_of, print_fixed, refuse_target, write_patch
 
 if TYPE_CHECKING:
+    from vlmplan.proposals.fixes import Fixes
     from vlmplan.request import Request
-    from vlmplan.search.fixes import Fixes
 
 FIX: tuple[Decorator, ...] = (
     click.option(

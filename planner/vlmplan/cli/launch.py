@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from vlmplan.launch.prepared import PreparedRun
     from vlmplan.launch.resuming import LaunchRequest
     from vlmplan.plan import Plan
+    from vlmplan.proposals.way_out import WayOut
     from vlmplan.request import Request
-    from vlmplan.search.way_out import WayOut
 
 
 @click.command()

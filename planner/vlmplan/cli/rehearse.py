@@ -23,11 +23,11 @@ from vlmplan.render.lines import tell
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
     from vlmplan.plan import Plan
+    from vlmplan.proposals.way_out import WayOut
     from vlmplan.rehearsal import Comparison
     from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
     from vlmplan.rehearsal.script import ScriptRehearsal
     from vlmplan.request import Request
-    from vlmplan.search.way_out import WayOut
 
 EXIT_DOES_NOT_FIT = 3
 PLAN = click.option(

@@ -17,9 +17,9 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
     """Print what of the models can be trained; 3 where nothing can."""
     from vlmplan.answers.trainable import document, print_trainable
     from vlmplan.catalog import load_catalog
+    from vlmplan.proposals.trainable import trainable, with_known_host
     from vlmplan.recipe_choices import Method
     from vlmplan.request import parse, requested_cluster
-    from vlmplan.search.trainable import trainable, with_known_host
 
     hardware = parse({name: given[name] for name in ("gpu", "host_ram")}).hardware
     stated, _ = requested_cluster(hardware, load_catalog(given["catalog_files"]))

@@ -9,8 +9,8 @@ from vlmplan.commands.data import OfData, described_data, of_search, print_of_da
 from vlmplan.commands.day import today
 
 if TYPE_CHECKING:
+    from vlmplan.proposals.advice import Advice
     from vlmplan.request import Options, Request
-    from vlmplan.search.advice import Advice
 
     Words = Callable[[Options], str]
     """Changed options as the words of a command line."""
@@ -27,9 +27,9 @@ class Answer:
 def answered(request: "Request", catalog_files: tuple[Path, ...]) -> Answer:
     """The advice on a request; one that names no objective has time where a budget is all that it limits."""
     from vlmplan.catalog import load_catalog
+    from vlmplan.proposals.advice import advice
     from vlmplan.request import Objective
     from vlmplan.requested import searched_model
-    from vlmplan.search.advice import advice
 
     wanted = request.search
     if wanted.objective is None:

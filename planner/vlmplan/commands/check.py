@@ -12,8 +12,8 @@ from vlmplan.commands.estimate import Answer, answered, described, hint_lines, p
 from vlmplan.commands.fix import SCHEMA, fixes_to_fit
 
 if TYPE_CHECKING:
+    from vlmplan.proposals.fixes import Fix, Fixes
     from vlmplan.request import ConfiguredRequest, Request
-    from vlmplan.search.fixes import Fix, Fixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vlmplan.proposals.comparison import Variant
     from vlmplan.request import Request
-    from vlmplan.search.comparison import Variant
 
 
 def compared(name: str, request: "Request", catalog_files: tuple[Path, ...]) -> "list[Variant]":
     """The variants of a request by one choice."""
     from vlmplan.catalog import load_catalog
+    from vlmplan.proposals.comparison import comparison
     from vlmplan.requested import searched_model
-    from vlmplan.search.comparison import comparison
 
     return comparison(name, request, load_catalog(catalog_files), searched_model(request))

@@ -11,10 +11,10 @@ from vlmplan.commands.day import today
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
     from vlmplan.freezing import Freezing
+    from vlmplan.proposals.fixes import Fix
+    from vlmplan.proposals.way_out import WayOut
     from vlmplan.request import Request
     from vlmplan.scaling import Scaling
-    from vlmplan.search.fixes import Fix
-    from vlmplan.search.way_out import WayOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

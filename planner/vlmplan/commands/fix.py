@@ -11,9 +11,9 @@ from vlmplan.commands.estimate import Answer, described, only_estimated
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
     from vlmplan.other_trainers.editing.patch import Patch
+    from vlmplan.proposals.fixes import Fixes
+    from vlmplan.proposals.way_out import WayOut
     from vlmplan.request import ConfiguredRequest, Request
-    from vlmplan.search.fixes import Fixes
-    from vlmplan.search.way_out import WayOut
 
 SCHEMA = "vlmplan.check/1"
 OWNER_WRITES = 0o200
@@ -25,7 +25,7 @@ def fixes_of(
     """What ``--fix`` finds for an estimate of the file."""
     from vlmplan.catalog import load_catalog
     from vlmplan.other_trainers import open_trainer_config
-    from vlmplan.search.fixes import found_fixes
+    from vlmplan.proposals.fixes import found_fixes
 
     opened = open_trainer_config(file)
     return found_fixes(own, opened, request, present, load_catalog(catalogs), catalogs, today(), target)
@@ -92,7 +92,7 @@ class Fixed:
 
 def fixed_of(file: Path, own: "Request", request: "Request", catalogs: tuple[Path, ...], target: Path | None) -> Fixed:
     """The changes of a file that ``request`` was made of, with the options of ``own`` beside it."""
-    from vlmplan.search.way_out import WayOut
+    from vlmplan.proposals.way_out import WayOut
 
     assert request.configured is not None
     answer = only_estimated(request, catalogs)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
     from vlmplan.freezing import Freezing
     from vlmplan.plan import Plan
+    from vlmplan.proposals.way_out import WayOut
     from vlmplan.rehearsal import Comparison
     from vlmplan.request import Request
     from vlmplan.search import Compared, RankedPlan, Recommendation
-    from vlmplan.search.way_out import WayOut
 
 
 def compared(*, has_picture: bool, has_plot: bool = False) -> "Compared":
@@ -61,7 +61,7 @@ def answered(
     found = requested_recommendation(request, catalog_files, today(), compares)
     rehearsal = None
     if rehearse is not None:
-        from vlmplan.search.confirmation import confirmed
+        from vlmplan.proposals.confirmation import confirmed
 
         confirmation = confirmed(found, request.ds_config, rehearse)
         found, rehearsal = confirmation.found, confirmation.winner
@@ -189,7 +189,7 @@ def _with_rehearsed_winner(found: "Recommendation") -> "Recommendation":
 
     if not isinstance(found.workload.model, ProbedModelFiles):
         return found
+    from vlmplan.proposals.confirmation import with_corrected_winner
     from vlmplan.rehearsal.unknown import with_rehearsed_activations
-    from vlmplan.search.confirmation import with_corrected_winner
 
     return with_corrected_winner(found, with_rehearsed_activations)

@@ -9,9 +9,9 @@ from vlmplan.commands.day import today
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
     from vlmplan.plan import Plan
+    from vlmplan.proposals.way_out import WayOut
     from vlmplan.request import Request
     from vlmplan.search import Recommendation
-    from vlmplan.search.way_out import WayOut
 
 
 def found_way_out(
@@ -27,7 +27,7 @@ def found_way_out(
     if present.verdict is not Verdict.DOES_NOT_FIT if accepts is None else accepts(present):
         return None
     from vlmplan.catalog import load_catalog
-    from vlmplan.search.way_out import way_out
+    from vlmplan.proposals.way_out import way_out
 
     return way_out(request, present, load_catalog(catalog_files), today(), accepts=accepts)
 
@@ -59,8 +59,8 @@ def searched_way_out_of(
     if found.plans:
         return None
     from vlmplan.catalog import load_catalog
-    from vlmplan.search.searches import Searches
-    from vlmplan.search.way_out import UNLIMITED, searched_way_out
+    from vlmplan.proposals.searches import Searches
+    from vlmplan.proposals.way_out import UNLIMITED, searched_way_out
 
     searches = Searches(load_catalog(catalog_files), found.workload.model, found.as_of)
     if searches.fits(request.with_options(UNLIMITED)):

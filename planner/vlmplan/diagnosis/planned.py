@@ -28,10 +28,10 @@ from vlmplan.memory.overhead import reserve_bytes
 from vlmplan.memory.phases import Phase
 from vlmplan.models import takes_images
 from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATION, INIT, RESUME, SAVE, STEP
+from vlmplan.proposals.way_out import WayOut, way_out
 from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.sample_images import image_tokens, sample_image
-from vlmplan.search.way_out import WayOut, way_out
 from vlmplan.shortage import Shortage
 from vlmplan.units import GIB
 from vlmplan.workload import Workload

@@ -8,8 +8,8 @@ from vlmplan.diagnosis.log import Log
 from vlmplan.diagnosis.tensors import TensorSize, WeightSize
 from vlmplan.estimation import Estimate
 from vlmplan.memory.phases import Phase
+from vlmplan.proposals.way_out import WayOut
 from vlmplan.request import Request
-from vlmplan.search.way_out import WayOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from vlmplan.answers.advice import Words, asked_text, base_lines, changes_table, reason_lines, sentence
+from vlmplan.proposals.advice import Advice
 from vlmplan.reports.elements import lines, paragraphs, section, table
 from vlmplan.reports.estimate import besides, command_section, drawn_estimate, said, setup_sections
 from vlmplan.reports.page import page
 from vlmplan.reports.plans import NamedPlan, drawn_plans, named_plan, plans_section
-from vlmplan.search.advice import Advice
 
 
 def advice_report(found: Advice, words: Words, *, hints: Sequence[str], command_text: str, more: str = "") -> str:

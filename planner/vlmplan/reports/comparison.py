@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from vlmplan.answers.comparison import footnotes, heading
 from vlmplan.answers.comparison import table as variants_table
+from vlmplan.proposals.comparison import Variant
 from vlmplan.reports.elements import section, table
 from vlmplan.reports.estimate import command_section, said
 from vlmplan.reports.page import page
 from vlmplan.reports.plans import NamedPlan, drawn_plans, plans_section
-from vlmplan.search.comparison import Variant
 
 
 def comparison_report(variants: Sequence[Variant], *, command_text: str) -> str:

@@ -4,12 +4,7 @@ import pytest
 
 from planned import workload
 from search_cases import card, cluster
-from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.request import HardwareRequest, image_size, parse
-from vlmplan.request.setup import RequestedSetup
-from vlmplan.sample_images import image_tokens
-from vlmplan.search.single_changes import (
+from vlmplan.proposals.single_changes import (
     freed_changes,
     hardware_changes,
     larger_scope,
@@ -18,6 +13,11 @@ from vlmplan.search.single_changes import (
     recipe_changes,
     sample_changes,
 )
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.request import HardwareRequest, image_size, parse
+from vlmplan.request.setup import RequestedSetup
+from vlmplan.sample_images import image_tokens
 
 SEES = {"seq_len": 1024, "images_per_sample": 1, "image_width": 448, "image_height": 448}
 

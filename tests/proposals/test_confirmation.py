@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from search_cases import card, offer, rented, search
 from vlmplan.estimation import Estimate
-from vlmplan.search.confirmation import OTHERS, _without, with_corrected_winner
+from vlmplan.proposals.confirmation import OTHERS, _without, with_corrected_winner
 from vlmplan.search.pareto import front_of
 
 

@@ -14,13 +14,13 @@ from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train
 from vlmplan.other_trainers.writing import tool_of_trainer
+from vlmplan.proposals.other_machine import OtherMachine, cheapest_other_machine
+from vlmplan.proposals.searches import Searches
+from vlmplan.proposals.single_changes import searched_changes
 from vlmplan.request import Options, Request, parse
 from vlmplan.request.setup import RequestedSetup
 from vlmplan.search import Limits, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
-from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine
-from vlmplan.search.searches import Searches
-from vlmplan.search.single_changes import searched_changes
 from vlmplan.search.step_samples import samples_of_every_step
 
 UNLIMITED: Options = {"max_usd": None, "max_hours": None}

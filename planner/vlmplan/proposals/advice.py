@@ -13,13 +13,8 @@ from vlmplan.catalog.price_lists import Spread
 from vlmplan.changes.kinds import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
-from vlmplan.request import Options, OptionValue, Request
-from vlmplan.request.setup import RequestedSetup
-from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery, recommend
-from vlmplan.search.clusters import Candidate
-from vlmplan.search.explanation import SAME_FRACTION
-from vlmplan.search.searches import Searches
-from vlmplan.search.single_changes import (
+from vlmplan.proposals.searches import Searches
+from vlmplan.proposals.single_changes import (
     freed_changes,
     hardware_changes,
     larger_scope,
@@ -28,8 +23,13 @@ from vlmplan.search.single_changes import (
     recipe_changes,
     sample_changes,
 )
+from vlmplan.proposals.way_out import ANY_GPU, UNLIMITED, WayOut, searched_way_out
+from vlmplan.request import Options, OptionValue, Request
+from vlmplan.request.setup import RequestedSetup
+from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery, recommend
+from vlmplan.search.clusters import Candidate
+from vlmplan.search.explanation import SAME_FRACTION
 from vlmplan.search.step_samples import samples_of_every_step
-from vlmplan.search.way_out import ANY_GPU, UNLIMITED, WayOut, searched_way_out
 from vlmplan.workload import ModelFiles, Workload
 
 OTHER_GPUS = 3

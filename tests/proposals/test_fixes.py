@@ -17,9 +17,9 @@ from vlmplan.estimation import Verdict
 from vlmplan.models import find_model
 from vlmplan.other_trainers import open_trainer_config
 from vlmplan.other_trainers.editing.patch import KeyChange
+from vlmplan.proposals.fixes import Fix, Fixes, found_fixes
 from vlmplan.request import configured_request, own_request
 from vlmplan.requested import requested_estimate
-from vlmplan.search.fixes import Fix, Fixes, found_fixes
 from vlmplan.units import DType
 
 READ = {name for name, outcome in json.loads(KEPT.read_text(encoding="utf-8")).items() if outcome == "read"}
