@@ -8,10 +8,10 @@ import pytest
 from cli_calls import DOES_NOT_FIT, DONE, USAGE, call
 from vlmplan.catalog import load_catalog
 from vlmplan.models import find_model
+from vlmplan.proposals import trainable as module
 from vlmplan.proposals.trainable import trainable, with_known_host
 from vlmplan.recipe_choices import Method
 from vlmplan.request import parse, requested_cluster
-from vlmplan.proposals import trainable as module
 
 GPU = ("--gpu", "rtx-4060")
 
