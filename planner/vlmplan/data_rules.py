@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Order(Enum):
-    """Of the samples in an epoch."""
+    """The order of samples in an epoch."""
 
     RANDOM = "random"
     BY_LENGTH = "by length"
@@ -15,7 +15,7 @@ class Order(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRules:
-    """Which frames of a video a trainer takes: ``fps`` in each second, ``most_frames`` at the most, each brought
+    """The frames of a video that a trainer takes: ``fps`` in each second, ``most_frames`` at the most, each brought
     between ``min_pixels`` and ``max_pixels``.
 
     Defaults and rule are those of LLaMA-Factory 0.9.5 (``hparams/model_args.py``, ``_get_video_sample_indices`` and
@@ -85,7 +85,7 @@ LLAMA_FACTORY_PIXELS = 768 * 768, 32 * 32
 
 
 def rules_of(tool: str | None) -> DataRules:
-    """Those of a trainer that is planned for, where its configuration says nothing; None is the bundled one."""
+    """The rules of a trainer that is planned for, where its configuration says nothing; None is the bundled one."""
     if tool is None:
         return DataRules(videos=OwnVideoRules())
     if tool == "llamafactory":

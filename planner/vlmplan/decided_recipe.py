@@ -111,7 +111,7 @@ class DecidedRecipe:
         return frozenset(item.name for item in fields(self) if getattr(self, item.name) is not None)
 
     def completed(self, defaults: "DecidedRecipe") -> "DecidedRecipe":
-        """The same, with what is open here as ``defaults`` has it."""
+        """The decided settings, with what is open here as ``defaults`` has it."""
         return completed(self, defaults)
 
     def recipe(self) -> Recipe:

@@ -54,7 +54,7 @@ def _sounds_json(source: DataSource) -> JsonDict:
 
 
 def _seconds(source: DataSource) -> list[float]:
-    """Of every sound, ascending."""
+    """Seconds of every sound, ascending."""
     return sorted(seconds for sample in source.dataset.samples for seconds in sample.sounds)
 
 
@@ -104,7 +104,7 @@ def _head(source: DataSource) -> Iterator[str]:
 
 
 def _pixels(source: DataSource) -> list[int]:
-    """Of every image, ascending."""
+    """Pixels of every image, ascending."""
     return sorted(width * height for sample in source.dataset.samples for width, height in sample.images)
 
 

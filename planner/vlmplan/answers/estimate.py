@@ -166,7 +166,7 @@ def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequenc
 
 
 def calibration_lines(estimate: Estimate) -> list[str]:
-    """That numbers come from measurements on such a GPU, where they do."""
+    """The line that says which numbers come from measurements on such a GPU; none where none do."""
     return reference_line(estimate.cluster.node.gpu.calibration)
 
 

@@ -47,7 +47,7 @@ def _fix_json(found: Fixes, one: Fix) -> JsonDict:
 
 
 def _samples_json(one: Fix) -> JsonDict:
-    """Of known samples, those that are cut or left out, and the part of the images that is made smaller."""
+    """How many known samples are cut or left out, and which fraction of images is made smaller."""
     if one.request.from_data is None:
         return {"num_samples_changed": None, "shrunk_image_fraction": None}
     source = one.request.from_data.source

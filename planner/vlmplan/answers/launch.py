@@ -24,7 +24,7 @@ def document(prepared: PreparedRun) -> JsonDict:
 
 
 def stages_document(titles: Sequence[str], stages: Sequence[PreparedRun]) -> JsonDict:
-    """The same of a curriculum's stages."""
+    """The document of a curriculum: its stages, each a run with its title."""
     listed = [{"title": title} | _run_json(prepared) for title, prepared in zip(titles, stages, strict=True)]
     return {"schema": SCHEMA, "stages": listed}
 

@@ -89,7 +89,7 @@ def print_way_out(found: "WayOut | None", command: Command, on: date, fix: "Fix 
 
 
 def way_out_lines(found: "WayOut | None", command: Command, on: date, fix: "Fix | None" = None) -> list[str]:
-    """The same for a page: sentences and commands."""
+    """The way out for a page, as lines of sentences and commands."""
     lines: list[str] = []
     for text, lead, request in () if found is None else way_out_parts(found, on, fix):
         lines += [text] if request is None else [text, f"{lead} {command(request)}"]

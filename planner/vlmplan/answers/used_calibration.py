@@ -22,7 +22,7 @@ def reference_json(found: "Calibration | None") -> JsonDict | None:
 
 
 def reference_line(found: "Calibration | None") -> list[str]:
-    """The same for people."""
+    """The line that says what was measured; none where nothing was."""
     if found is None:
         return []
     return [f"measured: seconds and fixed bytes {found.sentence}; --no-calibration leaves it out"]

@@ -24,7 +24,7 @@ class Configuration(Result):
 
     @property
     def trainer(self) -> str:
-        """Whose configuration it is, and as of which version it is read."""
+        """The trainer whose configuration it is, and the version as of which it is read."""
         return self._values["trainer"]
 
     @property
@@ -128,7 +128,7 @@ class CheckResult(Result):
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
-        """With ``fix=True`` the changes of the file with which it fits, or is faster where it does, the least first;
+        """The changes of the file, with ``fix=True``, with which it fits, or is faster where it does, the least first;
         none where nothing that was tried helps, and without ``fix=True``."""
         return tuple(Fix(*parts) for parts in self._more["fixes"])
 

@@ -18,7 +18,7 @@ class DiagnoseResult(WithWayOut):
 
     @property
     def phase(self) -> str | None:
-        """In which phase it was; None where nothing says it."""
+        """The phase of the run in which memory ran out; None where nothing says it."""
         return self._values["phase"]
 
     @property

@@ -25,7 +25,7 @@ class Phase(Record):
 
     @property
     def peak_bytes(self) -> int:
-        """Its highest moment: all tensors."""
+        """Bytes of all tensors at the phase's highest moment."""
         return self._values["peak_bytes"]
 
     @property
@@ -145,7 +145,7 @@ class EstimateResult(Answer, Planned):
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
-        """The same at best and at worst."""
+        """Seconds of a step at best and at worst."""
         found = self._values["step_seconds_range"]
         return None if found is None else (found[0], found[1])
 
@@ -161,12 +161,12 @@ class EstimateResult(Answer, Planned):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all GPUs together; None where a speed is not known."""
+        """Tokens per second of all GPUs together; None where a speed is not known."""
         return self._values["tokens_per_second"]
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all GPUs together; None where a speed is not known."""
+        """Samples per second of all GPUs together; None where a speed is not known."""
         return self._values["samples_per_second"]
 
     @property

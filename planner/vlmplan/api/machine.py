@@ -26,7 +26,7 @@ class Timed(Record):
 
     @property
     def hours(self) -> float | None:
-        """Of training; None where nothing fits or a speed is not known."""
+        """Hours of training; None where nothing fits or a speed is not known."""
         return self._values["hours"]
 
     @property
@@ -43,5 +43,5 @@ class Priced(Timed):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all machines together; None where no price is known."""
+        """US dollars an hour of all machines together; None where no price is known."""
         return self._values["usd_per_hour"]

@@ -200,11 +200,11 @@ class CompareOptions(
     CatalogOptions,
     total=False,
 ):
-    """Those of ``vlmplan estimate --compare``."""
+    """Arguments of ``vlmplan.compare``: the options of ``vlmplan estimate --compare``."""
 
 
 class EstimateOptions(CompareOptions, total=False):
-    """Those of ``vlmplan estimate``."""
+    """Arguments of ``vlmplan.estimate``: the options of ``vlmplan estimate``."""
 
     scaling: bool
     sample_lengths: str | PathLike[str] | None
@@ -221,7 +221,7 @@ class RecommendOptions(
     CatalogOptions,
     total=False,
 ):
-    """Those of ``vlmplan recommend``."""
+    """Arguments of ``vlmplan.recommend``: the options of ``vlmplan recommend``."""
 
     objective: Literal["cost", "time", "vram"]
     pareto: bool
@@ -238,7 +238,7 @@ class AdviseOptions(
     CatalogOptions,
     total=False,
 ):
-    """Those of ``vlmplan advise``."""
+    """Arguments of ``vlmplan.advise``: the options of ``vlmplan advise``."""
 
     objective: Literal["cost", "time"] | None
 
@@ -246,10 +246,10 @@ class AdviseOptions(
 class CheckOptions(
     WorkloadOptions, SavingOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
 ):
-    """Those of ``vlmplan check``."""
+    """Arguments of ``vlmplan.check``: the options of ``vlmplan check``."""
 
     fix: bool
 
 
 class DiagnoseOptions(SampleOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False):
-    """Those of ``vlmplan diagnose`` beside its log."""
+    """Arguments of ``vlmplan.diagnose``: the options of ``vlmplan diagnose`` beside its log."""

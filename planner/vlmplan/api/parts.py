@@ -41,7 +41,7 @@ Parts = tuple[str, dict[str, Any]]
 
 
 def estimate_parts(answer: estimate.Answer, request: "Request", text_of: "Command", catalogs: "Catalogs") -> Parts:
-    """Of an estimate."""
+    """The parts of an ``EstimateResult``."""
     from vlmplan.answers.estimate import freezing_hints
 
     found, document = answer.estimate, estimate.described(answer, text_of)
@@ -61,7 +61,7 @@ def estimate_parts(answer: estimate.Answer, request: "Request", text_of: "Comman
 
 
 def recommend_parts(answer: recommend.Answer, request: "Request", text_of: "Command", catalogs: "Catalogs") -> Parts:
-    """Of a search."""
+    """The parts of a ``RecommendResult``."""
     from vlmplan.answers.estimate import freezing_hints
 
     found = answer.found
@@ -98,7 +98,7 @@ def _ranked_parts(document: Mapping[str, Any], ranked: "RankedPlan", request: "R
 
 
 def reading_parts(request: "Request") -> Parts:
-    """Of the configuration of another trainer."""
+    """The parts of a ``Configuration``: how a file of another trainer is read."""
     from vlmplan.answers.reading import document, print_reading
 
     assert request.configured is not None
@@ -159,7 +159,7 @@ def _keywords(command: click.Command) -> dict[str, str]:
 
 
 def check_parts(checked: check.Checked, request: "Request", text_of: "Command", catalogs: "Catalogs") -> Parts:
-    """Of a configuration and its estimate."""
+    """The parts of a ``CheckResult``: a configuration and its estimate."""
     reading = reading_parts(request)
     inside = None if checked.answer is None else estimate_parts(checked.answer, request, text_of, catalogs)
     more = {
@@ -174,7 +174,7 @@ def check_parts(checked: check.Checked, request: "Request", text_of: "Command", 
 
 
 def fixed_parts(fixed: Fixed, request: "Request", text_of: "Command", catalogs: "Catalogs") -> Parts:
-    """Of a configuration, its estimate and the changes that help."""
+    """The parts of a ``CheckResult`` with changes: a configuration, its estimate and the changes that help."""
     document = described_fix(fixed, text_of)
     text = printed(lambda: print_fixed(fixed, text_of))
     config, inside = reading_parts(request), estimate_parts(fixed.answer, request, text_of, catalogs)
@@ -204,7 +204,7 @@ def _fix_parts(document: Mapping[str, Any], fix: "Fix") -> Parts:
 
 
 def diagnosis_parts(found: "Diagnosis", text_of: "Command") -> Parts:
-    """Of a diagnosis."""
+    """The parts of a ``DiagnoseResult``."""
     document = diagnose.described(found, text_of)
     planned = found.planned
     after = notebook.way_out_elements(None if planned is None else planned.way_out, text_of, today())
@@ -219,7 +219,7 @@ def diagnosis_parts(found: "Diagnosis", text_of: "Command") -> Parts:
 def comparison_parts(
     name: str, variants: "Sequence[Variant]", request: "Request", text_of: "Command", catalogs: "Catalogs"
 ) -> Parts:
-    """Of variants of a setup."""
+    """The parts of a ``CompareResult``: variants of a setup."""
     from vlmplan.answers import comparison
 
     document = comparison.document(name, variants)

@@ -20,7 +20,7 @@ class RankedPlan(OnMachine, Priced, Planned):
 
     @property
     def rank(self) -> int:
-        """Its place, from 1."""
+        """The plan's place among all, from 1."""
         return self._values["rank"]
 
     @property
@@ -30,7 +30,7 @@ class RankedPlan(OnMachine, Priced, Planned):
 
     @property
     def estimate(self) -> EstimateResult:
-        """Its bytes and seconds."""
+        """The plan's bytes and seconds."""
         return EstimateResult(*self._more["estimate"])
 
     @property

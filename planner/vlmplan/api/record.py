@@ -29,7 +29,7 @@ class Record:
             object.__setattr__(self, name, value)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON has it: a copy of one's own."""
+        """The document of the result as ``--json`` prints it, as a new dict."""
         return parsed(self._json)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:

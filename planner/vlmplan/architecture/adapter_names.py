@@ -42,7 +42,7 @@ class ModuleNames:
 
     @property
     def names(self) -> frozenset[str]:
-        """As they were given."""
+        """The names as they were given."""
         return frozenset(self.suffixes) if self.pattern is None else frozenset((REGEX + self.pattern.pattern,))
 
     @property
@@ -51,7 +51,7 @@ class ModuleNames:
         return self.is_regex or any(part.isdigit() for name in self.suffixes for part in name.split("."))
 
     def match(self, full_name: str) -> set[str]:
-        """Those of ``names`` that mean the module of this name."""
+        """The entries of ``names`` that mean the module of this name."""
         if self.pattern is not None:
             return set(self.names) if self.pattern.fullmatch(full_name) else set()
         return {name for name in self.suffixes if full_name == name or full_name.endswith("." + name)}

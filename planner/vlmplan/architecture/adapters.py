@@ -38,7 +38,7 @@ class AdapterSettings:
     changes_base: bool = False
 
     def of_linear(self, in_features: int, out_features: int) -> "AdapterSettings":
-        """The same for a linear layer of these sides."""
+        """The settings for a linear layer with so many inputs and outputs."""
         return replace(self, rank=min(self.rank, in_features, out_features)) if self.changes_base else self
 
 

@@ -106,7 +106,7 @@ def attend(
 
 
 def attend_alone(backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, calls: PackedLengths | None) -> Tensor:
-    """The same of patches that all see each other, for a layer that keeps no attention weights."""
+    """Attention of patches that all see each other, for a layer that keeps no attention weights."""
     out = attend(backend, q, k, v, is_causal=False, calls=calls)
     q.tape.layer_locals.clear()
     return out

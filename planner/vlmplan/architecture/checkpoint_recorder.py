@@ -96,7 +96,7 @@ class CheckpointRecorder(Recorder):
             self._events.append(KeptCast(num_bytes))
 
     def take_recomputation(self, users: Sequence[Any], *, ends_in_block: bool) -> Recomputation:
-        """Of the last replay, which the backward of ``users`` asked for."""
+        """The recomputation of the last replay, which the backward of ``users`` asked for."""
         modules, self._recomputed = self._recomputed or (), None
         return Recomputation(users, modules, self._block_start if ends_in_block else None)
 

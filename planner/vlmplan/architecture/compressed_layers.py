@@ -15,8 +15,8 @@ KIND_OF_RATIO = {0: SLIDING, 4: CHOOSING, 128: HEAVY}
 
 
 def attention_kinds(config: Config) -> Sequence[str]:
-    """Of each layer: by ``layer_types``, else by ``compress_ratios`` of published files, which go on with layers that
-    are not built, else two heavily compressed ones and then both in turn."""
+    """The kind of attention of each layer: by ``layer_types``, else by ``compress_ratios`` of published files, which go
+    on with layers that are not built, else two heavily compressed ones and then both in turn."""
     num_layers, names, ratios = config.integer("num_hidden_layers"), config.layer_types(), config.get("compress_ratios")
     if names is None and ratios is not None:
         numbers = config.integers("compress_ratios")

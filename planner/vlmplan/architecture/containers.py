@@ -17,7 +17,7 @@ class Outputs(Protocol):
     """A module's result of several tensors."""
 
     def through(self, change: Callable[[Tensor], Tensor]) -> Any:
-        """The same with what ``change`` makes of the tensors that others compute with."""
+        """The container's result with what ``change`` makes of the tensors that others compute with."""
 
 
 def call_container(tape: Any, module: Any, run: Callable[[], Any], *, has_input_grad: bool) -> Any:

@@ -65,7 +65,7 @@ class FirstLayer:
 
 
 class LayerReuse:
-    """Which layers of a stack have the same events as an earlier one, whose trace is reused for them.
+    """The layers of a stack that have the same events as an earlier one, whose trace is reused for them.
 
     Two layers are equal if they are of the same kind, follow layers of the same kind, both or neither of their inputs
     need a gradient, and both or neither of their inputs, and of their results, are used by something else too. Never

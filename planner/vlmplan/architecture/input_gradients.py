@@ -22,7 +22,8 @@ def mark_input_embeddings(model: Model) -> None:
 
 
 def input_embeddings(model: Model) -> Mapping[str, Module]:
-    """Those that the hooks are put on, by their paths: the language model's, and towers' (``INPUT_EMBEDDING``)."""
+    """Paths of the input embeddings that the hooks are put on: the language model's, and towers'
+    (``INPUT_EMBEDDING``)."""
     found: dict[str, Module] = {model.EMBEDDINGS: model.input_embeddings}
     for path, module in model.distinct_modules():
         name = getattr(module, "INPUT_EMBEDDING", None)

@@ -144,7 +144,7 @@ class Model(Module):
 
     @cached_property
     def calling_reader(self) -> ReadHead:
-        """The same that calls its head too."""
+        """The reader of the head's weight that calls the head too."""
         return ReadHead(self.head, calls_head=True)
 
     @cached_property
@@ -268,7 +268,7 @@ class Model(Module):
         return floats, others
 
     def sent_bytes(self, batch: Batch) -> list[int]:
-        """Of each tensor of a batch as it comes to the GPU, of one that says its ``pixel_dtypes``."""
+        """Bytes of each tensor of a batch, which says its ``pixel_dtypes``, as it comes to the GPU."""
         floats, others = self._encoded_inputs(batch)
         of_floats = [(shape, batch.pixel_dtypes[0]) for shape in floats if shape is not None]
         described = [*_id_inputs(batch), *of_floats, *others]

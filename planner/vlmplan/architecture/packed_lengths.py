@@ -30,7 +30,7 @@ class PackedLengths:
         return self.num_images * sum([count * length for length, count in self.runs])
 
     def divided(self, factor: int) -> "PackedLengths":
-        """The same sequences with a ``factor``-th of their tokens."""
+        """The sequences with a ``factor``-th of their tokens each."""
         return PackedLengths(tuple([(length // factor, count) for length, count in self.runs]), self.num_images)
 
     @property

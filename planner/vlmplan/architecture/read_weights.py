@@ -40,11 +40,11 @@ class ReadingModule(Module):
     _gathered: WeightsOfReader | None = None
 
     def read_modules(self) -> Sequence[Any]:
-        """Those whose weights it reads."""
+        """The modules whose weights this one reads."""
         raise NotImplementedError(type(self).__name__)
 
     def used_parameters(self) -> Mapping[str, Parameter]:
-        """Its own and those that it reads, of modules that may be wrapped by adapters."""
+        """The module's own parameters and those that it reads, of modules that may be wrapped by adapters."""
         used = dict(self.parameters_by_name)
         for number, module in enumerate(self.read_modules()):
             own = getattr(module, "base_layer", module).parameters_by_name

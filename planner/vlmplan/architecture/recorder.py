@@ -323,7 +323,8 @@ class Recorder:
         return self._events is self._gap.forward
 
     def of_section(self, key: str, values: Mapping[str, int]) -> int:
-        """Of ``values`` by the sections that ran, that of ``key``, which may reuse another; 0 where there is none."""
+        """The value of section ``key``, which may reuse another, in ``values`` by the sections that ran; 0 where it has
+        none."""
         ran = next((mine for mine, first in self._first_layers.items() if first.later == key), key)
         return values.get(key, values.get(ran, 0))
 

@@ -36,7 +36,8 @@ class Tensor:
         return self.node is not None
 
     def view(self, *shape: int) -> "Tensor":
-        """The same storage in another shape, differentiable and free: torch's view, transpose, expand, slice.
+        """A tensor on the same storage in another shape, differentiable and free: torch's view, transpose, expand,
+        slice.
 
         The shape may have fewer elements than the storage (a slice); its gradient is then padded back by the
         operation that needs it whole, which the few users of slices write out (``ops.split``).
@@ -46,7 +47,7 @@ class Tensor:
         return view
 
     def detached(self) -> "Tensor":
-        """The same storage outside the graph."""
+        """A tensor on the same storage outside the graph."""
         tensor = Tensor.__new__(Tensor)
         tensor.storage, tensor.tape, tensor.shape, tensor.dtype = self.storage, self.tape, self.shape, self.dtype
         tensor.numel, tensor.num_bytes, tensor.node, tensor.output_index = self.numel, self.num_bytes, None, 0

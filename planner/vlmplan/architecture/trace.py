@@ -56,8 +56,8 @@ NO_SPAN = Span(NO_PARTS, NO_PARTS)
 
 
 class GradientPart(NamedTuple):
-    """Which part of a weight's gradient arrives. Tiles of a module each make one (``tiled_mlp``): the first stays where
-    gradients are, the others are added to it, and with the last the gradient is whole."""
+    """The part of a weight's gradient that arrives. Tiles of a module each make one (``tiled_mlp``): the first stays
+    where gradients are, the others are added to it, and with the last the gradient is whole."""
 
     is_first: bool = True
     is_last: bool = True
@@ -137,7 +137,8 @@ class Deallocation(NamedTuple):
 
 
 class GradientTaken(NamedTuple):
-    """As ``GradientReady``, and the engine decides when the storage ``handle`` is freed."""
+    """A gradient that arrives as ``GradientReady`` does, where the engine decides when the storage ``handle`` is
+    freed."""
 
     parameter: Any
     num_bytes: int
@@ -172,7 +173,7 @@ class Work:
     """Tensors that go to host memory or come from there: how many of each size in bytes."""
 
     def add(self, other: "Work", count: int) -> None:
-        """As much as ``other``, ``count`` times."""
+        """Add the work of ``other``, ``count`` times."""
         for size, often in other.matmuls.items():
             self.matmuls[size] = self.matmuls.get(size, 0) + count * often
         self.attention_flops += count * other.attention_flops

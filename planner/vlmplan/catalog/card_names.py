@@ -29,7 +29,7 @@ class KnownMachine:
 
 
 class CardNames:
-    """Which GPU of the catalog a listing has."""
+    """The GPU of the catalog that a listing has, by what it calls its card."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog

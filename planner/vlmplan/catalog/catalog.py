@@ -88,7 +88,7 @@ class Catalog:
         return calibrated(gpu)
 
     def without_calibrations(self) -> "Catalog":
-        """The same with nothing measured."""
+        """The catalog with nothing measured."""
         return Catalog(self._shipped, self._files) if self._is_calibrated else self
 
     def gpu(self, name: str) -> Gpu:

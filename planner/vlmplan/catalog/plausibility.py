@@ -59,7 +59,7 @@ def implausible(offer: Fields, known: Mapping[str, Band]) -> str | None:
 
 
 def moves(offers: Sequence[Fields], before: Iterable[Offer]) -> dict[str, str]:
-    """By GPU, how far its cheapest price of each of these terms moved, where that is by more than ``MOVE_FACTOR``;
+    """How far the cheapest price of each of these terms moved, by GPU, where that is by more than ``MOVE_FACTOR``;
     ``before`` is what was known of the same provider."""
     then: dict[tuple[str, str], float] = {}
     for offer in before:

@@ -42,7 +42,7 @@ class FileSetups:
 
     @property
     def samples_per_step(self) -> int:
-        """Of all GPUs, as it is."""
+        """Samples of an optimizer step over all GPUs, as the setup is."""
         return self.present.recipe.samples_per_step(self.present.cluster.num_gpus)
 
     def keys(self, request: Request) -> KeyChanges:

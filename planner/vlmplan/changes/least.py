@@ -34,7 +34,7 @@ class Judge(Protocol):
     def fits(self, request: Request) -> bool: ...
 
     def seconds(self, request: Request) -> float | None:
-        """Of one sample, whether it fits or not; None if a speed is not known."""
+        """Seconds of one sample, whether the setup fits or not; None if a speed is not known."""
         ...
 
     def are_same(self, request: Request, other: Request) -> bool:
@@ -228,7 +228,8 @@ class _Search:
     # -- the answer ------------------------------------------------------------------------------------------------
 
     def combination(self, chosen: _Chosen) -> Combination:
-        """Without options that only repeat a default, and without changes that consist of such options."""
+        """A combination without options that only repeat a default, and without changes that consist of such
+        options."""
         request, wanted = self._request(chosen), _options(chosen)
         for name in [name for change in chosen.changes for name in change.options]:
             less = {other: value for other, value in wanted.items() if other != name}

@@ -107,7 +107,7 @@ class Trials:
         return trial.fits
 
     def seconds(self, request: Request) -> float | None:
-        """Of one sample, in micro batches that fit or not; None if a speed is not known."""
+        """Seconds of one sample, in micro batches that fit or not; None if a speed is not known."""
         trial = self._trial(request)
         setup, estimator = trial.setup, trial.estimator
         recipe, cluster = trial.sized or self._sized(trial)[-1], setup.cluster
@@ -118,7 +118,7 @@ class Trials:
         return timed.expected.total / recipe.samples_per_step(cluster.num_gpus)
 
     def run_hours(self, request: Request) -> float | None:
-        """Of the whole training; None if a speed is not known."""
+        """Hours of the whole training; None if a speed is not known."""
         seconds = self.seconds(request)
         workload = self._trial(request).setup.workload
         return None if seconds is None else workload.total_samples * seconds / SECONDS_PER_HOUR

@@ -76,7 +76,7 @@ def _of_smolvlm(seconds: Sequence[float], header: VideoHeader, num_shown: int) -
 
 
 def number_words(number: int) -> str:
-    """In English, as ``num2words`` has it.
+    """A number in English words, as ``num2words`` has it.
 
     >>> number_words(64), number_words(1101)
     ('sixty-four', 'one thousand, one hundred and one')

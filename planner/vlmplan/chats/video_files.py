@@ -46,7 +46,7 @@ class VideoHeader:
         return self.num_frames / self.seconds
 
     def within(self, max_pixels: int | None) -> "VideoHeader":
-        """The same with frames of no more pixels, and of their shape."""
+        """The video with frames of no more than so many pixels, and of the same shape."""
         pixels = self.width * self.height
         if max_pixels is None or pixels <= max_pixels:
             return self

@@ -144,7 +144,7 @@ def keep_curriculum(file: Path, options: CurriculumOptions) -> None:
 
 
 def with_kept(options: CurriculumOptions) -> CurriculumOptions:
-    """The same, with the file and options of the curriculum in the output folder where they are not given again."""
+    """The options, with the file and options of the curriculum in the output folder where they are not given again."""
     path = options.trainer_options["output_dir"] / CURRICULUM_FILE
     if not path.is_file():
         return options

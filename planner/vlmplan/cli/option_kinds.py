@@ -40,18 +40,18 @@ AMOUNT = Amount()
 
 
 def switch(name: str, on: str, off: str, help_text: str) -> Decorator:
-    """Of two flags; None where neither is given."""
+    """An option of two flags, on and off; None where neither is given."""
     return click.option(f"--{on}/--{off}", name, default=None, help=help_text)
 
 
 def choice(flag: str, choices: Sequence[str] | type[Choice], help_text: str) -> Decorator:
-    """One of ``choices``, or of the values of a kind of choice; None where it is not given."""
+    """An option whose value is one of ``choices``, or of an enumeration's values; None where it is not given."""
     texts = [member.value for member in choices] if isinstance(choices, type) else choices
     return click.option(flag, type=click.Choice(texts), help=help_text)
 
 
 def count(flag: str, help_text: str) -> Decorator:
-    """A whole number; None where it is not given."""
+    """An option whose value is a whole number; None where it is not given."""
     return click.option(flag, type=int, metavar="N", help=help_text)
 
 

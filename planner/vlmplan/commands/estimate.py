@@ -136,7 +136,7 @@ def freezing_of(result: "Estimate", request: "Request") -> "Freezing | None":
 
 
 def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...], *, chooses_sizes: bool) -> "Scaling | None":
-    """The same setup on other numbers of its machine, at the cheapest current price of one; None if a speed is not
+    """The estimated setup on other numbers of its machine, at the cheapest current price of one; None if a speed is not
     known. ``chooses_sizes``: no ds_config says those of ZeRO."""
     from vlmplan.catalog import load_catalog
     from vlmplan.estimation import Estimator

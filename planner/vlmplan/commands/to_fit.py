@@ -39,7 +39,7 @@ def way_out_of_plan(
     *,
     accepts: "Callable[[Estimate], bool] | None" = None,
 ) -> "WayOut | None":
-    """The same for a plan, by the request that asks for it.
+    """The way out of a plan's estimate, by the request that asks for the plan; None where it fits.
 
     Raises VlmplanError where model or hardware of the plan cannot be named on a command line here.
     """

@@ -35,7 +35,7 @@ class Covering:
 
     @property
     def of_text(self) -> "Covering":
-        """As long, with nothing but text."""
+        """A micro batch as long, with nothing but text."""
         return Covering(seq_len=self.seq_len)
 
     def image(self, amounts: ImageAmounts, size: Size | None = None) -> ImageShape:
@@ -145,7 +145,7 @@ def covering_every_order(samples: SampleShapes, amounts: ImageAmounts, *, limit:
 
 
 def most_sounds(samples: SampleShapes) -> Sounds:
-    """As many sounds as any of the samples has, and as long as any is."""
+    """As many sounds as any of the samples has, each as many seconds as the longest."""
     shapes = samples.shapes
     return Sounds(max(shape.num_sounds for shape in shapes), max(shape.seconds for shape in shapes))
 

@@ -127,7 +127,7 @@ class Outlooks:
         return self._peaks[covers]
 
     def seconds(self, covers: Covering) -> float | None:
-        """Of a step on such samples."""
+        """Seconds of a step on such samples."""
         if covers not in self._seconds:
             estimator = self._estimator.with_samples(self.workload(covers))
             timed = estimator.step_time(self._found.recipe, self._found.cluster)
@@ -244,16 +244,16 @@ class _Coverings:
         )
 
     def of_patches(self, patches: int, *, num_tokens: int) -> Covering:
-        """With so many patches in images of the usual size."""
+        """A micro batch with so many patches, in images of the usual size."""
         images = max(1, round(patches / self._patches_per_image))
         return self.of(MicroBatch(num_tokens, patches, images, 0))
 
     def patches_of(self, covers: Covering) -> int:
-        """That a micro batch of such samples has."""
+        """Patches that a micro batch of such samples has."""
         return self._num_rows * covers.images_per_sample * covers.image(self._amounts).num_patches
 
     def sound_seconds_of(self, covers: Covering) -> float:
-        """Of all sounds of a micro batch of such samples."""
+        """Seconds of all sounds of a micro batch of such samples."""
         return self._num_rows * covers.audios_per_sample * covers.audio_seconds
 
 

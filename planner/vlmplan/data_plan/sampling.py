@@ -30,7 +30,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def sound_seconds(self) -> float:
-        """Of all sounds, padded to the longest."""
+        """Seconds of all sounds, padded to the longest."""
         return self.num_sounds * self.seconds
 
 

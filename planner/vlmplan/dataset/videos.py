@@ -33,7 +33,7 @@ class SeenVideo:
 
 
 def own_rule(model: ModelFiles, rules: OwnVideoRules) -> FrameRule:
-    """Which frames the model's own processor takes."""
+    """The rule by which the model's own processor takes frames."""
     limits = {"most_frames": rules.most_frames, "max_pixels": rules.max_pixels}
     return frame_rule(model.config, model.video_settings, fps=rules.fps, **limits)
 

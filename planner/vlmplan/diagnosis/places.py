@@ -18,7 +18,7 @@ INNERMOST = 8
 
 
 class Phase(Enum):
-    """Of a run. The value is what people read."""
+    """A phase of a run. The value is what people read."""
 
     DATA = "reading samples"
     LOAD = "loading the model"

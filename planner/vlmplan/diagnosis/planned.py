@@ -299,7 +299,7 @@ class Scores:
         return Scores(num_bytes=one.num_bytes, length=length, samples=samples, is_of_patches=one.is_of_patches)
 
     def bytes_of(self, other: Estimate) -> int:
-        """The same of another setup."""
+        """Bytes of that in another setup, by its length and samples; 0 where its attention makes none."""
         if not self.num_bytes or other.recipe.attention is AttentionImplementation.FLASH_ATTENTION_2:
             return 0
         length, samples = _scored(other, is_of_patches=self.is_of_patches)

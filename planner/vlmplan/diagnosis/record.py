@@ -28,7 +28,7 @@ class Longer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrower:
-    """The same setup with less that is trained beside the adapters of the language model."""
+    """The setup with less that is trained beside the adapters of the language model."""
 
     name: str
     estimate: Estimate

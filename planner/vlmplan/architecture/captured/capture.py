@@ -64,7 +64,7 @@ class ImageCapture:
         return max(self.inputs, key=lambda name: math.prod(_sizes(self.inputs[name][0], 1)))
 
     def input_shapes(self, num_samples: int) -> dict[str, tuple[tuple[int, ...], DType]]:
-        """Of what a micro batch brings of its images, by name; that of ``pixels`` first."""
+        """Shapes of the tensors that a micro batch brings of its images, by name; that of ``pixels`` first."""
         shapes = {name: (_sizes(shape, num_samples), dtype) for name, (shape, dtype) in self.inputs.items()}
         return {self.pixels: shapes.pop(self.pixels), **shapes}
 

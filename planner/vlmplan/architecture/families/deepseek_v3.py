@@ -30,7 +30,7 @@ class LatentLayer(DecoderLayer):
 
 
 def sparse_layers(config: Config) -> list[bool]:
-    """Of each layer whether it has experts: by ``mlp_layer_types``, or all behind the first ones; none in Youtu."""
+    """Whether each layer has experts: by ``mlp_layer_types``, or all behind the first ones; none in Youtu."""
     num_layers = config.integer("num_hidden_layers")
     if config.model_type == "youtu":
         return [False] * num_layers
@@ -54,7 +54,7 @@ class ComplexDecoder(PartlyRotatedDecoder):
 
 
 def latent_decoder_shape(config: Config, latent: LatentShape) -> DecoderShape:
-    """That of a decoder with latent attention, in which every head has keys and values of its own."""
+    """The shape of a decoder with latent attention, in which every head has keys and values of its own."""
     return DecoderShape(
         hidden_size=latent.hidden_size,
         intermediate_size=config.integer("intermediate_size"),

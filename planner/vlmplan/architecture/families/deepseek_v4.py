@@ -105,7 +105,7 @@ class StreamDecoder(Decoder):
 
 
 def mlp_kinds(config: Config) -> Sequence[str]:
-    """Of each layer: by ``mlp_layer_types``, else the first ``num_hash_layers`` look experts up."""
+    """The kind of MLP of each layer: by ``mlp_layer_types``, else the first ``num_hash_layers`` look experts up."""
     names = config.names_by_layer("mlp_layer_types")
     if names is None:
         num_hashed = config.count("num_hash_layers") if config.has_own("num_hash_layers") else NUM_HASH_LAYERS

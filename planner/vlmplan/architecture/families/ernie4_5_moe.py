@@ -87,7 +87,7 @@ class ErnieMoeLayer(ErnieLayer):
 
 
 def _sparse_layers(config: Config, num_layers: int) -> list[bool]:
-    """Of each layer whether it has experts: every ``moe_layer_interval``-th of a stretch."""
+    """Whether each layer has experts: every ``moe_layer_interval``-th of a stretch."""
     step, first = config.integer("moe_layer_interval"), config.count("moe_layer_start_index")
     last = num_layers - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     return [(index + 1) % step == 0 and first <= index <= last for index in range(num_layers)]

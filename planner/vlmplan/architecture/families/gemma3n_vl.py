@@ -35,7 +35,7 @@ class Embedder(Module):
         self.embedding_post_projection_norm = Gemma4Norm(None)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Of ids, those of other tokens replaced."""
+        """Embeddings of ids, those of other tokens replaced."""
         own = ids.tape.tensor(ids.shape, DType.INT64)  # less the offset
         hard = self.embedding(own)
         del own
@@ -44,7 +44,8 @@ class Embedder(Module):
         return self.embedding_post_projection_norm(projected)
 
     def embed_features(self, features: Tensor) -> Tensor:
-        """Of features (images, tokens, width), which lie channels first: for several images the product copies them."""
+        """Embeddings of features (images, tokens, width), which lie channels first: for several images the product
+        copies them."""
         normed = self.soft_embedding_norm(features)
         projected = self.embedding_projection(ops.copy(normed) if features.shape[0] > 1 else normed)
         return self.embedding_post_projection_norm(projected)

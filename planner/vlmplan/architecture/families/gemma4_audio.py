@@ -88,7 +88,7 @@ class FeedForward(Module):
 
 
 class BlockAttention:
-    """Of frames in blocks that see a few frames before them too: how many there are of what."""
+    """The sizes of attention among frames in blocks that see a few frames before them too."""
 
     def __init__(self, config: Config, num_heads: int, head_dim: int, names: Sequence[str]) -> None:
         """``names``: keys of the frames of a block, of those before it that it sees and itself, and of those behind."""
@@ -106,11 +106,11 @@ class BlockAttention:
         return padded.view(x.shape[0], self.num_blocks(x.shape[1]), self.block, *x.shape[2:])
 
     def contexts(self, x: Tensor, padded: Tensor) -> Tensor:
-        """The same of what each block sees: ``unfold`` and a copy."""
+        """The frames that each block sees: ``unfold`` and a copy."""
         return ops.resample(padded, x.shape[0], self.num_blocks(x.shape[1]), self.context, *x.shape[2:])
 
     def num_context_frames(self, num_frames: int) -> int:
-        """Of a sound that is padded for ``contexts``."""
+        """Frames of a sound that is padded for ``contexts``."""
         return num_frames + self.left + self.right + self.block - 1
 
     def logits(self, queries: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class AudioAttention(Module):
 
 
 def softplus(weight: Parameter, x: Tensor) -> Tensor:
-    """Of a weight, which it saves."""
+    """``softplus`` of a weight, which it saves."""
     node = x.tape.node((weight,), _softplus_backward, (weight,), (weight.shape, weight.dtype))
     return x.tape.tensor(weight.shape, weight.dtype, node)
 

@@ -39,7 +39,7 @@ class GraniteLayer(DecoderLayer):
         return x
 
     def fed_forward(self, x: Tensor) -> Tensor:
-        """The same of the MLP's."""
+        """The MLP's result as it is added to the residual stream."""
         return x
 
 

@@ -35,12 +35,13 @@ class KimiDeltaShape:
 
     @property
     def width(self) -> int:
-        """Of all heads."""
+        """The width of all heads together."""
         return self.num_heads * self.head_dim
 
 
 def kimi_delta_shape(config: Config) -> KimiDeltaShape:
-    """Of a text configuration: ``linear_attn_config``, which published files have, goes first."""
+    """The shape of a text configuration's delta attention: ``linear_attn_config``, which published files have, goes
+    first."""
     own = config.mapping("linear_attn_config")
     return KimiDeltaShape(
         hidden_size=config.integer("hidden_size"),

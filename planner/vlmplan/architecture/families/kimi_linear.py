@@ -82,7 +82,7 @@ def layer_types(config: Config) -> Sequence[str]:
 
 
 def sparse_layers(config: Config) -> list[bool]:
-    """Of each layer whether it has experts: by ``mlp_layer_types``, else all behind ``first_k_dense_replace``."""
+    """Whether each layer has experts: by ``mlp_layer_types``, else all behind ``first_k_dense_replace``."""
     names = config.names_by_layer("mlp_layer_types")
     if names is None:
         num_dense = config.count("first_k_dense_replace") if "first_k_dense_replace" in config else 1

@@ -111,7 +111,7 @@ class LatentAttention(Module):
         return self.o_proj(out)
 
     def queries(self, x: Tensor) -> Tensor:
-        """Of shape (batch, tokens, heads * head_dim)."""
+        """The queries, of shape (batch, tokens, heads * head_dim)."""
         if self.shape.q_rank is None:
             return self.q_proj(x)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))

@@ -315,7 +315,7 @@ def moe_layers(config: Config, shape: DecoderShape) -> Stack:
 
 
 def has_experts(config: Config, num_layers: int) -> list[bool]:
-    """Of each layer: every ``decoder_sparse_step``-th has experts, but for ``mlp_only_layers``."""
+    """Whether each layer has experts: every ``decoder_sparse_step``-th, but for ``mlp_only_layers``."""
     dense_layers = config.integers("mlp_only_layers")
     step = config.integer("decoder_sparse_step", 1)
     return [index not in dense_layers and (index + 1) % step == 0 for index in range(num_layers)]

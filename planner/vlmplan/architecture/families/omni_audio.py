@@ -118,16 +118,17 @@ class OmniAudio(Module):
         return features
 
     def frames(self, spectrograms: Tensor, num_frames: int) -> Tensor:
-        """Those of the sounds, picked by their mask (``get_audio_features``)."""
+        """The frames of the sounds, picked by their mask (``get_audio_features``)."""
         places = spectrograms.tape.tensor((2, num_frames), DType.INT64)
         return take_rows(spectrograms, places, (num_frames, self.num_bins))
 
     def embed(self, padded: Tensor, chunks: PackedLengths) -> tuple[list[Tensor], list[Tensor]]:
-        """Of chunks (chunks, mel bins, frames): what local variables hold, and what the layers get (frames, width)."""
+        """Embeddings of chunks (chunks, mel bins, frames): what local variables hold, and what the layers get (frames,
+        width)."""
         raise NotImplementedError
 
     def lengths(self, chunks: PackedLengths, batch: Batch) -> PackedLengths:
-        """Of the sequences of frames that see each other."""
+        """Lengths of the sequences of frames that see each other."""
         raise NotImplementedError
 
     def project(self, x: Tensor, batch: Batch) -> Tensor:

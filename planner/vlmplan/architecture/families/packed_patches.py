@@ -132,7 +132,7 @@ def patch_lengths(batch: Batch) -> PackedLengths:
 
 
 def num_patches(batch: Batch) -> int:
-    """Of all images of the batch."""
+    """Patches of all images of the batch."""
     assert batch.image is not None
     return batch.image.num_patches * batch.num_images
 

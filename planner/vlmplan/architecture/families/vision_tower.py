@@ -25,7 +25,7 @@ class VisionOutput:
         self.last_hidden_state, self.hidden_states, self.pooled = last_hidden_state, tuple(hidden_states), pooled
 
     def through(self, change: Callable[[Tensor], Tensor]) -> "VisionOutput":
-        """The same with what ``change`` makes of the hidden states that were asked for."""
+        """The output with what ``change`` makes of the hidden states that were asked for."""
         return VisionOutput(self.last_hidden_state, [change(state) for state in self.hidden_states], self.pooled)
 
 

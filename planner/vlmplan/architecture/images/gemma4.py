@@ -55,7 +55,8 @@ def gemma4_shape(image: Image) -> ImageShape:
 
 
 def gemma4_unified_shape(image: Image) -> ImageShape:
-    """The same, with the patches of each token merged into one (``patches_merge``) before the model sees them."""
+    """The shape of an image in Gemma 4's unified models: that of ``gemma4_shape``, with the patches of each token
+    merged into one (``patches_merge``) before the model sees them."""
     shape = gemma4_shape(image)
     kernel = count(image.preprocessor, "pooling_kernel_size", 3)
     return replace(

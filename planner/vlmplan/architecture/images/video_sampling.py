@@ -18,7 +18,7 @@ def frame_rule(
     most_frames: int | None = None,
     max_pixels: int | None = None,
 ) -> FrameRule:
-    """Which frames the model's video processor takes, ``fps`` of each second, ``most_frames`` and ``max_pixels`` of
+    """The frames that the model's video processor takes, ``fps`` of each second, ``most_frames`` and ``max_pixels`` of
     each where that is said.
 
     ``video_settings`` are those of the video processor, as of ``video_images``.
