@@ -84,6 +84,7 @@ class StartedRun:
         ``evaluated`` after it. ``batch_bytes`` of each micro batch that waits are not among them, but count in which
         rank has the highest peak."""
         engine, tracker = self._engine, self._tracker
+        engine.recipe = recipe  # weights come and go by the loss, and by what is generated between micro batches
 
         def highest(phases: Iterable[Phase]) -> int:
             return max([phase.peak.total + num_waiting(recipe, phase.name) * batch_bytes for phase in phases])
