@@ -13,7 +13,7 @@ from cli_calls import DOES_NOT_FIT, DONE, Call, call, refusal, says
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
 DOCUMENT = {
     *("schema", "workload", "objective", "date", "max_usd", "max_hours", "base", "base_within_limits", "reason"),
-    *("changes", "best", "advice", "notes", "caveats", "to_fit", "other_machine"),
+    *("changes", "best", "advice", "notes", "caveats", "to_fit", "with_more_host", "other_machine"),
 }
 CHANGE = {
     *("change", "options", "keeps_results", "fits", "within_limits", "gpu", "num_gpus", "num_nodes", "offer", "recipe"),

@@ -41,7 +41,16 @@ ADDED = {
     ),
     *("flops_per_step", "collective_bytes", "step_seconds_by_part", "step_seconds_range", "gpu_seconds_by_work"),
     *("step_bound_by", "notes", "caveats", "not_counted", "unquantized_bytes", "dtypes", "trained_params_by_part"),
-    *("freeze_vision", "to_fit", "other_machine", "reserved_range", "sample_lengths", "disk", "resume"),
+    *(
+        "freeze_vision",
+        "to_fit",
+        "with_more_host",
+        "other_machine",
+        "reserved_range",
+        "sample_lengths",
+        "disk",
+        "resume",
+    ),
 }
 """What it has besides."""
 OPTIONS = {

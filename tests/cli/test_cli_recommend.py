@@ -28,7 +28,7 @@ CONTRACT = {"schema", "workload", "plans", "rejected"}
 """What the first version of schema ``vlmplan.recommendation/1`` promised."""
 ADDED = {
     *("objective", "date", "num_setups_considered", "notes", "pareto", "explanation", "caveats", "freeze_vision"),
-    *("to_fit", "other_machine"),
+    *("to_fit", "with_more_host", "other_machine"),
 }
 PLAN = {"rank", "gpu", "num_gpus", "num_nodes", "offer", "recipe", "estimate", "hours", "usd", "usd_per_hour"}
 PLAN |= {"billed_hours", "cost", "price"}

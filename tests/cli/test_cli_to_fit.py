@@ -187,6 +187,25 @@ def test_a_host_that_nothing_is_known_of_is_said_where_more_of_it_would_change_t
         assert (results in printed, said in printed) == (True, is_said)
 
 
+def test_what_a_search_puts_on_a_host_of_unknown_memory_is_said_by_an_estimate_too():
+    """A search plans full training with what the host is not known to have, and says so; an estimate proposes it."""
+    words = ("--model", "llama-3.2-3b", "--method", "full", "--gpu", "rtx-a5500:1")
+    plan = call("recommend", *words, "--json").document
+    needed = plan["plans"][0]["estimate"]["host_bytes_per_node"]
+    assert any(f"needs {needed / 2**30:.2f} GiB of host RAM" in note for note in plan["caveats"])
+    estimated = call("estimate", *words, "--json").document
+    more = estimated["with_more_host"]
+    assert not estimated["to_fit"]["keeps_results"]
+    assert more["keeps_results"]
+    assert more["command"] in call("estimate", *words).out
+    changed = call(*shlex.split(more["command"])[1:], "--json").document
+    assert changed["verdict"] == "fits"
+    assert changed["peak_device_bytes"] == more["device_bytes"]
+    known = call("recommend", *words, "--host-ram", str(-(-needed // 2**30)), "--json").document
+    assert known["plans"][0]["estimate"]["host_bytes_per_node"] <= -(-needed // 2**30) * 2**30
+    assert not any("is taken to have" in note for note in known["caveats"])
+
+
 def test_what_is_printed_has_both_commands_of_the_json():
     words = ("estimate", *TOO_LARGE, "--gpu", "rtx-4060:1")
     found, shown = call(*words, "--json").document, call(*words).out

@@ -36,7 +36,7 @@ CONTRACT = {
 }
 ADDED = {
     *("rank", "num_ranks", "num_steps", "verdict", "estimated_verdict", "peak_phase", "peak_step", "notes"),
-    *("caveats", "not_counted", "to_fit", "other_machine"),
+    *("caveats", "not_counted", "to_fit", "with_more_host", "other_machine"),
     *("estimated_peak_allocated_bytes", "estimated_peak_reserved_bytes", "estimated_peak_device_bytes"),
     *("estimated_components_at_peak", "estimated_flops", "estimated_step_seconds"),
     *("step_seconds", "step_seconds_range", "step_seconds_by_part"),

@@ -34,10 +34,11 @@ def document(found: "WayOut | None", command: Command, on: date) -> JsonDict:
     together. None of them can be left out alone.
     """
     if found is None:
-        return {"to_fit": None, "other_machine": None}
-    to_fit, other = found.to_fit, found.other_machine
+        return {"to_fit": None, "with_more_host": None, "other_machine": None}
+    to_fit, more, other = found.to_fit, found.with_more_host, found.other_machine
     return {
         "to_fit": None if to_fit is None else _to_fit_json(to_fit, command, found.card_bytes),
+        "with_more_host": None if more is None else _to_fit_json(more, command, found.card_bytes),
         "other_machine": None if other is None else _other_json(other, command, on),
     }
 
@@ -112,6 +113,9 @@ def way_out_parts(found: "WayOut", on: date, fix: "Fix | None" = None) -> "Itera
         yield f"The command is for {planned}, as was planned: --gpu with the name of that card says all of it", "", None
     if found.taken_host_bytes is not None and (found.to_fit is None or not found.to_fit.combination.keeps_results):
         yield f"The host is taken to have {gib_text(found.taken_host_bytes)}: --host-ram says what it has", "", None
+    if found.with_more_host is not None:
+        more = found.with_more_host
+        yield with_more_host_sentence(more, found.card_bytes), "with more:", more.combination.request
     if found.other_machine is not None:
         yield other_machine_sentence(found.other_machine, on), "there:", found.other_machine.request
     elif found.tries_other_machines:
@@ -128,6 +132,15 @@ def _hardware(found: "WayOut") -> str:
 
 def to_fit_sentence(found: "ToFit", where: str, card_bytes: int | None = None) -> str:
     """What is changed, what it takes then, and whether the same model comes out; ``card_bytes`` as in ``WayOut``."""
+    return f"To fit on {where}: {_taken_text(found, card_bytes)}"
+
+
+def with_more_host_sentence(found: "ToFit", card_bytes: int | None = None) -> str:
+    """The same for a host that has more than it is taken to have."""
+    return f"With more host RAM: {_taken_text(found, card_bytes)}"
+
+
+def _taken_text(found: "ToFit", card_bytes: int | None) -> str:
     device, host = found.estimate.device, found.estimate.host
     results = "the same results but for rounding" if found.combination.keeps_results else "other results"
     parts = [f"{gib_text(device.device_bytes)} of {gib_text(card_bytes or device.usable_bytes)}"]
@@ -136,7 +149,7 @@ def to_fit_sentence(found: "ToFit", where: str, card_bytes: int | None = None) -
         parts.append(f"{duration_text(seconds)} for {samples} samples" if samples > 1 else duration_text(seconds))
     if "host" in found.combination.name:
         parts.append(f"{gib_text(host.peak_bytes)} of host RAM")
-    return f"To fit on {where}: {found.combination.name}; {', '.join(parts)}, {results}"
+    return f"{found.combination.name}; {', '.join(parts)}, {results}"
 
 
 def other_machine_sentence(found: "OtherMachine", on: date) -> str:

@@ -144,11 +144,18 @@ def _plan(make: "Callable[[], Plan]") -> dict[str, str | None]:
 
 def way_out(document: Mapping[str, Any], command: click.Command) -> dict[str, Any]:
     """What attributes need of the way out in a document."""
-    to_fit, other = document["to_fit"], document["other_machine"]
-    keywords = _keywords(command)
-    options = {} if to_fit is None else {keywords[name]: value for name, value in to_fit["options"].items()}
+    keywords, other = _keywords(command), document["other_machine"]
+
+    def changed(name: str) -> tuple[str, dict[str, Any]] | None:
+        values = document[name]
+        if values is None:
+            return None
+        options = {keywords[option]: value for option, value in values["options"].items()}
+        return document_text(values), {"options": options}
+
     return {
-        "to_fit": None if to_fit is None else (document_text(to_fit), {"options": options}),
+        "to_fit": changed("to_fit"),
+        "with_more_host": changed("with_more_host"),
         "other_machine": None if other is None else document_text(other),
     }
 

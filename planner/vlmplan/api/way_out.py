@@ -75,6 +75,13 @@ class WithWayOut(Result):
         return None if self._more.get("to_fit") is None else ToFit(*self._more["to_fit"])
 
     @property
+    def with_more_host(self) -> ToFit | None:
+        """The least changes that keep the results on a host with more memory than it is taken to have; None where its
+        memory is known, and where what fits without it keeps them too."""
+        values = self._more.get("with_more_host")
+        return None if values is None else ToFit(*values)
+
+    @property
     def other_machine(self) -> OtherMachine | None:
         """The cheapest other machine; None where it fits, or where there is none."""
         text = self._more.get("other_machine")

@@ -37,7 +37,7 @@ LENGTHS = re.compile(r"vary|\d{1,9}-\d{1,9}")
 """What ``sample_lengths`` may be, beside a file."""
 MAX_CHARACTERS = 4096
 """Of a text: a list of module names has some hundred."""
-WAY_OUT = ("freeze_vision", "to_fit", "other_machine")
+WAY_OUT = ("freeze_vision", "to_fit", "with_more_host", "other_machine")
 """Keys of an estimate that take another search: they are not in a first look."""
 
 

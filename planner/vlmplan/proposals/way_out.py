@@ -22,6 +22,7 @@ from vlmplan.request.setup import RequestedSetup
 from vlmplan.search import Limits, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.step_samples import samples_of_every_step
+from vlmplan.units import GIB
 
 UNLIMITED: Options = {"max_usd": None, "max_hours": None}
 ANY_GPU: Options = {"gpu": None, "host_ram": None}
@@ -41,9 +42,10 @@ class WayOut:
     """What to change where nothing fits on ``clusters``. Either may be None: nothing that was tried fits.
 
     ``tries_other_machines`` is False where the search itself has looked at every machine already.
-    ``taken_host_bytes``: host memory of a node that nothing is known of, beyond which nothing was put there; None where
-    it is known, or nothing was held to it. ``card_bytes``: memory of the card that ``to_fit`` fits on, where a run told
-    of one that is smaller than those of ``clusters``.
+    ``taken_host_bytes``: host memory of a node that nothing is known of, beyond which nothing was put there; None
+    where it is known, or nothing was held to it. ``with_more_host`` are then the least changes on a host that has what
+    they take, where they keep the results and those within ``taken_host_bytes`` do not. ``card_bytes``: memory of the
+    card that ``to_fit`` fits on, where a run told of one that is smaller than those of ``clusters``.
     """
 
     clusters: tuple[Cluster, ...]
@@ -51,6 +53,7 @@ class WayOut:
     to_fit: ToFit | None = None
     other_machine: OtherMachine | None = None
     taken_host_bytes: int | None = None
+    with_more_host: ToFit | None = None
     card_bytes: int | None = None
 
 
@@ -66,23 +69,47 @@ def way_out(
     cards has to be.
 
     A host of unknown memory is taken to have ``taken_host_bytes``, or what the unchanged setup needs if that is more:
-    offloading beyond that is not proposed.
+    offloading beyond that is proposed apart, with the memory that it takes.
     """
     model, cluster = present.workload.model, present.cluster
     trials = _trials(request, present, catalog, accepts=accepts)
-    found = _least_changes(request, present, trials)
-    to_fit = None if found is None else ToFit(combination=found, estimate=trials.estimate(found.request))
+    to_fit = _to_fit(request, present, trials)
     others = trials if accepts is None else Trials(catalog, model)
     other = cheapest_other_machine(request, cluster, catalog, others, today)
-    taken = _least_host_bytes(present) if cluster.node.host_ram_bytes is None else None
-    return WayOut(clusters=(cluster,), to_fit=to_fit, other_machine=other, taken_host_bytes=taken)
+    found = WayOut(clusters=(cluster,), to_fit=to_fit, other_machine=other)
+    if cluster.node.host_ram_bytes is not None:
+        return found
+    more = None
+    if to_fit is None or not to_fit.combination.keeps_results:
+        unheld = _trials(request, present, catalog, accepts=accepts, least_host_bytes=0)
+        more = _with_more_host(request, present, unheld)
+    return replace(found, taken_host_bytes=_least_host_bytes(present), with_more_host=more)
+
+
+def _with_more_host(request: Request, present: Estimate, trials: Trials) -> ToFit | None:
+    """The least changes of ``trials``, which hold no host to anything, with the option that says what theirs has."""
+    found = _to_fit(request, present, trials)
+    if found is None or not found.combination.keeps_results:
+        return None
+    asked = found.combination.request.with_options({"host_ram": -(-found.estimate.host.peak_bytes // GIB)})
+    return replace(found, combination=replace(found.combination, request=asked))
+
+
+def _to_fit(request: Request, present: Estimate, trials: Trials) -> ToFit | None:
+    found = _least_changes(request, present, trials)
+    return None if found is None else ToFit(combination=found, estimate=trials.estimate(found.request))
 
 
 def _trials(
-    request: Request, present: Estimate, catalog: Catalog, *, accepts: Callable[[Estimate], bool] | None = None
+    request: Request,
+    present: Estimate,
+    catalog: Catalog,
+    *,
+    accepts: Callable[[Estimate], bool] | None = None,
+    least_host_bytes: int | None = None,
 ) -> Trials:
-    host_bytes, own_setup = _least_host_bytes(present), _own_setup(request, present)
-    model = present.workload.model
+    host_bytes = _least_host_bytes(present) if least_host_bytes is None else least_host_bytes
+    model, own_setup = present.workload.model, _own_setup(request, present)
     return Trials(catalog, model, accepts=accepts, least_host_bytes=host_bytes, own_setup=own_setup)
 
 

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 from vlmplan.catalog.price_lists import Spread
-from vlmplan.notes import listed
+from vlmplan.notes import Caveat, listed
 from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
+from vlmplan.search.clusters import taken_host_bytes
 from vlmplan.search.exploration import Exploration
 from vlmplan.search.prices import price_note, spread_beside
 from vlmplan.search.ranking import Ranking
 from vlmplan.search.shared_traces import RECENT, SharedTraces
 from vlmplan.search.step_samples import step_notes
+from vlmplan.units import gib_text
 
 
 def recommend(query: SearchQuery) -> Recommendation:
@@ -43,7 +45,17 @@ def _searched(query: SearchQuery, shared: SharedTraces) -> Recommendation:
 
 
 def _host_notes(plans: Sequence[RankedPlan]) -> list[str]:
-    """Whose offers among the plans do not say what their hosts have."""
+    """Whose offers among the plans do not say what their hosts have, and a first plan that asks more of a host than it
+    would be taken to have."""
+    node, needed = plans[0].estimate.cluster.node, plans[0].estimate.host.peak_bytes
+    if node.host_ram_bytes is None and needed > (taken := taken_host_bytes(node)):
+        return [
+            Caveat(
+                f"the first plan needs {gib_text(needed)} of host RAM, which is more than the {gib_text(taken)} that a "
+                f"machine with such GPUs is taken to have; --host-ram says what yours has, and only what fits there is "
+                f"planned then"
+            )
+        ]
     unknown = [plan.offer for plan in plans if plan.offer is not None and plan.offer.host_ram_bytes is None]
     if not unknown:
         return []
