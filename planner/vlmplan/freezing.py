@@ -29,7 +29,7 @@ class Freezing(NamedTuple):
 
     @property
     def seconds_change(self) -> float | None:
-        """The same of a step's seconds; None where a speed is not known."""
+        """Part by which freezing changes a step's seconds; None where a speed is not known."""
         return _change(self.trained.step_seconds, self.frozen.step_seconds)
 
     @property

@@ -29,7 +29,7 @@ class OtherValue:
 
     @property
     def peak_difference_bytes(self) -> int:
-        """Of allocated memory on the fullest GPU, over the whole run."""
+        """Bytes by which the peak of allocated memory changes on the fullest GPU, over the whole run."""
         return self.found.peak_allocated_bytes - self.planned.peak_allocated_bytes
 
     @property

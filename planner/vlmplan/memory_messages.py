@@ -41,7 +41,7 @@ HANDLE = "cuBLAS's handle"
 
 
 class Kind(Enum):
-    """Whose memory it was, as far as the message says."""
+    """The device or library whose memory it was, as far as the message says."""
 
     DEVICE = "device"
     """The GPU's, asked of torch's allocator or of the driver."""

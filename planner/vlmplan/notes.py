@@ -24,12 +24,12 @@ class Caveat(str):
 
 
 def caveats(sentences: Iterable[str]) -> list[str]:
-    """Those that belong in the headline, each once."""
+    """The notes that belong in the headline, each once."""
     return list(dict.fromkeys(sentence for sentence in sentences if isinstance(sentence, Caveat)))
 
 
 def footnotes(sentences: Iterable[str]) -> list[str]:
-    """Those that stand below the numbers."""
+    """The notes that stand below the numbers."""
     return [sentence for sentence in sentences if not isinstance(sentence, Caveat)]
 
 

@@ -73,14 +73,14 @@ class Recipe(RecipeSettings):
 
     @property
     def micro_batches_at_once(self) -> int:
-        """Of GRPO: micro batches whose answers are generated together."""
+        """Micro batches whose answers GRPO generates together."""
         assert self.task is not None
         return self.grad_accum if self.task.steps_per_generation is None else self.task.steps_per_generation
 
     @property
     def looks_up_old_probabilities(self) -> bool:
-        """Of GRPO: whether log-probabilities of answers are looked up before it trains on them, where those are not of
-        the model as it is or not by itself (TRL 1.16: with vLLM always, and where a generation is not of one step)."""
+        """Whether GRPO looks up log-probabilities of answers before it trains on them, where those are not of the model
+        as it is or not by itself (TRL 1.16: with vLLM always, and where a generation is not of one step)."""
         assert self.task is not None
         is_of_others = self.task.generation is not Generation.TRANSFORMERS
         return is_of_others or self.grad_accum % self.micro_batches_at_once != 0
@@ -243,7 +243,8 @@ class Recipe(RecipeSettings):
         return (*_OF_ENGINE(self), self.zero.read_by(self.zero_stage))
 
     def with_changes(self, **changes: Any) -> "Recipe":
-        """As ``dataclasses.replace``, which takes three times as long: a search makes thousands."""
+        """A recipe with other values of these settings. ``dataclasses.replace`` takes three times as long, and a search
+        makes thousands."""
         made = object.__new__(Recipe)
         for fill, value in zip(_FILLS.values(), _VALUES(self), strict=True):
             fill(made, value)
@@ -255,8 +256,8 @@ class Recipe(RecipeSettings):
         return made
 
     def without_micro_batch(self) -> "Recipe":
-        """The same for all recipes that differ in nothing but how micro batches are computed and how many there are: of
-        these an engine asks nothing before one runs. Sizes that the stage does not read are left out too."""
+        """One recipe for all that differ in nothing but how micro batches are computed and how many there are: of these
+        an engine asks nothing before one runs. Sizes that the stage does not read are left out too."""
         return self.with_changes(**_ANY_MICRO_BATCH, zero=self.zero.read_by(self.zero_stage))
 
     def as_json(self) -> JsonDict:

@@ -122,9 +122,8 @@ class Batching(Choice):
 
 
 class InputGradients(Choice):
-    """Which results of input embeddings, frozen ones, need gradients where activations are checkpointed. A vision
-    encoder behind such a result keeps what backward needs, and backward goes through it, though nothing of it is
-    trained."""
+    """The results of frozen input embeddings that need gradients where activations are checkpointed. A vision encoder
+    behind such a result keeps what backward needs, and backward goes through it, though nothing of it is trained."""
 
     NONE = "none"
     """None: the bundled trainer's checkpoints are not reentrant and do without."""
@@ -139,7 +138,8 @@ class InputGradients(Choice):
 
 
 class BatchesOnGpu(Choice):
-    """Which micro batches of an optimizer step are on the GPU, and in which type their pixels came there."""
+    """The micro batches of an optimizer step that are on the GPU at once, and the type in which their pixels came
+    there."""
 
     TURN = "turn"
     """Each while it is its turn; the bundled trainer casts pixels before it sends them."""

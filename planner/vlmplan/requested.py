@@ -59,8 +59,8 @@ def searched_model(request: Request) -> ModelFiles:
 
 
 def disk_notes(request: Request, found: "Estimate") -> list[str]:
-    """That the output folder has no room for the run: by ``--disk``, or by this machine's file system where the run is
-    planned for this machine."""
+    """Notes that the output folder has no room for the run: by ``--disk``, or by this machine's file system where the
+    run is planned for this machine."""
     room, whose = request.hardware.disk_bytes, "--disk"
     if room is None and _is_here(request):
         from vlmplan.machine.host import free_bytes_at

@@ -38,7 +38,7 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataMark:
-    """By what a file of training data is known again; images that it names are not looked at."""
+    """What a file of training data is known again by; images that it names are not looked at."""
 
     num_bytes: int
     sha256: str

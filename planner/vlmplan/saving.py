@@ -73,8 +73,8 @@ class Saving:
         return most if num_written is None else min(num_written, most)
 
     def num_kept(self, num_written: int | None) -> int:
-        """Those that stay when training has ended. The Trainer removes the newest at the end where one is to stay and
-        the best is another."""
+        """Checkpoints that stay when training has ended. The Trainer removes the newest at the end where one is to stay
+        and the best is another."""
         at_once = self.num_at_once(num_written)
         return at_once if self.keep_last is None else min(at_once, self.keep_last)
 

@@ -87,7 +87,7 @@ def write_shortage(shortage: Shortage, folder: Path) -> Path:
 
 
 def read_shortages(folder: Path) -> list[Shortage]:
-    """Those of every rank that wrote a sound one, by rank."""
+    """The shortages of every rank that wrote a sound one, by rank."""
     found: list[Shortage] = []
     for path in folder.glob(FILES):
         with suppress(VlmplanError):

@@ -77,7 +77,7 @@ def _named(name: str, construct: Any) -> Any:
 
 @dataclass(slots=True)
 class _Extent:
-    """Of a value: itself and all that is in it, and the levels below it."""
+    """The extent of a value: how many values are in it with itself, and the levels below it."""
 
     num_nodes: int = 1
     depth: int = 0

@@ -43,7 +43,7 @@ class ZeroSettings:
 
     @lru_cache(maxsize=1024)  # noqa: B019 a few settings, asked for thousands of times in a search
     def read_by(self, stage: int | None) -> "ZeroSettings":
-        """Those that a stage reads, and defaults for the rest: the stage does the same with either."""
+        """The settings that a stage reads, and defaults for the rest: the stage does the same with either."""
         if stage is None or stage == 0:
             return ZeroSettings()
         if stage == 3:

@@ -81,7 +81,7 @@ def published(
     keep_last: int,
     run: Mapping[str, Any],
 ) -> Path:
-    """As ``save_checkpoint``; ``write`` fills the folder, on every rank."""
+    """A checkpoint published as ``save_checkpoint`` does; ``write`` fills the folder, on every rank."""
     place = output_dir / CHECKPOINTS / folder_name(position.step)
     writing = place.with_name(place.name + UNFINISHED)
     with _named_failures(place):

@@ -34,7 +34,7 @@ class LogitRule:
         return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
 
     def apply_(self, logits: Tensor) -> Tensor:
-        """The same in place."""
+        """The transformation of ``logits`` in place."""
         if self.scale != 1.0:
             logits.mul_(self.scale)
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)

@@ -27,7 +27,7 @@ def rest() -> None:
 
 
 def gloo_threads() -> Iterator[Path]:
-    """Those of this process; none where the kernel does not list them."""
+    """Gloo's threads of this process; none where the kernel does not list them."""
     tasks = Path("/proc/self/task")
     for thread in tasks.iterdir() if tasks.is_dir() else ():
         try:

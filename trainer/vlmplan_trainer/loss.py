@@ -74,7 +74,7 @@ def _labels_of_next(batch: Mapping[str, Any]) -> Tensor:
 
 
 def model_loss(model: nn.Module, batch: Mapping[str, Any], *, num_items: Tensor | int | None = None) -> Tensor:
-    """The same by the model's own forward, which gets the labels: transformers' ``loss_function`` in float32.
+    """The loss by the model's own forward, which gets the labels: transformers' ``loss_function`` in float32.
 
     Raises InputError for a model whose forward takes no ``num_items_in_batch``: its mean would be over other tokens.
     """

@@ -142,7 +142,8 @@ class DataParallel(PlainPyTorch):
         )
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
-        """Beside the buckets, which are among the states, no gradient stays that is a view of them."""
+        """Upper bounds of the bytes in forward and in backward. Beside the buckets, which are among the states, no
+        gradient stays that is a view of them."""
         if not self._gradients_are_views:
             return super().micro_batch_bound(profile, accumulates=accumulates)
         forward, _ = super().micro_batch_bound(profile, accumulates=False)

@@ -124,10 +124,10 @@ class Engine:
             self._load_weights()
 
     def use_first(self) -> None:
-        """Before the first step of all."""
+        """Do what the engine does before the first step of all."""
 
     def begin_step(self) -> None:
-        """Before the first micro batch of every step."""
+        """Do what the engine does before the first micro batch of every step."""
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """What earlier micro batches of a step leave to the last, where these weights get gradients: a walk may begin
@@ -176,7 +176,7 @@ class Engine:
         """Autograd is done."""
 
     def reduce_gradients(self) -> None:
-        """After the last micro batch of a step, for an engine that reduces no gradient earlier."""
+        """Reduce gradients after the last micro batch of a step, where the engine reduces none earlier."""
 
     def step(self, *, is_first: bool) -> None:
         """The optimizer's step; the first one makes its states. Gradients are freed."""

@@ -155,7 +155,7 @@ class MuonZero12(Zero12):
         sink.transient(Component.TEMPORARIES, [partition.size * self.master_bytes for partition in self.partitions])
 
     def end_backward(self) -> None:
-        """Without AdamW's group nothing refers to the gradients any more."""
+        """End backward. Without AdamW's group nothing refers to the gradients any more."""
         super().end_backward()
         if self._is_last and self._reduces_on_arrival and not self._has_adamw:
             self.sink.free(PARTITION)
@@ -319,7 +319,7 @@ class MuonZero12(Zero12):
 
 
 class _HighestUpdates(MuonZero12):
-    """The same engine for who asks for its peak alone: what comes and goes in the update of a matrix is one moment."""
+    """The engine where its peak alone is asked for: what comes and goes in the update of a matrix is one moment."""
 
     def _update_matrix(self, number: int, shape: tuple[int, ...]) -> None:
         dtype = self.table.trained_dtype

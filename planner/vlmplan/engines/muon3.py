@@ -267,7 +267,7 @@ class MuonZero3(Zero3):
 
 
 class _HighestUpdates(MuonZero3):
-    """The same engine for who asks for its peak alone: what comes and goes together is one moment, found once for all
+    """The engine where its peak alone is asked for: what comes and goes together is one moment, found once for all
     chunks of equal matrices."""
 
     def __init__(

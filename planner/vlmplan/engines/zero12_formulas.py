@@ -43,7 +43,8 @@ class Zero12Formulas(Engine):
 
     @classmethod
     def rank_of_highest_step(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-        """With the optimizer on the host a step takes nothing: the rank that takes the norm of most elements."""
+        """The rank whose step takes most. With the optimizer on the host a step takes nothing: the rank that takes the
+        norm of most elements."""
         offloads, m = recipe.offload_optimizer is not Offload.NONE, recipe.master_dtype.num_bytes
         key = (Zero12Formulas.rank_of_highest_step, num_ranks, offloads, m)
         if key not in table.memo:

@@ -306,8 +306,9 @@ class Zero3(Zero3Formulas):
         return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
-        """In the first micro batch of all the order of modules is not known: nothing is prefetched, and nothing kept
-        for its next use (``ZeRoTraceMode.RECORD`` in ``partitioned_param_coordinator.py``)."""
+        """The simulation of the coordinator for one micro batch; None where nothing is gathered. In the first of all
+        the order of modules is not known: nothing is prefetched, and nothing kept for its next use
+        (``ZeRoTraceMode.RECORD`` in ``partitioned_param_coordinator.py``)."""
         if not self.gathers_weights:
             return None
         zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if is_first else self.recipe.zero

@@ -19,7 +19,7 @@ STACKED_FRACTION = 0.1
 
 
 def not_counted_caveat(model: ModelFiles) -> Caveat | None:
-    """That images or sound are in no number."""
+    """The caveat that images or sound are in no number; None where they are."""
     if not model.not_counted:
         return None
     text = f"not counted: {listed(model.not_counted)}, which vlmplan does not describe for {model.model_type}"
@@ -28,7 +28,7 @@ def not_counted_caveat(model: ModelFiles) -> Caveat | None:
 
 
 def few_samples_caveat(num_samples: int, samples_per_step: int) -> Caveat | None:
-    """Of data that does not fill one step. The bundled trainer refuses it (``launch.preflight``); Trainer of
+    """The caveat on data that does not fill one step. The bundled trainer refuses it (``launch.preflight``); Trainer of
     transformers makes a step of what there is."""
     if num_samples >= samples_per_step:
         return None
@@ -40,7 +40,7 @@ def few_samples_caveat(num_samples: int, samples_per_step: int) -> Caveat | None
 
 
 def blocks_note(recipe: Recipe) -> str | None:
-    """That torch's native allocator is not replayed with a task."""
+    """The note that torch's native allocator is not replayed with a task."""
     if recipe.task is None or recipe.expandable_segments:
         return None
     sleeps = recipe.task.uses_vllm_here and recipe.task.vllm_sleep_level
@@ -71,7 +71,7 @@ def rollout_note(recipe: Recipe) -> str | None:
 
 
 def kernels_note(model: ModelFiles, recipe: Recipe) -> str | None:
-    """Which of two ways of computing the same is planned.
+    """The note on which of two ways of computing the same is planned.
 
     Source: ``use_kernel_func_from_hub_with_fallback`` in transformers 5.23 ``integrations/hub_kernels.py``.
     """
@@ -90,7 +90,7 @@ def kernels_note(model: ModelFiles, recipe: Recipe) -> str | None:
 
 
 def evaluation_hints(evaluation: Evaluation | None, timeline: Timeline) -> list[str]:
-    """That evaluation takes more than training, and how much of that is kept for metrics."""
+    """Hints that evaluation takes more than training, and how much of that is kept for metrics."""
     name = timeline.peak_phase.name
     if evaluation is None or name not in BESIDE_TRAINING:
         return []
@@ -102,7 +102,8 @@ def evaluation_hints(evaluation: Evaluation | None, timeline: Timeline) -> list[
 
 
 def resume_caveat(*, device: tuple[int, int], host: tuple[int, int]) -> Caveat:
-    """That going on from a checkpoint takes more than there is: (needed, there is) bytes of a GPU and of a host."""
+    """The caveat that going on from a checkpoint takes more than there is: (needed, there is) bytes of a GPU and of a
+    host."""
     places = ((*device, "of each GPU"), (*host, "of host RAM"))
     short = [f"{gib_text(needed)} of the {gib_text(has)} {what}" for needed, has, what in places if needed > has]
     return Caveat(
@@ -112,7 +113,7 @@ def resume_caveat(*, device: tuple[int, int], host: tuple[int, int]) -> Caveat:
 
 
 def stacked_caveat(recipe: Recipe, *, stacked_bytes: int, num_params: int) -> Caveat | None:
-    """That most of a 4-bit model is not in 4 bits: ``stacked_bytes`` of its weights are in no Linear.
+    """The caveat that most of a 4-bit model is not in 4 bits: ``stacked_bytes`` of its weights are in no Linear.
 
     Source: transformers ``quantizers/quantizer_bnb_4bit.py``, which replaces Linears, and transformers 5's experts,
     which are one parameter of three dimensions for each layer.

@@ -9,8 +9,8 @@ from vlmplan.units import gib_text
 
 
 def disk_caveat(found: Estimate, room_bytes: int, whose: str) -> Caveat | None:
-    """That the run needs more than the output folder's room, which is ``whose``, and the most checkpoints that do fit;
-    None where it is enough."""
+    """The caveat that the run needs more than the output folder's room, which is ``whose``, and the most checkpoints
+    that do fit; None where it is enough."""
     needed = found.run_disk.peak_bytes
     if needed <= room_bytes:
         return None

@@ -98,7 +98,8 @@ class Estimator(TracedModel):
         return replay
 
     def with_samples(self, workload: Workload) -> "Estimator":
-        """The same model on the samples of another workload of it. Raises InputError as a new estimator does."""
+        """The estimator of the same model on the samples of another workload. Raises InputError as a new estimator
+        does."""
         other = copy(self)
         other._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
         return other

@@ -111,13 +111,13 @@ class Estimate:
 
     @property
     def _few_samples(self) -> Caveat | None:
-        """That there are fewer samples than one step takes."""
+        """The caveat that there are fewer samples than one step takes."""
         workload = self.workload
         return few_samples_caveat(workload.num_samples * workload.samples_per_entry, self.samples_per_step)
 
     @property
     def _resume_caveat(self) -> Caveat | None:
-        """That a run which fits cannot go on from its checkpoints."""
+        """The caveat that a run which fits cannot go on from its checkpoints."""
         if self.resumes or self.verdict is Verdict.DOES_NOT_FIT:
             return None
         ram = self.cluster.node.host_ram_bytes

@@ -62,7 +62,7 @@ class PlannedStage:
         return self.launch_request.trainer
 
     def with_trainer_options(self, **changes: Any) -> "PlannedStage":
-        """The same with other options of the trainer."""
+        """The stage with other options of the trainer."""
         trainer = dataclasses.replace(self.trainer, **changes)
         return dataclasses.replace(self, launch_request=dataclasses.replace(self.launch_request, trainer=trainer))
 

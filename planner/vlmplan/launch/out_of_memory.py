@@ -52,7 +52,7 @@ class Correction:
     host_ram_bytes: int | None = None
 
     def ratio_for(self, found: Estimate) -> float:
-        """By how much the estimate is raised: segments that grow leave no fragments."""
+        """The factor by which the estimate is raised: segments that grow leave no fragments."""
         return self.ratio if found.recipe.expandable_segments else max(self.ratio, self.fragmented_ratio)
 
     def needed_bytes(self, found: Estimate) -> int:

@@ -53,7 +53,7 @@ def _found(session: int) -> Iterator[RankProcess]:
 
 
 class Silence:
-    """Of the run with this ``session``; told whenever it prints, asked every now and then."""
+    """How long the run with this ``session`` has printed nothing; told whenever it prints, asked every now and then."""
 
     def __init__(self, session: int) -> None:
         self._session = session

@@ -150,8 +150,8 @@ def grouped(devices: Sequence[LocalGpu]) -> list[list[LocalGpu]]:
 
 
 def visible_gpus(devices: Sequence[LocalGpu], cuda_visible_devices: str) -> tuple[LocalGpu, ...]:
-    """Those that the environment variable lets CUDA see: positions or beginnings of UUIDs, up to the first
-    that means nothing, as CUDA has it. Positions count in PCI order, the order of CUDA among equal GPUs."""
+    """The GPUs that the environment variable lets CUDA see: positions or beginnings of UUIDs, up to the first that
+    means nothing, as CUDA has it. Positions count in PCI order, the order of CUDA among equal GPUs."""
     visible: list[LocalGpu] = []
     for entry in cuda_visible_devices.split(","):
         entry = entry.strip()

@@ -70,8 +70,8 @@ class KeptOutputs:
 
     @property
     def held(self) -> list[int]:
-        """Beside the last forward: the earlier steps, and once more the step before, which the loop's variable still
-        has. Of two steps the first is both; what has moved to the host is gone."""
+        """Bytes of each output that is held beside the last forward: the earlier steps, and once more the step before,
+        which the loop's variable still has. Of two steps the first is both; what has moved to the host is gone."""
         earlier = self.num_kept_steps - 1
         return [earlier * self.gathered_bytes, self.gathered_bytes if earlier >= 2 else 0, self._numpy_bytes_here]
 
@@ -84,8 +84,8 @@ class KeptOutputs:
 
     @property
     def moved(self) -> list[int]:
-        """After the last forward, when its own outputs are gathered and joined to the earlier ones: what is there at
-        the highest moment. On a CPU rank what numpy gets, which has no bfloat16, is made here too."""
+        """Bytes after the last forward, when its own outputs are gathered and joined to the earlier ones: what is there
+        at the highest moment. On a CPU rank what numpy gets, which has no bfloat16, is made here too."""
         earlier = (self.num_kept_steps - 1) * self.gathered_bytes
         if self.num_ranks == 1:
             own = [min(self.batch_rows, self.num_samples) * self.sample_bytes]
@@ -155,9 +155,10 @@ class Generated:
 
     @property
     def last_token(self) -> list[int]:
-        """Beside the cache: a layer's keys or values or ``token_bytes`` with what the loop holds of the token before,
-        its logits in float32 and the probabilities of those that it ``samples``; and with that the logits of one
-        position in 16 bit and in float32 (``_sample`` in transformers' ``generation/utils.py``)."""
+        """Bytes of the last token's forward beside the cache: a layer's keys or values or ``token_bytes`` with what the
+        loop holds of the token before, its logits in float32 and the probabilities of those that it ``samples``; and
+        with that the logits of one position in 16 bit and in float32 (``_sample`` in transformers'
+        ``generation/utils.py``)."""
         layer = self.prompt.layer_bytes // 2 * (self.prompt_tokens + self.new_tokens) // self.prompt_tokens
         before = 4 + 4 * self.samples
         return [max(layer, self.token_bytes) + self.prompt.logits * before, self.prompt.logits * (before + 2 + 4)]
@@ -173,8 +174,9 @@ class Evaluated:
     generated: Generated | None = None
 
     def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
-        """After a step of ``engine``, which ``tracker`` has followed until now, and leaves as it was. ``training`` is
-        the trace of the micro batch before: under ZeRO-3 prefetch counts on its order of modules here too."""
+        """The phases of an evaluation after a step of ``engine``, which ``tracker`` has followed until now, and leaves
+        as it was. ``training`` is the trace of the micro batch before: under ZeRO-3 prefetch counts on its order of
+        modules here too."""
         phases: list[Phase] = []
         if self.passes:
             phases.append(self._evaluation(engine, tracker, training))

@@ -52,7 +52,8 @@ class InferenceEngine:
 
     @property
     def problem(self) -> str | None:
-        """That the utilisation which was asked for leaves no room for a cache, so that vLLM does not start."""
+        """The sentence, if it is so, that the utilisation which was asked for leaves no room for a cache, so that vLLM
+        does not start."""
         if self.utilization is None or int(self.utilization * self.total_bytes) >= self.least_bytes:
             return None
         least = math.ceil(self.least_bytes / self.total_bytes / STEP_OF_UTILIZATION) * STEP_OF_UTILIZATION

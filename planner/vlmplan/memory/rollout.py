@@ -36,7 +36,8 @@ class Rollout(Evaluated):
     is_within_step: bool = False
 
     def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
-        """After a step of ``engine``, as ``Evaluated`` has them, in their order before the next one."""
+        """The phases of a rollout after a step of ``engine``, as ``Evaluated`` has them, in their order before the next
+        one."""
         tracker.forget_batch()
         found: list[Phase] = []
         if self.sync_bytes is not None:

@@ -60,7 +60,7 @@ def packaged_facts(wanted: ModelFilter, *, size: tuple[int, int]) -> tuple[list[
 
 
 def sorted_facts(facts: Iterable[ModelFacts], sort: str) -> list[ModelFacts]:
-    """By name, or the smallest first and equal ones by name."""
+    """The models in order: by name, or the smallest first and equal ones by name."""
 
     def key(row: ModelFacts) -> tuple[int, str]:
         numbers = {

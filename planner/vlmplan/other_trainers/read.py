@@ -208,7 +208,7 @@ def read_trainer_config(path: Path, asked: Asked) -> TrainerConfig:
 
 
 def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
-    """The same for a file that is opened already."""
+    """What the configuration means, of a file that is opened already."""
     around = Surroundings(
         folder=opened.folder,
         num_gpus=asked.num_gpus,
@@ -231,7 +231,7 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
 
 
 def trainer_of(values: Mapping[str, Any], source: str) -> str:
-    """Whose keys these are. Raises InputError where they are nobody's that is read."""
+    """The trainer whose keys these are. Raises InputError where they are of none that is read."""
     counts = {name: len(keys.intersection(values)) for name, keys in KEYS_OF.items()}
     best = max(counts, key=lambda name: counts[name] if name != OTHER else min(counts[name], 1))
     if not counts[best]:

@@ -192,7 +192,7 @@ class Settings:
 
     @property
     def said(self) -> tuple[Setting, ...]:
-        """In the order of the file."""
+        """The keys that mean something, in the order of the file."""
         return tuple(self._said[key] for key in self._values if key in self._said)
 
     @property
@@ -201,7 +201,7 @@ class Settings:
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """In the order of the file."""
+        """The keys without effect on memory or time, in the order of the file."""
         return tuple(key for key in self._values if key in self._idle)
 
     def _refuse(self, key: str, needed: str) -> None:

@@ -21,7 +21,8 @@ CLOSING = {"(": ")", "{": "}", "`": "`"}
 
 
 class Kind(Enum):
-    """Of a part of a word: text as it stands, or an expansion, whose blanks make words of it unless it is quoted."""
+    """The kind of a part of a word: text as it stands, or an expansion, whose blanks make words of it unless it is
+    quoted."""
 
     TEXT = "text"
     QUOTED_EXPANSION = "quoted expansion"
@@ -42,7 +43,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Its parts, of which it has one at the least, and where it stands with its quotes."""
+    """A word of a script: its parts, at least one, and where it stands with its quotes."""
 
     parts: tuple[Part, ...]
     span: Span

@@ -52,7 +52,7 @@ class TrainableModel:
 
 
 def with_known_host(cluster: Cluster) -> Cluster:
-    """The same cluster with the assumed host memory where it is not known."""
+    """The cluster with the assumed host memory where it is not known."""
     node = cluster.node
     if node.host_ram_bytes is not None:
         return cluster

@@ -69,7 +69,7 @@ class Comparison(RehearsedDevice):
 
     @cached_property
     def phases(self) -> list[ComparedPhase]:
-        """In the order of a run, as the estimate has it where it has the phase."""
+        """The phases in the order of a run, as the estimate has it where it has the phase."""
         estimated = {phase.name: phase for phase in self.estimate.timeline.phases}
         order = list(estimated)
         found = [
@@ -86,7 +86,7 @@ class Comparison(RehearsedDevice):
 
     @property
     def relative_error(self) -> float | None:
-        """Of the estimate's peak, allocated."""
+        """Relative error of the estimate's peak of allocated memory."""
         return relative_error(self.estimate.peak_allocated_bytes, self.peak_allocated_bytes)
 
     @property

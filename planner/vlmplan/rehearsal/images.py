@@ -56,7 +56,7 @@ def with_images(model: ModelFiles, asked: WorkloadRequest) -> ModelFiles:
 
 
 def with_images_of(model: ModelFiles, workload: Workload) -> ModelFiles:
-    """The same for samples that are planned already. Raises what ``image_capture`` does."""
+    """The model with the images of samples that are planned already. Raises what ``image_capture`` does."""
     if not isinstance(model, ProbedModelFiles) or not workload.images_per_sample:
         return model
     size = {"width": workload.image_width, "height": workload.image_height}

@@ -77,7 +77,7 @@ def with_layers(model: ModelFiles, rehearse: Rehearse | None = None) -> ModelFil
 
 
 def with_kept_layers(model: ModelFiles) -> ModelFiles:
-    """The same with what was rehearsed before, or ``UNCORRECTED`` where nothing was: nothing is rehearsed here.
+    """The workload with what was rehearsed before, or ``UNCORRECTED`` where nothing was: nothing is rehearsed here.
 
     Raises InputError for layers that only a rehearsal tells of and none can.
     """
@@ -170,7 +170,7 @@ def _gaps(short: Estimate, rehearse: Rehearse) -> Gaps:
 
 
 def rehearsed_peaks(short: Estimate) -> Peaks:
-    """Of a later step, library workspaces included as the estimate has them."""
+    """Peaks of a later step, library workspaces included as the estimate has them."""
     from vlmplan.memory.overhead import workspace_bytes
     from vlmplan.rehearsal.process import run_rehearsal
     from vlmplan.rehearsal.request import request_json

@@ -99,7 +99,7 @@ class RehearsedDevice(ABC):
 
     @property
     def workspace_bytes(self) -> int:
-        """Of libraries, which the first matrix product makes."""
+        """Bytes of libraries' workspaces, which the first matrix product makes."""
         return workspace_bytes(self.cluster.node.gpu)
 
     @cached_property

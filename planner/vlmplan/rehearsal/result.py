@@ -115,7 +115,7 @@ class Rehearsed:
 
     @property
     def step_messages(self) -> list[Messages]:
-        """Those of the last step."""
+        """The messages of the last step."""
         return [one for one in self.messages if one.step == self.num_steps]
 
     @property

@@ -71,7 +71,7 @@ class ScriptRehearsal(RehearsedDevice):
 
     @cached_property
     def phases(self) -> list[RehearsedPhase]:
-        """In the order of a run, workspaces included."""
+        """The phases in the order of a run, workspaces included."""
         return [self.whole(phase) for phase in self.rehearsed.last_phases]
 
 

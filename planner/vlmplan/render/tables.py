@@ -67,7 +67,7 @@ def plain_lines(table: Table) -> list[str]:
 
 
 def fitted_lines(table: Table, width: int) -> list[str]:
-    """The same within ``width`` columns, and a line about what had to be left out or cut."""
+    """The lines of a table in ``width`` columns, and a line about what had to be left out or cut."""
     hidden = _hidden(table, width)
     if hidden is None:
         return list(_blocks(table, width))

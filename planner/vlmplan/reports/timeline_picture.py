@@ -41,7 +41,7 @@ def timeline_picture(found: RehearsedDevice, title: str) -> str:
 
 
 def timeline_places(found: RehearsedDevice, title: str) -> tuple[str, str]:
-    """In a report: the picture that stands still, and room for the one that moves."""
+    """The timeline's places in a report: the picture that stands still, and room for the one that moves."""
     return f'<div id="timeline-still">\n{timeline_picture(found, title)}\n</div>', '<div id="timeline"></div>'
 
 

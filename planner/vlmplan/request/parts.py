@@ -103,7 +103,7 @@ class VideoRequest:
 
     @property
     def max_pixels(self) -> int | None:
-        """Of a frame of ``size``."""
+        """Pixels of a frame of ``size``."""
         return None if self.size is None else self.size[0] * self.size[1]
 
     def __post_init__(self) -> None:

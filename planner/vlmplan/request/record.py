@@ -125,7 +125,7 @@ class Request:
         return find_model(self.model) if self.given_model is None else self.given_model
 
     def with_options(self, options: Options) -> "Request":
-        """The same with other values of these options; None takes one away.
+        """The request with other values of these options; None takes one away.
 
         Raises InputError for a value that is not allowed, UnavailableError for a file that cannot be read.
         """
@@ -185,7 +185,7 @@ class Request:
         return replace(self, workload=workload)
 
     def completed(self, defaults: "Request") -> "Request":
-        """The same, with what is open here as ``defaults`` has it."""
+        """The request, with what is open here as ``defaults`` has it."""
         parts = {name: completed(getattr(self, name), getattr(defaults, name)) for name in PARTS}
         return replace(completed(self, defaults), **parts)
 

@@ -69,7 +69,7 @@ class Candidate:
         return None
 
     def with_network(self, bytes_per_second: float) -> "Candidate":
-        """The same candidate with this rate between nodes."""
+        """The candidate with this rate between nodes."""
         return replace(self, cluster=replace(self.cluster, inter_node_bytes_per_second=bytes_per_second))
 
     @property
@@ -79,7 +79,7 @@ class Candidate:
 
     @property
     def host_text(self) -> str:
-        """Whose host has most memory and how much: ``lambda's gpu_1x_a10 has 200.00 GiB``."""
+        """The offer whose host has most memory, and how much: ``lambda's gpu_1x_a10 has 200.00 GiB``."""
         node = self.largest
         source, size = node.host_ram_source or "this machine", gib_text(taken_host_bytes(node))
         has = f"has {size}"

@@ -167,7 +167,7 @@ class _Parts:
 
     @cached_property
     def changes(self) -> dict[str, int]:
-        """By how much each section changes the live bytes over forward and backward, gradients apart."""
+        """Bytes by which each section changes what is live over forward and backward, gradients apart."""
         return {
             key: _change(section.forward) + _change(section.backward) for key, section in self.trace.sections.items()
         }

@@ -202,7 +202,7 @@ class Exploration:
         return kept
 
     def with_smaller_batch(self, entry: ScoredSetup) -> ScoredSetup | None:
-        """The same setup with the next smaller micro batch, where there is one within the limits."""
+        """The setup with the next smaller micro batch, where there is one within the limits."""
         return self._with_setup(entry, self.space.smaller(entry.setup, entry.cluster))
 
     def with_fewer_answers(self, entry: ScoredSetup) -> ScoredSetup | None:

@@ -54,14 +54,14 @@ class OfferQuery:
     today: date
 
     def without(self, names: Iterable[str]) -> "OfferQuery":
-        """The same query with these limits lifted."""
+        """The query with these limits lifted."""
         query = self
         for name in names:
             query = query.with_option(name, None)
         return query
 
     def with_option(self, name: str, value: Any) -> "OfferQuery":
-        """The same query with another value of an option; None lifts the limit."""
+        """The query with another value of an option; None lifts the limit."""
         if name == "gpu":
             return replace(self, places=() if value is None else (value,))
         if name == "pricing":
@@ -155,7 +155,7 @@ def _word(value: Any) -> Any:
 
 
 def no_offer_sentence(catalog: Catalog, query: OfferQuery) -> str:
-    """That no offer is left under what, and with which change of it one is."""
+    """The sentence that no offer is left: under what, and with which change of it one is."""
     ways = relaxations(catalog, query)
     if not ways:
         return NO_OFFER_AT_ALL

@@ -30,7 +30,7 @@ def place_of(offer: Offer) -> GpuCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferFilter:
-    """Which offers count. ``pricing`` empty: on demand and own machines.
+    """The offers that count. ``pricing`` empty: on demand and own machines.
 
     ``regions`` leaves out offers of unknown region, but not machines of the user's own; ``max_price_age_days`` leaves
     out prices that are older or of unknown age.

@@ -37,7 +37,7 @@ class HookedCalls:
     gradients: int = 0
 
     def plus(self, other: "HookedCalls", count: int) -> "HookedCalls":
-        """As many as here and ``count`` times ``other``'s."""
+        """The calls of these and ``count`` times those of ``other``, by kind."""
         return HookedCalls(
             is_backward=self.is_backward,
             with_weights=self.with_weights + count * other.with_weights,

@@ -20,7 +20,7 @@ from vlmplan.units import Choice
 
 
 class Scenario(Choice):
-    """Which end of every range counts."""
+    """The end of every range that counts."""
 
     SLOW = "slow"
     EXPECTED = "expected"

@@ -15,7 +15,8 @@ ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def compiled_archive(archive: bytes, *, keeps_docstrings: bool) -> bytes:
-    """The same with ``NAME.pyc`` in the place of every ``NAME.py``, which Python imports without looking for a source.
+    """The archive with ``NAME.pyc`` in the place of every ``NAME.py``, which Python imports without looking for a
+    source.
 
     Docstrings are a fifth of it. Without them assertions are gone too, as under ``python -OO``.
     Source: https://docs.python.org/3/library/py_compile.html.

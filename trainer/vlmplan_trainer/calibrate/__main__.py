@@ -58,7 +58,7 @@ def calibrate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def versions(device_type: str) -> dict[str, str]:
-    """Of the packages that are there, Python and the driver."""
+    """Versions of the packages that are there, Python and the driver."""
     import torch
 
     known = {name: installed_version(name) for name in PACKAGES}

@@ -76,7 +76,7 @@ def attention(device: torch.device, types: Sequence[str], limit_seconds: float) 
 
 
 def causal_flops(shape: tuple[int, int, int, int]) -> float:
-    """Of forward and backward: half of the scores are masked, and no fused kernel computes them."""
+    """FLOPs of forward and backward: half of the scores are masked, and no fused kernel computes them."""
     samples, heads, tokens, width = shape
     whole = 2 * samples * heads * tokens * tokens * width
     return (FORWARD_PRODUCTS + BACKWARD_PRODUCTS) * whole / 2

@@ -57,7 +57,8 @@ def main() -> None:
 
 
 def hook_seconds(limit_seconds: float) -> dict[str, Measured]:
-    """By the names of the planner's ``HOOK_SECONDS``: medians and quartiles of sweeps, each a step of all cases.
+    """Seconds of hooks by the names of the planner's ``HOOK_SECONDS``: medians and quartiles of sweeps, each a step of
+    all cases.
 
     A hook is the difference of four of these times. Those of one sweep are taken one right after the other, so that a
     machine whose speed drifts, as virtual ones do, is as fast in all of them.

@@ -121,7 +121,7 @@ class Batches:
 
     @staticmethod
     def rows_of(scan: DatasetScan, seq_len: int) -> list[list[int]]:
-        """Which samples are one row of a micro batch."""
+        """The samples of each row of a micro batch."""
         return [[index] for index in range(len(scan.samples))]
 
     def _laid_out(self, rows: Sequence[Encoded], counts: Sequence[int]) -> Encoded:

@@ -102,7 +102,7 @@ class Encoder:
 
     @cached_property
     def video_meter(self) -> VideoMeter:
-        """Of samples with videos. Raises InputError for a processor that has no part for them."""
+        """The meter of samples with videos. Raises InputError for a processor that has no part for them."""
         if getattr(self.processor, "video_processor", None) is None:
             raise InputError(f"the model's {type(self.processor).__name__} takes no videos")
         return VideoMeter(self.processor, self._video_limits)
@@ -152,7 +152,8 @@ class Encoder:
         return self._cut(sample, known, _last(image_tokens))
 
     def encode_or_nothing(self, sample: Sample) -> Encoded:
-        """As ``encode``, but ``nothing`` for a sample that does not fit after all and, if ``skips_bad``, a bad one."""
+        """The sample as ``encode`` has it, but ``nothing`` for a sample that does not fit after all and, if
+        ``skips_bad``, a bad one."""
         try:
             return self.encode(sample)
         except InputError as error:
@@ -190,7 +191,7 @@ class Encoder:
 
     @cached_property
     def blank_video(self) -> Encoded:
-        """As ``blank_image``, a video of as few white frames as become one row of patches."""
+        """A video like ``blank_image``: as few white frames as become one row of patches."""
         if self.video_meter.makes_images:
             return self.blank_image
         num_frames = self.video_meter.rule.merged_frames
@@ -209,7 +210,7 @@ class Encoder:
 
     @cached_property
     def blank_sound(self) -> Encoded:
-        """As ``blank_image``, a short silence."""
+        """A sound like ``blank_image``: a short silence."""
         assert self.sound_meter is not None
         made = self.sound_meter.blank
         return self._known(made | {"labels": torch.full_like(made["input_ids"], IGNORED_LABEL)})
@@ -352,7 +353,7 @@ def kind_of_last(sample: Sample) -> str:
 
 
 def overlapping(offsets: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Which tokens share a character with one of ``spans``. ``offsets`` is (tokens, 2); shape (tokens,)."""
+    """Whether each token shares a character with one of ``spans``. ``offsets`` is (tokens, 2); shape (tokens,)."""
     start, end = offsets[:, 0], offsets[:, 1]
     found = torch.zeros_like(start, dtype=torch.bool)
     for first, last in spans:

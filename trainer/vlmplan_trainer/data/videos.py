@@ -85,8 +85,8 @@ class VideoMeter:
         """
 
     def num_patches(self, header: VideoHeader) -> int:
-        """Of all frames in the vision tower; frames, for models that make a tile of each. Raises InputError for a video
-        that the processor refuses."""
+        """Patches of all frames in the vision tower; frames, for models that make a tile of each. Raises InputError for
+        a video that the processor refuses."""
         rows, height, width = self._grid(header)
         return rows * height * width
 
@@ -198,7 +198,8 @@ def _rows(made: dict[str, Tensor], pixels: str, grids: str) -> list[tuple[Tensor
 
 
 def frame_rule_of(processor: Any, limits: VideoLimits) -> FrameRule:
-    """Which frames of a video the processor's video part takes. Raises InputError for a part of an unknown kind."""
+    """The rule by which the processor's video part takes frames of a video. Raises InputError for a part of an unknown
+    kind."""
     part = processor.video_processor
     name = type(part).__name__
     sampler = next((one for one in Sampler if one.value == name), None)

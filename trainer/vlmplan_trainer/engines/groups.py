@@ -7,5 +7,5 @@ LR_FACTOR = "lr_factor"
 
 
 def num_dimensions(parameter: Any) -> int:
-    """Of a parameter whole: ZeRO-3 leaves an empty vector of one that it has sharded."""
+    """Dimensions of a whole parameter: ZeRO-3 leaves an empty vector of one that it has sharded."""
     return len(getattr(parameter, "ds_shape", parameter.shape))

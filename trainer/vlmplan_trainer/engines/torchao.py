@@ -18,8 +18,8 @@ COMPILING = "the optimizer is compiled for each shape of weight: some minutes in
 
 
 def make_torchao(parameters: Sequence[Any], recipe: Recipe, common: Mapping[str, Any]) -> Optimizer:
-    """With the blocks of transformers' ``adamw_torch_8bit`` and ``4bit``. Weights in 16 bit are rounded stochastically,
-    so that updates smaller than their last bit are not lost.
+    """torchao's AdamW, with the blocks of transformers' ``adamw_torch_8bit`` and ``4bit``. Weights in 16 bit are
+    rounded stochastically, so that updates smaller than their last bit are not lost.
 
     Raises UnavailableError where nothing can be compiled.
     """

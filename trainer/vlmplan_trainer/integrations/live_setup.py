@@ -27,8 +27,8 @@ LORA_KEYS: Mapping[str, str] = {"lora_rank": "r", "lora_alpha": "lora_alpha", "l
 
 
 def arguments_file(arguments: Any, folder: Path) -> Path:
-    """Those of TrainingArguments, or of TRL's SFTConfig, that are not the defaults of ``TrainingArguments``' fields, as
-    a file in ``folder`` that vlmplan reads."""
+    """The arguments of TrainingArguments, or of TRL's SFTConfig, that are not the defaults of ``TrainingArguments``'
+    fields, as a file in ``folder`` that vlmplan reads."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name, None)

@@ -41,7 +41,7 @@ MERGED = ("patch_size", "spatial_merge_size")
 
 
 class LeftOut:
-    """In the place of the part for videos, whose settings some processors look at."""
+    """What stands in the place of the part for videos, whose settings some processors look at."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -162,7 +162,7 @@ give_tensor_types(RehearsalAccelerator, NAME)
 
 
 class HostKernels:
-    """In place of DeepSpeed's compiled optimizers on the host, which allocate nothing."""
+    """What stands in place of DeepSpeed's compiled optimizers on the host, which allocate nothing."""
 
     def load(self, verbose: bool = True) -> "HostKernels":
         return self

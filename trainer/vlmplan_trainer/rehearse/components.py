@@ -150,7 +150,8 @@ class Owners:
 
 
 def inner_tensors(tensor: Tensor | None) -> list[Tensor]:
-    """Those with storages: a rank's part of a sharded tensor, the codes and scales of torchao's moments."""
+    """The tensors with storages of their own: a rank's part of a sharded tensor, the codes and scales of torchao's
+    moments."""
     if tensor is None:
         return []
     if isinstance(tensor, DTensor):

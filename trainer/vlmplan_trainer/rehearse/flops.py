@@ -42,7 +42,7 @@ def varlen_forward(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, *arg
 
 
 def varlen_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Of each sequence by itself; behind the result and the log-sum-exps there are the ``ends``."""
+    """FLOPs of each sequence by itself; behind the result and the log-sum-exps there are the ``ends``."""
     ends = args[2]
     return 2 * query.shape[1] * _num_pairs(ends) * (3 * query.shape[2] + 2 * value.shape[2])
 
@@ -55,9 +55,8 @@ def _num_pairs(ends: Tensor) -> int:
 
 
 def convolution_backward(grad: Tensor, inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
-    """As many as forward for the gradient of the input, and for that of the weight: each element of the result comes of
-    all weights of its channel. Without groups as torch counts.
-    """
+    """FLOPs of backward: as many as forward for the gradient of the input, and for that of the weight: each element of
+    the result comes of all weights of its channel. Without groups as torch counts."""
     transposed, groups, output_mask = args[4], args[6], args[7]
     if groups == 1 or transposed:
         return flop_registry[aten.convolution_backward](grad, inputs, weight, *args, **kwargs)
@@ -89,7 +88,7 @@ def added_product(added: Tensor, left: Tensor, right: Tensor, *out_dtype: Any, *
 
 
 def added_batched_product(added: Tensor, left: Tensor, right: Tensor, *out_dtype: Any, **kwargs: Any) -> int:
-    """The same of ``baddbmm``."""
+    """FLOPs of ``baddbmm``."""
     return flop_registry[aten.baddbmm](added, left, right, **kwargs)
 
 

@@ -19,7 +19,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def replaced_wherever_imported(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """The same in every module that has taken ``owner.name`` into its own names: ``from owner import name``."""
+    """Replace it in every module that has taken ``owner.name`` into its own names: ``from owner import name``."""
     old = getattr(owner, name)
     places = [
         (module, own_name)

@@ -58,7 +58,7 @@ class Request:
 
 
 class MicroBatches:
-    """The same micro batch again and again, each made anew in host memory as a data loader's would be."""
+    """A loader of the same micro batch again and again, each made anew in host memory as a data loader's would be."""
 
     def __init__(
         self,

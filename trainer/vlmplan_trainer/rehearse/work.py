@@ -42,7 +42,7 @@ class OperationWork(NamedTuple):
 
 @dataclass
 class Work:
-    """Of one phase of one step."""
+    """The work of one phase of one step."""
 
     products: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     """How many of each type, FLOPs and bytes."""

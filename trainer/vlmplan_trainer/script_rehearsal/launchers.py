@@ -59,7 +59,8 @@ def understood(words: Sequence[str], world: World) -> Launch:
 
 
 def rank_variables(world: World, *, is_launched: bool = False) -> dict[str, str]:
-    """As ``torchrun`` sets them. One rank alone needs none unless ``is_launched``, as ``python train.py`` has none."""
+    """The variables of a rank as ``torchrun`` sets them. One rank alone needs none unless ``is_launched``, as ``python
+    train.py`` has none."""
     values = {
         "RANK": world.rank,
         "LOCAL_RANK": world.rank % world.gpus_per_node,

@@ -31,7 +31,7 @@ class NoBatchLeft(StopIteration):
 
 
 class Feeding:
-    """Which loaders' batches are trained on. ``read_by``: the iterators that gave a batch since the last pass."""
+    """The loaders whose batches are trained on. ``read_by``: the iterators that gave a batch since the last pass."""
 
     def __init__(self, phases: ScriptPhases) -> None:
         self._phases = phases

@@ -22,7 +22,8 @@ TOKENS = "input_ids"
 
 
 def size_of(sample: Any) -> int:
-    """By what samples are compared: their tokens where they have any, else characters, numbers and pixels in all.
+    """The number by which samples are compared: their tokens where they have any, else characters, numbers and pixels
+    in all.
 
     >>> size_of({"input_ids": [1, 2, 3], "labels": [1, 2, 3]}), size_of({"text": "Hello"}), size_of([[1, 2], "abc"])
     (3, 5, 5)

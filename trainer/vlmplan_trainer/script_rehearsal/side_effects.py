@@ -45,7 +45,7 @@ class Notes:
 
 
 def set_environment(folder: Path, *, allows_network: bool) -> None:
-    """Before libraries are imported: they read these variables then. Modules that libraries copy are imported from
+    """Set what libraries read while they are imported, before they are. Modules that libraries copy are imported from
     ``folder``, where those lie that they have copied before: offline, evaluate has its metrics from nowhere else."""
     os.environ.update(TRACKERS_OFF if allows_network else TRACKERS_OFF | OFFLINE)
     copied = _modules_cache()

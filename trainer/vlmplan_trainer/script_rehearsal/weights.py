@@ -141,7 +141,7 @@ def reading_no_weights(say: Callable[[str], None]) -> Iterator[None]:
     resolve, load = modeling._get_resolved_checkpoint_files, modeling.PreTrainedModel._load_pretrained_model
 
     def files_here(*args: Any, **kwargs: Any) -> Any:
-        """Those that are there already: none is fetched."""
+        """The files that are there already: none is fetched."""
         kwargs["download_kwargs"] = {**(kwargs.get("download_kwargs") or {}), "local_files_only": True}
         try:
             files, metadata = resolve(*args, **kwargs)

@@ -28,7 +28,7 @@ class TaskMeter(ScriptMeter):
     """Counts from the ledger alone."""
 
     def follow(self, task: TrainingTask) -> None:
-        """Before the first phase."""
+        """Learn, before the first phase, which phases are outside of steps."""
         of_answers = (GENERATE, SCORE, REFERENCE) if task.is_grpo else ()
         self.outside_steps = (*OUTSIDE_STEPS, RESUME, *of_answers)
 
@@ -62,7 +62,7 @@ class RehearsedSteps(StepCallback):
     """Who owns what is known once model and optimizer are there."""
 
     def know(self, ledger: Ledger, attribution: ScriptAttribution, vocab_size: int | None) -> None:
-        """Before training."""
+        """Learn, before training, what storages are told to."""
         self._ledger, self._attribution, self._vocab_size = ledger, attribution, vocab_size
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:

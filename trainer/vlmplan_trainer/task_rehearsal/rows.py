@@ -153,8 +153,8 @@ def rewards() -> list[Callable[..., list[float]]]:
 
 
 def preference_row(num_tokens: int, answer_tokens: int, *, sees: bool) -> dict[str, Any]:
-    """Of text, whose answers end with one token more than they have words; of images, which ``PairCollator`` reads
-    nothing of."""
+    """A preference of text, whose answers end with one token more than they have words; of images, which
+    ``PairCollator`` reads nothing of."""
     if sees:
         return {"prompt": WORD, "chosen": WORD, "rejected": WORD, "images": []}
     answer = f" {text_of(answer_tokens - 1)}" if answer_tokens > 1 else ""
@@ -162,7 +162,7 @@ def preference_row(num_tokens: int, answer_tokens: int, *, sees: bool) -> dict[s
 
 
 def prompt_row(prompt_tokens: int, images_per_sample: int) -> dict[str, Any]:
-    """Of text, or a turn of the user's with images, which the processor knows."""
+    """A prompt of text, or a turn of the user's with images, which the processor knows."""
     if not images_per_sample:
         return {"prompt": text_of(prompt_tokens)}
     turn = {"role": "user", "content": WORD}

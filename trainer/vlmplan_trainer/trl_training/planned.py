@@ -36,7 +36,7 @@ REFERENCE_ADAPTER = "ref"
 
 @dataclass(slots=True, kw_only=True)
 class TokenCounts:
-    """Of the micro batches of a step on this rank."""
+    """The tokens of the micro batches of a step on this rank."""
 
     num_tokens: int = 0
     num_answer_tokens: int = 0

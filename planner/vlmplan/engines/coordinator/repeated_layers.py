@@ -145,7 +145,7 @@ def _kind(forward: Iterable[WeightUse], backward: Iterable[WeightUse]) -> Any:
 
 
 def places_of(trace: Trace) -> dict[Key, tuple[int, int]]:
-    """By the keys of modules and weights that layers use: the place of the run in the schedule, and which of its
+    """Places of modules and weights that layers use, by key: the place of the run in the schedule, and which of its
     modules and weights they are."""
     used = {key: _used(section_uses(section)) for key, section in trace.sections.items()}
     return {

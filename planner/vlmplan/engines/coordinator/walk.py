@@ -83,7 +83,7 @@ class GatherWalk(NamedTuple):
     never_freed: int
 
     def through(self, schedule: Sequence[Run], busy: Collection[str]) -> "GatherWalk":
-        """The same with all runs of ``schedule``, of which these are the ``busy`` ones."""
+        """The phase with all runs of ``schedule``, of which these are the ``busy`` ones."""
         forward = self.forward.through(schedule, busy, 0)
         backward = self.backward.through(schedule[::-1], busy, self.backward.start[0])
         return self._replace(forward=forward, backward=backward)

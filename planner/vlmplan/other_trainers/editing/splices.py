@@ -25,7 +25,7 @@ def spliced(text: str, splices: Iterable[Splice]) -> str:
 
 
 def line_start(text: str, position: int) -> int:
-    """Of the line that ``position`` is in."""
+    """The position at which the line begins that ``position`` is in."""
     return text.rfind("\n", 0, position) + 1
 
 

@@ -54,11 +54,11 @@ SCRIPT_BATCHING: Final = Limit(
 
 
 def packing_keys(recipe: Recipe) -> dict[str, Any]:
-    """Of TRL and ms-swift."""
+    """The keys of TRL and ms-swift for packing."""
     keys = {Batching.PADDING_FREE: {"padding_free": True}, Batching.PACKED: {"packing": True}}
     return keys.get(recipe.batching, {})
 
 
 def neat_packing_keys(recipe: Recipe) -> dict[str, Any]:
-    """Of LLaMA-Factory."""
+    """The keys of LLaMA-Factory for packing."""
     return {"packing": True, "neat_packing": True} if recipe.batching is Batching.PACKED else {}

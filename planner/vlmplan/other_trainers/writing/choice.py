@@ -43,7 +43,7 @@ def tool_of_trainer(title: str) -> Tool | None:
 
 
 def title_of(tool: Tool) -> str:
-    """Its name and the version whose rules are known."""
+    """The trainer's name and the version whose rules are known."""
     return TOOLS[tool].title
 
 
