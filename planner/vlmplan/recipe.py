@@ -105,6 +105,11 @@ class Recipe(RecipeSettings):
         return self.method is not Method.FULL
 
     @property
+    def partitions_states(self) -> bool:
+        """Whether ZeRO gives each rank a partition of the optimizer's states: its stages 1, 2 and 3."""
+        return self.zero_stage in (1, 2, 3)
+
+    @property
     def keeps_linear_inputs(self) -> bool:
         """Whether ``F.linear`` is DeepSpeed's (``zero/linear.py``): it keeps the input even of a frozen weight, and
         no view of the weight, which would keep a gathered one whole until backward."""

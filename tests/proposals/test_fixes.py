@@ -11,7 +11,6 @@ import pytest
 
 from cli_calls import FEW_LAYERS
 from other_trainers.shipped import KEPT, Shipped, shipped, write_all
-from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
 from vlmplan.estimation import Verdict
 from vlmplan.models import find_model
@@ -76,7 +75,7 @@ def fixes(path: Path, gpu: str, target: Path | None = None, **options: Any) -> F
     own, opened = own_request({"gpu": gpu, **options}), open_trainer_config(path)
     request = configured_request(own, opened, find_model)
     present, _ = requested_estimate(request, ())
-    return found_fixes(own, opened, request, present, load_catalog(()), (), DAY, target or path)
+    return found_fixes(own, opened, request, present, (), DAY, target or path)
 
 
 def fixed(values: dict[str, Any], gpu: str, **options: Any) -> Fixes:

@@ -140,17 +140,10 @@ def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...], *, chooses_s
     known. ``chooses_sizes``: no ds_config says those of ZeRO."""
     from vlmplan.catalog import load_catalog
     from vlmplan.estimation import Estimator
-    from vlmplan.hardware import cheapest
     from vlmplan.scaling import scaling
-    from vlmplan.search.offers import DEFAULT_PRICING
+    from vlmplan.search.offers import cheapest_of_node
 
-    node = result.cluster.node
-    offers = [
-        offer
-        for offer in load_catalog(catalog_files).offers_for(node.gpu.id)
-        if offer.num_gpus == node.num_gpus and offer.pricing in DEFAULT_PRICING
-    ]
-    offer = cheapest(offers, today())
+    offer = cheapest_of_node(result.cluster.node, load_catalog(catalog_files), today())
     estimator = Estimator(result.workload, result.recipe)
     price = None if offer is None else offer.usd_per_hour
     return scaling(estimator, result.recipe, result.cluster, usd_per_hour=price, chooses_sizes=chooses_sizes)

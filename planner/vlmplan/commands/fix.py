@@ -23,12 +23,11 @@ def fixes_of(
     file: Path, own: "Request", request: "Request", present: "Estimate", catalogs: tuple[Path, ...], target: Path
 ) -> "Fixes":
     """What ``--fix`` finds for an estimate of the file."""
-    from vlmplan.catalog import load_catalog
     from vlmplan.other_trainers import open_trainer_config
     from vlmplan.proposals.fixes import found_fixes
 
     opened = open_trainer_config(file)
-    return found_fixes(own, opened, request, present, load_catalog(catalogs), catalogs, today(), target)
+    return found_fixes(own, opened, request, present, catalogs, today(), target)
 
 
 def fixes_to_fit(request: "Request", present: "Estimate", catalogs: tuple[Path, ...]) -> "Fixes | None":

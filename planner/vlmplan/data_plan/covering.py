@@ -30,10 +30,6 @@ class Covering:
     audio_seconds: float = 0.0
 
     @property
-    def without_images(self) -> "Covering":
-        return replace(self, images_per_sample=0, image_size=None, clip_frames=None)
-
-    @property
     def of_text(self) -> "Covering":
         """A micro batch as long, with nothing but text."""
         return Covering(seq_len=self.seq_len)

@@ -299,14 +299,7 @@ class Estimator(TracedModel):
             host=host,
             disk=disk,
             resume=resume_memory(
-                self.table,
-                recipe,
-                self.workload.saving,
-                timeline,
-                export_bytes=disk.export_bytes,
-                num_ranks=cluster.num_gpus,
-                ranks_per_node=node.num_gpus,
-                is_on_cpu=node.gpu.is_cpu,
+                self.table, recipe, self.workload.saving, timeline, cluster, export_bytes=disk.export_bytes
             ),
             flops_per_step=step_flops(trace) * recipe.grad_accum
             + self._orthogonalising_flops(recipe, cluster, timeline.rank),

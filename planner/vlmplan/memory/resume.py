@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
+from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import engine_weight_bytes, master_weight_bytes, optimizer_state_bytes
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
@@ -50,27 +51,25 @@ def resume_memory(
     recipe: Recipe,
     saving: Saving,
     timeline: Timeline,
+    cluster: Cluster,
     *,
     export_bytes: int,
-    num_ranks: int,
-    ranks_per_node: int,
-    is_on_cpu: bool,
 ) -> ResumeMemory:
     """From the end of init to where the states are those of a later step. ``export_bytes``: of the model as the trainer
     writes it (``DiskSpace``).
 
     Where the device is the host, states that were read stay as they are: there are not two of them.
     """
-    phases = {phase.name: phase for phase in timeline.phases}
+    num_ranks, phases = cluster.num_gpus, {phase.name: phase for phase in timeline.phases}
     init, states = phases[INIT].resident, phases[STEP].resident.optimizer_states
     resident = init + Components(optimizer_states=states - init.optimizer_states)
-    if is_on_cpu:
+    if cluster.node.gpu.is_cpu:
         reads = _reads(table, recipe, saving, export_bytes=export_bytes, num_ranks=num_ranks, is_on_cpu=True)
         peak = init + Components(temporaries=max(read.each + read.shared for read in reads))
         return ResumeMemory(phase=Phase(name=RESUME, resident=resident, peak=peak), host_bytes=0)
     peak = resident + Components(optimizer_states=_states_twice(table, recipe, saving, num_ranks))
     host_bytes = resume_read_bytes(
-        table, recipe, saving, export_bytes=export_bytes, num_ranks=num_ranks, ranks_per_node=ranks_per_node
+        table, recipe, saving, export_bytes=export_bytes, num_ranks=num_ranks, ranks_per_node=cluster.node.num_gpus
     )
     return ResumeMemory(phase=Phase(name=RESUME, resident=resident, peak=peak), host_bytes=host_bytes)
 

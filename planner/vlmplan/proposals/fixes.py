@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vlmplan.catalog import Catalog
+from vlmplan.catalog import load_catalog
 from vlmplan.changes.in_file import FileSetups
 from vlmplan.changes.kinds import Change, Space, engine_changes
 from vlmplan.changes.least import LARGER_WEIGHT, SAME_SECONDS_FRACTION, Combination, least_combination
@@ -16,7 +16,7 @@ from vlmplan.changes.trials import Trials
 from vlmplan.data_plan.outlook import Outlook
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
-from vlmplan.hardware import Offer, cheapest
+from vlmplan.hardware import Offer
 from vlmplan.memory.device import Verdict
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.other_trainers import OpenedConfig
@@ -28,7 +28,7 @@ from vlmplan.request import Request, requested_cluster
 from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.requested import requested_estimate
 from vlmplan.search.clusters import taken_host_bytes
-from vlmplan.search.offers import DEFAULT_PRICING
+from vlmplan.search.offers import cheapest_of_node
 from vlmplan.units import divisors
 
 MOST_FIXES = 3
@@ -82,7 +82,6 @@ def found_fixes(
     opened: OpenedConfig,
     request: Request,
     present: Estimate,
-    catalog: Catalog,
     catalog_files: tuple[Path, ...],
     today: date,
     target: Path,
@@ -93,7 +92,7 @@ def found_fixes(
     Raises InputError for a file that nobody starts a trainer with, and for a value that cannot be changed by itself.
     """
     require_own_words(opened)
-    model, cluster = present.workload.model, present.cluster
+    catalog, model, cluster = load_catalog(catalog_files), present.workload.model, present.cluster
     setup = requested_setup(request, requested_cluster(request.hardware, catalog), model)
     files = FileSetups(own=own, opened=opened, request=request, present=setup, model=model)
     host_bytes = max(taken_host_bytes(cluster.node), present.host.peak_bytes)
@@ -108,15 +107,10 @@ def found_fixes(
     other = None
     if not fixes and not fits_already:
         other = cheapest_other_machine(request, cluster, catalog, Trials(catalog, model), today)
-    offers = [
-        offer
-        for offer in catalog.offers_for(cluster.node.gpu.id)
-        if offer.num_gpus == cluster.node.num_gpus and offer.pricing in DEFAULT_PRICING
-    ]
     return Fixes(
         present=present,
         fixes=tuple(fixes),
-        offer=cheapest(offers, today),
+        offer=cheapest_of_node(cluster.node, catalog, today),
         other_machine=other,
         run=run,
         packs=request.from_data is not None and request.from_data.source.rules.packs,

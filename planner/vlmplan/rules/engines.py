@@ -10,7 +10,7 @@ ENGINE_RULES = RuleBook()
 @ENGINE_RULES.error("runtime/engine.py _do_optimizer_sanity_check: without ZeRO nothing reads offload_optimizer (seen)")
 def offloaded_optimizer_needs_a_stage(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.offload_optimizer is Offload.NONE or recipe.zero_stage in (1, 2, 3) or recipe.fsdp:
+    if recipe.offload_optimizer is Offload.NONE or recipe.partitions_states or recipe.fsdp:
         return None
     return (
         f"--offload-optimizer {recipe.offload_optimizer.value} has no effect with --zero-stage {stage_text(recipe)}, "
@@ -157,7 +157,7 @@ def second_copies_stay_on_the_gpu(context: RuleContext) -> str | None:
 @ENGINE_RULES.warning("transformers optimization.py Adafactor: one-dimensional states are not factored (seen)")
 def adafactor_saves_nothing_when_sharded(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.optimizer is not OptimizerKind.ADAFACTOR or recipe.zero_stage not in (1, 2, 3):
+    if recipe.optimizer is not OptimizerKind.ADAFACTOR or not recipe.partitions_states:
         return None
     return (
         f"--optimizer adafactor at --zero-stage {recipe.zero_stage} sees flat slices of weights, not matrices, "
@@ -168,7 +168,7 @@ def adafactor_saves_nothing_when_sharded(context: RuleContext) -> str | None:
 @ENGINE_RULES.warning("arithmetic: a share of one rank is the whole")
 def sharding_needs_several_gpus(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if context.num_gpus != 1 or recipe.zero_stage not in (1, 2, 3):
+    if context.num_gpus != 1 or not recipe.partitions_states:
         return None
     if recipe.offload_optimizer is not Offload.NONE or recipe.offload_params is not Offload.NONE:
         return None

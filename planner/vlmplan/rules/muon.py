@@ -1,8 +1,8 @@
 """DeepSpeed's Muon. Paths are of deepspeed 0.19.8."""
 
-from vlmplan.recipe import PLAIN, Recipe
+from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload, OptimizerKind
-from vlmplan.rules.base import RuleBook, RuleContext
+from vlmplan.rules.base import RuleBook, RuleContext, stage_text
 
 MUON_RULES = RuleBook()
 
@@ -14,9 +14,9 @@ def _uses_muon(recipe: Recipe) -> bool:
 @MUON_RULES.error("runtime/zero/stage_1_and_2.py get_flat_partition and stage3.py: where gradients are made orthogonal")
 def muon_needs_a_stage(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if not _uses_muon(recipe) or recipe.zero_stage in (1, 2, 3):
+    if not _uses_muon(recipe) or recipe.partitions_states:
         return None
-    engine = "--fsdp" if recipe.fsdp else f"--zero-stage {PLAIN if recipe.zero_stage is None else recipe.zero_stage}"
+    engine = "--fsdp" if recipe.fsdp else f"--zero-stage {stage_text(recipe)}"
     return (
         f"--optimizer muon is DeepSpeed's, for ZeRO stages 1 to 3, and does not go with {engine}; give stage 1, 2 or 3"
     )

@@ -58,7 +58,7 @@ def heads_are_shared_evenly(context: RuleContext) -> str | None:
 @SEQUENCE_RULES.error("deepspeed ulysses_sp.py: its groups are DeepSpeed's; vlmplan plans stages 1 to 3")
 def ranks_of_a_sample_need_zero(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.sequence_parallel == 1 or recipe.zero_stage in (1, 2, 3):
+    if recipe.sequence_parallel == 1 or recipe.partitions_states:
         return None
     return (
         f"--sequence-parallel {recipe.sequence_parallel} is DeepSpeed's, planned under ZeRO stages 1 to 3, but "

@@ -33,7 +33,7 @@ def torchao_needs_volta(context: RuleContext) -> str | None:
 @TORCHAO_RULES.warning("torchao/optim adam.py _new_buffer: blocks of 256 fill a rank's slice, or nothing is quantised")
 def slices_are_rarely_whole_blocks(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.optimizer not in TORCHAO_BITS or recipe.zero_stage not in (1, 2, 3):
+    if recipe.optimizer not in TORCHAO_BITS or not recipe.partitions_states:
         return None
     taken = ""
     if recipe.optimizer is OptimizerKind.TORCHAO_ADAMW_4BIT:

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 
+from vlmplan.catalog import Catalog
 from vlmplan.cost.owning import require_amount
 from vlmplan.errors import InputError
-from vlmplan.hardware import Offer, Pricing
+from vlmplan.hardware import Node, Offer, Pricing, cheapest
 from vlmplan.search.prices import is_recent, with_spot
 from vlmplan.units import MAX_COUNT
 
@@ -22,6 +23,16 @@ class GpuCount:
 
     def __str__(self) -> str:
         return f"{self.gpu_id}:{self.num_gpus}"
+
+
+def cheapest_of_node(node: Node, catalog: Catalog, on: date) -> Offer | None:
+    """The cheapest offer of as many such GPUs as the node has, on demand or of one's own; None without a price."""
+    offers = [
+        offer
+        for offer in catalog.offers_for(node.gpu.id)
+        if offer.num_gpus == node.num_gpus and offer.pricing in DEFAULT_PRICING
+    ]
+    return cheapest(offers, on)
 
 
 def place_of(offer: Offer) -> GpuCount:

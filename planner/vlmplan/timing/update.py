@@ -54,7 +54,7 @@ def update_bytes_per_weight(table: ParameterTable, recipe: Recipe) -> int:
 
 def _optimizer_bytes(recipe: Recipe, m: int) -> int:
     """The optimizer's own ``step``, with ``m`` bytes a weight and gradient. Adafactor makes float32 copies."""
-    is_flat = recipe.zero_stage in (1, 2, 3)
+    is_flat = recipe.partitions_states
     match recipe.optimizer:
         case OptimizerKind.ADAMW:
             return (FUSED_ADAMW_VALUES if recipe.fuses_optimizer else FOREACH_ADAMW_VALUES) * m
@@ -113,7 +113,7 @@ def update_seconds(
     found = measured(gpu, "optimizer_bandwidth")
     bytes_per_second = memory_bytes_per_second(gpu, scenario) if found is None else found.at(scenario)
     assert bytes_per_second is not None
-    is_sharded = recipe.zero_stage in (1, 2, 3) or recipe.fsdp
+    is_sharded = recipe.partitions_states or recipe.fsdp
     elements = partition_size(table.num_trained, num_ranks) if is_sharded else table.num_trained
     if recipe.optimizer is OptimizerKind.MUON:
         return _muon_seconds(table, recipe, num_ranks, gpu, scenario, bytes_per_second)
