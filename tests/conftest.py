@@ -92,3 +92,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+
+
+@pytest.fixture
+def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty folder, without the user's catalogs, caches and colours; folders in which all tests want it say so."""
+    from cli_calls import isolate
+
+    isolate(monkeypatch, tmp_path)

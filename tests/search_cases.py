@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from functools import cache
 from itertools import islice, product
 from typing import Any
 
@@ -91,3 +92,11 @@ def all_estimates(
         sized = recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
         estimator, _ = where.models.estimator(sized)
         yield estimator.estimate(sized, on)
+
+
+@cache
+def found_on_two_cards(objective: Objective = Objective.COST) -> Recommendation:
+    """A search over one, two and four A100 and RTX 4090 at fixed prices."""
+    gpus = (card("a100-sxm4-80gb"), 2.0), (card("rtx-4090"), 0.4)
+    candidates = [rented(gpu, offer(gpu, usd * count, count)) for gpu, usd in gpus for count in (1, 2, 4)]
+    return search(candidates, objective=objective, seq_len=256)

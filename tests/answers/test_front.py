@@ -2,24 +2,17 @@
 
 import re
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from search_cases import card, cluster, offer, owned, rented, search
+from search_cases import card, cluster, owned, search
+from search_cases import found_on_two_cards as found
 from vlmplan.answers.front import NOT_EXACT, WINNER, print_pareto, summary_line
 from vlmplan.answers.recommendation import print_recommendation
 from vlmplan.render.scatter import MARKS
 from vlmplan.search import Objective, Recommendation
 from vlmplan.search.explanation import explanation, machine_label
 from vlmplan.units import duration_text, usd_text
-
-
-@cache
-def found(objective: Objective = Objective.COST) -> Recommendation:
-    gpus = (card("a100-sxm4-80gb"), 2.0), (card("rtx-4090"), 0.4)
-    candidates = [rented(gpu, offer(gpu, usd * count, count)) for gpu, usd in gpus for count in (1, 2, 4)]
-    return search(candidates, objective=objective, seq_len=256)
 
 
 def printed(answer: Recommendation, capsys: pytest.CaptureFixture[str], **options: bool) -> str:

@@ -3,23 +3,16 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
 import pytest
 
 from picture_checks import SVG, brings_everything
-from search_cases import card, cluster, offer, owned, rented, search
+from search_cases import card, cluster, owned, search
+from search_cases import found_on_two_cards as found
 from vlmplan.answers.front_picture import WINNER, svg_text
 from vlmplan.render.picture import HEIGHT, LEFT, PLOT_HEIGHT, PLOT_WIDTH, TOP, WIDTH
 from vlmplan.search import Objective, Recommendation
-
-
-@cache
-def found(objective: Objective = Objective.COST) -> Recommendation:
-    gpus = (card("a100-sxm4-80gb"), 2.0), (card("rtx-4090"), 0.4)
-    candidates = [rented(gpu, offer(gpu, usd * count, count)) for gpu, usd in gpus for count in (1, 2, 4)]
-    return search(candidates, objective=objective, seq_len=256)
 
 
 def circles(answer: Recommendation) -> list[ElementTree.Element]:

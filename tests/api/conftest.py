@@ -1,8 +1,5 @@
 import pytest
 
-from cli_calls import isolate
-
 
 @pytest.fixture(autouse=True)
-def _isolated(monkeypatch, tmp_path):
-    isolate(monkeypatch, tmp_path)
+def _isolated(isolated: None) -> None: ...

@@ -2,11 +2,10 @@ import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from text_steps import BATCH, assert_step
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.model import Batch
 from vlmplan.errors import InputError
 
-BATCH = Batch(micro_batch=2, num_tokens=384)
 # A small vocabulary, so that the layers and not the logits make the peaks.
 SMALL = {"num_hidden_layers": 4, "vocab_size": 8192}
 GEMMA = {**packaged_config("paligemma-3b")["text_config"], **SMALL}
@@ -99,10 +98,3 @@ def test_only_gemma_2_caps_its_logits():
 def test_bidirectional_gemma_is_refused():
     with pytest.raises(InputError, match="use_bidirectional_attention"):
         build_model({**GEMMA_3, "use_bidirectional_attention": True})
-
-
-def assert_step(config, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.001, **options)

@@ -1,11 +1,10 @@
 import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
+from text_steps import assert_step
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.model import Batch
 from vlmplan.errors import InputError
 
-BATCH = Batch(micro_batch=2, num_tokens=384)
 # The vocabulary is wide enough for the logits to make the forward's peak under checkpointing: before them, eager layers
 # hold their attention weights to their end, which the tape does not follow and which no peak of a step shows.
 GPT2 = packaged_config("gpt2", n_layer=4, vocab_size=16384)
@@ -55,10 +54,3 @@ def test_frozen_embeddings_keep_what_transformers_keeps(checkpoints):
 def test_variants_that_compute_something_else_are_refused(key):
     with pytest.raises(InputError, match=key):
         build_model({**GPT2, key: True})
-
-
-def assert_step(config, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.001, **options)

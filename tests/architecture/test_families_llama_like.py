@@ -2,10 +2,9 @@
 
 import pytest
 
+from text_steps import assert_step
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.model import Batch
 
-BATCH = Batch(micro_batch=2, num_tokens=384)
 SIZES = {
     "hidden_size": 512,
     "intermediate_size": 1024,
@@ -98,10 +97,3 @@ def test_eager_attention_drops_out_what_transformers_drops_out(checkpoints):
 def test_layers_that_differ_are_traced_apart(name, num_kinds):
     ((_, stack),) = build_model(CONFIGS[name]).stacks()
     assert len(stack.kinds) == num_kinds
-
-
-def assert_step(config, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.001, **options)

@@ -2,10 +2,9 @@ import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from text_steps import BATCH, assert_step
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.model import Batch
 
-BATCH = Batch(micro_batch=2, num_tokens=384)
 MIXTRAL = packaged_config(
     "mixtral-8x7b",
     num_hidden_layers=3,
@@ -100,10 +99,3 @@ def test_experts_and_router_are_no_linears():
 
     names = {name for name, module in build_model(MIXTRAL).named_modules() if isinstance(module, Linear)}
     assert not any(".mlp." in name for name in names)
-
-
-def assert_step(config, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.001, **options)

@@ -3,11 +3,10 @@ import csv
 import pytest
 
 from model_table import TABLE, packaged_config
+from text_steps import assert_step
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.model import Batch
 from vlmplan.errors import InputError
 
-BATCH = Batch(micro_batch=2, num_tokens=384)
 PUBLISHED = packaged_config("blip2-opt-2.7b")["text_config"]
 OPT = {**PUBLISHED, "num_hidden_layers": 3, "vocab_size": 8192}
 ALTERED = {
@@ -53,10 +52,3 @@ def test_frozen_embeddings_keep_what_transformers_keeps(checkpoints):
 def test_norms_without_weights_are_refused():
     with pytest.raises(InputError, match="layer_norm_elementwise_affine"):
         build_model({**OPT, "layer_norm_elementwise_affine": False})
-
-
-def assert_step(config, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.001, **options)

@@ -1,9 +1,8 @@
 import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
-from vlmplan.architecture.model import Batch
+from text_steps import assert_step
 
-BATCH = Batch(micro_batch=2, num_tokens=384)
 PHI3 = packaged_config("phi-3-mini", num_hidden_layers=3, vocab_size=8192, pad_token_id=0)
 PARTIAL = {key: value for key, value in PHI3.items() if key != "rope_scaling"} | {"partial_rotary_factor": 0.75}
 GROUPED = {**PHI3, "num_key_value_heads": 8, "sliding_window": 128, "resid_pdrop": 0.1}
@@ -37,10 +36,3 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoint
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_frozen_embeddings_keep_what_transformers_keeps(checkpoints):
     assert_step(PHI3, frozen=["model.embed_tokens", "lm_head"], checkpoints=checkpoints)
-
-
-def assert_step(config, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.001, **options)

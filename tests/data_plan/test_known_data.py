@@ -13,12 +13,8 @@ from vlmplan.estimation import Estimator
 from vlmplan.request import Request, parse, requested_cluster
 from vlmplan.request.setup import requested_setup
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 MICRO_BATCH, NUM_RANKS = 4, 2
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def asked_for(data: Path, model: Path) -> tuple[Request, Outlooks]:

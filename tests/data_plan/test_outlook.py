@@ -25,12 +25,8 @@ from vlmplan.request.setup import requested_setup
 from vlmplan.sampler import epoch_order
 from vlmplan.training import TrainerOptions
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 TEXT, SEES = "llama-3.2-1b", "qwen2-vl-2b"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def with_data(path: Path, **options: Any) -> tuple[Request, Estimate, Outlooks]:

@@ -1,20 +1,14 @@
 """Published threads asked of the command line: what is kept of the answers is what is answered now."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from cli_calls import isolate
 from diagnosis.asked import ENDS, KEPT, answered, questions
 
+pytestmark = pytest.mark.usefixtures("isolated")
 ALL = {thread["name"]: thread for thread in questions()}
 QUICK = ("utilization",)
-
-
-@pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.sweep) for name in ALL])

@@ -6,22 +6,17 @@ from typing import Any
 
 import pytest
 
-from cli_calls import DONE, Call, call, isolate
+from cli_calls import DONE, Call, call
 from diagnosis.test_places import BACKWARD, CALL, EVALUATION, LOSS, STEP, TRAINER, traceback_of
 from test_memory_messages import torch_2_1
 from vlmplan.memory.overhead import reserve_bytes
 from vlmplan.units import GIB, MIB
 
+pytestmark = pytest.mark.usefixtures("isolated")
 SETUP = ("--model", "qwen2.5-0.5b", "--method", "lora", "--micro-batch", "2", "--loss", "full", "--seq-len", "1024")
 CARD = ("--gpu", "rtx-4090")
 TOTAL = round(23.65 * GIB)
 VOCABULARY = 151_936
-
-
-@pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
-    monkeypatch.chdir(tmp_path)
 
 
 def diagnosed(

@@ -1,26 +1,19 @@
 """Published threads asked again: what is kept of the answers is what is answered now."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_calls import isolate
 from diagnosis.threads import KEPT, kept, quoted, replayed, threads
 
+pytestmark = pytest.mark.usefixtures("isolated")
 ALL = {thread["name"]: thread for thread in threads()}
 QUICK = ("other-processes",)
 
 
 def assert_answered_as_kept(name: str) -> None:
     assert kept(replayed(ALL[name])) == json.loads(KEPT.read_text(encoding="utf-8"))[name]
-
-
-@pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -22,23 +22,17 @@ pytest.importorskip("playwright.sync_api")
 
 from browsing import assert_readable
 
-from cli_calls import isolate
 from page_setups import setups
 from vlmplan.cli.web_answer import answer
 from vlmplan.web import PageServer, open_server
 from vlmplan.web.export import export_page
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("isolated")]
 SETUP = {"model": "smollm2-135m", "gpu": "rtx-4090:2", "method": "lora"}
 PYODIDE = os.environ.get("PYODIDE")
 NUM_SETUPS = int(os.environ.get("NUM_SETUPS", "50"))
 MOST_REDRAW_MS = 1000
 """Of the median, on a machine that does other things too; what is wanted of one that does not is 150."""
-
-
-@pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
 
 
 @pytest.fixture(scope="module")

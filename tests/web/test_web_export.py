@@ -13,18 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from cli_calls import call, isolate
+from cli_calls import call
 from vlmplan.cli.web_answer import answer
 from vlmplan.web import export
 from vlmplan.web.bytecode import compiled_archive
 from vlmplan.web.files import page_files
 
+pytestmark = pytest.mark.usefixtures("isolated")
 SETUP = {"model": "gpt2", "gpu": "t4:2", "zero_stage": "2"}
-
-
-@pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
 
 
 @pytest.fixture
