@@ -116,6 +116,12 @@ class Recipe(RecipeSettings):
         return self.zero_stage == 3 and self.zero.memory_efficient_linear
 
     @property
+    def evaluates_by_another_order(self) -> bool:
+        """Whether modules that run in training are left out in evaluation: the dropout in front of DoRA's product is
+        (``DoraLinearVariant.forward`` in peft 0.21 ``tuners/lora/variants.py``)."""
+        return self.trains_adapters and self.use_dora and self.lora_dropout > 0
+
+    @property
     def scatters_gradients(self) -> bool:
         """Whether each rank is sent only its part of the mean gradients: never with Muon at stage 3, which DeepSpeed
         refuses otherwise (``zero/stage3.py``)."""

@@ -40,7 +40,7 @@ def test_tied_weights_are_one_group_that_stays_whole():
     groups = layer_groups(estimator.table, FSDP, 4)
     assert groups.embedding is None
     assert groups[groups.tail].stays_whole
-    assert [entry.name for entry in groups[groups.tail].weights] == ["model.embed_tokens.weight", "model.norm.weight"]
+    assert [entry.name for entry in groups[groups.tail].weights] == ["model.norm.weight", "model.embed_tokens.weight"]
 
 
 def test_mixed_precision_keeps_float32_shards_and_states():

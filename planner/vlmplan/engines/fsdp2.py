@@ -258,7 +258,7 @@ class FullyShard(FullyShardFormulas):
             for ordinal in arrived if self._accumulates_wide else ():
                 self._keep_wide(ordinal)
             return
-        arrived = sorted({*arrived, *wide})
+        arrived = [one for one in self.groups[number].ordinals if one in {*arrived, *wide}]
         self.sink.free(WAITING)
         if not arrived:
             return

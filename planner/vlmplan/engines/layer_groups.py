@@ -3,8 +3,8 @@ and all others in the root's group.
 
 The input embedding is a group. The head is another, which stays whole from its forward to its backward, and with it the
 final norm where that is a child of the model that transformers names as its base: of a text model without adapters.
-Tied weights are one group, whole from the embedding's forward on (``fsdp2_prepare_model`` and ``_find_final_norm`` in
-accelerate 1.15 ``utils/fsdp_utils.py``).
+Tied weights are one group, whole from the embedding's forward on; the norm is the first in either (``tail_modules`` in
+``fsdp2_prepare_model``, and ``_find_final_norm``, accelerate 1.15 ``utils/fsdp_utils.py``).
 
 A weight is cut along its first dimension: every rank has as many rows, the last ones padded (``_init_sharded_param`` in
 ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``, torch 2.13: ``torch.chunk``, and ``new_zeros`` of the first
@@ -68,10 +68,13 @@ class LayerGroups:
                 members.append([])
             members[self._places[place]].append(entry)
         self.embedding, self.tail = self._places.get((EMBEDDING, 0)), self._places[HEAD, 0]
+        members, root, norm = [*map(_in_turn, members)], _in_turn(root), final_norm(table)
+        path = (norm or "").removesuffix("weight")
+        members[self.tail].sort(key=lambda entry: not norm or not entry.name.startswith(path))
         self.layers = [self._group(entries, stays_whole=at == self.tail) for at, entries in enumerate(members)]
         self.root = self._group(root)
         names = {entry.name for entry in members[self.tail]}
-        self._first_of_tail = EMBEDDING if self.embedding is None else NORM if names & {final_norm(table)} else HEAD
+        self._first_of_tail = EMBEDDING if self.embedding is None else NORM if norm in names else HEAD
         self.gathers_head_alone = self._first_of_tail == HEAD
         """Whether it waits for the head to be called, and is not whole before."""
         numbered = [*enumerate(self.layers), (ROOT, self.root)]
@@ -207,6 +210,18 @@ def _places(table: ParameterTable, recipe: Recipe) -> list[tuple[NamedParameter,
             place = _layer_of(entry, table.stacks_by_label)
         found.append((entry, place))
     return found
+
+
+def _in_turn(entries: Sequence[NamedParameter]) -> list[NamedParameter]:
+    """Weights as their group has them: a module's own come behind those of the modules in it
+    (``_get_managed_modules`` in ``_fsdp_init.py``)."""
+    first: dict[str, int] = {}
+    turns: list[tuple[int, ...]] = []
+    for at, entry in enumerate(entries):
+        parts = entry.name.split(".")[:-1]
+        paths = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+        turns.append((*(first.setdefault(path, at) for path in paths), len(entries), at))
+    return [entry for _, entry in sorted(zip(turns, entries, strict=True), key=lambda one: one[0])]
 
 
 def final_norm(table: ParameterTable) -> str | None:

@@ -6,7 +6,7 @@ Weights, optimizer states and the engine's buffers are those that the step leave
 what ``architecture.evaluation`` traced. What the loop keeps of every batch comes on top of it: see ``KeptOutputs``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -186,10 +186,10 @@ class Evaluated:
 
     def _evaluation(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
         tracker.forget_batch()
-        gathered = GatheredForEvaluation.of(engine, training)
+        gathered: GatheredForEvaluation | None = None
         tracker.start_phase()
         tracker.allocate("kept", Component.LOGITS, sum(self.kept.held))
-        for _ in range(1 if gathered is None else 2):  # what the first leaves whole is there while the second runs
+        for gathered in _forwards(engine, training, self.passes[0].trace):
             for one in self.passes:
                 if gathered is not None:
                     gathered.weights.begin_forward()
@@ -201,17 +201,42 @@ class Evaluated:
         tracker.transient(Component.LOGITS, self.kept.moved)
         tracker.free("batch")
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
-        tracker.gather(0, 0)
-        engine.end_evaluation()
+        _end(engine, tracker, gathered)
         return phase
+
+
+def _forwards(engine: Engine, training: Trace, own: Trace) -> Iterator["GatheredForEvaluation | None"]:
+    """Whole weights of forwards that follow each other, until the next is as the last was.
+
+    What the first leaves whole is there while the second runs, FSDP2's head too. Where modules are left out that
+    ``training`` runs, the first loses its order, the second records one, ``own``, and the third goes by that.
+    """
+    gathered = GatheredForEvaluation.of(engine, training)
+    if gathered is None or not engine.recipe.evaluates_by_another_order:
+        yield from [gathered] * (1 if gathered is None and not engine.follows_layers else 2)
+        return
+    gathered.weights.lose_order_at_adapters()
+    yield gathered
+    yield GatheredForEvaluation.of(engine, own, loses_order=True)
+    yield GatheredForEvaluation.of(engine, own)
+
+
+def _end(engine: Engine, tracker: PeakTracker, gathered: "GatheredForEvaluation | None") -> None:
+    """What follows begins: a checkpoint, say. The tracker's peak is of that beginning (DeepSpeed 0.19.8
+    ``checkpoint_event_prologue`` in ``zero/stage3.py``)."""
+    tracker.start_phase()
+    if gathered is not None:
+        order = [(id(entry.parameter), entry.layer) for entry in engine.table.entries]
+        tracker.gather(0, gathered.weights.partition_all(order))
+    engine.end_evaluation()
 
 
 def _generation(generated: Generated, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
     """The forward over prompts and the last token, which gathers what a forward does under ZeRO-3."""
     tracker.forget_batch()
-    gathered = GatheredForEvaluation.of(engine, training)
+    gathered: GatheredForEvaluation | None = None
     tracker.start_phase()
-    for _ in range(1 if gathered is None else 2):
+    for gathered in _forwards(engine, training, generated.prompt.trace):
         if gathered is not None:
             gathered.weights.begin_forward()
         tracker.forget_batch()
@@ -223,8 +248,7 @@ def _generation(generated: Generated, engine: Engine, tracker: PeakTracker, trai
     tracker.transient(Component.LOGITS, [logits])
     tracker.free("cache")
     phase = Phase(name=GENERATION, resident=tracker.now(), peak=tracker.peak)
-    tracker.gather(0, 0)
-    engine.end_evaluation()
+    _end(engine, tracker, gathered)
     return phase
 
 

@@ -105,9 +105,9 @@ class StartedRun:
         engine.step(is_first=False)
         step = _ended(STEP, tracker)
         beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
-        written = beside[-1] if beside and not isinstance(evaluated, Rollout) else step  # from where the tensors lie
+        begun = tracker.peak if beside and not isinstance(evaluated, Rollout) else step.resident
         saving = step.resident + Components(weights=engine.saving_bytes)
-        save = Phase(name=SAVE, resident=step.resident, peak=higher(saving, written.resident))
+        save = Phase(name=SAVE, resident=step.resident, peak=higher(saving, begun))
         if self._is_of_any_rank and len(stretches) > 1:
             walked = WalkedStep(
                 before=highest([*within, *forwards]),

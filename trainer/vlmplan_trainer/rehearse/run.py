@@ -37,7 +37,7 @@ from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
 NUM_EVALUATED = 2
-"""Batches of an evaluation."""
+"""Batches of an evaluation; one more where the second one's forward still differs from those that follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +201,9 @@ def _evaluated(mode: Rehearsal, config: Any, request: Request) -> MicroBatches |
     evaluation = request.plan.recipe.evaluation
     if evaluation is None:
         return None
+    count = NUM_EVALUATED + request.plan.recipe.evaluates_by_another_order
     samples = replace(request.samples, micro_batch=evaluation.batch)
-    return _micro_batches(mode, config, request, samples, NUM_EVALUATED)
+    return _micro_batches(mode, config, request, samples, count)
 
 
 def _micro_batches(mode: Rehearsal, config: Any, request: Request, samples: Samples, count: int) -> MicroBatches:

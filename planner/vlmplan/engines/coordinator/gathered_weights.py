@@ -7,7 +7,7 @@ again soon. Limits are in elements, as DeepSpeed counts them.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -54,15 +54,19 @@ class GatheredWeights(GatheredBytes):
         self._steps, self._modules = steps.modules, steps.module_by_key
         self._order, self._traversed, self._first_of_backward = steps.order, steps.traversed, steps.first_of_backward
         self._inside_reader = wrappers.inside
-        self._again = steps.again
+        self._again, self._first_adapter = steps.again, steps.first_adapter
         if wrappers.lost is Lost.AT_ADAPTERS:
-            self._again = range(steps.first_adapter)
+            self.lose_order_at_adapters()
         if self._steps and self._steps[0].reads_head:
             self._wrappers = wrappers.around_reader(calls_head=self._steps[0].calls_head)
         self._inside_head = steps.inside_head
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
         self._decisions: dict[tuple[int, Key], bool] | None = None
         self.begin_forward()
+
+    def lose_order_at_adapters(self) -> None:
+        """What comes at the first adapter is not what the order says."""
+        self._again = range(self._first_adapter)
 
     def begin_evaluation(self) -> None:
         """Forwards follow each other, of which the first goes as in training."""
@@ -231,13 +235,19 @@ class GatheredWeights(GatheredBytes):
                     self._take(weight, weight.storage)
         self._active.clear()
 
-    def partition_all(self) -> None:
-        """The optimizer's step begins: nothing stays whole (``_partition_all_parameters``)."""
-        for weight in self._weights.values():
+    def partition_all(self, order: Iterable[Key] = ()) -> int:
+        """The optimizer's step begins, or a checkpoint: nothing stays whole (``_partition_all_parameters``), and what
+        is under way arrives before it goes. ``order``: of the model's weights. Returns the most that was live."""
+        self._peak = self.live_bytes
+        for key in dict.fromkeys([*order, *self._weights]):
+            weight = self._weights.get(key)
+            if weight is None:  # it is always whole
+                continue
             if weight.gather is not None:
                 self._wait(weight, weight.gather)
             if weight.storage is not None:
                 self._take(weight, weight.storage)
+        return self._peak
 
     def _gather(self, weights: list[GatheredWeight]) -> None:
         self._start(weights)
