@@ -19,7 +19,7 @@ from PIL import Image
 from chat_files import png_header
 from vlmplan.architecture.images.smart_resize import smart_resize
 from vlmplan.data_plan.covering import covering
-from vlmplan.data_plan.outlook import Outlooks
+from vlmplan.data_plan.data_run import DataRuns
 from vlmplan.data_plan.source import DataSource
 from vlmplan.models.packaged import PACKAGED_MODELS
 from vlmplan.sampler import epoch_order
@@ -148,7 +148,7 @@ class BruteForce:
 
 
 def brute_force(
-    outlooks: Outlooks, source: DataSource, samples: Sequence[Drawn], micro_batch: int, num_ranks: int
+    data_runs: DataRuns, source: DataSource, samples: Sequence[Drawn], micro_batch: int, num_ranks: int
 ) -> BruteForce:
     """Every micro batch of the bundled trainer's order by itself, made of what was drawn and not of what was read."""
     tokens, patches = [one.tokens for one in samples], [one.patches for one in samples]
@@ -165,7 +165,7 @@ def brute_force(
             num_images=sum(len(samples[row].images) for row in rows),
             num_rows=micro_batch,
         )
-        peak = outlooks.peak_bytes(covers)
+        peak = data_runs.peak_bytes(covers)
         if peak > best:
             best, step = peak, start // at_once + 1
     return BruteForce(best, step, num_whole // micro_batch)

@@ -8,7 +8,7 @@ import pytest
 
 from known_data import brute_force, drawn_samples, words_at, write_data, write_model
 from vlmplan.catalog import load_catalog
-from vlmplan.data_plan.outlook import Outlooks
+from vlmplan.data_plan.data_run import DataRuns
 from vlmplan.estimation import Estimator
 from vlmplan.request import Request, parse, requested_cluster
 from vlmplan.request.setup import requested_setup
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 MICRO_BATCH, NUM_RANKS = 4, 2
 
 
-def asked_for(data: Path, model: Path) -> tuple[Request, Outlooks]:
+def asked_for(data: Path, model: Path) -> tuple[Request, DataRuns]:
     options = {"gpu": f"a100-sxm4-80gb:{NUM_RANKS}", "method": "lora", "zero_stage": "none", "micro_batch": MICRO_BATCH}
     request = parse({**options, "model": str(model), "data": data})
     cluster = requested_cluster(request.hardware, load_catalog(()))
     setup = requested_setup(request, cluster, request.model_files)
     estimator = Estimator(setup.workload, setup.recipe)
     found = estimator.estimate(setup.recipe, setup.cluster)
-    return request, Outlooks(found, request.from_data.source, estimator=estimator)
+    return request, DataRuns(found, request.from_data.source, estimator=estimator)
 
 
 def test_every_sample_has_the_tokens_and_patches_that_were_drawn(tmp_path: Path):
@@ -49,9 +49,9 @@ def test_samples_with_images_are_read_as_fast_as_a_hundred_thousand_in_a_minute_
     samples = drawn_samples(20_000)
     data, model = write_data(tmp_path / "data", samples), write_model(tmp_path / "model")
     started = cpu_seconds()
-    request, outlooks = asked_for(data, model)
+    request, data_runs = asked_for(data, model)
     source = request.from_data.source
-    outlooks.of(source)
+    data_runs.of(source)
     used = cpu_seconds() - started
     assert used < 2 * 60 * 20_000 / 100_000, f"{used:.0f} seconds of processor time"
     assert [(one.tokens, one.patches) for one in source.found.shapes] == [(one.tokens, one.patches) for one in samples]
@@ -63,11 +63,11 @@ def test_samples_with_images_are_read_as_fast_as_a_hundred_thousand_in_a_minute_
 @pytest.mark.parametrize("count", [120, pytest.param(4_000, marks=pytest.mark.sweep)])
 def test_the_worst_micro_batch_is_that_of_brute_force(count: int, tmp_path: Path):
     samples = drawn_samples(count)
-    request, outlooks = asked_for(write_data(tmp_path / "data", samples), write_model(tmp_path / "model"))
+    request, data_runs = asked_for(write_data(tmp_path / "data", samples), write_model(tmp_path / "model"))
     source = request.from_data.source
-    outlook = outlooks.of(source)
-    found = brute_force(outlooks, source, samples, MICRO_BATCH, NUM_RANKS)
-    assert found.peak_bytes <= outlook.worst.peak_bytes <= 1.02 * found.peak_bytes
+    data_run = data_runs.of(source)
+    found = brute_force(data_runs, source, samples, MICRO_BATCH, NUM_RANKS)
+    assert found.peak_bytes <= data_run.worst.peak_bytes <= 1.02 * found.peak_bytes
 
 
 def cpu_seconds() -> float:

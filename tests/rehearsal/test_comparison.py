@@ -129,7 +129,7 @@ def test_flops_of_a_step_are_those_of_the_estimate():
 def test_collectives_of_a_step_add_up_by_kind():
     messages = document(comparison())["collective_bytes"]
     assert messages["per_step"] == sum(kind["bytes"] for kind in messages["by_kind"].values()) > 0
-    kinds = {one.kind for one in recorded().messages if one.step == 3}
+    kinds = {one.kind for one in recorded().collectives if one.step == 3}
     assert set(messages["by_kind"]) == kinds
-    sent = sum(one.count for one in recorded().messages if one.step == 3)
+    sent = sum(one.count for one in recorded().collectives if one.step == 3)
     assert sum(kind["count"] for kind in messages["by_kind"].values()) == sent

@@ -41,7 +41,7 @@ def test_the_recorded_answer_is_what_the_trainer_says_now():
         assert phase["peak_bytes"] - added == bare[phase["name"]].peak_bytes, phase["name"]
         assert phase["flops"] == bare[phase["name"]].flops
     assert found["flops"] == recorded().flops_per_step
-    assert found["collective_bytes"]["per_step"] == sum(one.num_bytes for one in recorded().step_messages)
+    assert found["collective_bytes"]["per_step"] == sum(one.num_bytes for one in recorded().step_collectives)
 
 
 @pytest.mark.sweep

@@ -38,7 +38,7 @@ def trace_of(*sizes: int, forward_at: int | None = None) -> Rehearsed:
         num_operations=0,
         checkpoint_bytes=None,
         phases=(),
-        messages=(),
+        collectives=(),
         events=events,
         marks=marks,
     )

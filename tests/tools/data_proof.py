@@ -21,8 +21,8 @@ from typing import Any
 
 from known_data import Drawn, brute_force, drawn_samples, write_data, write_model
 from vlmplan.catalog import load_catalog
+from vlmplan.data_plan.data_run import DataRuns
 from vlmplan.data_plan.lengths import PERCENTILES, percentile
-from vlmplan.data_plan.outlook import Outlooks
 from vlmplan.estimation import Estimator
 from vlmplan.request import parse, requested_cluster
 from vlmplan.request.setup import requested_setup
@@ -101,9 +101,9 @@ def print_worst(document: dict[str, Any], samples: Sequence[Drawn], data: Path, 
     setup = requested_setup(request, machine, request.model_files)
     estimator = Estimator(setup.workload, setup.recipe)
     source, present = request.from_data.source, estimator.estimate(setup.recipe, setup.cluster)
-    outlooks = Outlooks(present, source, estimator=estimator)
+    data_runs = DataRuns(present, source, estimator=estimator)
     started = time.process_time()
-    tried = brute_force(outlooks, source, samples, MICRO_BATCH, NUM_RANKS)
+    tried = brute_force(data_runs, source, samples, MICRO_BATCH, NUM_RANKS)
     worst, bound = document["data"]["worst_micro_batch"], document["data"]["any_order"]
     say(f"\n{'worst micro batch':18} {'peak bytes':>16} {'step':>8}")
     say(f"{'found':18} {worst['peak_allocated_bytes']:16,} {worst['step']:8,}")

@@ -9,7 +9,7 @@ import click
 from vlmplan.answers.estimate import heading, verdict_line
 from vlmplan.answers.offers import about_text, offer_text
 from vlmplan.changes.kinds import engine_title
-from vlmplan.data_plan.outlook import Outlook
+from vlmplan.data_plan.data_run import DataRun
 from vlmplan.estimation import evaluation_hints
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.editing.patch import KeyChange
@@ -169,7 +169,7 @@ def _faster_text(share: float) -> str:
     return f"{abs(share):.0%} {'slower' if share > 0 else 'faster'}" if abs(share) >= 0.005 else "no slower"
 
 
-def _run_lines(found: Fixes, run: Outlook, one: Fix, other: Outlook, on: date) -> Iterator[str]:
+def _run_lines(found: Fixes, run: DataRun, one: Fix, other: DataRun, on: date) -> Iterator[str]:
     """The time of the run on the samples as they are, and how many of them and of their images change."""
     if run.run_seconds is not None and other.run_seconds is not None:
         faster = _faster_text(other.run_seconds / run.run_seconds - 1)

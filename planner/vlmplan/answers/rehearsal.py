@@ -103,7 +103,7 @@ def allocation_json(allocation: Allocation) -> JsonDict:
 def collectives(found: RehearsedDevice) -> JsonDict:
     """Bytes of one step's messages, and by kind with their number; the larger side of each on this rank."""
     kinds: dict[str, dict[str, int]] = {}
-    for one in found.rehearsed.step_messages:
+    for one in found.rehearsed.step_collectives:
         kind = kinds.setdefault(one.kind, {"count": 0, "bytes": 0})
         kind["count"] += one.count
         kind["bytes"] += one.num_bytes
@@ -157,8 +157,8 @@ def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
     click.echo()
     print_table(largest_table(found))
     click.echo()
-    if found.rehearsed.step_messages:
-        print_table(messages_table(found))
+    if found.rehearsed.step_collectives:
+        print_table(collectives_table(found))
         click.echo()
     print_over_time(found)
     click.echo()
@@ -286,17 +286,17 @@ def shape_text(one: Allocation) -> str:
     return f"{one.dtype}{list(one.shape)}" if one.dtype else UNKNOWN
 
 
-def messages_table(found: RehearsedDevice) -> Table:
+def collectives_table(found: RehearsedDevice) -> Table:
     """Collectives of a step by kind."""
-    messages = collectives(found)
-    rows = [(kind, f"{one['count']:,}", gib_text(one["bytes"])) for kind, one in messages["by_kind"].items()]
-    rows.append(("in all", f"{sum(one['count'] for one in messages['by_kind'].values()):,}", _per_step(messages)))
+    sent = collectives(found)
+    rows = [(kind, f"{one['count']:,}", gib_text(one["bytes"])) for kind, one in sent["by_kind"].items()]
+    rows.append(("in all", f"{sum(one['count'] for one in sent['by_kind'].values()):,}", _per_step(sent)))
     titles = ("messages of a step", "number", "bytes")
     return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]))
 
 
-def _per_step(messages: dict[str, int]) -> str:
-    return gib_text(messages["per_step"])
+def _per_step(sent: dict[str, int]) -> str:
+    return gib_text(sent["per_step"])
 
 
 def print_over_time(found: RehearsedDevice) -> None:

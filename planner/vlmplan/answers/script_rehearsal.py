@@ -11,9 +11,9 @@ from vlmplan.answers.rehearsal import (
     SCHEMA,
     allocation_json,
     collectives,
+    collectives_table,
     largest_table,
     measured_json,
-    messages_table,
     print_over_time,
     step_seconds_json,
 )
@@ -128,8 +128,8 @@ def tables(found: ScriptRehearsal) -> Iterator[Table]:
     yield phases_table(found)
     yield components_table(found)
     yield largest_table(found)
-    if found.rehearsed.step_messages:
-        yield messages_table(found)
+    if found.rehearsed.step_collectives:
+        yield collectives_table(found)
 
 
 def phases_table(found: ScriptRehearsal) -> Table:

@@ -37,8 +37,6 @@ LENGTHS = re.compile(r"vary|\d{1,9}-\d{1,9}")
 """What ``sample_lengths`` may be, beside a file."""
 MAX_CHARACTERS = 4096
 """Of a text: a list of module names has some hundred."""
-WAY_OUT = ("freeze_vision", "to_fit", "with_more_host", "other_machine")
-"""Keys of an estimate that take another search: they are not in a first look."""
 
 
 def answer(request: Mapping[str, Any]) -> JsonDict:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vlmplan.data_plan import DataSource
+    from vlmplan.data_plan.data_run import DataRun
     from vlmplan.data_plan.options import Largest, Option
-    from vlmplan.data_plan.outlook import Outlook
     from vlmplan.estimation import Estimate
     from vlmplan.request import Request
 
@@ -19,7 +19,7 @@ class OfData:
 
     source: "DataSource"
     estimate: "Estimate | None" = None
-    outlook: "Outlook | None" = None
+    data_run: "DataRun | None" = None
     options: "Sequence[Option]" = ()
     largest: "Largest | None" = None
 
@@ -28,20 +28,20 @@ def of_estimate(request: "Request", result: "Estimate") -> OfData | None:
     """The run on the request's samples, and what else could be done with them; None without samples."""
     if request.from_data is None:
         return None
+    from vlmplan.data_plan.data_run import DataRuns
     from vlmplan.data_plan.options import data_options, largest_that_fit
-    from vlmplan.data_plan.outlook import Outlooks
     from vlmplan.estimation import Estimator
 
     source = request.from_data.source
     estimator = Estimator(result.workload, result.recipe)
-    outlooks = Outlooks(result, source, estimator=estimator)
-    outlook = outlooks.of(source)
+    data_runs = DataRuns(result, source, estimator=estimator)
+    data_run = data_runs.of(source)
     return OfData(
         source=source,
         estimate=result,
-        outlook=outlook,
-        options=data_options(outlooks, source),
-        largest=largest_that_fit(result, estimator, outlooks, outlook.bound),
+        data_run=data_run,
+        options=data_options(data_runs, source),
+        largest=largest_that_fit(result, estimator, data_runs, data_run.bound),
     )
 
 
@@ -50,10 +50,10 @@ def of_search(request: "Request", best: "Estimate | None") -> OfData | None:
     samples = of_samples(request)
     if samples is None or best is None:
         return samples
-    from vlmplan.data_plan.outlook import Outlooks
+    from vlmplan.data_plan.data_run import DataRuns
 
     source = samples.source
-    return OfData(source=source, estimate=best, outlook=Outlooks(best, source).of(source))
+    return OfData(source=source, estimate=best, data_run=DataRuns(best, source).of(source))
 
 
 def of_samples(request: "Request") -> OfData | None:
@@ -65,13 +65,13 @@ def described_data(found: OfData | None) -> dict[str, Any]:
     """The key ``data`` of a document; empty without samples."""
     if found is None:
         return {}
-    from vlmplan.answers import data, data_outlook
+    from vlmplan.answers import data, data_run
 
     document = data.document(found.source)
-    if found.outlook is not None:
-        document |= data_outlook.document(found.outlook)
+    if found.data_run is not None:
+        document |= data_run.document(found.data_run)
     if found.largest is not None:
-        document |= data_outlook.options_document(found.options, found.largest)
+        document |= data_run.options_document(found.options, found.largest)
     return {"data": document}
 
 
@@ -82,12 +82,12 @@ def print_of_data(found: OfData | None) -> None:
     import click
 
     from vlmplan.answers.data import print_data
-    from vlmplan.answers.data_outlook import print_options, print_outlook
+    from vlmplan.answers.data_run import print_data_run, print_options
 
     click.echo()
     print_data(found.source)
-    if found.estimate is None or found.outlook is None:
+    if found.estimate is None or found.data_run is None:
         return
-    print_outlook(found.estimate, found.source, found.outlook, is_of_search=found.largest is None)
+    print_data_run(found.estimate, found.source, found.data_run, is_of_search=found.largest is None)
     if found.largest is not None:
-        print_options(found.source, found.outlook, found.options, found.largest)
+        print_options(found.source, found.data_run, found.options, found.largest)

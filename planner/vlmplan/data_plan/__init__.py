@@ -4,7 +4,7 @@ lengths.py   samples as a model sees them, and those that are trained on at a li
 covering.py  equal samples that take at least what given ones take
 source.py    what ``--data`` decides of a request
 sampling.py  the micro batches of a trainer's sampler
-outlook.py   the worst of them, the time of all, and padding
+data_run.py  the worst of them, the time of all, and padding
 options.py   what packing, lower limits and smaller images would buy, and the largest that fits
 """
 

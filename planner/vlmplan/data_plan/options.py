@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_plan.covering import Covering
+from vlmplan.data_plan.data_run import MAX_COMPARED_SAMPLES, DataRun, DataRuns
 from vlmplan.data_plan.lengths import LIMIT_MULTIPLE, limits_at, sample_shapes, trained
-from vlmplan.data_plan.outlook import MAX_COMPARED_SAMPLES, Outlook, Outlooks
 from vlmplan.data_plan.source import DataSource
 from vlmplan.data_rules import Order
 from vlmplan.dataset.images import limited
@@ -33,7 +33,7 @@ class Option:
     the images made smaller."""
 
     name: str
-    outlook: Outlook
+    data_run: DataRun
     cut_fraction: float = 0.0
     shrunk_fraction: float = 0.0
 
@@ -47,38 +47,38 @@ class Largest:
     image_size: Size | None
 
 
-def data_options(outlooks: Outlooks, source: DataSource) -> list[Option]:
+def data_options(runs: DataRuns, source: DataSource) -> list[Option]:
     """What else could be done with the samples; the same samples under other rules first."""
     options: list[Option] = []
     for name, make in (*_other_rules(source), *_lower_limits(source), *_smaller_images(source)):
         try:
-            options.append(make(name, outlooks))
+            options.append(make(name, runs))
         except InputError:  # a limit below the images of every sample, say
             continue
     return options
 
 
-_Make = Callable[[str, Outlooks], Option]
+_Make = Callable[[str, DataRuns], Option]
 
 
 def _other_rules(source: DataSource) -> Iterator[tuple[str, _Make]]:
     kept, rules = source.trained, source.rules
     if rules.order is not Order.BY_LENGTH and not rules.packs:
         grouped = replace(rules, order=Order.BY_LENGTH)
-        yield "group by length", lambda name, make: Option(name=name, outlook=make.outlook(kept, grouped))
+        yield "group by length", lambda name, make: Option(name=name, data_run=make.data_run(kept, grouped))
     shows_more = source.found.sizes or source.dataset.has_sounds
     if not rules.packs and not shows_more:  # rows of several images are packed by few trainers
         packed = replace(rules, packs=True)
-        yield f"packing into {kept.limit:,}", lambda name, make: Option(name=name, outlook=make.outlook(kept, packed))
+        yield f"packing into {kept.limit:,}", lambda name, make: Option(name=name, data_run=make.data_run(kept, packed))
 
 
 def _lower_limits(source: DataSource) -> Iterator[tuple[str, _Make]]:
     total = len(source.found.shapes)
     for limit in limits_at(source.trained.samples, LIMIT_PERCENTILES):
 
-        def make(name: str, outlooks: Outlooks, limit: int = limit) -> Option:
+        def make(name: str, runs: DataRuns, limit: int = limit) -> Option:
             kept = trained(source.found, source.rules, limit=limit, most=source.most)
-            return Option(name=name, outlook=outlooks.outlook(kept, source.rules), cut_fraction=kept.num_over / total)
+            return Option(name=name, data_run=runs.data_run(kept, source.rules), cut_fraction=kept.num_over / total)
 
         yield f"--seq-len {limit}", make
 
@@ -91,15 +91,15 @@ def _smaller_images(source: DataSource) -> Iterator[tuple[str, _Make]]:
     for fraction in PIXEL_FRACTIONS:
         pixels = int(most * fraction)
 
-        def make(name: str, outlooks: Outlooks, pixels: int = pixels) -> Option:
+        def make(name: str, runs: DataRuns, pixels: int = pixels) -> Option:
             rules = replace(source.rules, max_pixels=pixels)
             found = sample_shapes(source.dataset, source.model, rules, source.planned_size)
             kept = trained(found, rules, limit=source.trained.limit, most=source.most)
             shrunk = sum(limited(size, min_pixels=0, max_pixels=pixels) != size for size in shown)
-            outlook = outlooks.of(replace(source, rules=rules, found=found, trained=kept), MAX_COMPARED_SAMPLES)
+            data_run = runs.of(replace(source, rules=rules, found=found, trained=kept), MAX_COMPARED_SAMPLES)
             return Option(
                 name=name,
-                outlook=outlook,
+                data_run=data_run,
                 cut_fraction=kept.num_over / len(found.shapes),
                 shrunk_fraction=shrunk / len(shown),
             )
@@ -107,7 +107,7 @@ def _smaller_images(source: DataSource) -> Iterator[tuple[str, _Make]]:
         yield f"images of {pixels / 1e6:.2f} MP", make
 
 
-def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, bound: Covering) -> Largest:
+def largest_that_fit(found: Estimate, estimator: Estimator, runs: DataRuns, bound: Covering) -> Largest:
     """The largest micro batch, length and (square) image, each alone, by every order's bound: what an estimate of such
     samples says that fits, with the blocks that the native allocator keeps unused."""
     cluster = found.cluster
@@ -115,7 +115,7 @@ def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, 
     def fits(covers: Covering, micro_batch: int) -> bool:
         recipe = found.recipe.with_changes(micro_batch=micro_batch)
         try:
-            other = estimator.with_samples(outlooks.workload(covers))
+            other = estimator.with_samples(runs.workload(covers))
             timeline = other.timeline(recipe, cluster)
         except InputError:
             return False
@@ -126,14 +126,14 @@ def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, 
     rows = found.recipe.micro_batch
     micro_batch = largest(lambda count: fits(bound, count), MOST_MICRO_BATCH)
     most = min(context_length(found.workload.model) or MOST_SEQ_LEN, MOST_SEQ_LEN) // LIMIT_MULTIPLE
-    taken = outlooks.sound_tokens(bound)
+    taken = runs.sound_tokens(bound)
     if bound.image_size is not None:
-        taken += bound.images_per_sample * outlooks.image_tokens(bound, bound.image_size)
+        taken += bound.images_per_sample * runs.image_tokens(bound, bound.image_size)
     least = max(1, -(-taken // LIMIT_MULTIPLE))
     length = largest(lambda count: fits(replace(bound, seq_len=count * LIMIT_MULTIPLE), rows), most, least)
     side = None
     if bound.image_size is not None and bound.clip_frames is None:
-        side = largest(lambda count: fits(_with_room(bound, outlooks, SIDE_STEP * count), rows), MOST_SIDE // SIDE_STEP)
+        side = largest(lambda count: fits(_with_room(bound, runs, SIDE_STEP * count), rows), MOST_SIDE // SIDE_STEP)
     return Largest(
         micro_batch=micro_batch,
         seq_len=None if length is None else length * LIMIT_MULTIPLE,
@@ -141,10 +141,10 @@ def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, 
     )
 
 
-def _with_room(bound: Covering, outlooks: Outlooks, side: int) -> Covering:
+def _with_room(bound: Covering, runs: DataRuns, side: int) -> Covering:
     """The bound with square images, and as much longer as their tokens are more."""
     assert bound.image_size is not None
-    more = outlooks.image_tokens(bound, (side, side)) - outlooks.image_tokens(bound, bound.image_size)
+    more = runs.image_tokens(bound, (side, side)) - runs.image_tokens(bound, bound.image_size)
     return replace(bound, image_size=(side, side), seq_len=max(1, bound.seq_len + bound.images_per_sample * more))
 
 

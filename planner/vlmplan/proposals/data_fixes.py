@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vlmplan.data_plan.outlook import Outlook, Outlooks
+from vlmplan.data_plan.data_run import DataRun, DataRuns
 from vlmplan.data_rules import Order
 from vlmplan.estimation import Estimate
 from vlmplan.other_trainers import OpenedConfig, TrainerConfig
@@ -11,12 +11,12 @@ from vlmplan.other_trainers.writing import Tool, tool_of_trainer
 from vlmplan.request import Request
 
 
-def run_on_samples(request: Request, estimate: Estimate) -> Outlook | None:
+def run_on_samples(request: Request, estimate: Estimate) -> DataRun | None:
     """The run of an estimate of the request on its samples; None where they are not known."""
     if request.from_data is None:
         return None
     source = request.from_data.source
-    return Outlooks(estimate, source).of(source)
+    return DataRuns(estimate, source).of(source)
 
 
 def sampling_keys(opened: OpenedConfig, config: TrainerConfig, request: Request) -> Iterator[Mapping[str, Any]]:
@@ -36,7 +36,7 @@ def sampling_keys(opened: OpenedConfig, config: TrainerConfig, request: Request)
         yield {"packing": True}
 
 
-def saves(run: Outlook | None, before: Outlook, fraction: float) -> bool:
+def saves(run: DataRun | None, before: DataRun, fraction: float) -> bool:
     """Whether a run takes that part less of the time."""
     if run is None or run.run_seconds is None or before.run_seconds is None:
         return False

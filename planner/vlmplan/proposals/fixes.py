@@ -13,7 +13,7 @@ from vlmplan.changes.in_file import FileSetups
 from vlmplan.changes.kinds import Change, Space, engine_changes
 from vlmplan.changes.least import LARGER_WEIGHT, SAME_SECONDS_FRACTION, Combination, least_combination
 from vlmplan.changes.trials import Trials
-from vlmplan.data_plan.outlook import Outlook
+from vlmplan.data_plan.data_run import DataRun
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Offer
@@ -55,7 +55,7 @@ class Fix:
     keeps_results: bool
     adds_adapters: bool
     widens_update: bool
-    run: Outlook | None = None
+    run: DataRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Fixes:
     fixes: tuple[Fix, ...]
     offer: Offer | None
     other_machine: OtherMachine | None = None
-    run: Outlook | None = None
+    run: DataRun | None = None
     packs: bool = False
     """Whether rows of known samples hold several as it is."""
 
@@ -175,7 +175,7 @@ def _fix(
 
 def _with_data_fixes(
     fixes: list[Fix],
-    run: Outlook,
+    run: DataRun,
     files: FileSetups,
     first: Combination,
     trials: Trials,

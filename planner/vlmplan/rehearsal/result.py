@@ -58,7 +58,7 @@ class RehearsedPhase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
+class RehearsedCollectives:
     """Collectives of one kind in one phase."""
 
     phase: str
@@ -92,7 +92,7 @@ class Rehearsed:
     num_operations: int
     checkpoint_bytes: int | None
     phases: tuple[RehearsedPhase, ...]
-    messages: tuple[Messages, ...]
+    collectives: tuple[RehearsedCollectives, ...]
     events: Sequence[tuple[int, int]] = field(repr=False)
     marks: tuple[PhaseSpan, ...]
     streams: Mapping[int, int] = field(default_factory=dict[int, int], repr=False)
@@ -114,9 +114,9 @@ class Rehearsed:
         return sum(phase.flops for phase in self.phases if phase.step == self.num_steps)
 
     @property
-    def step_messages(self) -> list[Messages]:
-        """The messages of the last step."""
-        return [one for one in self.messages if one.step == self.num_steps]
+    def step_collectives(self) -> list[RehearsedCollectives]:
+        """The collectives of the last step."""
+        return [one for one in self.collectives if one.step == self.num_steps]
 
     @property
     def host_peak_bytes(self) -> int:
@@ -136,7 +136,7 @@ def rehearsed_from_json(answer: JsonObject) -> Rehearsed:
         num_operations=answer.count("num_operations"),
         checkpoint_bytes=answer.maybe("checkpoint_bytes", answer.count),
         phases=tuple(_phase(phase) for phase in answer.objects("phases")),
-        messages=tuple(_messages(one) for one in answer.objects("collectives")),
+        collectives=tuple(_collectives(one) for one in answer.objects("collectives")),
         events=events,
         marks=_marks(answer, len(events)),
         streams=_streams(answer),
@@ -194,8 +194,8 @@ def _work(section: JsonObject) -> CountedWork:
     )
 
 
-def _messages(section: JsonObject) -> Messages:
-    return Messages(
+def _collectives(section: JsonObject) -> RehearsedCollectives:
+    return RehearsedCollectives(
         phase=section.text("phase"),
         kind=section.text("kind"),
         **{name: section.count(name) for name in ("step", "count", "num_bytes")},

@@ -6,9 +6,9 @@ import click
 
 from vlmplan.answers.estimate import caveat_lines, heading, setup_text
 from vlmplan.answers.rehearsal import (
+    collectives_table,
     components_table,
     largest_table,
-    messages_table,
     phases_table,
     rehearsed_line,
     remaining_lines,
@@ -55,6 +55,6 @@ def rehearsal_svg(found: Comparison) -> str:
 
 
 def _messages(found: Comparison) -> str:
-    if not found.rehearsed.step_messages:
+    if not found.rehearsed.step_collectives:
         return ""
-    return section("messages", "Messages of a step", table(messages_table(found), "Messages of a step"))
+    return section("messages", "Messages of a step", table(collectives_table(found), "Messages of a step"))

@@ -2,7 +2,7 @@
 
 import click
 
-from vlmplan.answers.rehearsal import largest_table, messages_table
+from vlmplan.answers.rehearsal import collectives_table, largest_table
 from vlmplan.answers.script_rehearsal import (
     components_table,
     heading,
@@ -30,8 +30,8 @@ def script_report(found: ScriptRehearsal, *, command_text: str) -> str:
         section("components", "At the peak", table(components_table(found), "Components at the peak")),
         section("largest", "Largest at the peak", table(largest_table(found), "Largest storages at the peak")),
     ]
-    if found.rehearsed.step_messages:
-        messages = table(messages_table(found), "Messages of a step")
+    if found.rehearsed.step_collectives:
+        messages = table(collectives_table(found), "Messages of a step")
         sections.append(section("messages", "Messages of a step", messages))
     sections.append(said("details", "In words", [*remaining_lines(found)]))
     sections.append(command_section(command_text))

@@ -34,7 +34,6 @@ SUMS = ("allreduce_", "allreduce_coalesced_")
 COPIED_BY_GLOO = "c10d::_reduce_scatter_base_"
 """gloo reduces a copy of what it is given, and hands out this rank's part of it (``reduce_scatter_tensor_coalesced``,
 ``ProcessGroupGloo.cpp``, torch 2.13). NCCL needs none."""
-GATHERS = ("_allgather_base_", "allgather_")
 
 
 @dataclass(frozen=True, slots=True)

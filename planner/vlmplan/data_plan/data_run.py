@@ -41,7 +41,7 @@ class WorstMicroBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class DataRun:
     """A run on samples as they are. Bytes are of tensors at the peak of the fullest GPU.
 
     ``bound_bytes`` are those that no order of the samples exceeds, of samples like ``bound``. ``run_seconds`` are all
@@ -63,8 +63,8 @@ class Outlook:
         return None if self.run_seconds is None else self.run_seconds / self.num_steps
 
 
-class Outlooks:
-    """Outlooks of one estimate's setup on its samples, under the trainer's rules or others."""
+class DataRuns:
+    """The runs of one estimate's setup on its samples, under the trainer's rules or others."""
 
     def __init__(self, found: Estimate, source: DataSource, *, estimator: Estimator | None = None) -> None:
         self._found, self._source = found, source
@@ -72,7 +72,7 @@ class Outlooks:
         self._peaks: dict[Covering, int] = {}
         self._seconds: dict[Covering, float | None] = {}
 
-    def outlook(self, trained: Trained, rules: DataRules) -> Outlook:
+    def data_run(self, trained: Trained, rules: DataRules) -> DataRun:
         """What becomes of ``trained`` under ``rules``."""
         return self.of(replace(self._source, rules=rules, trained=trained), MAX_COMPARED_SAMPLES)
 
@@ -86,7 +86,7 @@ class Outlooks:
             return 0
         return covers.audios_per_sample * self._source.found.sound_tokens[covers.audio_seconds]
 
-    def of(self, source: DataSource, most_samples: int | None = None) -> Outlook:
+    def of(self, source: DataSource, most_samples: int | None = None) -> DataRun:
         """What becomes of the samples of ``source``; of ``most_samples`` of them where a beginning will do."""
         trained, rules = source.trained, source.rules
         amounts, recipe = source.amounts, self._found.recipe
@@ -103,7 +103,7 @@ class Outlooks:
         planned_share = self._source.num_rows / len(self._source.trained.samples.shapes)
         num_rows = workload.num_samples * (run.num_rows / len(trained.samples.shapes)) / planned_share
         num_steps = max(1, -(-round(num_rows * workload.epochs) // ranks.samples_per_step))
-        return Outlook(
+        return DataRun(
             order=rules.order,
             trained=trained,
             worst=worst,
@@ -338,8 +338,3 @@ def _drawn_run(trained: Trained, rules: DataRules, ranks: Ranks, epochs: float, 
         real_tokens=min(computed, sum(one.real_tokens for one in every)),
         computed_tokens=computed,
     )
-
-
-def outlook(found: Estimate, source: DataSource) -> Outlook:
-    """The run of an estimate on its samples."""
-    return Outlooks(found, source).outlook(source.trained, source.rules)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import click
 
 from vlmplan.data_plan.covering import Covering
+from vlmplan.data_plan.data_run import DataRun
 from vlmplan.data_plan.options import MOST_MICRO_BATCH, Largest, Option
-from vlmplan.data_plan.outlook import Outlook
 from vlmplan.data_plan.source import DataSource
 from vlmplan.data_rules import Order
 from vlmplan.estimation import Estimate
@@ -16,24 +16,24 @@ from vlmplan.render.tables import Table, print_table
 from vlmplan.units import counted, duration_text, gib_text
 
 
-def document(outlook: Outlook) -> JsonDict:
+def document(run: DataRun) -> JsonDict:
     """Bytes are of tensors at the peak of the fullest GPU; of ``worst_micro_batch`` and ``any_order`` those that
     ``estimate`` has for samples like theirs."""
-    worst = outlook.worst
+    worst = run.worst
     return {
-        "order": outlook.order.value,
+        "order": run.order.value,
         "worst_micro_batch": {
             **_covering_json(worst.covering, worst.peak_bytes),
             "step": worst.step,
             "num_images": worst.micro_batch.num_images,
             "num_patches": worst.micro_batch.patches,
         },
-        "any_order": _covering_json(outlook.bound, outlook.bound_bytes),
-        "steps_per_epoch": outlook.steps_per_epoch,
-        "num_steps": outlook.num_steps,
-        "padding_fraction": outlook.padding_fraction,
-        "mean_step_seconds": outlook.step_seconds,
-        "run_seconds": outlook.run_seconds,
+        "any_order": _covering_json(run.bound, run.bound_bytes),
+        "steps_per_epoch": run.steps_per_epoch,
+        "num_steps": run.num_steps,
+        "padding_fraction": run.padding_fraction,
+        "mean_step_seconds": run.step_seconds,
+        "run_seconds": run.run_seconds,
     }
 
 
@@ -43,10 +43,10 @@ def options_document(options: Sequence[Option], largest: Largest) -> JsonDict:
         "options": [
             {
                 "name": option.name,
-                "peak_allocated_bytes": option.outlook.bound_bytes,
-                "run_seconds": option.outlook.run_seconds,
-                "num_steps": option.outlook.num_steps,
-                "padding_fraction": option.outlook.padding_fraction,
+                "peak_allocated_bytes": option.data_run.bound_bytes,
+                "run_seconds": option.data_run.run_seconds,
+                "num_steps": option.data_run.num_steps,
+                "padding_fraction": option.data_run.padding_fraction,
                 "cut_fraction": option.cut_fraction,
                 "shrunk_image_fraction": option.shrunk_fraction,
             }
@@ -82,38 +82,38 @@ def _size_text(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def print_outlook(found: Estimate, source: DataSource, outlook: Outlook, *, is_of_search: bool) -> None:
+def print_data_run(found: Estimate, source: DataSource, run: DataRun, *, is_of_search: bool) -> None:
     """The run on these samples; that of a search is of its best setup, whose times are of the longest samples."""
     if is_of_search:
         say("the best on these samples; the times and prices above are as if all were the longest")
-    say(*_run_lines(found, source, outlook))
+    say(*_run_lines(found, source, run))
 
 
-def print_options(source: DataSource, outlook: Outlook, options: Sequence[Option], largest: Largest) -> None:
+def print_options(source: DataSource, run: DataRun, options: Sequence[Option], largest: Largest) -> None:
     """What would buy something."""
     click.echo()
-    print_table(_table(source, outlook, options))
+    print_table(_table(source, run, options))
     say(*_largest_lines(largest, has_pictures=source.dataset.has_pictures))
 
 
-def _run_lines(found: Estimate, source: DataSource, outlook: Outlook) -> Iterator[str]:
+def _run_lines(found: Estimate, source: DataSource, run: DataRun) -> Iterator[str]:
     recipe, rules = found.recipe, source.rules
-    order = {Order.RANDOM: "random order", Order.BY_LENGTH: "grouped by length"}.get(outlook.order, "order of the file")
+    order = {Order.RANDOM: "random order", Order.BY_LENGTH: "grouped by length"}.get(run.order, "order of the file")
     ranks = counted(found.cluster.num_gpus, "GPU")
-    packed = f", packed into rows of {outlook.trained.limit:,}" if rules.packs else ""
+    packed = f", packed into rows of {run.trained.limit:,}" if rules.packs else ""
     yield f"micro batches of {recipe.micro_batch} on {ranks}, {order}{packed}, as {rules.trainer} makes them:"
-    worst = outlook.worst
-    drawn = "" if rules.is_bundled or outlook.order is Order.SEQUENTIAL else ", of an order like the trainer's"
+    worst = run.worst
+    drawn = "" if rules.is_bundled or run.order is Order.SEQUENTIAL else ", of an order like the trainer's"
     yield (
         f"  worst: {_covering_text(worst.covering)} each: peak {gib_text(worst.peak_bytes)}, in step {worst.step:,} of "
-        f"{outlook.num_steps:,}{drawn}"
+        f"{run.num_steps:,}{drawn}"
     )
-    yield f"  any order: {_covering_text(outlook.bound)} each: peak {gib_text(outlook.bound_bytes)} at the most"
-    yield f"  padding: {outlook.padding_fraction:.1%} of the computed tokens"
-    if outlook.run_seconds is not None and outlook.step_seconds is not None and found.step_seconds is not None:
+    yield f"  any order: {_covering_text(run.bound)} each: peak {gib_text(run.bound_bytes)} at the most"
+    yield f"  padding: {run.padding_fraction:.1%} of the computed tokens"
+    if run.run_seconds is not None and run.step_seconds is not None and found.step_seconds is not None:
         yield (
-            f"  time: {duration_text(outlook.step_seconds)} a step on average, {duration_text(outlook.run_seconds)} in "
-            f"all; {duration_text(found.step_seconds * outlook.num_steps)} if every micro batch were the worst"
+            f"  time: {duration_text(run.step_seconds)} a step on average, {duration_text(run.run_seconds)} in "
+            f"all; {duration_text(found.step_seconds * run.num_steps)} if every micro batch were the worst"
         )
 
 
@@ -129,14 +129,14 @@ def _covering_text(covers: Covering) -> str:
     return f"{text} with {' and '.join(shown)}" if shown else text
 
 
-def _table(source: DataSource, outlook: Outlook, options: Sequence[Option]) -> Table:
+def _table(source: DataSource, run: DataRun, options: Sequence[Option]) -> Table:
     has_images = source.dataset.has_pictures
     titles = ["what would buy", "peak", "change", "run", "change", "padding", "cut"]
     titles += ["shrunk"] if has_images else []
     now = source.trained.num_over / len(source.found.shapes)
-    rows = [_row("as it is", outlook, outlook, now, 0.0, has_images)]
+    rows = [_row("as it is", run, run, now, 0.0, has_images)]
     rows += [
-        _row(option.name, option.outlook, outlook, option.cut_fraction or now, option.shrunk_fraction, has_images)
+        _row(option.name, option.data_run, run, option.cut_fraction or now, option.shrunk_fraction, has_images)
         for option in options
     ]
     return Table(
@@ -148,7 +148,7 @@ def _table(source: DataSource, outlook: Outlook, options: Sequence[Option]) -> T
 
 
 def _row(
-    name: str, one: Outlook, base: Outlook, cut_fraction: float, shrunk_fraction: float, has_images: bool
+    name: str, one: DataRun, base: DataRun, cut_fraction: float, shrunk_fraction: float, has_images: bool
 ) -> tuple[str, ...]:
     seconds, was = one.run_seconds, base.run_seconds
     change = None if seconds is None or was is None else seconds / was - 1

@@ -11,9 +11,9 @@ from chat_files import asked, jsonl, png_header
 from cli_calls import call
 from vlmplan.catalog import load_catalog
 from vlmplan.data_plan.covering import Covering, covering, padded
+from vlmplan.data_plan.data_run import DataRuns
 from vlmplan.data_plan.lengths import sample_shapes
 from vlmplan.data_plan.options import data_options
-from vlmplan.data_plan.outlook import Outlooks
 from vlmplan.data_rules import DataRules, Order
 from vlmplan.dataset import Dataset, SampleSize
 from vlmplan.errors import InputError
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 TEXT, SEES = "llama-3.2-1b", "qwen2-vl-2b"
 
 
-def with_data(path: Path, **options: Any) -> tuple[Request, Estimate, Outlooks]:
+def with_data(path: Path, **options: Any) -> tuple[Request, Estimate, DataRuns]:
     given = {"gpu": "a100-sxm4-80gb:2", "method": "lora", "zero_stage": "none", "micro_batch": 4, **options}
     request = parse({**given, "data": path})
     machine = requested_cluster(request.hardware, load_catalog(()))
@@ -37,7 +37,7 @@ def with_data(path: Path, **options: Any) -> tuple[Request, Estimate, Outlooks]:
     estimator = Estimator(asked_for.workload, asked_for.recipe)
     found = estimator.estimate(asked_for.recipe, asked_for.cluster)
     assert request.from_data is not None
-    return request, found, Outlooks(found, request.from_data.source, estimator=estimator)
+    return request, found, DataRuns(found, request.from_data.source, estimator=estimator)
 
 
 def drawn_chats(folder: Path, count: int, *, images: bool) -> Path:
@@ -59,9 +59,9 @@ def drawn_chats(folder: Path, count: int, *, images: bool) -> Path:
 @pytest.mark.parametrize("model", [TEXT, pytest.param(SEES, marks=pytest.mark.sweep)])
 def test_the_worst_micro_batch_is_that_of_brute_force(model: str, tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 500, images=model == SEES)
-    request, found, outlooks = with_data(path, model=model)
+    request, found, data_runs = with_data(path, model=model)
     source = request.from_data.source
-    outlook = outlooks.of(source)
+    data_run = data_runs.of(source)
     shapes, amounts = source.trained.samples, source.amounts
     peaks: set[int] = set()
     order = epoch_order(len(shapes.shapes), seed=0, epoch=0)
@@ -75,10 +75,10 @@ def test_the_worst_micro_batch_is_that_of_brute_force(model: str, tmp_path: Path
             num_images=sum(row.num_images for row in rows),
             num_rows=4,
         )
-        peaks.add(outlooks.peak_bytes(covers))
-    assert outlook.worst.peak_bytes == max(peaks) or model == SEES
-    assert max(peaks) <= outlook.worst.peak_bytes <= 1.02 * max(peaks)
-    assert outlook.worst.peak_bytes <= outlook.bound_bytes == found.peak_allocated_bytes
+        peaks.add(data_runs.peak_bytes(covers))
+    assert data_run.worst.peak_bytes == max(peaks) or model == SEES
+    assert max(peaks) <= data_run.worst.peak_bytes <= 1.02 * max(peaks)
+    assert data_run.worst.peak_bytes <= data_run.bound_bytes == found.peak_allocated_bytes
 
 
 @pytest.mark.parametrize("model", [TEXT, pytest.param(SEES, marks=pytest.mark.sweep)])
@@ -109,8 +109,8 @@ def test_the_peak_is_that_of_estimate_for_such_samples_to_the_byte(model: str, t
 
 def test_no_micro_batch_of_any_order_has_more_than_the_bound(tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 120, images=True)
-    _, _, outlooks = with_data(path, model=SEES)
-    source = outlooks._source
+    _, _, data_runs = with_data(path, model=SEES)
+    source = data_runs._source
     shapes, amounts = source.trained.samples, source.amounts
     bound = source.covering
     of_bound = amounts.shape(bound.image_size, bound.images_per_sample)
@@ -124,50 +124,50 @@ def test_no_micro_batch_of_any_order_has_more_than_the_bound(tmp_path: Path):
 
 def test_seconds_are_those_of_every_micro_batch_by_itself(tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 200, images=False)
-    request, _, outlooks = with_data(path, model=TEXT)
+    request, _, data_runs = with_data(path, model=TEXT)
     source = request.from_data.source
-    outlook = outlooks.of(source)
+    data_run = data_runs.of(source)
     order = epoch_order(200, seed=0, epoch=0)
     lengths = [source.trained.samples.shapes[index].tokens for index in order]
     exact = padding = computed = 0
     for start in range(0, 200, 8):
         of_ranks = [padded(max(lengths[at : at + 4]), 8, source.trained.limit) for at in (start, start + 4)]
-        exact += outlooks.seconds(Covering(seq_len=max(of_ranks)))
+        exact += data_runs.seconds(Covering(seq_len=max(of_ranks)))
         computed += 4 * sum(of_ranks)
         padding += 4 * sum(of_ranks) - sum(lengths[start : start + 8])
-    assert outlook.num_steps == 25
-    assert outlook.run_seconds == pytest.approx(exact, rel=0.003)
-    assert outlook.padding_fraction == pytest.approx(padding / computed)
+    assert data_run.num_steps == 25
+    assert data_run.run_seconds == pytest.approx(exact, rel=0.003)
+    assert data_run.padding_fraction == pytest.approx(padding / computed)
 
 
 @pytest.mark.sweep
 def test_what_would_buy_keeps_its_promises(tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 400, images=True)
-    request, _, outlooks = with_data(path, model=SEES)
+    request, _, data_runs = with_data(path, model=SEES)
     source = request.from_data.source
-    base = outlooks.of(source)
-    options = {option.name: option for option in data_options(outlooks, source)}
-    grouped = options.pop("group by length").outlook
+    base = data_runs.of(source)
+    options = {option.name: option for option in data_options(data_runs, source)}
+    grouped = options.pop("group by length").data_run
     assert grouped.padding_fraction < 0.5 * base.padding_fraction
     assert grouped.run_seconds < base.run_seconds
     assert grouped.bound_bytes == base.bound_bytes
     limits = [one for name, one in options.items() if name.startswith("--seq-len")]
     assert [one.cut_fraction for one in limits] == sorted(one.cut_fraction for one in limits)
-    assert all(one.outlook.bound_bytes < base.bound_bytes for one in limits)
+    assert all(one.data_run.bound_bytes < base.bound_bytes for one in limits)
     smaller = [one for name, one in options.items() if name.startswith("images of")]
     assert len(smaller) == 2
-    assert smaller[1].outlook.bound_bytes < smaller[0].outlook.bound_bytes < base.bound_bytes
+    assert smaller[1].data_run.bound_bytes < smaller[0].data_run.bound_bytes < base.bound_bytes
     assert 0 < smaller[0].shrunk_fraction < smaller[1].shrunk_fraction < 1
 
 
 def test_packing_computes_no_padding_in_rows_of_the_limit(tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 400, images=False)
-    request, _, outlooks = with_data(path, model=TEXT)
+    request, _, data_runs = with_data(path, model=TEXT)
     source = request.from_data.source
-    [packed] = [one for one in data_options(outlooks, source) if one.name.startswith("packing")]
-    assert packed.outlook.padding_fraction < 0.05
-    assert packed.outlook.run_seconds < outlooks.of(source).run_seconds
-    assert packed.outlook.worst.covering.seq_len == source.trained.limit
+    [packed] = [one for one in data_options(data_runs, source) if one.name.startswith("packing")]
+    assert packed.data_run.padding_fraction < 0.05
+    assert packed.data_run.run_seconds < data_runs.of(source).run_seconds
+    assert packed.data_run.worst.covering.seq_len == source.trained.limit
 
 
 @pytest.mark.parametrize("allocator", ["--expandable-segments", "--no-expandable-segments"])
