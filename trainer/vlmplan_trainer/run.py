@@ -318,18 +318,27 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     found_late = {source: said for late in of_all_ranks(made.data.encoder.late) for source, said in late.items()}
     if made.engine.rank != 0:
         return
-    trained_on = {sample.source for sample in made.data.train.samples}
-    late_sentences = [said for source, said in found_late.items() if source in trained_on]
-    num_left_out = made.num_left_out + len(late_sentences)
     late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
     seconds = sum(report.seconds for report in late) / len(late) if late else None
     rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
+    found = lines(made.plan, made.meter, made.trainer.position, step_seconds=seconds, tokens_per_second=rate)
+    content = _report_content(made, reports, found_late) | {"planned_and_measured": [line.as_json() for line in found]}
+    write_atomically(options.output_dir / REPORT_FILE, json.dumps(content, indent=1) + "\n", force=True)
+    print_report(Console(highlight=False, soft_wrap=True, force_terminal=False), found)
+    sys.stdout.writelines(f"{line}\n" for line in _about_result(made))
+
+
+def _report_content(made: Run, reports: Sequence[StepReport], found_late: Mapping[str, str]) -> dict[str, Any]:
+    """What report.json says of a run, without its lines; ``found_late``: what is wrong with samples that no longer went
+    into the plan once training had begun, by their places."""
+    trained_on = {sample.source for sample in made.data.train.samples}
+    late_sentences = [said for source, said in found_late.items() if source in trained_on]
+    num_left_out = made.num_left_out + len(late_sentences)
     position = made.trainer.position
-    found = lines(made.plan, made.meter, position, step_seconds=seconds, tokens_per_second=rate)
-    content = {
+    return {
         "schema": SCHEMA,
         STEPS: position.step,
-        LENGTH: run_length(made.plan, options),
+        LENGTH: run_length(made.plan, made.options),
         "seconds": position.seconds,
         "usd": usd_so_far(made.plan, position.seconds),
         "last_loss": reports[-1].loss if reports else None,
@@ -342,11 +351,7 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
         "num_no_room": made.batches.scan.num_skipped,
         **({} if made.evaluation is None else made.evaluation.as_json()),
         "result": str(_result_folder(made)),
-        "planned_and_measured": [line.as_json() for line in found],
     }
-    write_atomically(options.output_dir / REPORT_FILE, json.dumps(content, indent=1) + "\n", force=True)
-    print_report(Console(highlight=False, soft_wrap=True, force_terminal=False), found)
-    sys.stdout.writelines(f"{line}\n" for line in _about_result(made))
 
 
 def _result_folder(made: Run) -> Path:

@@ -35,8 +35,23 @@ def models_report(
     rows: Sequence[ModelFacts], unsupported: "Sequence[ModelFiles]", *, size: tuple[int, int]
 ) -> ModelReport:
     """One line per model, and apart those that cannot be planned."""
+    blocks: list[Table | str] = [_models_table(rows)] if rows else []
+    blocks.append(f"{len(rows)} models; image tokens are those of one image of {_size_text(size)}")
+    if unsupported:
+        blocks.append(_unsupported_table(unsupported))
+    document = {
+        **_head(size),
+        "models": [_facts_json(facts) for facts in rows],
+        "unsupported": [
+            {"id": m.id, "hub_id": m.hub_id, "model_type": m.model_type, "reason": why_unsupported(m)}
+            for m in unsupported
+        ],
+    }
+    return ModelReport(document=document, blocks=tuple(blocks))
+
+
+def _models_table(rows: Sequence[ModelFacts]) -> Table:
     titles = ("model", "family", "params", "vision", "projector", "language", "context", "image tokens", "Hugging Face")
-    numbers = frozenset(("params", "vision", "projector", "language", "context", "image tokens"))
     cells = [
         (
             facts.model.id,
@@ -49,35 +64,22 @@ def models_report(
         )
         for facts in rows
     ]
-    table = Table(
+    return Table(
         titles=titles,
         rows=cells,
-        number_columns=numbers,
+        number_columns=frozenset(titles[2:-1]),
         least_first=("Hugging Face", "projector", "context", "vision", "language", "image tokens"),
         cut_columns=frozenset(("family", "Hugging Face")),
     )
-    blocks: list[Table | str] = [table] if cells else []
-    blocks.append(f"{len(rows)} models; image tokens are those of one image of {_size_text(size)}")
-    if unsupported:
-        titles = ("not supported", "model_type", "Hugging Face", "why")
-        unplanned = [(m.id, m.model_type, m.hub_id or UNKNOWN, why_unsupported(m)) for m in unsupported]
-        blocks.append(
-            Table(
-                titles=titles,
-                rows=unplanned,
-                least_first=("Hugging Face", "model_type"),
-                cut_columns=frozenset(("Hugging Face", "why")),
-            )
-        )
-    document = {
-        **_head(size),
-        "models": [_facts_json(facts) for facts in rows],
-        "unsupported": [
-            {"id": m.id, "hub_id": m.hub_id, "model_type": m.model_type, "reason": why_unsupported(m)}
-            for m in unsupported
-        ],
-    }
-    return ModelReport(document=document, blocks=tuple(blocks))
+
+
+def _unsupported_table(unsupported: "Sequence[ModelFiles]") -> Table:
+    return Table(
+        titles=("not supported", "model_type", "Hugging Face", "why"),
+        rows=[(m.id, m.model_type, m.hub_id or UNKNOWN, why_unsupported(m)) for m in unsupported],
+        least_first=("Hugging Face", "model_type"),
+        cut_columns=frozenset(("Hugging Face", "why")),
+    )
 
 
 def model_report(facts: ModelFacts, anatomy: ModelAnatomy, *, source: str, size: tuple[int, int]) -> ModelReport:

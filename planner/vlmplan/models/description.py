@@ -1,6 +1,6 @@
 """What the texts of a model's files say of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -50,14 +50,7 @@ def files_of_texts(
     notes = list(notes)
     if config is not whole:
         notes.append(thinker_note(name, whole))
-    is_deaf = config["model_type"] in MAY_BE_DEAF and not config.get("audio_config")
-    if config["model_type"] in AUDIO_MODEL_TYPES and not is_deaf:
-        notes.append(f"The audio tower of {name} runs only for samples with sound (--audio-seconds, or in --data).")
-    if config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config)):
-        notes.append(
-            f"No gradient comes to the indexers of {name}, which choose keys by their positions: their weights stay as "
-            f"they are loaded."
-        )
+    notes += _notes_on(name, config)
     if preprocessor is None and config["model_type"] in IMAGE_MODEL_TYPES:
         notes.append(
             f"There is no preprocessor_config.json of {name}, so image sizes are the defaults of its processor."
@@ -70,19 +63,33 @@ def files_of_texts(
         notes=tuple(notes),
         video_settings=_video_settings(texts, source),
     )
+    return replace(files, notes=(*files.notes, *_notes_on_checkpoint(files)))
+
+
+def _notes_on(name: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """What of the model runs or is trained otherwise than one would think, by its configuration."""
+    is_deaf = config["model_type"] in MAY_BE_DEAF and not config.get("audio_config")
+    if config["model_type"] in AUDIO_MODEL_TYPES and not is_deaf:
+        yield f"The audio tower of {name} runs only for samples with sound (--audio-seconds, or in --data)."
+    if config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config)):
+        yield (
+            f"No gradient comes to the indexers of {name}, which choose keys by their positions: their weights stay as "
+            f"they are loaded."
+        )
+
+
+def _notes_on_checkpoint(files: ModelFiles) -> Iterator[str]:
+    """In which type a checkpoint holds weights that are planned in 16 bits."""
     if files.is_mxfp4:
-        note = (
-            f"The checkpoint of {name} holds its experts in MXFP4, which cannot be trained: they are dequantised while "
-            f"loading, and planned in 16 bits. {UNASKED}"
+        yield (
+            f"The checkpoint of {files.id} holds its experts in MXFP4, which cannot be trained: they are dequantised "
+            f"while loading, and planned in 16 bits. {UNASKED}"
         )
     elif files.is_fp8:
-        note = (
-            f"The checkpoint of {name} holds its weights in FP8, which transformers keeps frozen under adapters at the "
-            f"best: they are dequantised while loading, and planned in 16 bits."
+        yield (
+            f"The checkpoint of {files.id} holds its weights in FP8, which transformers keeps frozen under adapters at "
+            f"the best: they are dequantised while loading, and planned in 16 bits."
         )
-    else:
-        return files
-    return replace(files, notes=(*files.notes, note))
 
 
 def with_layout(model: ModelFiles) -> ModelFiles:

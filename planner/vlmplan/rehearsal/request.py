@@ -4,14 +4,16 @@ from dataclasses import asdict
 
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, packed_samples
-from vlmplan.evaluation import Kept
+from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Gpu
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan
 from vlmplan.plan.task_problems import plan_problems
+from vlmplan.recipe import Recipe
 from vlmplan.sample_audio import sample_audio
 from vlmplan.sample_images import sample_image
 from vlmplan.training_task import TrainingTask
+from vlmplan.workload import Workload
 
 LEAST_STEPS = 3
 """The first step, one whose peaks are known, and one in which they are looked at when they come again."""
@@ -32,7 +34,39 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
         )
     if plan.recipe.task is not None:
         _refuse_task(plan, plan.recipe.task)
-    evaluation = plan.recipe.evaluation
+    _refuse_evaluation(plan.recipe.evaluation)
+    workload, gpu = estimate.workload, estimate.cluster.node.gpu  # a plan of a file knows no more than the files
+    request: JsonDict = {
+        "plan": plan.as_json(),
+        "samples": _samples_json(plan.recipe, workload),
+        "rank": rank,
+        "compute_capability": list(gpu.compute_capability or AMPERE),
+        "total_bytes": gpu.usable_bytes,
+    }
+    if plan.recipe.task is not None:
+        request["card"] = card_json(gpu)
+    return request if num_steps is None else request | {"num_steps": num_steps}
+
+
+def _samples_json(recipe: Recipe, workload: Workload) -> JsonDict:
+    """The samples of a micro batch: their number, lengths, images and sounds."""
+    image, audio = sample_image(workload), sample_audio(workload)
+    packed = packed_samples(recipe, workload)
+    return {
+        "micro_batch": recipe.micro_batch,
+        "num_tokens": workload.seq_len,
+        "sequences": None if packed is None else [length for length, count in packed.runs for _ in range(count)],
+        "images_per_sample": workload.images_per_sample,
+        "image": None if image is None else asdict(image),
+        "width": workload.image_width,
+        "height": workload.image_height,
+        "audios_per_sample": workload.audios_per_sample,
+        "audio": None if audio is None else asdict(audio),
+    }
+
+
+def _refuse_evaluation(evaluation: Evaluation | None) -> None:
+    """Raise InputError for an evaluation that the bundled trainer does not make."""
     if evaluation is not None and evaluation.kept is not Kept.LOSS:
         raise InputError(
             f"--eval-keeps is {evaluation.kept.value}; the bundled trainer, which is rehearsed, evaluates for the loss "
@@ -42,29 +76,6 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
         raise InputError(
             "--eval-new-tokens and --no-eval-loss are not rehearsed: the bundled trainer generates nothing"
         )
-    workload, gpu = estimate.workload, estimate.cluster.node.gpu  # a plan of a file knows no more than the files
-    image, audio = sample_image(workload), sample_audio(workload)
-    packed = packed_samples(plan.recipe, workload)
-    request: JsonDict = {
-        "plan": plan.as_json(),
-        "samples": {
-            "micro_batch": plan.recipe.micro_batch,
-            "num_tokens": workload.seq_len,
-            "sequences": None if packed is None else [length for length, count in packed.runs for _ in range(count)],
-            "images_per_sample": workload.images_per_sample,
-            "image": None if image is None else asdict(image),
-            "width": workload.image_width,
-            "height": workload.image_height,
-            "audios_per_sample": workload.audios_per_sample,
-            "audio": None if audio is None else asdict(audio),
-        },
-        "rank": rank,
-        "compute_capability": list(gpu.compute_capability or AMPERE),
-        "total_bytes": gpu.usable_bytes,
-    }
-    if plan.recipe.task is not None:
-        request["card"] = card_json(gpu)
-    return request if num_steps is None else request | {"num_steps": num_steps}
 
 
 def _refuse_task(plan: Plan, task: TrainingTask) -> None:
