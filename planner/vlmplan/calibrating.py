@@ -54,8 +54,8 @@ class MeasuredMachine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """That these GPUs, and no others, are what the trainer sees; CPU ranks share the processor as in a run
-        (``launch/start.py``)."""
+        """Environment variables by which the trainer sees these GPUs and no others; CPU ranks share the processor as in
+        a run (``launch/start.py``)."""
         if self.gpu.is_cpu:
             return {"OMP_NUM_THREADS": str(max(1, (num_host_cpus() or 1) // self.num_ranks))}
         ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -266,7 +266,7 @@ def _matches(form: _Form, text: str) -> Iterator[re.Match[str]]:
 
 
 def line_start(text: str, at: int, *, most: int = MAX_LINE_CHARACTERS) -> int:
-    """Where the line of a place begins, or the last ``most`` characters of it before that place do."""
+    """The position at which the line of a place begins, or the last ``most`` characters of it before that place do."""
     least = max(0, at - most)
     return max(text.rfind("\n", least, at) + 1, least)
 

@@ -87,8 +87,8 @@ class Recipe(RecipeSettings):
 
     @property
     def reference(self) -> Reference:
-        """Where the task's reference is; where it says nothing, as TRL's trainers have it (``dpo_trainer.py``: adapters
-        are switched off, else there is a second model; ``grpo_config.py``: ``beta`` is 0)."""
+        """The kind of the task's reference; where it says nothing, as TRL's trainers have it (``dpo_trainer.py``:
+        adapters are switched off, else there is a second model; ``grpo_config.py``: ``beta`` is 0)."""
         if self.task is None or (self.task.is_grpo and self.task.reference is None):
             return Reference.NONE
         usual = Reference.ADAPTER_OFF if self.trains_adapters else Reference.COPY

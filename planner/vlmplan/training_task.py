@@ -27,7 +27,7 @@ class TaskKind(Choice):
 
 
 class Reference(Choice):
-    """Where log-probabilities of the model before training come from."""
+    """The source of log-probabilities of the model before training."""
 
     NONE = "none"
     """They are not needed (GRPO with ``beta`` 0)."""

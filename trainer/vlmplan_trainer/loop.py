@@ -33,7 +33,8 @@ class MicroBatches(Protocol):
 
 @dataclass(slots=True)
 class Position:
-    """Where training is: optimizer steps done, the epoch, and the samples of it that all ranks together have had."""
+    """The position of training: optimizer steps done, the epoch, and the samples of it that all ranks together have
+    had."""
 
     step: int = 0
     epoch: int = 0

@@ -32,7 +32,7 @@ def check_monitors(names: Collection[str]) -> None:
 
 
 class Monitors:
-    """Where the curves of a run go: ``output_dir/monitor``. Every rank has one, only rank 0's does anything.
+    """The writers of a run's curves, in ``output_dir/monitor``. Every rank has one, only rank 0's does anything.
 
     ``first_step``: steps that are done; what an earlier run wrote of later ones is dropped from CSV files. Raises
     InputError where a monitor cannot be started.

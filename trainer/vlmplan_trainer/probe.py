@@ -33,7 +33,7 @@ PARALLEL_KEYS = ("use_parallel_residual", "parallel_attn", "use_parallel_block")
 
 
 class RefusedModelError(Exception):
-    """Nothing that can be trained as a language model; ``kind`` is one of the kinds of the answer."""
+    """The model cannot be trained as a language model; ``kind`` is one of the kinds of the answer."""
 
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind

@@ -25,8 +25,8 @@ def result_folder(plan: Plan, output_dir: Path, *, is_merged: bool) -> Path:
 
 
 def about_result(plan: Plan, folder: Path, processing: Processing, *, has_random_base: bool) -> Iterator[str]:
-    """Where the result is, how large, and how it is loaded; lines. ``has_random_base``: an adapter of weights that were
-    drawn and that no file has."""
+    """Lines on where the result is, how large, and how it is loaded. ``has_random_base``: an adapter of weights that
+    were drawn and that no file has."""
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     yield f"the result is in {folder} ({gib_text(num_bytes)})"
     if has_random_base:

@@ -20,7 +20,7 @@ def shortage_sentence(shortages: Sequence[Shortage]) -> str:
 
 
 def host_sentence(plan: Plan) -> str:
-    """Where it was the host's memory that no GPU has."""
+    """The sentence for memory that ran out on the host and not on a GPU."""
     needed = gib_text(plan.expected.host_bytes_per_node)
     return f"it was not the GPU's memory; the plan needs {needed} of the host's on every node"
 

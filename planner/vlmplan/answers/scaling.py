@@ -62,7 +62,7 @@ def print_scaling(found: Scaling | None) -> None:
 
 
 def paying_text(points: tuple[ScalingPoint, ...]) -> str:
-    """Where another node stops paying, in a sentence."""
+    """The sentence on where another node stops paying."""
     most = nodes_paying(points)
     if most == points[-1].num_nodes:
         return f"Another node pays up to the {most} looked at."

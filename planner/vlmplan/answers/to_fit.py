@@ -136,7 +136,7 @@ def to_fit_sentence(found: "ToFit", where: str, card_bytes: int | None = None) -
 
 
 def with_more_host_sentence(found: "ToFit", card_bytes: int | None = None) -> str:
-    """The same for a host that has more than it is taken to have."""
+    """The sentence on what fits where the host has more memory than it is taken to have."""
     return f"With more host RAM: {_taken_text(found, card_bytes)}"
 
 
@@ -153,7 +153,7 @@ def _taken_text(found: "ToFit", card_bytes: int | None) -> str:
 
 
 def other_machine_sentence(found: "OtherMachine", on: date) -> str:
-    """Which machine, from whom, and what the run costs there."""
+    """The sentence on the other machine: which, from whom, and what the run costs there."""
     plan = found.plan
     text = f"Cheapest other machine: {hardware_text(plan.estimate)}"
     if plan.offer is not None and plan.usd_per_hour is not None:

@@ -170,7 +170,7 @@ class CatalogOptions(TypedDict, total=False):
 
 
 class SearchOptions(TypedDict, total=False):
-    """Which offers a search may take, and what prices assume. US dollars, hours, days and Gbit/s."""
+    """The offers that a search may take, and what prices assume. US dollars, hours, days and Gbit/s."""
 
     max_usd_per_hour: float | None
     max_usd: float | None

@@ -33,7 +33,7 @@ NOTHING_RECOMPUTED = Recomputation()
 
 
 class Visit:
-    """Where a backward is among modules with weights, which ZeRO-3 gathers for as long as it stays there.
+    """The place of a backward among modules with weights, which ZeRO-3 gathers for as long as it stays there.
 
     ``has_input_grad``: the input of ``module`` has a gradient. ``buffers`` hold the gradients of weights.
     """

@@ -22,7 +22,8 @@ WAY_OUT = "measure again with vlmplan calibrate, delete the file, or give --no-c
 
 
 def calibration_path(gpu_id: str) -> Path | None:
-    """Where the calibration of this GPU is looked for; None without a home, or for an id that is no file's name."""
+    """The file in which the calibration of this GPU is looked for; None without a home, or for an id that is no file's
+    name."""
     folder = user_config_dir()
     if folder is None or not FILE_NAME.fullmatch(gpu_id):
         return None

@@ -11,12 +11,12 @@ PROJECT_FILE_NAME = "vlmplan_catalog.yaml"
 
 
 def user_catalog_path() -> Path | None:
-    """Where the user's own catalog is looked for; ``None`` without a home."""
+    """The file in which the user's own catalog is looked for; ``None`` without a home."""
     folder = user_config_dir()
     return None if folder is None else folder / SHIPPED_CATALOG
 
 
 def refreshed_catalog_path() -> Path | None:
-    """Where fetched prices are kept, in the user's cache; ``None`` without a home."""
+    """The file in which fetched prices are kept, in the user's cache; ``None`` without a home."""
     folder = user_cache_dir()
     return None if folder is None else folder / "prices" / REFRESHED_FILE_NAME

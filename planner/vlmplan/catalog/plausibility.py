@@ -24,7 +24,7 @@ HOSTS_PRICES = frozenset((Pricing.MARKETPLACE.value, Pricing.COMMUNITY.value))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """From the least to the most that an hour of one GPU can cost, in US dollars."""
+    """The range of what an hour of one GPU can cost, in US dollars."""
 
     least_usd: float
     most_usd: float

@@ -34,7 +34,7 @@ class Rule:
     accepts: Callable[[object], bool]
 
     def or_null(self) -> "Rule":
-        """The same, or not known."""
+        """The rule that also accepts null: not known."""
         return Rule(needed=f"{self.needed} or null", accepts=lambda v: v is None or self.accepts(v))
 
 

@@ -97,8 +97,8 @@ class FileSetups:
 
 
 def of_whole_models(space: Space) -> Space:
-    """The same with activation checkpointing of language and vision alike, as these trainers have it unless they have a
-    key of its own for vision."""
+    """The space of changes with activation checkpointing of language and vision alike, as these trainers have it unless
+    they have a key of its own for vision."""
     return replace(space, kinds=tuple(tuple(map(_of_whole_model, levels)) for levels in space.kinds))
 
 

@@ -310,7 +310,8 @@ def no_videos(model_type: str) -> str | None:
 
 
 def why_not_read(model_type: str) -> str:
-    """In brackets, of a type to which transformers shows videos; empty for others."""
+    """The reason in brackets why videos of a model type are not read, where transformers shows it videos; empty for
+    others."""
     return f" ({NOT_READ[model_type]})" if model_type in NOT_READ else ""
 
 

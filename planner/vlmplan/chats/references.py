@@ -36,12 +36,12 @@ class Reference:
 
 
 def image_of_part(part: JsonObject) -> Reference | None:
-    """Where the image of a part is; None where it takes the next of the sample's own."""
+    """The reference to the image of a part; None where it takes the next of the sample's own."""
     return _of_part(part, REFERENCE_KEYS, "image")
 
 
 def sound_of_part(part: JsonObject) -> Reference | None:
-    """Where the sound of a part is; None where it takes the next of the sample's own."""
+    """The reference to the sound of a part; None where it takes the next of the sample's own."""
     return _of_part(part, SOUND_KEYS, "sound")
 
 
@@ -102,7 +102,7 @@ def _own(
 
 
 def video_of_part(part: JsonObject) -> Reference | None:
-    """Where the video of a part is; None where it takes the next of the sample's own."""
+    """The reference to the video of a part; None where it takes the next of the sample's own."""
     given = [key for key in VIDEO_KEYS if part.maybe(key, part.raw) is not None]
     if len(given) > 1:
         raise InputError(f"{part.source}: {part.path} names its video twice, by video and path; one has to go")

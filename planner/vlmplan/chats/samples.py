@@ -141,7 +141,7 @@ def read_chats(
 
 
 def image_folders(path: Path, image_root: Path | None) -> tuple[Path, ...]:
-    """Where the images of a file of samples are looked for."""
+    """The folders in which the images of a file of samples are looked for."""
     return (path.parent,) if image_root is None else (image_root, path.parent)
 
 

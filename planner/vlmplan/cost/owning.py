@@ -125,8 +125,8 @@ class OwnMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """From when on buying costs less than renting at ``rent_usd_per_hour``; None: never, for electricity alone costs as
-    much, or not within the machine's life.
+    """The time from which on buying costs less than renting at ``rent_usd_per_hour``; None: never, for electricity
+    alone costs as much, or not within the machine's life.
 
     ``hours_in_all``: of use until the price is earned, P (1 - F) / (r - e), however long that takes.
     ``hours_per_month``: of use that earn it within the machine's life.
@@ -144,7 +144,7 @@ class BreakEven:
 
 
 def break_even(machine: OwnMachine, *, rent_usd_per_hour: float, hours_per_month: float) -> BreakEven:
-    """Where the lines of owning and renting cross."""
+    """The time at which the costs of owning and of renting are equal."""
     saved = rent_usd_per_hour - machine.electricity_usd_per_hour
     if saved <= 0:
         return BreakEven(rent_usd_per_hour=rent_usd_per_hour, hours_in_all=None, hours_per_month=None, months=None)

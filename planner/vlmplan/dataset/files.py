@@ -26,7 +26,7 @@ class DataFile:
 
     @property
     def image_folders(self) -> tuple[Path, ...]:
-        """Where its images are looked for, in turn."""
+        """The folders in which its images are looked for, in turn."""
         own = self.path.parent
         return (own,) if self.info_folder is None or self.info_folder == own else (self.info_folder, own)
 

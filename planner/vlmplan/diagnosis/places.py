@@ -124,7 +124,7 @@ OF_PLAN = {
 
 
 def place_of_plan(phase: str | None) -> Place | None:
-    """Where a rank of vlmplan's own trainer says that it was; None for any other message."""
+    """The place at which a rank of vlmplan's own trainer says that it was; None for any other message."""
     return None if phase is None else Place(phase=OF_PLAN.get(phase))
 
 

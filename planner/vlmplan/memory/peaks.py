@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Stretch(NamedTuple):
-    """From a mark to the next, or to the end: bytes that are live when it begins, and at most."""
+    """A stretch of a phase from a mark to the next, or to the end: bytes that are live when it begins, and at most."""
 
     marked: Marked
     start_bytes: int

@@ -55,8 +55,8 @@ def resume_memory(
     *,
     export_bytes: int,
 ) -> ResumeMemory:
-    """From the end of init to where the states are those of a later step. ``export_bytes``: of the model as the trainer
-    writes it (``DiskSpace``).
+    """What reading a checkpoint takes, from the end of init to where the states are those of a later step.
+    ``export_bytes``: of the model as the trainer writes it (``DiskSpace``).
 
     Where the device is the host, states that were read stay as they are: there are not two of them.
     """

@@ -62,7 +62,7 @@ WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """Where a trainer's defaults differ from those of ``TrainingArguments``, which are here."""
+    """A trainer's defaults; those here are of ``TrainingArguments``."""
 
     micro_batch: int = 8
     accumulation: int | None = 1

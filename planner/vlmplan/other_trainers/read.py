@@ -125,7 +125,7 @@ class OpenedConfig:
 
     @property
     def folder(self) -> Path | None:
-        """Where files that it names are; None for one that came alone, for which no file is opened."""
+        """The folder of the files that it names; None for one that came alone, for which no file is opened."""
         return None if self.is_alone else self.path.resolve().parent
 
 

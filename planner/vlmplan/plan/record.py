@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def model_source(self) -> str:
-        """Where the trainer loads the model: a Hugging Face id or a path."""
+        """The Hugging Face id or path from which the trainer loads the model."""
         return self.workload.model.hub_id or self.workload.model.id
 
     def as_json(self) -> JsonDict:

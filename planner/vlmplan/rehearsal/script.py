@@ -66,7 +66,7 @@ class ScriptRehearsal(RehearsedDevice):
 
     @property
     def decisions(self) -> tuple[UnknownRead, ...]:
-        """Where an unknown truth value decided how the script went on."""
+        """The places at which an unknown truth value decided how the script went on."""
         return tuple(one for one in self.unknown if one.what == DECISION)
 
     @cached_property

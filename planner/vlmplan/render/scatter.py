@@ -33,7 +33,7 @@ TIME_TICKS = (
 
 @dataclass(frozen=True, slots=True)
 class LogAxis:
-    """From ``low`` to ``high``, both above 0, by logarithms."""
+    """A logarithmic axis from ``low`` to ``high``, both above 0."""
 
     low: float
     high: float

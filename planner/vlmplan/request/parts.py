@@ -178,7 +178,8 @@ class EvaluationRequest:
     computes_loss: bool | None = None
 
     def evaluation(self) -> Evaluation | None:
-        """None where nothing is evaluated. Raises InputError for values out of range, and for any without a batch."""
+        """The evaluation that is asked for; None where nothing is evaluated. Raises InputError for values out of range,
+        and for any without a batch."""
         if self.batch is None:
             given = [option for name, option in OPTION_NAMES.items() if getattr(self, name) is not None]
             if given:
@@ -217,7 +218,8 @@ class TaskRequest:
     reentrant_checkpoints: bool | None = None
 
     def task(self) -> TrainingTask | None:
-        """None for samples as they are. Raises InputError for values out of range, and for those of another task."""
+        """The task that is asked for; None for samples as they are. Raises InputError for values out of range, and for
+        those of another task."""
         given = {name: getattr(self, name) for name in TASK_OPTION_NAMES if getattr(self, name) is not None}
         kind = given.pop("kind", SFT)
         if not isinstance(kind, TaskKind):

@@ -40,7 +40,7 @@ def spread_beside(offer: Offer, offers: Iterable[Offer]) -> Spread | None:
 
 
 def spread_text(found: Spread) -> str:
-    """From the least to the most that one GPU costs, in words."""
+    """The range of what one GPU costs, in words."""
     if found.num_offers == 1:
         return f"one offer of {found.gpu_id} is known"
     return (

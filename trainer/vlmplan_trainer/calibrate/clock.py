@@ -41,7 +41,7 @@ class Measured:
 
 
 def measured(values: Sequence[float]) -> Measured:
-    """Of at least one measurement."""
+    """The median and quartiles of at least one measurement."""
     ordered = sorted(values)
     last = len(ordered) - 1
     low, high = ordered[last // 4], ordered[last - last // 4]

@@ -127,8 +127,8 @@ Measure = Callable[[Encoder, Sample], tuple[int, int]]
 
 
 def measured_prompt(encoder: Encoder, sample: Sample) -> tuple[int, int]:
-    """As ``_measured``, of a sample that has no answer yet, which is not cut: ``encoder.seq_len`` is the most that a
-    prompt may have."""
+    """What ``_measured`` returns, of a sample that has no answer yet, which is not cut: ``encoder.seq_len`` is the most
+    that a prompt may have."""
     _refuse_more_images(encoder, sample)
     text = encoder.prompt(sample)
     images = _images(encoder, sample, text)

@@ -38,7 +38,7 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a model is loaded from: a folder, or a Hugging Face id and its revision."""
+    """The source that a model is loaded from: a folder, or a Hugging Face id and its revision."""
 
     name: str
     revision: str | None = None
@@ -169,7 +169,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def model_source(plan: Plan) -> Source:
-    """Where the plan's model is. Raises InputError if it is in no place that transformers can load from."""
+    """The source of the plan's model. Raises InputError if it is in no place that transformers can load from."""
     name = os.path.expanduser(plan.model_source)
     path = Path(name)
     if path.name.endswith(".json") and path.is_file():

@@ -252,8 +252,9 @@ def paging_in_host_memory() -> Iterator[None]:
 
 @contextmanager
 def dequantising_for_products() -> Iterator[None]:
-    """Of many tokens bitsandbytes multiplies no packed weights on CUDA: it makes the weight whole, with its scales
-    beside it (``_dequant_linear_fallback`` of ``backends/cuda/ops.py``). Its kernels for few are not rehearsed."""
+    """Dequantise weights for products of many tokens, as bitsandbytes does on CUDA, which multiplies no packed weights
+    then: it makes the weight whole, with its scales beside it (``_dequant_linear_fallback`` of
+    ``backends/cuda/ops.py``). Its kernels for few are not rehearsed."""
     importlib.import_module("bitsandbytes")  # registers the operations
     packed: Any = torch.ops.bitsandbytes
     dequantised_scales, dequantised_weight = packed.dequantize_blockwise.default, packed.dequantize_4bit.default

@@ -63,7 +63,7 @@ class KimiDecoder(Decoder):
 
 
 def layer_types(config: Config) -> Sequence[str]:
-    """Which token mixer each layer has: ``layer_types``, else the lists of published files, else every fourth."""
+    """The token mixer of each layer: ``layer_types``, else the lists of published files, else every fourth."""
     num_layers, names = config.integer("num_hidden_layers"), config.layer_types()
     own = config.mapping("linear_attn_config")
     if names is None and all(key in own for key in LISTS):

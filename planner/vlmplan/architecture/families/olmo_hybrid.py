@@ -158,7 +158,7 @@ def has_positions(config: Config) -> bool:
 
 
 def layer_types(config: Config) -> Sequence[str]:
-    """Which token mixer each layer has: ``layer_types``, else attention in every fourth, and at least in the last."""
+    """The token mixer of each layer: ``layer_types``, else attention in every fourth, and at least in the last."""
     names = config.layer_types()
     if names is None:
         num_layers = config.integer("num_hidden_layers")

@@ -88,7 +88,7 @@ class HybridDecoder(MultimodalDecoder):
 
 
 def layer_types(config: Config) -> Sequence[str]:
-    """Which token mixer each layer has: ``layer_types``, else full attention in every fourth layer.
+    """The token mixer of each layer: ``layer_types``, else full attention in every fourth layer.
 
     Source: ``Qwen3_5TextConfig.__post_init__``.
     """

@@ -53,7 +53,8 @@ def decoder(config: Config) -> Decoder:
 
 
 def positions_of_layers(config: Config, num_layers: int) -> list[bool]:
-    """Which layers have rotary positions: ``no_rope_layers``, 1 for each that has, or ``no_rope_layer_interval``."""
+    """Whether each layer has rotary positions: ``no_rope_layers``, 1 for each that has, or
+    ``no_rope_layer_interval``."""
     given = config.integers("no_rope_layers")
     if given:
         if len(given) != num_layers:

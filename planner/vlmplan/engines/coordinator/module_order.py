@@ -17,7 +17,7 @@ UNKNOWN_ORDER = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 
 
 
 class Lost(IntEnum):
-    """Where in a micro batch the order that it began with turns out to be wrong."""
+    """The place in a micro batch at which the order that it began with turns out to be wrong."""
 
     NEVER = 0
     AT_START = 1

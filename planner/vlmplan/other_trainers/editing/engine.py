@@ -24,7 +24,7 @@ STAGE_3_AUTO = ("stage3_prefetch_bucket_size", "stage3_param_persistence_thresho
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedSource:
-    """Where a DeepSpeed configuration stands: in the file ``path``, under the ``name`` of one that the trainer ships,
+    """The place of a DeepSpeed configuration: in the file ``path``, under the ``name`` of one that the trainer ships,
     or in the trainer's own file, as an object or as JSON ``is_text``."""
 
     content: JsonDict = field(hash=False)

@@ -133,7 +133,7 @@ def adapter_settings(
 
 
 def model_name(model: ModelFiles) -> str:
-    """Where the trainer loads the model from: the Hub, or a folder, whatever folder the run starts in."""
+    """The name by which the trainer loads the model: the Hub, or a folder, whatever folder the run starts in."""
     if model.hub_id is not None:
         return model.hub_id
     path = Path(model.id)
