@@ -131,6 +131,13 @@ def inside_backward_with_a_learned_bias(mode: Rehearsal) -> list[int]:
     return sorted(new_bytes(mode, lambda: torch.autograd.grad(result, (*parts, bias), grad)))
 
 
+def inside_attention_with_a_boolean_mask(mode: Rehearsal) -> list[int]:
+    """What is allocated of 64 KiB or more by attention with a mask of 512 keys."""
+    parts = [gpu(1, 2, 512, 64, dtype=torch.bfloat16) for _ in "qkv"]
+    mask = gpu(1, 1, 512, 512, dtype=torch.bool)
+    return [size for size in new_bytes(mode, lambda: scaled_dot_product_attention(*parts, mask)) if size >= 65_536]
+
+
 def layouts_of_attention(mode: Rehearsal) -> dict[str, bool]:
     """Whether the result of queries that lie head after head lies token after token."""
 
@@ -310,6 +317,7 @@ CHECKS = {
             casts_of_a_weight,
             inside_flash_backward,
             inside_backward_with_a_learned_bias,
+            inside_attention_with_a_boolean_mask,
             layouts_of_attention,
             inside_what_cuda_does_in_two_steps,
             inside_products_of_packed_weights,

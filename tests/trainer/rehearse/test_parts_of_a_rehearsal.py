@@ -20,6 +20,7 @@ CHECKS = [
     "casts_of_a_weight",
     "inside_flash_backward",
     "inside_backward_with_a_learned_bias",
+    "inside_attention_with_a_boolean_mask",
     "layouts_of_attention",
     "inside_what_cuda_does_in_two_steps",
     "inside_products_of_packed_weights",
@@ -135,6 +136,17 @@ def test_the_gradient_of_a_learned_bias_is_made_in_rows_of_16_and_cut_twice(foun
     gradients = [2 * rows * width] * 3
     of_bias = [2 * rows * 208, 2 * rows * 200, 2 * rows * 196]  # the kernel's, of the padded bias, of the bias
     assert found["inside_backward_with_a_learned_bias"] == sorted([*gradients, *of_kernel, *of_bias])
+
+
+def test_of_a_boolean_mask_nothing_is_made_but_the_bias_as_torch_does(found):
+    bias, result = 2 * 512 * 512, 2 * 2 * 512 * 64
+    assert found["inside_attention_with_a_boolean_mask"] == [bias, result]
+    parts, mask = [torch.zeros(1, 2, 16, 64) for _ in "qkv"], torch.ones(16, 16, dtype=torch.bool)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        torch.nn.functional.scaled_dot_product_attention(*parts, mask)
+    operations = {event.name for event in profiled.events()}
+    assert "aten::where" in operations
+    assert "aten::logical_not" not in operations
 
 
 def test_flash_attention_lays_out_its_result_like_the_queries_and_the_memory_efficient_kernel_by_tokens(found):

@@ -103,10 +103,10 @@ def runs_flash(capability: tuple[int, int], query: Tensor, value: Tensor, attn_m
 
 
 def _bias(mask: Tensor, query: Tensor) -> Tensor:
-    """``convert_boolean_attn_mask`` and ``pad_bias``."""
+    """``convert_boolean_attn_mask``, which makes nothing as large as the mask but its result, and ``pad_bias``."""
     bias = mask
     if mask.dtype == torch.bool:
-        bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+        bias = torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=query.dtype, device=mask.device))
     missing = -bias.shape[-1] % MASK_ALIGNMENT
     if missing:
         bias = torch.nn.functional.pad(bias, (0, missing))[..., : mask.shape[-1]]
