@@ -17,9 +17,11 @@ from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster, Gpu, Node
+from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import LossKind
+from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 
 MODELS = Path(vlmplan.__file__).parent / "data" / "models"
@@ -61,6 +63,11 @@ def workload(alias: str | ModelFiles, **changes: Any) -> Workload:
 
 BUNDLED_LOSSES = tuple(kind for kind in LossKind if kind is not LossKind.TRL)
 """Those that the bundled trainer has."""
+
+
+def cpu_cluster(num_ranks: int) -> Cluster:
+    """So many CPU ranks on a host of 64 GiB."""
+    return Cluster(node=Node(gpu=cpu_gpu(num_ranks), num_gpus=num_ranks, host_ram_bytes=64 * GIB))
 
 
 def cluster(gpu_id: str = "a100-sxm4-80gb", num_gpus: int = 1, num_nodes: int = 1, **node: Any) -> Cluster:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds_files import nested
 from planned import cluster, decided
 from vlmplan.deepspeed_config import KEYS, deepspeed_config, settings_from_ds_config
 from vlmplan.deepspeed_config.auto import OPTION_OF_AUTO, SIZES_FROM_MODEL, auto_problem
@@ -61,12 +62,6 @@ def transformers_fills():
         return held.config
 
     return fill
-
-
-def nested(path: str, value: object = "auto") -> dict:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return value
 
 
 def merged(first: dict, second: dict) -> dict:

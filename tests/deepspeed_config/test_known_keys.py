@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from ds_files import nested
 from vlmplan.deepspeed_config import KEYS, Effect, settings_from_ds_config
 from vlmplan.deepspeed_config.content import SECTIONS
 from vlmplan.deepspeed_config.keys import Key, Kind
@@ -161,12 +162,6 @@ def test_defaults_are_deepspeeds(section):
 @pytest.mark.parametrize("path", [path for path, key in KEYS.items() if key.effect is Effect.REFUSED and key.only])
 def test_what_is_not_modelled_is_accepted_only_as_deepspeed_has_it_by_default(path):
     assert KEYS[path].default in KEYS[path].only
-
-
-def nested(path: str, value: object) -> dict:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return value
 
 
 def other_value(key: Key) -> object:

@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from planned import cluster
+from planned import cluster, cpu_cluster
 from vlmplan.engines import engine_of
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.estimation import Estimator
-from vlmplan.hardware import Cluster, Node
-from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.host import PROCESS_BYTES, HostMemory, host_memory
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision, WeightDtype
-from vlmplan.units import GIB, MIB, DType
+from vlmplan.units import MIB, DType
 from vlmplan.workload import ModelFiles, Workload
 
 SIZES = {"vocab_size": 35, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
@@ -40,10 +38,6 @@ def load_phase(table: ParameterTable, recipe: Recipe, num_ranks: int, *, is_on_c
     tracker = PeakTracker()
     engine_of(table, recipe, num_ranks=num_ranks, sink=tracker).load(is_on_cpu=is_on_cpu)
     return Phase(name="load", resident=tracker.now(), peak=tracker.peak)
-
-
-def cpu(num_ranks: int) -> Cluster:
-    return Cluster(node=Node(gpu=cpu_gpu(num_ranks), num_gpus=num_ranks, host_ram_bytes=64 * GIB))
 
 
 def shards(weights: list[int], num_ranks: int) -> int:
@@ -92,7 +86,7 @@ def test_the_first_cpu_rank_holds_the_whole_checkpoint_as_well():
     recipe = Recipe(zero_stage=3)
     for stored, width in (("bfloat16", 2), ("float32", 4)):
         found = estimator(recipe, torch_dtype=stored)
-        on_cpu, on_gpu = (found.timeline(recipe, on).phases[0] for on in (cpu(3), cluster(num_gpus=3)))
+        on_cpu, on_gpu = (found.timeline(recipe, on).phases[0] for on in (cpu_cluster(3), cluster(num_gpus=3)))
         assert on_cpu.peak.total - on_gpu.peak.total == width * sum(WEIGHTS)
 
 
@@ -183,14 +177,14 @@ def test_the_type_of_a_checkpoint_is_what_its_configuration_says(config: dict[st
 @pytest.mark.parametrize("stage", [2, 3])
 def test_cpu_ranks_have_neither_a_cuda_context_nor_nccl(stage: int):
     recipe = Recipe(zero_stage=stage)
-    found = estimator(recipe).estimate(recipe, cpu(2))
+    found = estimator(recipe).estimate(recipe, cpu_cluster(2))
     assert (found.device.context_bytes, found.device.nccl_bytes) == (0, 0)
     assert found.device.device_bytes == found.device.reserved_bytes + found.device.process_bytes
 
 
 def test_only_the_first_cpu_rank_reads_the_checkpoint():
     recipe = Recipe(zero_stage=3)
-    found = estimator(recipe).estimate(recipe, cpu(3))
+    found = estimator(recipe).estimate(recipe, cpu_cluster(3))
     first = found.timeline.phases[0].peak.total
     assert found.host.load_bytes == 3 * (first + found.device.process_bytes) - 2 * 2 * sum(WEIGHTS)
 

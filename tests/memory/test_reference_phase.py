@@ -1,11 +1,11 @@
 """DPO's micro batch: two rows a sample, answers alone scored, a reference that runs between forward and backward."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
 from planned import cluster, shortened
+from task_phases import ANSWER, LAYERS, TOKENS, estimator, phases
 from vlmplan.engines import engine_of
 from vlmplan.engines.bounds import peak_bound, peak_floor
 from vlmplan.engines.profile import micro_batch_profile
@@ -14,27 +14,14 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator, has_upper_bound, with_other_models
 from vlmplan.estimation.references import beside_bytes
 from vlmplan.memory.host import host_memory
-from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method, Offload, WeightDtype
 from vlmplan.training_task import Reference, TaskKind, TrainingTask
 from vlmplan.workload import Workload
 
-WIDTH, TOKENS, ANSWER = 576, 300, 70
-LAYERS = 3
+WIDTH = 576
 DPO = TrainingTask(kind=TaskKind.DPO, completion_tokens=ANSWER)
 SFT = Recipe(loss=LossKind.TRL, zero_stage=2)
-
-
-@cache
-def estimator(method: Method = Method.FULL, stage: int | None = 2) -> Estimator:
-    workload = Workload(model=shortened("smollm2-135m", num_hidden_layers=LAYERS), seq_len=TOKENS)
-    return Estimator(workload, Recipe(method=method, zero_stage=stage))
-
-
-def phases(recipe: Recipe, num_gpus: int = 2) -> dict[str, Phase]:
-    found = estimator(recipe.method, recipe.zero_stage)
-    return {phase.name: phase for phase in found.timeline(recipe, cluster(num_gpus=num_gpus)).phases}
 
 
 def for_dpo(reference: Reference | None = None, **changes: object) -> Recipe:

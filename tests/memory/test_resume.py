@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from planned import cluster
+from planned import cluster, cpu_cluster
 from vlmplan.estimation import Estimate, Estimator, Verdict
-from vlmplan.hardware import Cluster, Node
-from vlmplan.machine.cpu import cpu_gpu
+from vlmplan.hardware import Cluster
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload, OptimizerKind, WeightDtype
 from vlmplan.saving import Saving, saving_of
-from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 
 SIZES = {"vocab_size": 35, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
@@ -33,17 +31,13 @@ def found(recipe: Recipe, on: Cluster, saving: Saving | None = None) -> Estimate
     return Estimator(workload, recipe).estimate(recipe, on)
 
 
-def cpu(num_ranks: int) -> Cluster:
-    return Cluster(node=Node(gpu=cpu_gpu(num_ranks), num_gpus=num_ranks, host_ram_bytes=64 * GIB))
-
-
 def init_bytes(estimate: Estimate) -> int:
     return next(phase for phase in estimate.timeline.phases if phase.name == "init").resident.total
 
 
 def read_bytes(recipe: Recipe, num_ranks: int, saving: Saving | None = None) -> int:
     """Beside what is there after init, on a rank whose device is the host itself."""
-    estimate = found(recipe, cpu(num_ranks), saving)
+    estimate = found(recipe, cpu_cluster(num_ranks), saving)
     return estimate.resume.phase.peak.total - init_bytes(estimate)
 
 

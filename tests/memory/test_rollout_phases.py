@@ -1,38 +1,23 @@
 """GRPO: what generating answers, looking up log-probabilities and vLLM on the same GPU take beside the steps."""
 
-from functools import cache
-
 import pytest
 
-from planned import cluster, shortened
+from planned import cluster
+from task_phases import ANSWER, LAYERS, TOKENS, estimator, phases
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimator, refuse_parts_of_groups, whole_groups
+from vlmplan.estimation import refuse_parts_of_groups, whole_groups
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine
-from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method, Offload
 from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.units import GIB
-from vlmplan.workload import Workload
 
-TOKENS, ANSWER, LAYERS = 300, 70, 3
 KV_HEADS, HEAD_DIM = 3, 64
-
-
-@cache
-def estimator(method: Method = Method.FULL, stage: int | None = 2) -> Estimator:
-    workload = Workload(model=shortened("smollm2-135m", num_hidden_layers=LAYERS), seq_len=TOKENS)
-    return Estimator(workload, Recipe(method=method, zero_stage=stage))
 
 
 def for_grpo(stage: int | None = 2, method: Method = Method.FULL, **settings: object) -> Recipe:
     task = TrainingTask(kind=TaskKind.GRPO, completion_tokens=ANSWER, num_generations=4, **settings)  # type: ignore[arg-type]
     return Recipe(loss=LossKind.TRL, zero_stage=stage, method=method, micro_batch=3, grad_accum=4, task=task)
-
-
-def phases(recipe: Recipe, num_gpus: int = 2) -> dict[str, Phase]:
-    found = estimator(recipe.method, recipe.zero_stage)
-    return {phase.name: phase for phase in found.timeline(recipe, cluster(num_gpus=num_gpus)).phases}
 
 
 def test_answers_are_generated_before_the_forward_and_nothing_is_looked_up_by_itself():
