@@ -13,7 +13,7 @@ from vlmplan.cli.estimate import estimate as command
 from vlmplan.engines import engine_of
 from vlmplan.engines.bounds import peak_bound, peak_floor
 from vlmplan.engines.profile import micro_batch_profile
-from vlmplan.estimation import Estimator
+from vlmplan.estimation import Estimator, estimate
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
@@ -249,3 +249,16 @@ def test_an_evaluation_under_zero_3_and_the_checkpoint_after_it_take_what_is_reh
     planned = {phase.name: phase.peak.total for phase in found.timeline.phases}
     for name, num_bytes in REHEARSED[case].items():
         assert planned[name] == pytest.approx(num_bytes, rel=0.001), name
+
+
+@pytest.mark.parametrize("evaluation", [Evaluation(batch=2), Evaluation(batch=2, computes_loss=False, new_tokens=4)])
+@pytest.mark.parametrize("expands", [False, True])
+def test_zero_3_finds_modules_that_evaluation_alone_calls(evaluation, expands):
+    """Gemma 3n reads and clamps a Linear's weight while it trains, and calls the Linear where it does not."""
+    recipe = Recipe(
+        method=Method.LORA, zero_stage=3, evaluation=evaluation, loss=LossKind.MODEL, expandable_segments=expands
+    )
+    found = estimate(Workload(model=model_files("gemma-3n-e2b"), seq_len=64), recipe, cluster(num_gpus=2))
+    peaks = {phase.name: phase.peak for phase in found.timeline.phases}
+    evaluated = peaks["generation" if evaluation.new_tokens else "evaluation"]
+    assert found.device.allocated_bytes > evaluated.weights > peaks["step"].weights

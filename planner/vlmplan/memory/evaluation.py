@@ -211,7 +211,7 @@ def _forwards(engine: Engine, training: Trace, own: Trace) -> Iterator["Gathered
     What the first leaves whole is there while the second runs, FSDP2's head too. Where modules are left out that
     ``training`` runs, the first loses its order, the second records one, ``own``, and the third goes by that.
     """
-    gathered = GatheredForEvaluation.of(engine, training)
+    gathered = GatheredForEvaluation.of(engine, order_of(own, training))
     if gathered is None or not engine.recipe.evaluates_by_another_order:
         yield from [gathered] * (1 if gathered is None and not engine.follows_layers else 2)
         return
@@ -286,6 +286,20 @@ def run_forward(trace: Trace, engine: Engine, tracker: PeakTracker, gathered: "G
                 tracker.gather(*gathered.bytes_at(event, run))
         engine.leave(run, is_backward=False)
     engine.end_forward()
+
+
+def order_of(evaluated: Trace, training: Trace) -> Trace:
+    """The trace whose order of modules ZeRO-3 goes by in evaluation: that of training, or, where a module is called
+    that training does not call, such as Gemma 3n's Linears that it reads and clamps, its own. The first forward finds
+    the order of training to be wrong then, and the next one records another (``trace_prologue`` and ``reset_step`` in
+    deepspeed 0.19.8 ``zero/partitioned_param_coordinator.py``)."""
+    return training if _called(evaluated) <= _called(training) else evaluated
+
+
+def _called(trace: Trace) -> set[int]:
+    """The modules that gather weights."""
+    forwards = (section.forward for section in trace.sections.values())
+    return {id(event.module) for forward in forwards for event in forward if isinstance(event, Fetch)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from vlmplan.engines.events import Stream
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
-from vlmplan.memory.evaluation import KeptOutputs
+from vlmplan.memory.evaluation import KeptOutputs, order_of
 from vlmplan.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -28,11 +28,10 @@ NUM_STEPS = 2
 Changes = list[tuple[int, int]]
 """What a ``BlockLog`` wrote down."""
 NO_CHANGES: Changes = []
-EvaluatedOperations = tuple[Sequence[Operations], KeptOutputs, Sequence[int]]
-"""The forwards of a batch of evaluation, of ``LoggingTape``s and expanded, what is kept of it, and what is there when
-the last token is generated."""
 MicroBatch = tuple[Trace, Operations]
 """A trace of a ``LoggingTape`` and its expansion."""
+EvaluatedOperations = tuple[Sequence[MicroBatch], KeptOutputs, Sequence[int]]
+"""The forwards of a batch of evaluation, what is kept of it, and what is there when the last token is generated."""
 
 
 class Reservation:
@@ -104,20 +103,20 @@ class Reservation:
         """
         self.run()
         logged = [operations for _, operations in self._micro_batches]
-        logged += [] if self._evaluated is None else self._evaluated[0]
+        logged += [] if self._evaluated is None else [operations for _, operations in self._evaluated[0]]
         most = max(operations.small_peak_bytes for operations in logged)
         return self.allocator.peak_reserved_bytes + -(-most // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
 
-    def _evaluate(self, passes: Sequence[Operations], kept: KeptOutputs, last_token: Sequence[int]) -> None:
+    def _evaluate(self, passes: Sequence[MicroBatch], kept: KeptOutputs, last_token: Sequence[int]) -> None:
         """A first batch, which finds what training has left, and the one that finds most of what is kept. Batches
         between them are left out: the allocator gives back what they leave unused before it runs out."""
         log = BlockLog()
-        gathered = self._engine.gathered_weights(self._trace, log)
+        gathered = self._engine.gathered_weights(order_of(passes[0][0], self._trace), log)
         if gathered is not None:
             gathered.begin_evaluation()
         for sizes in ([], kept.held):
             held = [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]
-            for operations in passes:
+            for _, operations in passes:
                 changes = iter(_forward_changes(gathered, operations, log))
                 self._change(next(changes, NO_CHANGES))
                 self._replay_forward(operations, changes)
