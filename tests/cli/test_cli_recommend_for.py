@@ -136,3 +136,14 @@ def test_the_script_around_the_trainer_loads_what_is_planned():
     assert (said["MAX_LENGTH"], said["QUANTIZES"], said["DTYPE"]) == ("210", "True", "torch.bfloat16")
     loaded = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert "AutoModelForImageTextToText" in loaded  # the model sees, whether or not its samples have images
+
+
+@pytest.mark.parametrize("trainer", ["trl", "llamafactory", "ms-swift"])
+def test_packed_rows_are_recommended_as_check_reads_them(trainer):
+    """Of the samples in a row no key tells, and LLaMA-Factory packs a single row at a time."""
+    words = ("--for", trainer, "--model", "qwen2.5-0.5b", "--method", "lora", "--attention", "flash_attention_2")
+    answer = recommended(*words, "--batching", "packed", "--sample-len", "200")
+    estimate = answer["plans"][0]["estimate"]
+    checked = call(*shlex.split(answer["made_for"]["check"])[1:], "--json").document["estimate"]
+    assert numbers(checked) == numbers(estimate)
+    assert estimate["recipe"]["batching"] == "packed"

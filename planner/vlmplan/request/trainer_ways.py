@@ -19,7 +19,7 @@ def as_usual(decided: DecidedRecipe, made_for: "Tool | None", model: ModelFiles)
         return decided
     from vlmplan.other_trainers.writing import usual
 
-    return decided.completed(usual(made_for, model))
+    return decided.completed(usual(made_for, model, decided.batching))
 
 
 BEHAVIOUR_FOLLOWS = ("method", "precision", "zero_stage")

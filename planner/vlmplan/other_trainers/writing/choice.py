@@ -16,7 +16,7 @@ from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe_choices import Batching, Method
 from vlmplan.thinkers import thinker_class
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
 
@@ -68,11 +68,12 @@ def behaviour(tool: Tool, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:
     return DecidedRecipe(**behaving(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model))))
 
 
-def usual(tool: Tool, model: ModelFiles) -> DecidedRecipe:
+def usual(tool: Tool, model: ModelFiles, batching: Batching | None = None) -> DecidedRecipe:
     """What every setup for the tool is unless the user says otherwise: its loss, the parts that it trains by default,
-    and the allocator that the written files ask for."""
+    the allocator that the written files ask for, and the micro batch that its packed rows need."""
     known = TOOLS[tool]
-    decided = DecidedRecipe(loss=known.loss, expandable_segments=True)
+    rows = known.packed_rows if batching is Batching.PACKED else None
+    decided = DecidedRecipe(loss=known.loss, expandable_segments=True, micro_batch=rows)
     if not known.freezes_vision or not sees(model):
         return decided
     return decided.completed(DecidedRecipe(train_vision=False, train_projector=False, train_language=True))
@@ -118,6 +119,8 @@ def _sample_options(tool: Tool, workload: Workload) -> dict[str, Value]:
         options |= {"audio_seconds": workload.audio_seconds, "audios_per_sample": workload.audios_per_sample}
     if workload.num_samples != DEFAULT_NUM_SAMPLES:
         options["num_samples"] = workload.num_samples
+    if workload.sample_len is not None:
+        options["sample_len"] = workload.sample_len
     if not sees(workload.model):
         return options
     if workload.images_per_sample != 1:

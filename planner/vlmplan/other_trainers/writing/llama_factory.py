@@ -258,6 +258,7 @@ KNOWN: Final = KnownTool(
     written=_written,
     freezes_vision=True,
     limits_pixels=True,
+    packed_rows=1,
     evaluation=_evaluation,
     without_fsdp=OLDER_FSDP2,
 )

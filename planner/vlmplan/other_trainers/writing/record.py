@@ -86,6 +86,8 @@ class KnownTool:
     """By default, and the projector with it."""
     limits_pixels: bool = False
     """A key says how large an image may be."""
+    packed_rows: int | None = None
+    """Rows of a micro batch, where it packs no other number."""
     without_fsdp: str | None = None
     """Why no setup with FSDP2 is written for it, as a sentence."""
     evaluation: Callable[[Evaluation], Mapping[str, Any]] = no_keys
