@@ -167,6 +167,8 @@ def test_another_node_pays_while_it_brings_half_of_itself():
     assert nodes_paying([point(1, 1), point(2, 1.4), point(4, 4)]) == 1
     assert "Beyond 1 node another" in paying_text((point(1, 1), point(2, 1.4)))
     assert "up to the 2 looked at" in paying_text((point(1, 1), point(2, 2)))
+    alone = replace(point(1, 1), num_gpus=8)
+    assert paying_text((alone,)) == "8 samples a step are too few for another node to have one on every GPU."
 
 
 OPTIONS = ["--model", "smollm2-135m", "--gpu", "a100-sxm4-80gb:8", "--zero-stage", "2", "--grad-accum", "8"]

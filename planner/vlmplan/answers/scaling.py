@@ -64,6 +64,8 @@ def print_scaling(found: Scaling | None) -> None:
 def paying_text(points: tuple[ScalingPoint, ...]) -> str:
     """The sentence on where another node stops paying."""
     most = nodes_paying(points)
+    if len(points) == 1 and points[0].samples_per_step < points[0].num_gpus * (1 + 1 / points[0].num_nodes):
+        return f"{points[0].samples_per_step} samples a step are too few for another node to have one on every GPU."
     if most == points[-1].num_nodes:
         return f"Another node pays up to the {most} looked at."
     return f"Beyond {most} node{'s' if most != 1 else ''} another one brings less than half of what it adds in GPUs."
