@@ -6,7 +6,7 @@ backward by the first; and a later layer's input is freed when the layer release
 layer's. Both places are noted while the first layer runs, so that the events of a later one follow from its own.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -92,7 +92,7 @@ class LayerReuse:
         for kind in sharing:
             self._unshared |= set([at for at in indices if pattern[at] == kind][-2:])
         self._begun: set[tuple[tuple[int, bool], bool]] = set()
-        self._known: dict[Any, int] = {}
+        self._known: dict[Hashable, int] = {}
         self._last_run: tuple[int, bool] | None = None
 
     def equal_layer(self, index: int, *, needs_grad: bool) -> int | None:

@@ -1,6 +1,6 @@
 """Building the modules of a model from its layout: leaves by their kind, groups by what is inside, layers shared."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from vlmplan.architecture.generic_groups import BareNorm, EmbeddingGroup, ExpertsGroup, Group, LinearOrNorm, Role
@@ -135,7 +135,7 @@ class TreeBuilder:
 
     def stack(self, name: str) -> Stack:
         """Layers of one structure share one module."""
-        kinds: dict[Any, int] = {}
+        kinds: dict[Hashable, int] = {}
         modules: list[Module] = []
         pattern: list[int] = []
         for child in self.child_names[name]:

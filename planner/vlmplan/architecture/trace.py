@@ -7,7 +7,7 @@ backward runs the schedule in reverse.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -208,7 +208,7 @@ class Section:
     """Weights of modules that backward fetches and does not release."""
     recomputed_bytes: int = 0
     """Frozen weights that stay whole while the section is run again."""
-    memo: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False)
+    memo: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], compare=False)
     """What others have found out about this section once it was recorded, by keys of theirs: several traces may have
     it."""
 
@@ -229,7 +229,7 @@ class Trace:
     after: list[Event] = field(default_factory=list["Event"])
     _merged: dict[str, tuple[list[Event], list[Event]]] | None = None
     _works: tuple[Work, Work, Work] | None = None
-    memo: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    memo: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
     """What others have found out about this trace, by keys of theirs."""
 
     def merged_sections(self) -> dict[str, tuple[list[Event], list[Event]]]:

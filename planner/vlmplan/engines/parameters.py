@@ -4,7 +4,7 @@ Symbols: Ψ bytes or counts of all parameters, Φ of trained ones, N data-parall
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -55,7 +55,7 @@ class ParameterTable(FlatBuffer):
         self.largest_trained = max(self.numels)
         self.largest_numel = max([one.numel for one, _ in self.kinds])
         self.largest_bytes = max([one.numel * one.dtype.num_bytes for one, _ in self.kinds])
-        self.memo: dict[Any, Any] = {}
+        self.memo: dict[Hashable, Any] = {}
         """What engines have found out about it, by keys of theirs."""
         self._model, self._find_arrivals = model, find_arrivals
 
@@ -132,7 +132,7 @@ class ParameterTable(FlatBuffer):
     @cached_property
     def kinds(self) -> list[tuple[Parameter, int]]:
         """One of the parameters that differ in nothing but their place, and how many of them there are."""
-        alike: dict[Any, list[Parameter]] = {}
+        alike: dict[Hashable, list[Parameter]] = {}
         for entry in self.entries:
             one = entry.parameter
             alike.setdefault((one.shape, one.dtype, one.requires_grad, one.stored_bytes), []).append(one)

@@ -1,8 +1,7 @@
 """What a recipe's evaluation runs on one model: forwards of a batch, and text that is generated, each run once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import (
@@ -35,11 +34,11 @@ class EvaluationRuns:
         model: Model,
         seq_len: int,
         batch_of: Callable[[Recipe], Batch],
-        key_of: Callable[[Recipe, AttentionBackend], Any],
+        key_of: Callable[[Recipe, AttentionBackend], tuple[Hashable, ...]],
     ) -> None:
         self._model, self._seq_len, self._batch_of, self._key_of = model, seq_len, batch_of, key_of
-        self._evaluations: dict[Any, EvaluationPass] = {}
-        self._generations: dict[Any, GenerationPass] = {}
+        self._evaluations: dict[Hashable, EvaluationPass] = {}
+        self._generations: dict[Hashable, GenerationPass] = {}
 
     def evaluated(
         self,

@@ -1,9 +1,8 @@
 """The reference of DPO: its forward within a micro batch, and the bytes of a second model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch, Model
@@ -32,11 +31,11 @@ class ReferenceRuns:
         self,
         model: Model,
         batch_of: Callable[[Recipe], Batch],
-        key_of: Callable[[Recipe, AttentionBackend], Any],
+        key_of: Callable[[Recipe, AttentionBackend], tuple[Hashable, ...]],
     ) -> None:
         self._model, self._batch_of, self._key_of = model, batch_of, key_of
         self._copy: Model | None = None
-        self._traces: dict[Any, Trace] = {}
+        self._traces: dict[Hashable, Trace] = {}
 
     def trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace | None:
         """The forward in a micro batch of DPO; None where there is none."""

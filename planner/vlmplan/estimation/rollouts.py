@@ -1,8 +1,7 @@
 """What GRPO runs before it trains: text that transformers generates, forwards for log-probabilities, and vLLM."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import (
@@ -39,13 +38,13 @@ class RolloutRuns:
         table: ParameterTable,
         seq_len: int,
         batch_of: Callable[[Recipe], Batch],
-        key_of: Callable[[Recipe, AttentionBackend], Any],
+        key_of: Callable[[Recipe, AttentionBackend], tuple[Hashable, ...]],
     ) -> None:
         self._model, self._table, self._seq_len = model, table, seq_len
         self._batch_of, self._key_of = batch_of, key_of
         self._references = ReferenceRuns(model, batch_of, key_of)
-        self._generations: dict[Any, GenerationPass] = {}
-        self._passes: dict[Any, EvaluationPass] = {}
+        self._generations: dict[Hashable, GenerationPass] = {}
+        self._passes: dict[Hashable, EvaluationPass] = {}
 
     def rollout(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool) -> Rollout:
         """What the recipe, which is one of GRPO, runs before its steps on one of ``num_ranks`` GPUs."""

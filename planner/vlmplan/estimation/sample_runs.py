@@ -1,7 +1,6 @@
 """What a model runs on the samples of one workload, each kept once it has run."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch, Model
@@ -30,13 +29,13 @@ class SampleRuns:
         workload: Workload,
         model: Model,
         table: ParameterTable,
-        key_of: Callable[[Recipe, AttentionBackend], Any],
+        key_of: Callable[[Recipe, AttentionBackend], tuple[Hashable, ...]],
     ) -> None:
         """Raises InputError where the model takes no images or sounds as the workload has them."""
         self.workload = workload
         self._image, self._audio = sample_image(workload), sample_audio(workload)
-        self.traces: dict[Any, Trace] = {}
-        self.operations: dict[Any, tuple[Trace, Operations]] = {}
+        self.traces: dict[Hashable, Trace] = {}
+        self.operations: dict[Hashable, tuple[Trace, Operations]] = {}
         self.references = ReferenceRuns(model, self.batch, key_of)
         self.evaluations = EvaluationRuns(model, workload.seq_len, self.batch, key_of)
         self.rollouts = RolloutRuns(model, table, workload.seq_len, self.batch, key_of)

@@ -1,6 +1,6 @@
 """The model as a method and a type make it, and the traces of its micro batches, each run once."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ class TracedModel:
                 f"give --zero-stage 3"
             )
         self._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
-        self._backends: dict[Any, AttentionBackend] = {}
+        self._backends: dict[Hashable, AttentionBackend] = {}
         self.widest_head = widest_head
         stacks = self.model.stacks()
         self._others_can_checkpoint = any(one.can_checkpoint for part, one in stacks if part is not Part.LANGUAGE)

@@ -1,6 +1,6 @@
 """Which recipes a search tries on a cluster: methods, engines, offload, checkpointing and loss that the rules allow."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,8 +48,8 @@ class RecipeChoices:
         self._has_other_layers = has_other_layers
         self._bare: dict[tuple[Method, Precision], Recipe] = {}
         self._made: dict[tuple[Any, ...], Engine] = {}
-        self._allowed: dict[Any, list[Engine]] = {}
-        self._refused: dict[tuple[int, Any], bool] = {}
+        self._allowed: dict[Hashable, list[Engine]] = {}
+        self._refused: dict[tuple[int, Hashable], bool] = {}
         self.switches = self._switches()
         """Every way to checkpoint activations and to compute the loss, from the least saving to the most."""
 

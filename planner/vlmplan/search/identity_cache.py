@@ -1,6 +1,6 @@
 """Results by the identity of what they are of: recipes and clusters have many fields to hash and to compare."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from vlmplan.hardware import Cluster
@@ -18,7 +18,7 @@ class IdentityCache(Generic[Of, Result]):
 
     def __init__(self, make: Callable[..., Result]) -> None:
         self._make = make
-        self._results: dict[tuple[int, Any], tuple[Of, Result]] = {}
+        self._results: dict[tuple[int, Hashable], tuple[Of, Result]] = {}
 
     def get(self, of: Of, *given: Any) -> Result:
         """``make(of, *given)``, made once."""

@@ -4,7 +4,7 @@ Bytes come as bounds and seconds by secants, both between a few micro batches th
 seconds of one micro batch are exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -158,10 +158,10 @@ class MemoizedEstimates:
         self._disk_of = IdentityCache[Recipe, DiskSpace](self._new_disk)
         self._alike = IdentityCache[Recipe, Recipe](self._first_alike)
         self._timelines: dict[_TimelineKey, Timeline] = {}
-        self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
-        self._sent: dict[Any, tuple[Collectives, ...]] = {}
-        self._disks: dict[Any, DiskSpace] = {}
-        self._firsts: dict[Any, Recipe] = {}
+        self._besides: dict[Hashable, tuple[Cluster, BesidesComputing | None]] = {}
+        self._sent: dict[Hashable, tuple[Collectives, ...]] = {}
+        self._disks: dict[Hashable, DiskSpace] = {}
+        self._firsts: dict[Hashable, Recipe] = {}
         self._unbatched: dict[int, Recipe] = {}
 
     def with_batch(self, recipe: Recipe, size: BatchSize) -> Recipe:

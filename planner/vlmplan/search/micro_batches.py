@@ -1,9 +1,10 @@
 """What a search keeps of one prepared model: its micro batches by secants between a few traces, its model states."""
 
 from bisect import bisect_left
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines import Engine, ModelStates, engine_of
@@ -220,9 +221,9 @@ class States:
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator, self._table = estimator, estimator.table
-        self._states: dict[Any, ModelStates] = {}
-        self._host_bytes: dict[Any, int] = {}
-        self._resume_host_bytes: dict[Any, int] = {}
+        self._states: dict[Hashable, ModelStates] = {}
+        self._host_bytes: dict[Hashable, int] = {}
+        self._resume_host_bytes: dict[Hashable, int] = {}
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         key = (recipe.engine_key, num_ranks)

@@ -4,7 +4,7 @@ Every subset of the limits is lifted, the smallest first. Of those that leave of
 the cheapest of them, so what is named can be typed as it stands.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import ROUND_UP, Decimal
@@ -110,7 +110,7 @@ def relaxations(catalog: Catalog, query: OfferQuery) -> list[RelaxedLimits]:
 def _lifted(known: Sequence[Offer], query: OfferQuery, names: Sequence[str]) -> Iterator[RelaxedLimits]:
     """What lifts the limits of these names, no more than it has to: one answer for each pricing, if that is lifted."""
     lifted = query.without(names)
-    done: set[Any] = set()
+    done: set[Hashable] = set()
     for offer in sorted(lifted.admitted(known), key=lambda one: _distance(one, query, names)):
         kind = offer.pricing if "pricing" in names else None
         if kind in done:

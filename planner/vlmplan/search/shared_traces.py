@@ -1,7 +1,7 @@
 """Estimators and traces that searches share, and those of the last searches of this process: a page that is asked
 again, or advice that tries one change after the other, traces each workload once."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -25,8 +25,10 @@ class SharedTraces:
     They may differ in nothing else: neither in the workload, nor in what is fixed of adapters, loss and batch sizes.
     """
 
-    estimators: dict[Any, tuple[Estimator, States]] = field(default_factory=dict[Any, tuple[Estimator, States]])
-    traced: dict[Any, TracedBatches] = field(default_factory=dict[Any, TracedBatches])
+    estimators: dict[Hashable, tuple[Estimator, States]] = field(
+        default_factory=dict[Hashable, tuple[Estimator, States]]
+    )
+    traced: dict[Hashable, TracedBatches] = field(default_factory=dict[Hashable, TracedBatches])
     speeds: Speeds = field(default_factory=Speeds)
 
 

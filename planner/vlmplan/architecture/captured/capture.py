@@ -1,7 +1,7 @@
 """A captured model's images: the file that ``vlmplan_trainer/capture`` writes, read."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ class ImageCapture:
     inputs: Mapping[str, tuple[tuple[Size, ...], DType]] = field(hash=False)
     token_inputs: Sequence[str] = field(hash=False)
     programs: Mapping[str, Sequence[Program]] = field(hash=False)
-    memo: dict[Any, Program] = field(default_factory=dict[Any, Program], compare=False, repr=False)
+    memo: dict[Hashable, Program] = field(default_factory=dict[Hashable, Program], compare=False, repr=False)
     """Programs of so many samples, once they were made."""
 
     def program(self, num_samples: int, implementation: str) -> Program:

@@ -5,7 +5,7 @@ a gradient, and whose results nothing else takes. Two layers of a chain are of o
 same but for the numbers of results.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +131,7 @@ def _chain(program: Program, layers: Sequence[Layer], last_uses: Mapping[int, in
     if whole and whole[0].taken:
         x = whole[0].taken[0]
         before = [x, *(layer.results[0] for layer in whole[:-1])]
-        known: dict[Any, int] = {}
+        known: dict[Hashable, int] = {}
         forms = [
             known.setdefault(_form(program, layer, slot), len(known)) for layer, slot in zip(whole, before, strict=True)
         ]

@@ -1,6 +1,6 @@
 """Captured operations in their order, and the same for any number of samples."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,7 +57,7 @@ class Program:
     grows: bool = False
     pixels: str = ""
     """The name of the largest input."""
-    memo: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False, repr=False)
+    memo: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], compare=False, repr=False)
     """What others have found out about it, by keys of theirs."""
 
     def of(self, num_samples: int) -> "Program":

@@ -6,7 +6,7 @@ the same before two layers that follow each other and after them, it is the same
 (``walk``), so that one of them says what each of them does.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -63,7 +63,7 @@ def section_uses(section: Section) -> SectionUses:
 def shortened(trace: Trace, reach: int) -> tuple[list[Run], list[Stretch]]:
     """The schedule without most of its equal layers, and where they were. ``reach``: elements of weights that may be
     whole at a time."""
-    numbers: dict[Any, int] = {}
+    numbers: dict[Hashable, int] = {}
     uses = {key: section_uses(section) for key, section in trace.sections.items()}
     kinds = {key: numbers.setdefault(one.kind, len(numbers)) for key, one in uses.items()}
     numels = {key: _numel(one) for key, one in uses.items()}
@@ -114,7 +114,7 @@ def _end(kinds: list[int | None], start: int, period: int) -> int:
 
 def _kind(forward: Iterable[WeightUse], backward: Iterable[WeightUse]) -> Any:
     """See ``SectionUses``."""
-    numbers: dict[Any, int] = {}
+    numbers: dict[Hashable, int] = {}
     sizes: list[Any] = []
 
     def number(one: Any, about: Any = None) -> int:
