@@ -16,6 +16,7 @@ from model_table import packaged_config
 from tape_probe import Predicted, predicted_step
 from vlmplan import estimate as estimate_module
 from vlmplan.answers.estimate import document
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic import GenericModel, build_generic, generic_notes, has_attention
 from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes
@@ -32,6 +33,7 @@ from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Stack
 from vlmplan.architecture.packed_weight import Linear4bit
 from vlmplan.architecture.prepare import prepared_model
+from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import GradientReady
 from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
@@ -42,7 +44,7 @@ from vlmplan.models import probe as model_probe
 from vlmplan.models.description import with_layout
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.rehearsal.images import with_images
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.setup import workload_of
@@ -329,7 +331,7 @@ def test_kept_bytes_of_a_checkpointed_layer_are_there_while_it_runs_again_and_no
         ({"model_type": "nonsense"}, "unknown", "no model of model_type 'nonsense'"),
         ({"model_type": "t5"}, "unsupported", "an encoder and a decoder"),
         ({"model_type": "clip"}, "unsupported", "no language model"),
-        ({"model_type": "blip"}, "unsupported", "no token embedding and output head"),
+        ({"model_type": "pi0"}, "unsupported", "no token embedding and output head"),
     ],
 )
 def test_what_is_no_language_model_is_refused(probe: ModuleType, config: dict[str, Any], kind: str, part: str):
@@ -528,14 +530,36 @@ def test_a_tied_head_is_the_embedding():
     assert [name for name, _, _ in listed(tied)] == [name for name in free.shapes if name != "head.weight"]
 
 
-def test_layers_with_shared_weights_are_written_out_and_counted_once():
-    free = decoder_layout(num_layers=2)
-    first, second = "model.layers.0.mlp.up.weight", "model.layers.1.mlp.up.weight"
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_layers_with_weights_of_each_other_are_kinds_of_their_own_and_counted_once(checkpoints: bool):
+    """Three layers, of which the last has the second's ``up``: its gradient is whole when the second's backward is."""
+    free = decoder_layout(num_layers=3)
+    first, second = "model.layers.1.mlp.up.weight", "model.layers.2.mlp.up.weight"
     shapes = [(name, list(shape)) for name, shape in free.shapes.items() if name != second]
-    model = build_generic(decoder_layout(num_layers=2, parameters=shapes, tied=[[second, first]]))
+    model = build_generic(decoder_layout(num_layers=3, parameters=shapes, tied=[[second, first]]))
     assert [name for name, _, _ in listed(model)] == [name for name, _ in shapes]
+    ((_, stack),) = model.stacks()
+    assert (stack.pattern, list(stack.alike)) == ((0, 1, 2), [0, 0, 0])
+    assert weights_without_gradient(model, checkpoints=checkpoints) == []
+    stack.checkpoints = checkpoints
+    trace = model.run(Tape(), BATCH, AttentionBackend(), loss=LossKind.FULL)
+    shared = {entry.name: entry for entry in model.parameters()}[first]
+    assert shared.layer is None
+    arrived = [
+        run.layer
+        for run in trace.schedule
+        for event in trace.sections[run.key].backward
+        if isinstance(event, GradientReady) and event.parameter is shared.parameter
+    ]
+    assert arrived == [1]
+
+
+def test_layers_with_weights_of_others_than_layers_are_written_out():
+    free = decoder_layout(num_layers=2)
+    tied = ["model.layers.1.norm_1.weight", "model.norm.weight"]
+    shapes = [(name, list(shape)) for name, shape in free.shapes.items() if name != tied[0]]
+    model = build_generic(decoder_layout(num_layers=2, parameters=shapes, tied=[tied]))
     assert not any(isinstance(module, Stack) for _, module in model.named_modules())
-    assert weights_without_gradient(model, checkpoints=False) == []
 
 
 def test_names_that_modules_have_here_do_no_harm():

@@ -6,7 +6,7 @@ import pytest
 
 from model_types import FILE, counts, stored_rows, table
 from vlmplan.architecture.families import FAMILIES
-from vlmplan.models.untrainable import UNTRAINABLE
+from vlmplan.models.untrainable import UNPLANNABLE, UNTRAINABLE
 
 
 def test_every_type_stands_once_and_in_order():
@@ -23,7 +23,7 @@ def test_a_type_is_exact_if_a_family_describes_it_and_refused_only_with_a_senten
 
 def test_what_cannot_be_trained_is_refused_with_its_reason():
     rows = {row.model_type: row for row in stored_rows()}
-    for model_type, reason in UNTRAINABLE.items():
+    for model_type, reason in {**UNTRAINABLE, **UNPLANNABLE}.items():
         assert rows[model_type].refusal.endswith(reason)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hub_server import isolated_cache
 from planned import cluster
 from vlmplan.architecture.layer_bytes import UNCORRECTED, TokenBytes, token_bytes
-from vlmplan.errors import InputError, MissingPackageError, UnavailableError
+from vlmplan.errors import MissingPackageError, UnavailableError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.models import find_model
 from vlmplan.models import probe as model_probe
@@ -22,7 +22,6 @@ from vlmplan.recipe_choices import AttentionImplementation, Method
 from vlmplan.rehearsal import layers
 from vlmplan.rehearsal.layers import (
     TOKENS,
-    UNREHEARSED,
     Peaks,
     Rehearse,
     rehearsed_peaks,
@@ -138,10 +137,14 @@ def test_recurrent_layers_that_cannot_be_rehearsed_are_refused_and_others_noted(
     assert noted.notes[-1].startswith("Its layers are not rehearsed: ")
 
 
-@pytest.mark.parametrize("model_type", UNREHEARSED)
-def test_what_no_rehearsal_tells_of_is_refused_with_its_reason(model: ProbedModelFiles, model_type: str):
-    with pytest.raises(InputError, match=UNREHEARSED[model_type]):
-        with_kept_layers(replace(model, config={**model.config, "model_type": model_type}))
+def test_where_a_type_has_two_layers_at_the_least_what_further_ones_add_tells_of_each(model: ProbedModelFiles):
+    asked: list[tuple[int, int]] = []
+    found = with_layers(replace(model, config={**model.config, "model_type": "rwkv"}), finds_more(asked))
+    assert asked == [(count, tokens) for tokens in TOKENS for count in (2, 3)]
+    assert isinstance(found, ProbedModelFiles)
+    assert found.rehearsed is not None
+    (layer,) = found.rehearsed.kinds
+    assert layer.kept.of(num_samples=1, num_tokens=1000) == pytest.approx(KEPT * 1000 + PAIR * 1000**2, rel=1e-9)
 
 
 def test_a_model_with_a_family_is_left_alone():

@@ -67,6 +67,7 @@ def layout(values: dict[str, Any]) -> dict[str, Any]:
     config = configuration(values)
     with torch.device("meta"):
         model = model_class(config)._from_config(config, dtype=torch.bfloat16)
+    name_head(model)
     embeddings, head = name_of(model, model.get_input_embeddings()), name_of(model, model.get_output_embeddings())
     if embeddings is None or head is None:
         raise RefusedModelError(
@@ -124,7 +125,9 @@ def model_class(config: Any) -> Any:
 
     if config.is_encoder_decoder:
         raise RefusedModelError(
-            "unsupported", f"the model_type {config.model_type!r} has an encoder and a decoder for text"
+            "unsupported",
+            f"the model_type {config.model_type!r} has an encoder and a decoder, of whose two inputs (input_ids and "
+            f"decoder_input_ids, or pixels and these) the trainer makes one",
         )
     for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
         if type(config) in mapping:
@@ -191,6 +194,19 @@ def tied_names(model: Any) -> list[list[str]]:
         else:
             first[id(parameter)] = name
     return tied
+
+
+def name_head(model: Any) -> Any:
+    """``model``, which names the output head of the language model that it holds where its class names none of its own
+    (NemotronH_Omni_Reasoning_V3, BlipForConditionalGeneration)."""
+    from transformers import PreTrainedModel
+
+    if model.get_output_embeddings() is None:
+        inside = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+        for child in inside:
+            if child.get_output_embeddings() is not None:
+                model.get_output_embeddings = child.get_output_embeddings
+    return model
 
 
 def name_of(model: Any, wanted: Any) -> str | None:

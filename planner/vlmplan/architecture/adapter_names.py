@@ -126,6 +126,7 @@ def _split_kinds(stack: Stack, prefix: str, mark: Marks) -> None:
     """Layers of one kind whose modules have other marks get a kind of their own."""
     kinds: dict[tuple[object, ...], int] = {}
     layers: list[Module] = []
+    alike: list[int] = []
     pattern: list[int] = []
     taken: set[int] = set()
     for place, kind in enumerate(stack.pattern):
@@ -134,6 +135,7 @@ def _split_kinds(stack: Stack, prefix: str, mark: Marks) -> None:
         if key not in kinds:
             kinds[key] = len(layers)
             layers.append(deepcopy(stack.kinds[kind]) if kind in taken else stack.kinds[kind])
+            alike.append(stack.alike[kind])
             taken.add(kind)
         pattern.append(kinds[key])
-    stack.kinds, stack.pattern = layers, tuple(pattern)
+    stack.kinds, stack.pattern, stack.alike = layers, tuple(pattern), alike

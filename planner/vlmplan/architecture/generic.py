@@ -147,7 +147,9 @@ class GenericModel(Model):
     def _through_layers(self, x: Tensor, context: GenericContext) -> Tensor:
         """x through all layers of the language model."""
         layers, rehearsed = self.layers, self.rehearsed or UNCORRECTED
-        kinds = {} if layers is None else {id(layer): kind for kind, layer in enumerate(layers.kinds)}
+        kinds = (
+            {} if layers is None else {id(layer): kind for kind, layer in zip(layers.alike, layers.kinds, strict=True)}
+        )
 
         def run(layer: Group, hidden: Tensor) -> Tensor:
             out = LayerRun(context).layer(layer, hidden)

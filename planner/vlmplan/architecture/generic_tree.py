@@ -126,25 +126,43 @@ class TreeBuilder:
         return inside and name not in self.layout.checkpointed and not self.is_text(name)
 
     def can_share(self, name: str) -> bool:
-        """Whether the list can be a stack: of modules that hold modules, none of them tied to anything."""
+        """Whether the list can be a stack: of modules that hold modules, none of them tied to anything outside."""
         if self.holds_layers(name):
             return False
         is_of_groups = all(self.child_names.get(child) for child in self.child_names[name])
-        tied = (*self.layout.tied, *self.layout.tied.values())
-        return is_of_groups and not any(other.startswith(f"{name}.") for other in tied)
+        inside = [[other.startswith(f"{name}.") for other in pair] for pair in self.layout.tied.items()]
+        return is_of_groups and all(further == first for further, first in inside)
 
     def stack(self, name: str) -> Stack:
-        """Layers of one structure share one module."""
+        """Layers of one structure share one module, but for those that hold weights of each other."""
         kinds: dict[Hashable, int] = {}
+        structures: dict[Hashable, int] = {}
+        alike: list[int] = []
         modules: list[Module] = []
         pattern: list[int] = []
+        sharing = self.share(name)
         for child in self.child_names[name]:
             signature = self.signature(child)
-            if signature not in kinds:
-                kinds[signature] = len(modules)
+            key = (signature, child if child in sharing else None)
+            if key not in kinds:
+                kinds[key] = len(modules)
+                alike.append(structures.setdefault(signature, len(structures)))
                 modules.append(self.group(child, is_inside_stack=True))
-            pattern.append(kinds[signature])
-        return Stack(modules, pattern, label=name, can_checkpoint=name in self.layout.checkpointed)
+            pattern.append(kinds[key])
+        stack = Stack(modules, pattern, label=name, can_checkpoint=name in self.layout.checkpointed)
+        stack.alike = alike
+        return stack
+
+    def share(self, name: str) -> set[str]:
+        """The layers of a list that hold weights of each other, whose weights are told how many layers use them."""
+        depth = name.count(".") + 2
+        users: dict[str, set[str]] = {}
+        for further, first in self.layout.tied.items():
+            if first.startswith(f"{name}."):
+                users.setdefault(first, {_cut(first, depth)}).add(_cut(further, depth))
+        for first, layers in users.items():
+            self.parameter(first).shared_uses = len(layers)
+        return {layer for layers in users.values() for layer in layers}
 
     def signature(self, name: str) -> Any:
         """Equal for modules of equal structure."""
@@ -200,6 +218,11 @@ class TreeBuilder:
                 else:
                     parts[name] = Part.PROJECTOR
         return parts
+
+
+def _cut(name: str, depth: int) -> str:
+    """The first ``depth`` parts of a dotted name."""
+    return ".".join(name.split(".")[:depth])
 
 
 def _norm(class_name: str, weight: Parameter | None, bias: Parameter | None) -> Module:

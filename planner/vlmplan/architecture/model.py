@@ -81,7 +81,7 @@ class Batch:
 
 
 class NamedParameter(NamedTuple):
-    """One parameter of the model: ``layer`` is its place inside a stack, None outside."""
+    """One parameter of the model: ``layer`` is its place inside a stack, None outside and where layers share it."""
 
     name: str
     parameter: Parameter
@@ -339,7 +339,8 @@ def _collect_parameters(
             _collect_parameters(kind, ".", 0, part, {}, own)
         for place, kind in enumerate(module.pattern):
             name = f"{prefix}{place}"
-            into += [NamedParameter(name + one.name, one.parameter, place, part) for one in kinds[kind]]
+            own = kinds[kind]
+            into += [NamedParameter(name + one.name, one.parameter, one.parameter.layer_of(place), part) for one in own]
         return
     for name, child in module.modules_by_name.items():
         full_name = prefix + name

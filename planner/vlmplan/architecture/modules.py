@@ -114,6 +114,8 @@ class Stack(Module):
         self.kinds, self.pattern, self.label = list(kinds), tuple(pattern), label
         self.can_checkpoint = can_checkpoint
         self.checkpoints = False
+        self.alike: Sequence[int] = range(len(self.kinds))
+        """What each kind is alike to: kinds with weights of their own in one structure have one number."""
 
     @classmethod
     def of(cls, layer: Module, num_layers: int, *, label: str) -> "Stack":

@@ -12,10 +12,20 @@ class Parameter:
     ``dtype`` and ``requires_grad`` are set when a recipe is applied; ``stored_bytes`` only where the weight does not
     take ``numel`` times the width of ``dtype`` (4-bit weights). ``meets_autocast`` is False where no operation that
     uses it itself is one that autocast casts for (``grouped_mm``, sums, products of its views). ``reads_constants``:
-    what it is multiplied with has no gradient, so that no graph holds a cast of it.
+    what it is multiplied with has no gradient, so that no graph holds a cast of it. ``shared_uses``: how many layers
+    of a stack use it where several hold it (Zamba), 0 for a layer's own.
     """
 
-    __slots__ = ("dtype", "meets_autocast", "numel", "reads_constants", "requires_grad", "shape", "stored_bytes")
+    __slots__ = (
+        "dtype",
+        "meets_autocast",
+        "numel",
+        "reads_constants",
+        "requires_grad",
+        "shape",
+        "shared_uses",
+        "stored_bytes",
+    )
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
@@ -29,6 +39,11 @@ class Parameter:
         self.stored_bytes: int | None = None
         self.meets_autocast = True
         self.reads_constants = False
+        self.shared_uses = 0
+
+    def layer_of(self, layer: int | None) -> int | None:
+        """The layer that it is a weight of, where one of ``layer`` uses it; None where several share it."""
+        return None if self.shared_uses else layer
 
     @property
     def num_bytes(self) -> int:

@@ -16,6 +16,7 @@ kept, bucketed or sharded, and when a weight is gathered, is DeepSpeed's busines
 
 import heapq
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from vlmplan.architecture.checkpoint_recorder import OpenContainer
@@ -157,6 +158,16 @@ class Tape(ForwardTape):
     gradient_part: GradientPart = WHOLE
     """Of the gradients of weights that the running backward makes."""
 
+    @cached_property
+    def shared_gradients(self) -> dict[ParameterUse, Tensor]:
+        """Of the weights that layers share, as far as they are."""
+        return {}
+
+    @cached_property
+    def shared_pending(self) -> dict[ParameterUse, int]:
+        """How many gradients each of these waits for."""
+        return {}
+
     def again(self) -> "Tape":
         """A new tape like this one, which runs every layer of a stack."""
         tape = type(self)(
@@ -259,6 +270,9 @@ class Tape(ForwardTape):
     ) -> bool:
         """Add one gradient of a weight, or none, to what there is; whether the weight's whole gradient is there now."""
         grad, results[position] = results[position], None
+        if use[0].shared_uses:  # layers that run again in backward are a graph each
+            buffers, pending = self.shared_gradients, self.shared_pending
+            pending.setdefault(use, use[0].shared_uses)
         if grad is not None:
             held = buffers.get(use)
             buffers[use] = grad if held is None else self.sum_of_gradients(held)
@@ -279,6 +293,7 @@ class Tape(ForwardTape):
 
         It is taken out of ``buffers`` here, since a caller of Python 3.10 holds what it passes until the call is over.
         """
+        buffers = self.shared_gradients if use[0].shared_uses else buffers
         parameter, kind, live_bytes = use[0], buffers[use].storage.kind, self.total
         num_bytes = parameter.numel * parameter.dtype.num_bytes
         del buffers[use]
@@ -292,8 +307,9 @@ class Tape(ForwardTape):
         self._begin_span()
 
     def _parameter_use(self, parameter: Parameter, node: GraphNode) -> ParameterUse:
-        """Equal layers share their parameters here, so inside a stack a parameter is told apart by its section."""
-        return (parameter, node.section if node.section in self._layers else "")
+        """Equal layers share their parameters here, so inside a stack a parameter is told apart by its section, but for
+        one that layers share in the model too."""
+        return (parameter, node.section if node.section in self._layers and not parameter.shared_uses else "")
 
     def _count_dependencies(self, root: GraphNode) -> dict[ParameterUse, int]:
         """Set ``num_pending`` of every node below ``root``; return how many gradients each weight waits for.

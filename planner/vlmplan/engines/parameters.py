@@ -224,7 +224,7 @@ class ParameterTable(FlatBuffer):
         return self.memo[key]
 
     def ordinal(self, parameter: Any, layer: int | None) -> int:
-        return self.ordinals[(id(parameter), layer)]
+        return self.ordinals[(id(parameter), parameter.layer_of(layer))]
 
 
 def is_copy(entry: NamedParameter) -> bool:

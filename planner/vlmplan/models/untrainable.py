@@ -19,9 +19,16 @@ UNTRAINABLE: Mapping[str, str] = {
     "pi0": "it writes the motions of a robot, not text",
 }
 """Why each cannot be trained on samples of text and images."""
+UNPLANNABLE: Mapping[str, str] = {
+    "blt": "how many patches it makes of a sample's bytes is decided by the entropy of what its patcher predicts, "
+    "which no plan knows",
+}
+"""Types that can be trained, and why nothing can be said before they are."""
 
 
 def check_trainable(model_type: str) -> None:
-    """Raise InputError for a type that is not trained as a language model."""
+    """Raise InputError for a type that is not trained as a language model, or of which nothing is known before."""
     if model_type in UNTRAINABLE:
         raise InputError(f"a model of model_type {model_type!r} cannot be trained here: {UNTRAINABLE[model_type]}")
+    if model_type in UNPLANNABLE:
+        raise InputError(f"a model of model_type {model_type!r} cannot be planned: {UNPLANNABLE[model_type]}")

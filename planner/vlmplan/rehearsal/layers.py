@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes, token_bytes
 from vlmplan.architecture.layout import EXPERT_WIDTH, ModuleKind, recurrent_classes
-from vlmplan.errors import InputError, VlmplanError
+from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster, Gpu, Node, Vendor
 from vlmplan.lora_targets import STATE_OUTPUT, TYPES_WITHOUT_OUT_PROJ
@@ -24,7 +24,7 @@ from vlmplan.phase_names import BACKWARD, FORWARD
 from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
-from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, shortened
+from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, num_first_layers, shortened
 from vlmplan.rules import default_attention, model_facts
 from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.workload import ModelFiles, Workload
@@ -40,14 +40,6 @@ EXPERT_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 (``utils/transformers_weight_conversion.py``)."""
 STACKED = 3
 """Dimensions of such a parameter."""
-UNREHEARSED: Mapping[str, str] = {
-    "glm5_next": "how many tokens its indexer keeps depends on the samples, which a rehearsal does not have",
-    "nemotron_h_omni": "config.json lists its layers in a form that is not cut to the first few",
-    "rwkv": "transformers divides by the number of layers behind the first",
-    "zamba": "its layers share weights, so that the first few do not tell of the others",
-    "zamba2": "its layers share weights, so that the first few do not tell of the others",
-}
-"""Types with recurrent layers whose first layers cannot be rehearsed, and why (seen with transformers 5.23)."""
 SCHEMA = 1
 """Version of what is kept."""
 
@@ -77,18 +69,9 @@ def with_layers(model: ModelFiles, rehearse: Rehearse | None = None) -> ModelFil
 
 
 def with_kept_layers(model: ModelFiles) -> ModelFiles:
-    """The workload with what was rehearsed before, or ``UNCORRECTED`` where nothing was: nothing is rehearsed here.
-
-    Raises InputError for layers that only a rehearsal tells of and none can.
-    """
+    """The workload with what was rehearsed before, or ``UNCORRECTED`` where nothing was: nothing is rehearsed here."""
     if not isinstance(model, ProbedModelFiles):
         return model
-    if model.model_type in UNREHEARSED:
-        mixers = " and ".join(recurrent_classes(model.layout)[:3])
-        raise InputError(
-            f"what {mixers} of model_type {model.model_type!r} need is known from rehearsals alone, and it cannot be "
-            f"rehearsed: {UNREHEARSED[model.model_type]}"
-        )
     return replace(model, rehearsed=_read(kept_text(*_place(model))) or UNCORRECTED)
 
 
@@ -102,8 +85,9 @@ def with_needed_layers(model: ModelFiles) -> ModelFiles:
 def _rehearsed(model: ProbedModelFiles, rehearse: Rehearse) -> RehearsedLayers:
     pattern = layer_pattern(model)
     measured: dict[int, list[Gaps]] = {}
+    counts = lengths(pattern, num_first_layers(model))
     for num_tokens in TOKENS:
-        gaps = {count: _gaps(_of_layers(model, count, num_tokens), rehearse) for count in lengths(pattern)}
+        gaps = {count: _gaps(_of_layers(model, count, num_tokens), rehearse) for count in counts}
         for kind, found in enumerate(_by_kind(pattern, gaps)):
             measured.setdefault(kind, []).append(found)
     return RehearsedLayers(
@@ -118,16 +102,21 @@ def _rehearsed(model: ProbedModelFiles, rehearse: Rehearse) -> RehearsedLayers:
 
 
 def _by_kind(pattern: Sequence[int], gaps: Mapping[int, Gaps]) -> list[Gaps]:
-    """What is missing of a layer of each kind: what it adds, or for a kind that only the first layer has, all of that.
+    """What is missing of a layer of each kind: what it adds, or for a kind that only the first layers have, what of
+    theirs is no other kind's.
 
-    Backward's passing bytes do not add up: those of a kind are those of the shortest rehearsal with two layers of which
-    the last has it.
+    Backward's passing bytes do not add up: those of a kind are those of the shortest rehearsal with more layers than
+    the first, of which the last has it.
     """
     kept = by_kind(pattern, {count: gap for count, (gap, _) in gaps.items()})
-    passing = {pattern[count - 1]: gap for count, (_, gap) in gaps.items() if count > 1}
+    num_first = kept.num_first
+    passing = {pattern[count - 1]: gap for count, (_, gap) in gaps.items() if count > num_first}
     kinds = range(max(pattern) + 1)
     most_kept, most_passing = max(kept.further.values(), default=0), max(passing.values(), default=0)
-    only = {pattern[0]: (kept.first, gaps[1][1])} if pattern[0] not in kept.further else {}
+    first = pattern[:num_first]
+    known = sum(kept.further[kind] for kind in first if kind in kept.further)
+    unknown = [kind for kind in first if kind not in kept.further]
+    only = {kind: ((kept.first - known) // len(unknown), gaps[num_first][1]) for kind in unknown}
     return [only.get(kind, (kept.further.get(kind, most_kept), passing.get(kind, most_passing))) for kind in kinds]
 
 

@@ -22,6 +22,11 @@ OTHER_KEYS = ("num_blocks",)
 """Keys that say the same number again (xLSTM)."""
 MOST_LAYERS = 16
 """A kind that first comes behind so many is not rehearsed: each further layer makes rehearsing slower (assumed)."""
+LEAST_LAYERS: Mapping[str, int] = {"rwkv": 2}
+"""Layers that the class of a type has at the least: RWKV's weights are drawn by the number of layers behind the first,
+by which transformers divides."""
+TYING_TYPES = frozenset({"zamba"})
+"""Types of which transformers refuses a model with one layer that could share its weights with others, and no other."""
 LETTERS = "pattern"
 """End of the names of texts with a letter for each layer (``hybrid_override_pattern``)."""
 
@@ -69,14 +74,25 @@ def by_kind(pattern: Sequence[int], measured: Mapping[int, int]) -> BytesByKind:
 
 
 def layer_pattern(model: ProbedModelFiles) -> tuple[int, ...]:
-    """The kind of each layer of the language model. Raises InputError where its layers cannot be told."""
+    """The kind of each layer of the language model, by structure. Raises InputError where its layers cannot be told."""
     layers = build_generic(model.layout).layers
     count = num_layers_of(model.config)
     if layers is None or count is None:
         raise InputError(f"config.json does not say how many layers {model.id} has")
     if len(layers.pattern) != count:
         raise InputError(f"config.json says {count} layers of {model.id}, whose model has {len(layers.pattern)}")
-    return layers.pattern
+    return tuple(layers.alike[kind] for kind in layers.pattern)
+
+
+def num_first_layers(model: ProbedModelFiles) -> int:
+    """Layers that a prefix has at the least."""
+    least = LEAST_LAYERS.get(model.model_type, 1)
+    layers = build_generic(model.layout).layers if model.model_type in TYING_TYPES else None
+    if layers is None:
+        return least
+    weights = [[weight for _, weight in kind.named_parameters()] for kind in layers.kinds]
+    sharing = [at for at, kind in enumerate(layers.pattern) if any(one.shared_uses for one in weights[kind])]
+    return max(least, *(at + 1 for at in sharing[1:2]), 1)
 
 
 def num_layers_of(config: Mapping[str, Any]) -> int | None:

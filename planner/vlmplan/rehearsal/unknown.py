@@ -25,7 +25,7 @@ from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.phase_names import BACKWARD, FORWARD
 from vlmplan.rehearsal.layers import Rehearse, layers_json, rehearsed_peaks
-from vlmplan.rehearsal.prefixes import BytesByKind, by_kind, layer_pattern, lengths, shortened
+from vlmplan.rehearsal.prefixes import BytesByKind, by_kind, layer_pattern, lengths, num_first_layers, shortened
 from vlmplan.step_bar import can_draw
 from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.versions import installed_version
@@ -96,9 +96,10 @@ def _num_first(found: Estimate, pattern: tuple[int, ...]) -> int:
     there, and would seem to be a further layer's."""
     model = found.workload.model
     assert isinstance(model, ProbedModelFiles)
+    least = num_first_layers(model)
     if model.images is None or not found.workload.images_per_sample:
-        return 1
-    return min(model.images.num_first_layers, len(pattern))
+        return least
+    return min(max(least, model.images.num_first_layers), len(pattern))
 
 
 def _digest(found: Estimate) -> str:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from forked import main
 from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention, softmax
 from worlds import AMPERE, gpu, join, rehearsing
 
@@ -16,6 +17,7 @@ from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.device_shims import dequantising_for_products
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.ledger import NAMED_BYTES
+from vlmplan_trainer.rehearse.special_operations import TAKES_ALL
 from vlmplan_trainer.rehearse.values import value_of
 
 TURING = (7, 5)
@@ -303,6 +305,20 @@ def accelerator(capability: tuple[int, int]) -> dict[str, Any]:
     }
 
 
+def groups_without_padding(mode: Rehearsal) -> dict[str, Any]:
+    """A mask of unknown values picks everything in the function of GLM-5 Next that groups keys, and nowhere else."""
+    function = "def {}(x, keep): return x[:, keep]"
+    shapes: dict[str, Any] = {}
+    for name in (TAKES_ALL[1], "another"):
+        made: dict[str, Any] = {}
+        exec(compile(function.format(name), TAKES_ALL[0], "exec"), made)
+        try:
+            shapes[name] = list(made[name](gpu(2, 6, 4), gpu(6) > gpu(6)).shape)
+        except DynamicOutputShapeException:
+            shapes[name] = None
+    return shapes
+
+
 def in_world(check: Callable[[Rehearsal], Any], capability: tuple[int, int] = AMPERE) -> Any:
     with rehearsing(capability=capability) as mode:
         return check(mode)
@@ -324,6 +340,7 @@ CHECKS = {
             summed_gradients,
             live_while_makers_are_asked,
             values,
+            groups_without_padding,
             collectives,
         )
     },

@@ -11,6 +11,7 @@ from trainer_runs import planned
 
 from vlmplan_trainer.models.tiny import write_tiny_model
 from vlmplan_trainer.rehearse import autocast
+from vlmplan_trainer.rehearse.special_operations import TAKES_ALL
 
 HERE = Path(__file__).parent
 CAPABILITIES = ("7.0", "7.5", "8.0", "9.0")
@@ -27,6 +28,7 @@ CHECKS = [
     "summed_gradients",
     "live_while_makers_are_asked",
     "values",
+    "groups_without_padding",
     "collectives",
     "attention on ampere",
     "attention on turing",
@@ -199,6 +201,14 @@ def test_values_of_integers_are_followed(found):
         "unknown": [0.0, False, 0],
         "pixels are not zero": False,
     }
+
+
+def test_a_mask_that_is_not_known_picks_every_group_of_keys_of_samples_without_padding(found):
+    from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextIndexer
+
+    file, function = TAKES_ALL
+    assert getattr(Glm5NextTextIndexer, function).__code__.co_filename.endswith(file)
+    assert found["groups_without_padding"] == {function: [2, 6, 4], "another": None}
 
 
 def test_messages_are_counted_by_their_larger_side(found):

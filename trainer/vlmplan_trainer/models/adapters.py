@@ -1,6 +1,7 @@
 """LoRA adapters as the recipe says, through peft; which layers ``attention`` adapts; 4-bit weights."""
 
 import copy
+import inspect
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,12 +43,12 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
 
     Raises InputError where none can be added.
     """
-    from peft import LoraConfig, TaskType, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     embeddings = _embedding_names(model) if recipe.train_embeddings else None
     ties = bool(model.all_tied_weights_keys)
     config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
+        task_type=_task_type(model),
         r=recipe.lora_rank,
         lora_alpha=recipe.adapter_alpha,
         lora_dropout=recipe.lora_dropout,
@@ -67,6 +68,15 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
     if recipe.changes_base:
         _own_storage(adapted)
     return adapted
+
+
+def _task_type(model: Any) -> Any:
+    """The task by which peft chooses its class: that for causal language models hands ``inputs_embeds`` on, None as
+    well, which BLIP's forward does not take and gives its vision tower (seen with peft 0.21)."""
+    from peft import TaskType
+
+    takes_embeddings = "inputs_embeds" in inspect.signature(model.forward).parameters
+    return TaskType.CAUSAL_LM if takes_embeddings else None
 
 
 FACTORS = (".lora_A.", ".lora_B.")

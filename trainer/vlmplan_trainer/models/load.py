@@ -29,7 +29,7 @@ from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.models.tiling import tile_mlps
-from vlmplan_trainer.probe import RefusedModelError, configuration, model_class, name_of, sees_images
+from vlmplan_trainer.probe import RefusedModelError, configuration, model_class, name_head, name_of, sees_images
 
 TRAINED_COPY = ".modules_to_save."
 """What is in the names of peft's trained copies."""
@@ -114,9 +114,9 @@ def load_model(
         kind = model_class(config)
         place = device or torch.device(_device(plan))
         if random_weights:
-            model = _random(kind, config, recipe, place)
+            model = name_head(_random(kind, config, recipe, place))
         else:
-            model = _pretrained(kind, config, recipe, source, place, plan.workload.model)
+            model = name_head(_pretrained(kind, config, recipe, source, place, plan.workload.model))
         said = copy.deepcopy(model.config)
         _without_cache(model.config)
         taken_out: dict[str, torch.Tensor] = {}
@@ -287,7 +287,7 @@ def _attention(config: Any, recipe: Recipe) -> str | dict[str, str]:
 
 def _head_name(kind: Any, config: Any) -> str:
     with torch.device("meta"):
-        model = kind._from_config(config)
+        model = name_head(kind._from_config(config))
     return str(name_of(model, model.get_output_embeddings()))
 
 

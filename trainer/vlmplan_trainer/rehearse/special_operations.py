@@ -3,6 +3,7 @@
 Each is asked with the mode, the operation and its arguments, and returns ``NotImplemented`` where it has no answer.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -65,12 +66,30 @@ def _lifted(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     return mode.counted(result, func)
 
 
+TAKES_ALL = "modeling_glm5_next.py", "get_pooled_states"
+"""What keeps the groups of keys that have no padding: all of a sample without any. The last group is among them where
+the sample does not fill it: the narrow keys of one group, for positions without gradients."""
+
+
+def _runs_inside(file: str, function: str) -> bool:
+    """Whether such a function has asked for the operation that runs."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_code.co_filename.endswith(file):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _indexed(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     """Masks whose values are known become positions, so that the result has a size."""
     indices = []
     changed = False
     for index in args[1]:
         value = None if index is None else value_of(index)
+        if index is not None and value is None and index.dtype == torch.bool and _runs_inside(*TAKES_ALL):
+            with unset_fake_temporarily():
+                value = torch.ones(index.shape, dtype=torch.bool)
         if index is None or index.dtype != torch.bool or value is None:
             indices.append(index)
             continue

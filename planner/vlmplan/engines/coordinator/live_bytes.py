@@ -30,7 +30,7 @@ class GatheredBytes:
 
     def hold(self, event: Hold, run: Run) -> None:
         """Autograd saves a view. ``F.linear`` does; ``stage3_max_live_parameters`` knows nothing of it."""
-        weight = self._weights.get((id(event.parameter), run.layer))
+        weight = self._weights.get((id(event.parameter), event.parameter.layer_of(run.layer)))
         if weight is not None and weight.storage is not None:
             weight.storage.num_views += 1
             self._views[(event.handle, run.layer)] = weight, weight.storage

@@ -88,7 +88,7 @@ class GatherSteps:
         return gathered, sum([one.numel for one in parameters]), parameters[0] if is_fixed else None
 
     def _weight(self, parameter: Any, layer: int | None) -> GatheredWeight:
-        key = (id(parameter), layer)
+        key = (id(parameter), parameter.layer_of(layer))
         known = self.weight_by_key.get(key)
         if known is None:
             numel, num_bytes, n = parameter.numel, parameter.numel * parameter.dtype.num_bytes, self._num_ranks
