@@ -6,6 +6,7 @@ A name without a count is one card, whatever command asks; ``local`` is all the 
 import os
 import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import InputError
@@ -43,8 +44,7 @@ class GpuChoice:
         return self.name if self.num_gpus is None else f"{self.name}:{self.num_gpus}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenNode:
+class ChosenNode(NamedTuple):
     """The node that a choice means, and sentences that the user should see with it."""
 
     node: Node

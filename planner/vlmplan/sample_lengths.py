@@ -124,7 +124,7 @@ def with_sample_lengths(found: Estimate, lengths: SampleLengths) -> Estimate:
     varying = VaryingLengths(
         source=lengths.source, lengths=drawn, reserved_range=(fixed, max(fixed, device.reserved_bytes))
     )
-    device = replace(device, reserved_bytes=varying.reserved_range[1], runs=device.runs and found.device.runs)
+    device = device._replace(reserved_bytes=varying.reserved_range[1], runs=device.runs and found.device.runs)
     return replace(found, device=device, varying=varying)
 
 

@@ -8,6 +8,7 @@ a checkpoint to its end before they remove an older one.
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from vlmplan.training import DEFAULT_KEEP_LAST, SAVE_MINUTES
 
@@ -84,8 +85,7 @@ class Saving:
         return None if self.keep_last is None else max(self.keep_last, 1 + self.keeps_best)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDisk:
+class RunDisk(NamedTuple):
     """What a whole run has in its output folder.
 
     ``num_written`` checkpoints in all (None: not known), ``num_at_once`` of them at the fullest moment, ``num_kept`` at

@@ -89,7 +89,7 @@ def test_with_pareto_the_plot_replaces_the_line(capsys):
 
 def test_members_by_their_bounds_alone_are_marked(capsys):
     answer = found()
-    rough = tuple(replace(point, is_exact=False) for point in answer.pareto)
+    rough = tuple(point._replace(is_exact=False) for point in answer.pareto)
     print_pareto(replace(answer, pareto=rough))
     text = capsys.readouterr().out
     assert [row[0] for row in rows(text)[: len(rough)]] == [NOT_EXACT] * (len(rough) - 1) + [WINNER]

@@ -73,7 +73,7 @@ def test_interruptible_machine_that_never_is_costs_what_another_does():
 
 
 def test_nodes_are_interrupted_together_and_write_together():
-    a_third = replace(SIZE, checkpoint_bytes=10**9)
+    a_third = SIZE._replace(checkpoint_bytes=10**9)
     one = cost(on=offer(Pricing.INTERRUPTIBLE), size=a_third, assumed=CostAssumptions(interruptions_per_day=6.0))
     three = cost(on=offer(Pricing.INTERRUPTIBLE), num_nodes=3, assumed=CostAssumptions(interruptions_per_day=2.0))
     assert three.billed_hours == one.billed_hours

@@ -127,7 +127,7 @@ def test_a_run_that_fits_and_cannot_go_on_says_so():
     short = replace(estimate, cluster=replace(estimate.cluster, node=node))
     assert short.verdict is Verdict.FITS
     assert short.resumes is (estimate.resume_host_bytes <= ram)
-    large = replace(estimate.resume, host_bytes=ram)
+    large = estimate.resume._replace(host_bytes=ram)
     [caution] = [note for note in replace(short, resume=large).cautions if "going on from a checkpoint" in note]
     assert "of host RAM" in caution
     assert "of each GPU" not in caution

@@ -23,8 +23,8 @@ def test_a_refused_winner_leaves_the_front_to_what_it_beat():
 
 def heavier(found: Estimate, more: int) -> Estimate:
     """The estimate with so many more bytes on the device, and said to be rehearsed."""
-    device = replace(found.device, allocated_bytes=found.device.allocated_bytes + more)
-    device = replace(device, reserved_bytes=found.device.reserved_bytes + more)
+    device = found.device._replace(allocated_bytes=found.device.allocated_bytes + more)
+    device = device._replace(reserved_bytes=found.device.reserved_bytes + more)
     model = replace(found.workload.model, notes=("its activations are rehearsed",))
     return replace(found, device=device, workload=replace(found.workload, model=model))
 

@@ -100,7 +100,7 @@ def test_the_rank_that_is_planned_is_rehearsed(pretend: Pretend, tmp_path: Path,
     seen = tmp_path / "request.json"
     pretend(READ + f"json.dump(request, open({str(seen)!r}, 'w')); print(open({str(ANSWER)!r}).read())")
     plan, estimate = planned()
-    rehearse(plan, replace(estimate, timeline=replace(estimate.timeline, rank=rank)))
+    rehearse(plan, replace(estimate, timeline=estimate.timeline._replace(rank=rank)))
     assert json.loads(seen.read_text())["rank"] == rank
 
 

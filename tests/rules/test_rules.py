@@ -1,7 +1,7 @@
 """Validity rules: each has a case that it refuses and a neighbour that it lets pass."""
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import deepspeed_probe
 import pytest
@@ -485,7 +485,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [
             case(LORA.with_changes(lora_exclude=default_lora_exclude(DEEPSEEK_V4)), model=DEEPSEEK_V4),
-            case(LORA.with_changes(lora_exclude="o_a_proj"), model=replace(DEEPSEEK_V4, has_indexer=False)),
+            case(LORA.with_changes(lora_exclude="o_a_proj"), model=DEEPSEEK_V4._replace(has_indexer=False)),
             case(LORA.with_changes(lora_targets="attention"), model=DEEPSEEK_V4),
             case(PLAIN, model=DEEPSEEK_V4),
         ],
@@ -625,7 +625,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(batching=Batching.PACKED), model=PALIGEMMA_2),
         ],
         [
-            case(PLAIN.with_changes(batching=Batching.PADDING_FREE), model=replace(QWEN, model_type="qwen2_vl")),
+            case(PLAIN.with_changes(batching=Batching.PADDING_FREE), model=QWEN._replace(model_type="qwen2_vl")),
             case(PLAIN, model=GPT_OSS),
             case(PLAIN.with_changes(batching=Batching.PACKED)),
         ],

@@ -206,7 +206,7 @@ def test_a_host_that_is_too_small_is_said_to_be_whose():
     rented = Candidate(cluster=cluster(GPU), offers=(offer(GPU, 1.0, host_ram_bytes=24 * GIB, sku="box"),))
     assert rented.host_text == f"{rented.offers[0].provider}'s box has 24.00 GiB"
     larger = offer(GPU, 2.0, host_ram_bytes=31 * GIB, sku="large")
-    ladder = replace(rented, offers=(*rented.offers, larger))
+    ladder = rented._replace(offers=(*rented.offers, larger))
     assert ladder.host_text == f"{larger.provider}'s large has 31.00 GiB, the most that is offered"
     silent = Candidate(cluster=cluster(GPU), offers=(offer(GPU, 1.0),))
     assert silent.host_text.endswith("1 x rtx-4090 is taken to have 23.99 GiB, since nobody says what it has")

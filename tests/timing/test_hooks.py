@@ -84,7 +84,7 @@ def test_seconds_are_calls_by_what_each_takes():
     by = {name: seconds.expected for name, seconds in HOOK_SECONDS.items()}
     more = 5 * by["gather"] + 7 * by["gradient"]
     assert calls.seconds(hooks) == pytest.approx(2 * by["forward"] + 3 * by["forward_empty"] + more)
-    late = replace(calls, is_backward=True)
+    late = calls._replace(is_backward=True)
     assert late.seconds(hooks) == pytest.approx(2 * by["backward"] + 3 * by["backward_empty"] + more)
 
 

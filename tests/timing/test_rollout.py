@@ -1,7 +1,5 @@
 """What GRPO does before its steps: seconds by unreduced arithmetic, a published time of a token, and laws."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,7 +97,7 @@ def test_a_token_of_a_model_of_seven_billion_weights_takes_as_long_as_was_measur
     recipe = recipe_of(grpo(num_generations=2), method=Method.FULL, micro_batch=1, grad_accum=2, zero_stage=0)
     card = cluster("l40s")
     work = Estimator(Workload(model=model_files("qwen2.5-7b"), seq_len=TOKENS), recipe).rollout_work(recipe, card)
-    longer = replace(work.generation, new_tokens=ANSWER + 1)
+    longer = work.generation._replace(new_tokens=ANSWER + 1)
     rates = gpu_rates(card.node.gpu, recipe)
     one, more = (generation_seconds(made, rates, Scenario.EXPECTED) for made in (work.generation, longer))
     assert more - one == pytest.approx(23.6e-3, rel=0.1)

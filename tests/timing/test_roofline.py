@@ -202,14 +202,14 @@ def test_large_product_is_bound_by_operations_and_a_thin_one_by_bytes():
 
 def test_every_product_has_its_ramp():
     products = Work(matmuls={(7 * 10**14, 11): 1, (7, 11 * 10**11): 1}, num_kernels=2)
-    speed = replace(ROUND, ramp_seconds=0.01, kernel_ramp_seconds=1.0)
+    speed = ROUND._replace(ramp_seconds=0.01, kernel_ramp_seconds=1.0)
     assert busy_seconds(phase(products, 3), speed).matmuls == pytest.approx(3 * (7 + 1.1 + 2 * 0.01))
     assert busy_seconds(phase(products, 3), speed).memory == 0
 
 
 def test_every_other_kernel_has_its_own():
     moved = Work(matmuls={(7 * 10**14, 11): 1}, elementwise_bytes=5 * 10**12, num_kernels=1 + 13)
-    assert busy_seconds(phase(moved), replace(ROUND, kernel_ramp_seconds=0.01)).memory == pytest.approx(5 + 13 * 0.01)
+    assert busy_seconds(phase(moved), ROUND._replace(kernel_ramp_seconds=0.01)).memory == pytest.approx(5 + 13 * 0.01)
 
 
 def test_half_of_causal_attention_is_skipped():

@@ -7,7 +7,8 @@ so or whose name ends in it behind a dot; a regular expression means those whose
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.modules import Module, Stack
@@ -29,8 +30,7 @@ class Place:
     child: Module
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleNames:
+class ModuleNames(NamedTuple):
     """What an option names: suffixes, or one regular expression."""
 
     suffixes: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class ModuleNames:
         return {name for name in self.suffixes if full_name == name or full_name.endswith("." + name)}
 
     def with_suffixes(self, suffixes: Collection[str]) -> "ModuleNames":
-        return self if self.is_regex else replace(self, suffixes=tuple(suffixes))
+        return self if self.is_regex else self._replace(suffixes=tuple(suffixes))
 
 
 TARGETS_OPTION = "--lora-targets"

@@ -4,7 +4,7 @@ Sources: peft 0.21 ``tuners/lora/layer.py`` and ``tuners/lora/bnb.py``; transfor
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.adapter_names import TARGETS_OPTION, ModuleNames, Place, places_of, target_names
@@ -24,8 +24,7 @@ STACK_DIMENSIONS = 3
 """Of the weights of all experts in one: (experts, out, in)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterSettings:
+class AdapterSettings(NamedTuple):
     """What adapters are, wherever they are; names as in ``Recipe``.
 
     ``changes_base``: they begin as factors of a linear layer's weight, which has no more of them than its smaller side
@@ -39,7 +38,7 @@ class AdapterSettings:
 
     def of_linear(self, in_features: int, out_features: int) -> "AdapterSettings":
         """The settings for a linear layer with so many inputs and outputs."""
-        return replace(self, rank=min(self.rank, in_features, out_features)) if self.changes_base else self
+        return self._replace(rank=min(self.rank, in_features, out_features)) if self.changes_base else self
 
 
 class Lora(Module):

@@ -7,12 +7,10 @@ of these modules is over (``update_recompute_parameters``, ``release_sub_module`
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputation:
+class Recomputation(NamedTuple):
     """``users``: the modules with weights around that operation, from outside in. ``modules``: those with frozen
     weights that ran again. ``block_start``: where the operation lies in a module that has no weights of its own, but
     whose backward goes on beyond it, the last graph node before that module; else None."""

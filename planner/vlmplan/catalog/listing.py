@@ -1,16 +1,15 @@
 """GPUs of the catalog by what the user wants to see, each with its offers and the cheapest of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
+from typing import NamedTuple
 
 from vlmplan.catalog.catalog import Catalog
 from vlmplan.errors import UnknownNameError
 from vlmplan.hardware import Gpu, Offer, cheapest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFilter:
+class GpuFilter(NamedTuple):
     """What the user wants to see; empty or ``None`` means any."""
 
     words: tuple[str, ...] = ()
@@ -52,8 +51,7 @@ class GpuFilter:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRow:
+class GpuRow(NamedTuple):
     """One GPU with its offers on the wanted terms, and the cheapest of them per GPU."""
 
     gpu: Gpu

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import NamedTuple
 
 from vlmplan.catalog.catalog import Catalog
 from vlmplan.catalog.listing import require_known
 from vlmplan.hardware import Offer, Pricing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceList:
+class PriceList(NamedTuple):
     """The offers of one provider. ``as_of`` is the newest day among them; None: undated."""
 
     provider: str

@@ -63,7 +63,7 @@ class FileSetups:
         opened = with_changes(self.opened, self.keys(request))
         found = requested_setup(self.read(opened), (cluster, ()), self.model)
         if self.updates_alike(found.recipe) or found.recipe.master_dtype is DType.FLOAT32:
-            return replace(found, notes=())
+            return found._replace(notes=())
         raise InputError("weights would no longer be updated in float32")
 
     def updates_alike(self, recipe: Recipe) -> bool:
@@ -91,7 +91,7 @@ class FileSetups:
 
     def space(self) -> Space:
         """The changes that are tried."""
-        space = of_whole_models(all_changes(replace(self.present, ds_config=None)))  # its file changes too
+        space = of_whole_models(all_changes(self.present._replace(ds_config=None)))  # its file changes too
         data = self.request.from_data
         return space if data is None else replace(space, samples=tuple(known_sample_changes(data.source)))
 

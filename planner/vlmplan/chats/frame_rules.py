@@ -7,9 +7,9 @@ by these rules, and the trainer decodes those frames.
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from math import ceil, floor
+from typing import NamedTuple
 
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError
@@ -78,8 +78,7 @@ ONE_INPUT_SAMPLERS = (Sampler.INTERNVL, Sampler.SMOLVLM, *GLM_SAMPLERS)
 """Of models that are given images and videos as one tensor, so that their tower runs once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameSettings:
+class FrameSettings(NamedTuple):
     """What a video processor's file says, None where it says nothing: ``max_seconds`` is ``max_duration`` there, and
     ``merged_frames`` ``temporal_patch_size``."""
 
@@ -91,8 +90,7 @@ class FrameSettings:
     merged_frames: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameRule:
+class FrameRule(NamedTuple):
     """How many frames are taken: ``fps`` in each second, ``min_frames`` to ``max_frames``, ``merged_frames`` of which
     become one row of patches. ``num_frames`` are taken of any video, where that is said. Videos of more than
     ``max_seconds`` are sampled as thinly as it takes. ``most_frames`` are what the user allows, and ``max_pixels`` of

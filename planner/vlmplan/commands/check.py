@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ def print_check(checked: Checked, command: "Callable[[Request], str]") -> None:
     else:
         said = checked.configured.notes  # above, in full
         notes = [note for note in checked.answer.hardware_notes if note not in said]
-        print_answer(replace(checked.answer, hardware_notes=notes), command, checked.least_fix)
+        print_answer(checked.answer._replace(hardware_notes=notes), command, checked.least_fix)
 
 
 def _has_gpu(request: "Request") -> bool:

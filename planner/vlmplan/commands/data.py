@@ -1,8 +1,7 @@
 """What the samples of ``--data`` mean for a setup that was found, as commands show it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vlmplan.data_plan import DataSource
@@ -12,8 +11,7 @@ if TYPE_CHECKING:
     from vlmplan.request import Request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfData:
+class OfData(NamedTuple):
     """The samples, and the run of an ``estimate`` on them, which is None where nothing fits. ``options`` are what else
     could be done with them; a search tries others itself, and has no ``largest``."""
 

@@ -1,9 +1,8 @@
 """The estimate of a setup with what is shown beside it, for ``vlmplan estimate``, Python and the page."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmplan.commands.data import OfData, described_data, of_estimate, print_of_data
 from vlmplan.commands.day import today
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from vlmplan.scaling import Scaling
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """An estimate with what was looked for besides. ``scales``: its scaling is asked for, which may not be known."""
 
     estimate: "Estimate"
@@ -40,8 +38,7 @@ def answered(request: "Request", catalog_files: tuple[Path, ...], lengths: str |
         from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
 
         result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
-    return replace(
-        answer,
+    return answer._replace(
         estimate=result,
         freezing=freezing_of(result, request),
         way_out=found_way_out(request, result, catalog_files),

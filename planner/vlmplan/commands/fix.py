@@ -1,7 +1,7 @@
 """Changes of another trainer's file with which it fits, and writing one, for ``vlmplan check --fix`` and Python."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,7 @@ def described_fix(fixed: Fixed, command: "Callable[[Request], str]", written: Se
     return {
         "schema": SCHEMA,
         "config": document(fixed.configured.config),
-        "estimate": described(replace(fixed.answer, way_out=fixed.way_out), command),
+        "estimate": described(fixed.answer._replace(way_out=fixed.way_out), command),
         "fix": fix.document(fixed.found),
         "written": [str(path) for path in written],
     }

@@ -2,9 +2,8 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -16,8 +15,7 @@ CheckWords = Callable[[Mapping[str, Any]], Sequence[str]]
 """The words of ``vlmplan check`` that give these options."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForTrainer:
+class ForTrainer(NamedTuple):
     """A setup for another trainer; ``directory`` is where its files are, None where they are not written."""
 
     setup: "WrittenSetup"

@@ -2,10 +2,10 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmplan.commands.data import OfData, described_data, of_search, print_of_data
 from vlmplan.commands.day import today
@@ -34,8 +34,7 @@ def compared(*, has_picture: bool, has_plot: bool = False) -> "Compared":
     return Compared.MACHINES if has_plot else Compared.NEEDED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """A recommendation with what was looked for besides."""
 
     found: "Recommendation"

@@ -1,6 +1,7 @@
 """What a run costs on an offer, part by part: usd of whole machines by the hour, and of the disk that outlives them."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.cost.interruptions import (
     INTERRUPTIONS_PER_DAY,
@@ -46,8 +47,7 @@ class CostAssumptions:
             raise InputError(f"--download-gbit is {gbit:g}; {LEAST_GBIT_PER_SECOND:g} or more is needed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunBytes:
+class RunBytes(NamedTuple):
     """Bytes of a run on disk: weights that each node downloads, one checkpoint over all ranks, the exported model."""
 
     download_bytes: int

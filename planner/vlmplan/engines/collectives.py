@@ -8,6 +8,7 @@ of a few bytes (norms, overflow, the loss) are left out. Which there are is in e
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Trace
@@ -86,8 +87,7 @@ def arrivals(trace: Trace) -> Sequence[tuple[Parameter, int | None]]:
     return trace.memo[arrivals]
 
 
-@dataclass(frozen=True, slots=True)
-class Reductions:
+class Reductions(NamedTuple):
     """Gradients of one backward: how many of how many elements, the buckets that they fill, and by ordinal those
     larger than a bucket."""
 

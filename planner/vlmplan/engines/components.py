@@ -1,11 +1,14 @@
 """Bytes of one GPU by component."""
 
-from dataclasses import dataclass, fields
+from operator import add
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Components:
-    """Bytes live at one moment, by what they are. Adding moments adds components; ``total`` is what torch counts."""
+class Components(NamedTuple):
+    """Bytes live at one moment, by what they are. Adding moments adds components; ``total`` is what torch counts.
+
+    A search adds thousands of them.
+    """
 
     weights: int = 0
     gradients: int = 0
@@ -19,37 +22,19 @@ class Components:
 
     @property
     def total(self) -> int:
-        return (
-            self.weights
-            + self.gradients
-            + self.optimizer_states
-            + self.activations
-            + self.logits
-            + self.communication_buffers
-            + self.temporaries
-            + self.inference_engine
-        )
+        return sum(self)
 
-    def __add__(self, other: "Components") -> "Components":
-        return Components(
-            weights=self.weights + other.weights,
-            gradients=self.gradients + other.gradients,
-            optimizer_states=self.optimizer_states + other.optimizer_states,
-            activations=self.activations + other.activations,
-            logits=self.logits + other.logits,
-            communication_buffers=self.communication_buffers + other.communication_buffers,
-            temporaries=self.temporaries + other.temporaries,
-            inference_engine=self.inference_engine + other.inference_engine,
-        )
+    def __add__(self, other: "Components") -> "Components":  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Components._make(map(add, self, other))
 
     def as_json(self) -> dict[str, int]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = self._asdict()
         if not self.inference_engine:
             del values["inference_engine"]
         return values
 
 
-COMPONENT_NAMES = tuple(field.name for field in fields(Components))
+COMPONENT_NAMES = Components._fields
 """All of them, those that most GPUs have nothing of too."""
 NOTHING = Components()
 

@@ -11,7 +11,6 @@ trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from vlmplan.engines.coordinator.replay import GatherReplay
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStates:
+class ModelStates(NamedTuple):
     """Bytes that one GPU holds through the run, apart from the micro batch.
 
     ``at_start`` before the first step, ``resident`` after it; ``init_peak`` while the engine is built; ``step_peak``

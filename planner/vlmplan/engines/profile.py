@@ -1,15 +1,15 @@
 """What bounds of memory need to know of one micro batch: the few numbers of a trace that depend on no engine."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
-from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Section, Span, Trace
+from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Run, Section, Span, Trace
 from vlmplan.engines.optimizer_states import NORM_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchProfile:
+class MicroBatchProfile(NamedTuple):
     """Bytes of one micro batch beside the model states.
 
     ``dropped_peak``: backward if every gradient vanished once it is whole; ``kept_peak``: if all stayed.
@@ -31,7 +31,7 @@ class MicroBatchProfile:
     @staticmethod
     def of_forward(peak: int) -> "MicroBatchProfile":
         """A forward that no backward follows, of ``peak`` bytes."""
-        none = dict.fromkeys([one.name for one in fields(MicroBatchProfile)], 0)
+        none = dict.fromkeys(MicroBatchProfile._fields, 0)
         return MicroBatchProfile(**(none | {"forward_peak": peak}))
 
 
@@ -75,29 +75,49 @@ def section_rises(section: Section) -> SectionRises:
     return section.memo[section_rises]
 
 
+Repeats = Sequence[tuple[str, int]]
+"""A schedule by what follows itself: the section, and how often it runs, one layer after the other."""
+
+
+def _repeats(schedule: Iterable[Run]) -> Repeats:
+    return [(key, len(list(runs))) for key, runs in groupby(schedule, itemgetter(0))]
+
+
+def _highest(first: int, change: int, times: int) -> int:
+    """The highest of so many moments of which the first is this, and each ``change`` above the one before."""
+    return first + max(0, (times - 1) * change)
+
+
 def forward_rise(trace: Trace) -> tuple[int, int]:
     """(the highest moment of the forward, what is live at its end)."""
+    return _forward_rise(trace, _repeats(trace.schedule))
+
+
+def _forward_rise(trace: Trace, repeats: Repeats) -> tuple[int, int]:
     live = peak = 0
-    for run in trace.schedule:
-        rise = section_rises(trace.sections[run.key]).forward
-        peak = max(peak, live + rise.peak)
-        live += rise.change
+    for key, times in repeats:
+        rise = section_rises(trace.sections[key]).forward
+        peak = max(peak, _highest(live + rise.peak, rise.change, times))
+        live += times * rise.change
     return peak, live
 
 
 def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
     rises = {key: section_rises(section) for key, section in trace.sections.items()}
-    forward_peak, live = forward_rise(trace)
+    repeats = _repeats(trace.schedule)
+    forward_peak, live = _forward_rise(trace, repeats)
     dropped = kept = gradients = 0
-    for run in reversed(trace.schedule):
-        rise = rises[run.key].backward
-        dropped, kept = max(dropped, live + rise.peak), max(kept, live + gradients + rise.kept_peak)
-        live += rise.change
-        gradients += rise.gradient_bytes
-    unreleased = sum([trace.sections[run.key].unreleased_bytes for run in trace.schedule])
+    for key, times in reversed(repeats):
+        rise = rises[key].backward
+        dropped = max(dropped, _highest(live + rise.peak, rise.change, times))
+        growth = rise.change + rise.gradient_bytes
+        kept = max(kept, _highest(live + gradients + rise.kept_peak, growth, times))
+        live += times * rise.change
+        gradients += times * rise.gradient_bytes
+    unreleased = sum([times * trace.sections[key].unreleased_bytes for key, times in repeats])
     recomputed = max(section.recomputed_bytes for section in trace.sections.values())
     held = _held_bytes(trace) if any(found.has_views for found in rises.values()) else 0
-    norm = _norm_peak(trace, rises, live)
+    norm = _norm_peak(repeats, rises, live)
     return MicroBatchProfile(
         forward_peak=forward_peak,
         dropped_peak=dropped,
@@ -110,13 +130,16 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
     )
 
 
-def _norm_peak(trace: Trace, rises: Mapping[str, SectionRises], live: int) -> int:
+def _norm_peak(repeats: Repeats, rises: Mapping[str, SectionRises], live: int) -> int:
     """Walks back from the end of backward, when ``live`` bytes are left beside gradients."""
     most, later = 0, live
-    for run in trace.schedule:
-        _, backward, norms, _ = rises[run.key]
-        live -= backward.change
-        most = max(most, live + norms.within, later + norms.largest)
+    for key, times in repeats:
+        _, backward, norms, _ = rises[key]
+        first, change = live - backward.change, -backward.change
+        if times > 1:  # the first of these layers meets gradients of the others, which arrive later
+            later = max(later, _highest(first, change, times - 1) + norms.highest)
+        most = max(most, _highest(first, change, times) + norms.within, later + norms.largest)
+        live += times * change
         later = max(later, live + norms.highest)
     return most
 

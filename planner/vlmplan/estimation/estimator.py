@@ -217,8 +217,7 @@ class Estimator(TracedModel):
         kept = 0 if evaluated is None else node.num_gpus * evaluated.kept.host_bytes
         waiting = node.num_gpus * self._host_copy_bytes(recipe, cluster)
         copied = node.num_gpus * host_copy_bytes(self.table, recipe, self.stored_dtype)
-        return replace(
-            host,
+        return host._replace(
             load_bytes=host.load_bytes + copied,
             steady_bytes=host.steady_bytes + waiting,
             evaluation_bytes=kept,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.architecture.model import Part
 from vlmplan.engines.collectives import Collectives
@@ -30,8 +31,7 @@ from vlmplan.units import gib_text
 from vlmplan.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VaryingLengths:
+class VaryingLengths(NamedTuple):
     """Samples of different lengths: where the lengths are from, those of the replayed micro batches as padded, and
     reserved bytes where all samples have the plan's length and where they have these."""
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable
 from copy import deepcopy
-from dataclasses import replace
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch, Model
@@ -61,7 +60,7 @@ class ReferenceRuns:
 def with_other_models(states: ModelStates, table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:
     """``states`` with the models that stand beside the trained one, where the recipe has such."""
     num_bytes = beside_bytes(table, recipe, num_ranks)
-    return replace(states, other_models=Components(weights=num_bytes)) if num_bytes else states
+    return states._replace(other_models=Components(weights=num_bytes)) if num_bytes else states
 
 
 def has_upper_bound(recipe: Recipe) -> bool:

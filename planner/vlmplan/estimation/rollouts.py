@@ -58,7 +58,7 @@ class RolloutRuns:
             generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer, samples=True)
             if not is_on_cpu and self._model.decodes_with_copies:
                 token = self._generation(recipe, backend, rows, num_tokens=1)
-                generated = replace(generated, token_bytes=forward_rise(token.trace)[0])
+                generated = generated._replace(token_bytes=forward_rise(token.trace)[0])
         return Rollout(
             passes=self._looked_up(recipe, backend),
             kept=NOTHING_KEPT,

@@ -185,7 +185,7 @@ def smallest_remedy(planner: Planner, correction: Correction) -> Remedy:
         return found.device.reserved_bytes < held and correction.fits(found)
 
     trials = planner.trials(accepts)
-    space = all_changes(replace(trials.known_setup(planner.request), ds_config=None))
+    space = all_changes(trials.known_setup(planner.request)._replace(ds_config=None))
     found = least_combination(space, planner.request, trials)
     combination = found or leanest_combination(space, planner.request, trials)
     setup = planner.setup(combination.request)

@@ -7,8 +7,8 @@ allocator the replay of ``reservation`` decides, which may fail although the ten
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SEGMENT_ROUNDING_BYTES, OutOfDeviceMemory
@@ -30,8 +30,7 @@ class Verdict(Enum):
     DOES_NOT_FIT = "does_not_fit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
+class DeviceMemory(NamedTuple):
     """One GPU at its fullest. ``runs`` is False where the allocator runs out of memory.
 
     A rank on a CPU has ``process_bytes`` for Python and libraries, but neither a CUDA context nor NCCL.

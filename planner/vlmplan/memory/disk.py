@@ -12,7 +12,7 @@ clones every tensor for the model's file, and ``exclude_frozen_parameters`` take
 by one of its two names (``module_state_dict``). Both seen.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.optimizer_states import paged_bytes, state_bytes
@@ -23,8 +23,7 @@ from vlmplan.saving import Saving
 from vlmplan.units import DType
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskSpace:
+class DiskSpace(NamedTuple):
     """Bytes over all ranks; ``download_bytes`` of the model as published, on every node."""
 
     checkpoint_bytes: int

@@ -8,7 +8,7 @@ what ``architecture.evaluation`` traced. What the loop keeps of every batch come
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Run, Span, Trace
@@ -28,8 +28,7 @@ ID_BYTES = DType.INT64.num_bytes
 """Of a predicted token, and of a label."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptOutputs:
+class KeptOutputs(NamedTuple):
     """What transformers' ``evaluation_loop`` keeps of every batch, on every GPU for all ranks.
 
     ``gather_for_metrics`` gives each rank the outputs of all, and ``EvalLoopContainer.add`` concatenates them with
@@ -135,8 +134,7 @@ def kept_outputs(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generated:
+class Generated(NamedTuple):
     """What generating text takes at the most: the forward over the prompts, or the last token, when the keys and values
     of all tokens are there, and those of one layer once more while the new ones are joined to them. ``token_bytes``:
     what the forward over it makes beside them, where it takes copies of weights. ``samples``: tokens are drawn, and
@@ -302,8 +300,7 @@ def _called(trace: Trace) -> set[int]:
     return {id(event.module) for forward in forwards for event in forward if isinstance(event, Fetch)}
 
 
-@dataclass(frozen=True, slots=True)
-class GatheredForEvaluation:
+class GatheredForEvaluation(NamedTuple):
     """ZeRO-3's whole weights. ``hosts``: ranks that bring a part of every gather from their host, 0 if none does."""
 
     weights: "GatheredWeights"

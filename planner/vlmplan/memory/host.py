@@ -4,8 +4,8 @@ Symbols as in ``engines``. Sources: transformers 5.23 ``modeling_utils.py`` (loa
 ``stage_1_and_2.py`` and ``stage3.py`` (pinned buffers), ``swap_tensor/`` for NVMe.
 """
 
-from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, state_bytes
 from vlmplan.engines.parameters import ParameterTable
@@ -22,8 +22,7 @@ NVME_BUFFER_FRACTION = 0.25
 """Part of what is swapped to NVMe that stays in host buffers on its way. Assumed: DeepSpeed keeps a few sub-groups."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
+class HostMemory(NamedTuple):
     """Bytes of one node."""
 
     load_bytes: int
@@ -121,8 +120,7 @@ def with_devices(
     """``host`` where the ranks' devices are the host itself: each rank's ``load_bytes`` while loading and
     ``peak_bytes`` in all, which hold its process too, take the place of ``PROCESS_BYTES``; the first rank has
     ``read_bytes`` besides."""
-    return replace(
-        host,
+    return host._replace(
         load_bytes=ranks_per_node * load_bytes + read_bytes,
         steady_bytes=host.steady_bytes + ranks_per_node * (peak_bytes - PROCESS_BYTES),
     )

@@ -6,7 +6,7 @@ what is left of it). TRL 1.16 starts it with ``max_num_seqs`` answers and 4,096 
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.units import DType, gib_text
 
@@ -21,8 +21,7 @@ SAMPLER_BYTES = DType.FLOAT32.num_bytes
 """Of a logit in the sampler's warm-up: max_num_seqs x vocabulary (huggingface/trl#3523)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceEngine:
+class InferenceEngine(NamedTuple):
     """vLLM on one GPU. ``total_bytes`` is what the card has in all, ``weight_bytes`` the GPU's part of the weights,
     ``sequence_bytes`` its part of keys and values of one answer with its prompt, ``num_sequences`` those at once."""
 

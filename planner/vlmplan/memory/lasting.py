@@ -1,7 +1,5 @@
 """What is on a GPU through all optimizer steps beside what an engine and a micro batch tell of."""
 
-from dataclasses import replace
-
 from vlmplan.engines.components import Components
 from vlmplan.hardware import Gpu
 from vlmplan.memory.inference_engine import InferenceEngine
@@ -32,7 +30,7 @@ def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int,
         if copy_bytes:
             phase = _with_extra(phase, Components(weights=copy_bytes))
         phases.append(phase)
-    return replace(timeline, phases=tuple(phases))
+    return timeline._replace(phases=tuple(phases))
 
 
 def _whole_by_then(load: Phase, timeline: Timeline) -> Phase:
@@ -51,8 +49,7 @@ def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) ->
     if engine is None:
         return timeline
     taken = {SYNC: engine.syncing_bytes, GENERATE: engine.awake_bytes, LOAD: 0}
-    return replace(
-        timeline,
+    return timeline._replace(
         phases=tuple(
             _with_extra(phase, Components(inference_engine=taken.get(phase.name, engine.training_bytes)))
             for phase in timeline.phases

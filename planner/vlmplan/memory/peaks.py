@@ -88,10 +88,11 @@ class PeakTracker(Sink):
             self._peak_bytes, self._is_at_peak = total, True
 
     def free(self, owner: Hashable) -> None:
-        if owner in self._tensors:
+        tensor = self._tensors.pop(owner, None)
+        if tensor is not None:
             if self._is_at_peak:
                 self._note(self._batch, self._peak_bytes)
-            component, num_bytes = self._tensors.pop(owner)
+            component, num_bytes = tensor
             self._held[component] -= num_bytes
             self._held_bytes -= num_bytes
 
@@ -114,8 +115,10 @@ class PeakTracker(Sink):
 
     def gather(self, num_bytes: int, most_bytes: int) -> None:
         """Gathered weights take ``num_bytes`` from now on, and took up to ``most_bytes`` just before."""
-        self._leave_peak()
         held, before = self._held, self._gathered_bytes
+        if num_bytes == most_bytes == before:
+            return
+        self._leave_peak()
         total = self._held_bytes + self._batch_bytes + most_bytes - before
         if total > self._peak_bytes:
             held[Component.WEIGHTS] += most_bytes - before
@@ -128,12 +131,14 @@ class PeakTracker(Sink):
     # -- the micro batch's tensors -------------------------------------------------------------------------------
 
     def span(self, span: Span) -> None:
-        self._leave_peak()
-        total = self._held_bytes + self._batch_bytes + sum(span.peak)
+        if self._is_at_peak:
+            self._note(self._batch, self._peak_bytes)
+        peak, delta = span
+        total = self._held_bytes + self._batch_bytes + sum(peak)
         if total > self._peak_bytes:
-            self._note(add_parts(self._batch, span.peak), total)
-        self._batch = add_parts(self._batch, span.delta)
-        self._batch_bytes += sum(span.delta)
+            self._note(add_parts(self._batch, peak), total)
+        self._batch = add_parts(self._batch, delta)
+        self._batch_bytes += sum(delta)
 
     def hand_over(self, event: GradientReady, ordinal: int) -> None:
         """A gradient becomes the engine's, or is added to the one that is there and freed."""

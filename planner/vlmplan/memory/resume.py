@@ -10,7 +10,7 @@ stay as they are); bitsandbytes 0.50 ``optim/optimizer.py`` (a deep copy first);
 several ranks, else on the CPU); the bundled trainer's ``engines/plain.py``.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
@@ -23,8 +23,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.saving import Saving
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeMemory:
+class ResumeMemory(NamedTuple):
     """``phase`` is of the fullest GPU, or of a rank whose device is the host itself; ``host_bytes`` of a node, beside
     its processes and what is offloaded."""
 
@@ -83,8 +82,7 @@ def _states_twice(table: ParameterTable, recipe: Recipe, saving: Saving, num_ran
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
+class _Read(NamedTuple):
     """Bytes in host memory at the same time: what ``each`` rank has of its own, and mapped files, ``shared`` by all."""
 
     each: int = 0

@@ -9,8 +9,8 @@ all. Another rank may have a higher peak in a phase, but none as high as that.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.choice import engine_of
@@ -28,8 +28,7 @@ from vlmplan.phase_names import BACKWARD, FORWARD, INIT, LOAD, REFERENCE, SAVE, 
 from vlmplan.recipe import Recipe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(NamedTuple):
     """The phases of a run on the GPU of one rank."""
 
     phases: tuple[Phase, ...]

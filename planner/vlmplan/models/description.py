@@ -1,8 +1,8 @@
 """What the texts of a model's files say of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, EXTRACTOR, MAY_BE_DEAF
 from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
@@ -25,8 +25,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_se
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundModel:
+class FoundModel(NamedTuple):
     """A model's files and where they are from, as words for the user."""
 
     files: ModelFiles

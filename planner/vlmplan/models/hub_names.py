@@ -1,7 +1,7 @@
 """How models are called on the Hugging Face Hub, and which of their files describe them. A leaf."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -17,8 +17,7 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,255}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubId:
+class HubId(NamedTuple):
     """``repo`` is ``org/name``; ``revision`` a branch, a tag or a commit."""
 
     repo: str

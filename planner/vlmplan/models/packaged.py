@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import InputError, nearest
@@ -15,8 +15,7 @@ from vlmplan.workload import ModelFiles
 PACKAGED_MODELS = Path(__file__).parents[1] / "data" / "models"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackagedModel:
+class PackagedModel(NamedTuple):
     """An entry of ``data/models/index.json``.
 
     ``hub_id`` is None where no checkpoint in transformers' layout is known. ``origin`` says of config.json whether it

@@ -309,7 +309,7 @@ def _faster_changes(at: RequestedSetup) -> Iterator[Change]:
     if recipe.optimizer is OptimizerKind.ADAMW and not recipe.fuses_optimizer:
         yield Change(name="fused optimizer", options={"fuses_optimizer": True})
     host = (recipe.offload_optimizer, recipe.offload_params).count(Offload.CPU)
-    for change in engine_changes(replace(at, ds_config=None)):
+    for change in engine_changes(at._replace(ds_config=None)):
         moved = [change.options[name] for name in ("offload_optimizer", "offload_params")]
         if moved.count(Offload.CPU.value) <= host:
             yield change

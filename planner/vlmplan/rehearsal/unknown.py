@@ -166,10 +166,9 @@ def _corrected(found: Estimate, missing: Mapping[tuple[str, str], int]) -> Estim
         )
         for phase in found.timeline.phases
     )
-    timeline = replace(found.timeline, phases=phases)
+    timeline = found.timeline._replace(phases=phases)
     change = timeline.peak.total - found.timeline.peak.total
-    device = replace(
-        found.device,
+    device = found.device._replace(
         allocated_bytes=timeline.peak.total,
         reserved_bytes=max(timeline.peak.total, found.device.reserved_bytes + change),
     )
@@ -178,7 +177,7 @@ def _corrected(found: Estimate, missing: Mapping[tuple[str, str], int]) -> Estim
 
 def _more(moment: Components, num_bytes: int) -> Components:
     """``moment`` with so many more bytes of activations, or fewer: no more than there are."""
-    return replace(moment, activations=max(0, moment.activations + num_bytes))
+    return moment._replace(activations=max(0, moment.activations + num_bytes))
 
 
 def _noted(found: Estimate, note: str) -> Estimate:

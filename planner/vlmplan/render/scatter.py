@@ -4,8 +4,8 @@ The fastest are on the left, the cheapest at the bottom: the front runs from the
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import ceil, floor, log10
+from typing import NamedTuple
 
 from vlmplan.search.pareto import Point
 from vlmplan.units import count_text, usd_text
@@ -31,8 +31,7 @@ TIME_TICKS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LogAxis:
+class LogAxis(NamedTuple):
     """A logarithmic axis from ``low`` to ``high``, both above 0."""
 
     low: float

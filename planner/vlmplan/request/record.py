@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmplan.decided_recipe import WITHOUT_OPTION, DecidedRecipe, completed
 from vlmplan.evaluation import Kept
@@ -200,8 +200,7 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Option:
+class _Option(NamedTuple):
     """Where a request has an option. ``part`` is empty for the request itself."""
 
     part: str

@@ -5,8 +5,8 @@ one estimate.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError
@@ -220,8 +220,7 @@ def _plain_defaults(decided: DecidedRecipe) -> DecidedRecipe:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedSetup:
+class RequestedSetup(NamedTuple):
     """One setup as a request asks for it; ``notes`` are sentences that the user should see with its numbers."""
 
     workload: Workload

@@ -160,7 +160,7 @@ def _images(
     """What a video is, in images of ``said_size`` where that is said."""
     found = video_images(model.config, model.video_settings, num_frames=num_frames, width=size[0], height=size[1])
     if said_size is not None:
-        return replace(found, width=said_size[0], height=said_size[1])
+        return found._replace(width=said_size[0], height=said_size[1])
     image = image_shape(model.config, model.preprocessor, width=found.width, height=found.height)
     resized = image.resized_width, image.resized_height
     if (*resized, image.num_vision_sequences) != (found.width, found.height, 1):

@@ -1,7 +1,6 @@
 """What a rule is, and what it looks at."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
@@ -27,8 +26,7 @@ class Problem(NamedTuple):
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ModelFacts(NamedTuple):
     """What the rules need to know of a model: its model_type, all of them with its parts', the type of its weights, and
     the attention that transformers says it takes, where it was asked."""
 
@@ -47,8 +45,7 @@ class ModelFacts:
     """Whether some layer chooses keys by weights to which no gradient comes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleContext:
+class RuleContext(NamedTuple):
     """What is to be trained, on what; None where it is not known yet. ``given`` are the options the user wrote."""
 
     recipe: Recipe

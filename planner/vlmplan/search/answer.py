@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.catalog.price_lists import Spread
 from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
@@ -131,8 +131,7 @@ def cost_of_run(
     return run_cost(training_hours=hours, offer=offer, num_nodes=cluster.num_nodes, size=size, assumed=assumed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(NamedTuple):
     """A cluster on which nothing fits, with the reason and the smallest change that would help, if one is known.
 
     ``share_of_limit``: where something fits that is over a limit, the least of it as a part of the limit.

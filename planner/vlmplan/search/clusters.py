@@ -1,9 +1,9 @@
 """Which clusters a search looks at: offers of the catalog, named GPUs, or this machine."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, UnknownNameError
@@ -38,8 +38,7 @@ def _taken_host_bytes(host_ram_bytes: int | None, num_gpus: int, gpu: Gpu) -> in
     return max(LEAST_HOST_BYTES, num_gpus * (gpu.memory_bytes or 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A cluster, and the offers that it can be rented by: the cheapest first, then those that have more host memory."""
 
     cluster: Cluster
@@ -70,7 +69,7 @@ class Candidate:
 
     def with_network(self, bytes_per_second: float) -> "Candidate":
         """The candidate with this rate between nodes."""
-        return replace(self, cluster=replace(self.cluster, inter_node_bytes_per_second=bytes_per_second))
+        return self._replace(cluster=replace(self.cluster, inter_node_bytes_per_second=bytes_per_second))
 
     @property
     def largest(self) -> Node:
@@ -142,8 +141,7 @@ def _rented(offers: Sequence[Offer], gpu: Gpu, num_nodes: int, today: date) -> I
         yield Candidate(cluster=Cluster(node=ladder[0].node(gpu), num_nodes=num_nodes), offers=ladder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferTerms:
+class OfferTerms(NamedTuple):
     """What a search asks of every machine. ``host_bytes``: of a host of the user's own; None where he states none."""
 
     offers: OfferFilter

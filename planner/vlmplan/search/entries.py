@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import expandable_device_bytes
@@ -115,8 +115,7 @@ def pareto_point(entry: ScoredSetup) -> Point | None:
     return Point(cluster=entry.cluster, offer=offer, recipe=recipe, hours=hours, usd=usd, is_exact=is_exact)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverLimits:
+class OverLimits(NamedTuple):
     """What fits a machine and is over a limit: ``hours`` and ``usd`` are the least of what was looked at there, None
     where nothing is known."""
 

@@ -1,7 +1,7 @@
 """Why the first plan is the first: what it saves against the next one, and what that is paid with."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.hardware import Cluster
 from vlmplan.recipe_choices import Method
@@ -13,8 +13,7 @@ SAME_FRACTION = 0.005
 is known of them is less certain. A choice."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Difference:
+class _Difference(NamedTuple):
     """One quantity of the winner against the runner-up's, as texts; ``sign`` is below 0 where the winner needs less."""
 
     sign: int

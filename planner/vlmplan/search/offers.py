@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
+from typing import NamedTuple
 
 from vlmplan.catalog import Catalog
 from vlmplan.cost.owning import require_amount
@@ -14,8 +15,7 @@ from vlmplan.units import MAX_COUNT
 DEFAULT_PRICING = (Pricing.ON_DEMAND, Pricing.OWN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuCount:
+class GpuCount(NamedTuple):
     """So many cards of a kind in a machine, as ``--gpu`` calls them."""
 
     gpu_id: str

@@ -5,8 +5,7 @@ that does not fit then makes way for the next; what takes its place is computed 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.recipe import Recipe
@@ -32,8 +31,7 @@ class Priced(Protocol):
 Entry = TypeVar("Entry", bound=Priced)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """A setup that fits a machine, by what the whole run takes there; the bounds decide that where it is not exact."""
 
     cluster: Cluster

@@ -6,7 +6,6 @@ looked at when enough plans are found cannot be among them.
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import count
 from math import inf
 from typing import Any
@@ -88,7 +87,7 @@ class Ranking:
             entry.is_measured = entry.setup.fits and self._objective is not Objective.VRAM
         else:
             needed = self._space.needed_bytes(entry.setup, entry.cluster)
-            entry.setup = replace(entry.setup, most_bytes=needed, least_bytes=needed, fits=True)
+            entry.setup = entry.setup._replace(most_bytes=needed, least_bytes=needed, fits=True)
             entry.is_measured = True
         entry.has_failed = entry.setup.least_bytes > budget
 

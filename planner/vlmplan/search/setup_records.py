@@ -1,14 +1,12 @@
 """A recipe in a search: a candidate with a floor of its seconds, and a setup with bounds of its bytes."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.recipe import Recipe
 from vlmplan.search.choices import Engine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundedSetup:
+class BoundedSetup(NamedTuple):
     """A resolved recipe on a cluster, with the bytes that tensors take on one GPU at the most and at the least.
 
     ``fits``: it does by its bound. Otherwise it may, and the timeline has to say.

@@ -241,7 +241,7 @@ class SetupSpace(RecipeSpace):
             closer: BoundedSetup | None = setup if setup.fits else self.closer(setup, cluster)
             while closer is not None:
                 if closer.fits or self.needed_bytes(closer, cluster) <= budget:
-                    return replace(closer, fits=True)
+                    return closer._replace(fits=True)
                 closer = self.with_fewer_answers(closer, cluster)
         return None
 
@@ -251,7 +251,7 @@ class SetupSpace(RecipeSpace):
         bounds = self.models.bounds(recipe, cluster).close_at((recipe.micro_batch, recipe.grad_accum))
         least, most = max(setup.least_bytes, bounds.least), min(setup.most_bytes, bounds.most)
         fits = most <= self.models.budget_bytes(cluster, recipe)
-        return replace(setup, least_bytes=least, most_bytes=most, fits=fits)
+        return setup._replace(least_bytes=least, most_bytes=most, fits=fits)
 
     def needed_bytes(self, setup: BoundedSetup, cluster: Cluster) -> int:
         """What its tensors take: the highest moment of its timeline, or a floor of that which does not fit already."""

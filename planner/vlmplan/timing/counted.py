@@ -6,6 +6,7 @@ beyond ``STEP_SECONDS`` and what a rank waits for others are not among them.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from vlmplan.communication import CommunicationSeconds, communication_seconds
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
@@ -43,8 +44,7 @@ PHASES = {phase.value: phase for phase in StepPhase}
 """Others lie between steps, where collectives hide behind nothing, as they do in the optimizer's step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedWork:
+class CountedWork(NamedTuple):
     """What one phase of one step makes a GPU do. ``products``: how many of each type, FLOPs and bytes;
     ``attention_flops`` by type."""
 
@@ -97,8 +97,7 @@ def timed_work(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PhaseSeconds:
+class _PhaseSeconds(NamedTuple):
     """What keeps the GPU busy, and what asking for it takes the host."""
 
     busy: BusySeconds

@@ -8,8 +8,7 @@ where the host decides, adapters really are slower under ZeRO-3 than training al
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmplan.architecture.dora import UsedWeights
 from vlmplan.architecture.trace import Event, Fetch, GradientReady, GradientTaken, Section, Trace
@@ -22,8 +21,7 @@ EMPTY_PER_ADAPTER = 2
 """peft's wrapper and its dropout, an ``nn.Identity`` where that is 0 (``tuners/lora/layer.py``, 0.21)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookedCalls:
+class HookedCalls(NamedTuple):
     """The calls of hooks in one phase of a micro batch. They add.
 
     ``with_weights`` and ``empty`` are calls of modules that have weights of their own and of those that have none,

@@ -9,7 +9,6 @@ Matrix products are bound by the data sheet's dense peak times what the best sha
 what a model's shapes reach of those; and by power, which small cards run out of first (``FLOPS_PER_JOULE``).
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.hardware import Gpu, Vendor
@@ -27,8 +26,7 @@ class Scenario(Choice):
     FAST = "fast"
 
 
-@dataclass(frozen=True, slots=True)
-class RangedValue:
+class RangedValue(NamedTuple):
     """A constant of hardware or software with its range. ``slow`` is the end that makes a step longer."""
 
     slow: float
@@ -171,8 +169,7 @@ PCIE_COPY_FRACTION = RangedValue(0.6, 0.8, 0.9)
 """Part of PCIe's rate that pinned copies reach. Assumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class Rates(NamedTuple):
     """What one GPU does in a second of each kind of work, and what the host takes to ask for it."""
 
     matmul_flops_per_second: float

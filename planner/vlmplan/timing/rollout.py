@@ -9,7 +9,6 @@ Source: ``_sample`` in transformers 5.23 ``generation/utils.py``; TRL 1.16 ``grp
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.architecture.trace import Trace, Work
@@ -35,8 +34,7 @@ VLLM_STEP_SECONDS = RangedValue(6e-3, 2e-3, 1e-3)
 """What vLLM's scheduler and sampler take for each token of all answers. Assumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationWork:
+class GenerationWork(NamedTuple):
     """The answers that one rank generates at once, or the ``num_sharing`` ranks that share vLLM's weights.
 
     ``prompt`` is the forward over all prompts, ``token`` that over one token of each answer with nothing before it.
@@ -57,8 +55,7 @@ class GenerationWork:
         return self.token_cache_bytes * (self.prompt_tokens + self.new_tokens / 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutWork:
+class RolloutWork(NamedTuple):
     """What one rank does before the steps of ``num_micro_batches`` micro batches, whose answers come at once.
 
     ``generation`` is None where a server generates. ``whole_bytes`` are weights that have to be gathered before

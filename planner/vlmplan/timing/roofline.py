@@ -6,7 +6,7 @@ longer of the two for both together.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.architecture.trace import Trace, Work
 from vlmplan.hardware import Gpu
@@ -25,8 +25,7 @@ PhaseDemands = tuple[float, float, float, float, float, float]
 Those of stretches of one micro batch add."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BusySeconds:
+class BusySeconds(NamedTuple):
     """Seconds of one phase by kind of work. They add. ``memory``: kernels that move bytes, with what each takes to
     start."""
 
@@ -38,7 +37,7 @@ class BusySeconds:
     def total(self) -> float:
         return self.matmuls + self.attention + self.memory
 
-    def __add__(self, other: "BusySeconds") -> "BusySeconds":
+    def __add__(self, other: "BusySeconds") -> "BusySeconds":  # pyright: ignore[reportIncompatibleMethodOverride]
         return BusySeconds(
             matmuls=self.matmuls + other.matmuls,
             attention=self.attention + other.attention,
@@ -73,8 +72,7 @@ def _busy_parts(work: Work, speed: Rates) -> tuple[float, float, float]:
     return matmuls, attended / speed.attention_flops_per_second, moved
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchSeconds:
+class MicroBatchSeconds(NamedTuple):
     """One micro batch: what the GPU has to do, and what asking for it takes, by phase."""
 
     busy: tuple[BusySeconds, BusySeconds, BusySeconds]

@@ -8,8 +8,8 @@ attend within the patches of ``temporal_patch_size`` frames (``cu_seqlens`` by `
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from vlmplan.architecture.config import MAX_INTEGER
 from vlmplan.architecture.images.by_model import image_shape
@@ -32,8 +32,7 @@ FLOOR_FACTOR = 1.05
 """Of ``size.shortest_edge``, below which that cap does not go."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoImages:
+class VideoImages(NamedTuple):
     """``num_images`` of ``width`` x ``height`` pixels, each of ``frames_per_image`` frames; the last frame is repeated
     to fill the last of them."""
 
@@ -43,8 +42,7 @@ class VideoImages:
     frames_per_image: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Video:
+class _Video(NamedTuple):
     """Frames of a video of ``width`` x ``height`` pixels, and the files of the model that is to look at them."""
 
     config: Settings
