@@ -25,6 +25,7 @@ from vlmplan.recipe_choices import (
     OLORA,
     PISSA,
     AdapterDtype,
+    AttentionImplementation,
     BatchesOnGpu,
     InputGradients,
     Method,
@@ -120,6 +121,11 @@ class Recipe(RecipeSettings):
         """Whether modules that run in training are left out in evaluation: the dropout in front of DoRA's product is
         (``DoraLinearVariant.forward`` in peft 0.21 ``tuners/lora/variants.py``)."""
         return self.trains_adapters and self.use_dora and self.lora_dropout > 0
+
+    @property
+    def masks_its_row(self) -> bool:
+        """Whether the samples of a micro batch are one row under a mask, whose attention takes its square."""
+        return self.batching.is_flat and self.attention is not AttentionImplementation.FLASH_ATTENTION_2
 
     @property
     def scatters_gradients(self) -> bool:

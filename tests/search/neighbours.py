@@ -18,6 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
+from vlmplan.other_trainers.writing import Tool, objection
 from vlmplan.recipe_choices import SEARCHED_LOSSES, Method, Offload
 from vlmplan.request import parse
 from vlmplan.request.setup import resolved_recipe
@@ -114,6 +115,32 @@ PINNED: tuple[tuple[str, tuple[Any, ...], float], ...] = (
     ("expandable_segments", (False,), 0.05),
 )
 
+WIDER: tuple[tuple[str, tuple[Any, ...], float], ...] = (
+    ("task", ("dpo",), 0.25),
+    ("fsdp", (True,), 0.15),
+    ("loss", ("liger",), 0.1),
+    ("batching", ("packed", "padding-free"), 0.2),
+    ("num_nodes", (2,), 0.15),
+    ("optimizer", ("muon", "lion"), 0.1),
+    ("use_dora", (True,), 0.1),
+)
+
+
+def wider_search(seed: int) -> Search:
+    """A random search with more of the options pinned, or of a model that hears."""
+    options, draw = dict(random_search(seed).options), random.Random(7 * seed + 1)
+    for name, values, often in WIDER:
+        if draw.random() < often:
+            options[name] = draw.choice(values)
+    if "task" in options:
+        options["max_completion_tokens"] = 128
+    elif draw.random() < 0.12:
+        options |= {"model": "gemma-4-e2b", "audio_seconds": 5.0}
+    if "fsdp" in options:
+        options.pop("zero_stage", None)
+    return Search(options)
+
+
 CHOICES: dict[str, tuple[Any, ...]] = {
     "method": tuple(Method),
     "zero_stage": (None, 0, 1, 2, 3),
@@ -126,17 +153,21 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 """What a search decides by itself, beside the batch."""
 SEARCHED = {"expandable_segments": True, "fuses_optimizer": True, "caches_casts": False, "upcasts_frozen": False}
 """What it takes in place of torch's and peft's defaults."""
-KEPT = ("fuses_optimizer", "caches_casts", "upcasts_frozen", "expandable_segments", "precision", "attention", "hpz")
+KEPT = (
+    *("fuses_optimizer", "caches_casts", "upcasts_frozen", "expandable_segments", "precision", "attention", "hpz"),
+    "batches_on_gpu",  # which the trainer of a task decides
+)
 
 
 @dataclass
 class Neighbourhood:
-    """Estimates next to a plan."""
+    """Estimates next to a plan. ``made_for``: the trainer that runs them, of tasks."""
 
     workload: Workload
     cluster: Cluster
     fixed: dict[str, Any]
     plan: RankedPlan | None
+    made_for: Tool | None = None
     _estimators: dict[Any, Estimator] = field(default_factory=dict)
 
     @property
@@ -152,6 +183,8 @@ class Neighbourhood:
         try:
             recipe, _ = resolved_recipe(decided(**fields), self.cluster, self.workload.model)
         except InputError:
+            return None
+        if self.made_for is not None and objection(self.made_for, recipe, self.workload.model) is not None:
             return None
         key = (recipe.method, recipe.trained_dtype, recipe.precision, recipe.upcasts_frozen)
         if key not in self._estimators:

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from neighbours import Neighbourhood, random_search
+from neighbours import Neighbourhood, Search, random_search, wider_search
 
 from planned import decided_fields
 from vlmplan.answers.estimate import document
@@ -18,13 +18,16 @@ FEW = (0, 1, 2, 5, 1158)
 """The last asks for the least memory, where sizes for speed fit too."""
 SWEPT_FIRST = 1068
 """It asks for the least memory with the native allocator."""
+WIDER_FIRST = 20_097
+"""Its samples are in one row, whose attention is slower the more of them there are."""
+WIDER_SWEPT_FIRST = 20_040
+"""DPO."""
 NUM_SEARCHES = 320
 """About 20 minutes of one core; the sweep tries one in STRIDE."""
 STRIDE = int(os.environ.get("VLMPLAN_SEARCH_STRIDE", "6"))
 
 
-def check(seed: int) -> None:
-    search = random_search(seed)
+def check(search: Search) -> None:
     try:
         asked = search.asked()
         found = recommend(asked)
@@ -37,12 +40,15 @@ def check(seed: int) -> None:
             on = replace(on, node=replace(on.node, host_ram_bytes=taken_host_bytes(on.node)))
         batches = SetupSpace(asked.workload, asked.fixed, asked.workload.global_batch or 1).batch_sizes(on.num_gpus)
         fitting = next(
-            Neighbourhood(asked.workload, on, decided_fields(asked.fixed), None).fitting_lightest(batches), None
+            Neighbourhood(asked.workload, on, decided_fields(asked.fixed), None, asked.made_for).fitting_lightest(
+                batches
+            ),
+            None,
         )
         assert fitting is None, f"{search}: nothing fits, it says, but {fitting} does"
         return
     plan = found.plans[0]
-    near = Neighbourhood(asked.workload, plan.estimate.cluster, decided_fields(asked.fixed), plan)
+    near = Neighbourhood(asked.workload, plan.estimate.cluster, decided_fields(asked.fixed), plan, asked.made_for)
     own = near.estimate(near.own_fields)
     assert own is not None
     assert document(own) == document(plan.estimate), f"{search}: an estimate gives another plan"
@@ -52,10 +58,20 @@ def check(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", FEW)
 def test_no_neighbour_of_a_plan_fits_and_is_noticeably_better(seed: int):
-    check(seed)
+    check(random_search(seed))
+
+
+def test_the_same_of_a_search_with_more_options_pinned():
+    check(wider_search(WIDER_FIRST))
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", [SWEPT_FIRST, *[seed for seed in range(0, NUM_SEARCHES, STRIDE) if seed not in FEW]])
 def test_no_neighbour_of_any_plan_fits_and_is_noticeably_better(seed: int):
-    check(seed)
+    check(random_search(seed))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", [WIDER_SWEPT_FIRST, *range(20_000, 20_000 + NUM_SEARCHES // 4, STRIDE)])
+def test_the_same_of_any_search_with_more_options_pinned(seed: int):
+    check(wider_search(seed))

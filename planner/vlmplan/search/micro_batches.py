@@ -77,7 +77,7 @@ class TracedBatches:
     ) -> None:
         first_full = -(-chunk_tokens(estimator.model.head.weight.shape[0]) // estimator.workload.seq_len)
         inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
-        if recipe.batching.is_flat and recipe.attention is not AttentionImplementation.FLASH_ATTENTION_2:
+        if recipe.masks_its_row:
             inner |= set(range(2, min(largest, MAX_MASKED + 1)))
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability

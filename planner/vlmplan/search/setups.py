@@ -21,6 +21,7 @@ from vlmplan.recipe_choices import Method
 from vlmplan.search.choices import Engine
 from vlmplan.search.identity_cache import IdentityCache
 from vlmplan.search.memoized_estimates import BatchSize, Bounds
+from vlmplan.search.micro_batches import MicroBatches, Speed
 from vlmplan.search.recipe_space import RecipeSpace
 from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
 from vlmplan.search.shared_traces import SharedTraces
@@ -56,7 +57,7 @@ class SetupSpace(RecipeSpace):
 
         Stage 3 computes what the other stages do.
         """
-        gpu, (micro_batch, grad_accum) = cluster.node.gpu, self.batch_sizes(cluster.num_gpus)[-1]
+        gpu, sizes = cluster.node.gpu, self.batch_sizes(cluster.num_gpus)
         engines = {engine[0].uses_deepspeed: engine for engine in reversed(self.choices.engines(cluster, method))}
         if not engines:
             return None
@@ -65,9 +66,9 @@ class SetupSpace(RecipeSpace):
             speed = self.models.speeds.of(engine[0], gpu)
             if speed is None:
                 return 0.0
-            for _, batches in self.models.engine_micro_batches(engine, gpu.compute_capability):
-                least = min(least, sum(batches.seconds(micro_batch, speed)))
-        return self.models.num_steps(cluster, (micro_batch, grad_accum)) * grad_accum * least
+            for recipe, batches in self.models.engine_micro_batches(engine, gpu.compute_capability):
+                least = min(least, _computing_seconds(recipe, batches, speed, sizes))
+        return self.models.num_steps(cluster, sizes[-1]) * least
 
     def ways(self, cluster: Cluster, method: Method) -> list[RecipeCandidate]:
         """Every recipe of the method whose floor fits, with a floor of its seconds, the fastest first.
@@ -101,11 +102,10 @@ class SetupSpace(RecipeSpace):
             place = next((at for at in places if batches.floor_bytes(sizes[at][0]) <= room), None)
             if place is None:
                 continue
-            micro_batch, grad_accum = sizes[place]
             if rest is None or speed is None:
                 yield RecipeCandidate(0.0, recipe, engine)
             else:
-                computing = grad_accum * sum(batches.seconds(micro_batch, speed))
+                computing = _computing_seconds(recipe, batches, speed, sizes[: place + 1])
                 yield RecipeCandidate(num_steps * (computing + rest.rest_seconds), recipe, engine)
 
     def fastest(
@@ -115,7 +115,7 @@ class SetupSpace(RecipeSpace):
         that may fit.
 
         A larger micro batch is never slower, so each recipe is looked at with the largest that fits, and with the
-        low-memory sizes only beyond that.
+        low-memory sizes only beyond that; but where its samples are one row under a mask, smaller ones may be faster.
         """
         for way in ways:
             below = limit(way)
@@ -137,12 +137,19 @@ class SetupSpace(RecipeSpace):
             largest = self._largest_fitting(sized, cluster, sizes)
             if largest > place:
                 place = largest
-                seconds = self.models.seconds(sized, cluster, sizes[place])
+                size = self._fastest_size(sized, cluster, sizes[: place + 1])
+                seconds = self.models.seconds(sized, cluster, size)
                 if seconds is None or seconds < below:
-                    yield self._setup(sized, cluster, sizes[place], fits=True)
+                    yield self._setup(sized, cluster, size, fits=True)
             yield from self._unsure(sized, cluster, sizes[place + 1 :], below)
             if place == len(sizes) - 1:
                 return
+
+    def _fastest_size(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> BatchSize:
+        """Of batches that all fit; the largest where a speed is not known."""
+        if not recipe.masks_its_row:
+            return sizes[-1]
+        return min(reversed(sizes), key=lambda size: self.models.seconds(recipe, cluster, size) or 0.0)
 
     def _unsure(
         self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize], below: float
@@ -325,3 +332,9 @@ class SetupSpace(RecipeSpace):
             if self._others[method].fitting_lightest(cluster, method) is not None:
                 return f"--method {method.value}"
         return None
+
+
+def _computing_seconds(recipe: Recipe, batches: MicroBatches, speed: Speed, sizes: Sequence[BatchSize]) -> float:
+    """Seconds of a step's micro batches of the size that takes least."""
+    tried = sizes if recipe.masks_its_row else sizes[-1:]
+    return min(grad_accum * sum(batches.seconds(micro_batch, speed)) for micro_batch, grad_accum in tried)
