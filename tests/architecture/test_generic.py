@@ -33,8 +33,9 @@ from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Stack
 from vlmplan.architecture.packed_weight import Linear4bit
 from vlmplan.architecture.prepare import prepared_model
+from vlmplan.architecture.storage_log import LoggingTape
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import GradientReady
+from vlmplan.architecture.trace import GradientReady, GradientTaken
 from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
 from vlmplan.estimation import estimate
@@ -531,7 +532,8 @@ def test_a_tied_head_is_the_embedding():
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
-def test_layers_with_weights_of_each_other_are_kinds_of_their_own_and_counted_once(checkpoints: bool):
+@pytest.mark.parametrize("tape", [Tape, LoggingTape])
+def test_layers_with_weights_of_each_other_are_kinds_of_their_own_and_counted_once(tape: type[Tape], checkpoints: bool):
     """Three layers, of which the last has the second's ``up``: its gradient is whole when the second's backward is."""
     free = decoder_layout(num_layers=3)
     first, second = "model.layers.1.mlp.up.weight", "model.layers.2.mlp.up.weight"
@@ -542,14 +544,14 @@ def test_layers_with_weights_of_each_other_are_kinds_of_their_own_and_counted_on
     assert (stack.pattern, list(stack.alike)) == ((0, 1, 2), [0, 0, 0])
     assert weights_without_gradient(model, checkpoints=checkpoints) == []
     stack.checkpoints = checkpoints
-    trace = model.run(Tape(), BATCH, AttentionBackend(), loss=LossKind.FULL)
+    trace = model.run(tape(), BATCH, AttentionBackend(), loss=LossKind.FULL)
     shared = {entry.name: entry for entry in model.parameters()}[first]
     assert shared.layer is None
     arrived = [
         run.layer
         for run in trace.schedule
         for event in trace.sections[run.key].backward
-        if isinstance(event, GradientReady) and event.parameter is shared.parameter
+        if isinstance(event, GradientReady | GradientTaken) and event.parameter is shared.parameter
     ]
     assert arrived == [1]
 

@@ -285,7 +285,7 @@ class Tape(ForwardTape):
         """Whole gradients of weights change hands."""
         self._flush()
         for use in uses:
-            self._hand_over(use, buffers)
+            self._hand_over(use, self.shared_gradients if use[0].shared_uses else buffers)
 
     def _hand_over(self, use: ParameterUse, buffers: dict[ParameterUse, Tensor]) -> None:
         """The gradient changes hands: from here on it is the engine's. Where something else has it too, the
@@ -293,7 +293,6 @@ class Tape(ForwardTape):
 
         It is taken out of ``buffers`` here, since a caller of Python 3.10 holds what it passes until the call is over.
         """
-        buffers = self.shared_gradients if use[0].shared_uses else buffers
         parameter, kind, live_bytes = use[0], buffers[use].storage.kind, self.total
         num_bytes = parameter.numel * parameter.dtype.num_bytes
         del buffers[use]
