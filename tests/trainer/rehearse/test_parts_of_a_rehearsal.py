@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked import outcomes_of
-from rehearsals import many_rehearsed, request_for
+from rehearsals import many_rehearsed, rehearsed, request_for
 from trainer_runs import planned
 
 from vlmplan_trainer.models.tiny import write_tiny_model
@@ -245,3 +245,14 @@ def test_overlapped_reduction_has_a_second_bucket(tmp_path):
         for answer in many_rehearsed(requests)
     )
     assert overlapped - plain == 2 * bucket_elements
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("changes", [{"fsdp": True}, {"zero_stage": "2"}])
+def test_ranks_compile_no_collectives_of_shared_memory(tmp_path, monkeypatch, changes):
+    """DeepSpeed's are for ranks on the CPU; whoever finds the lock of a build that was ended waits for ever."""
+    model = write_tiny_model(tmp_path / "llama", "llama")
+    extensions = tmp_path / "extensions"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(extensions))
+    rehearsed(request_for(planned(model, gpu="h100-sxm5-80gb:2", **changes), num_steps=2, saves=False))
+    assert not extensions.exists()

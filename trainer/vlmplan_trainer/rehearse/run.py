@@ -191,7 +191,9 @@ def _start_ranks(request: Request, *, is_on_cpu: bool) -> None:
         import deepspeed
 
         collectives.start(request.rank, plan.hardware.num_gpus, has_device=not is_on_cpu)
-        if is_on_cpu:
+        if (
+            is_on_cpu or plan.ds_config is None
+        ):  # without an accelerator of ours DeepSpeed takes the ranks for the CPU's
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # see engines.make.init_gloo
         deepspeed.init_distributed(collectives.BACKEND, verbose=False)
 
