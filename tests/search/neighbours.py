@@ -18,7 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
-from vlmplan.other_trainers.writing import Tool, objection
+from vlmplan.other_trainers.writing import Tool, behaviour
 from vlmplan.recipe_choices import SEARCHED_LOSSES, Method, Offload
 from vlmplan.request import parse
 from vlmplan.request.setup import resolved_recipe
@@ -153,10 +153,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 """What a search decides by itself, beside the batch."""
 SEARCHED = {"expandable_segments": True, "fuses_optimizer": True, "caches_casts": False, "upcasts_frozen": False}
 """What it takes in place of torch's and peft's defaults."""
-KEPT = (
-    *("fuses_optimizer", "caches_casts", "upcasts_frozen", "expandable_segments", "precision", "attention", "hpz"),
-    "batches_on_gpu",  # which the trainer of a task decides
-)
+KEPT = ("fuses_optimizer", "caches_casts", "upcasts_frozen", "expandable_segments", "precision", "attention", "hpz")
+"""What the search decides once for a plan, and its neighbours have too; what the trainer of a task does by itself
+depends on their method and engine, and is that trainer's."""
 
 
 @dataclass
@@ -175,16 +174,15 @@ class Neighbourhood:
         """The plan's recipe as options say it: everything but sizes."""
         assert self.plan is not None
         recipe = self.plan.estimate.recipe
-        names = (*CHOICES, *KEPT, "micro_batch", "grad_accum")
+        theirs = () if self.made_for is None else behaviour(self.made_for, recipe, self.workload.model).names
+        names = (*CHOICES, *(name for name in KEPT if name not in theirs), "micro_batch", "grad_accum")
         return self.fixed | {name: getattr(recipe, name) for name in names}
 
     def estimate(self, fields: dict[str, Any]) -> Estimate | None:
         """As ``vlmplan estimate`` with these options; None where they are refused."""
         try:
-            recipe, _ = resolved_recipe(decided(**fields), self.cluster, self.workload.model)
+            recipe, _ = resolved_recipe(decided(**fields), self.cluster, self.workload.model, made_for=self.made_for)
         except InputError:
-            return None
-        if self.made_for is not None and objection(self.made_for, recipe, self.workload.model) is not None:
             return None
         key = (recipe.method, recipe.trained_dtype, recipe.precision, recipe.upcasts_frozen)
         if key not in self._estimators:
@@ -240,7 +238,8 @@ class Neighbourhood:
         for values in product(*(CHOICES[name] for name in names)):
             for size, steps in {batches[0], batches[-1]}:
                 engine = dict(zip(names, values, strict=True)) | {"micro_batch": size, "grad_accum": steps}
-                found = self.estimate(SEARCHED | engine | self.fixed)
+                searched = SEARCHED if self.made_for is None else {}
+                found = self.estimate(searched | engine | self.fixed)
                 if found is not None and found.verdict is Verdict.FITS:
                     yield engine
 
