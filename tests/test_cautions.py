@@ -1,5 +1,7 @@
 """What an estimate leaves out or means otherwise: said where it is so, and nowhere else."""
 
+from typing import Any
+
 import pytest
 
 from planned import cluster, workload
@@ -9,7 +11,7 @@ from vlmplan.estimation.cautions import STACKED_FRACTION, kernels_note, not_coun
 from vlmplan.models import packaged_files
 from vlmplan.notes import caveats
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe_choices import Method, Offload
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES, STATE_SPACE_TYPES
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
@@ -17,6 +19,20 @@ from vlmplan.workload import ModelFiles, Workload
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 32, 8, 4096, 14336
 MIXTRAL_EXPERT_BYTES = 2 * LAYERS * EXPERTS * 3 * HIDDEN * INTERMEDIATE
 """In 16 bits: three matrices of each expert of Mixtral 8x7B."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_said"),
+    [
+        ({"offload_optimizer": Offload.NVME}, True),
+        ({"offload_optimizer": Offload.CPU, "offload_params": Offload.NVME}, True),
+        ({"offload_optimizer": Offload.NVME, "nvme_path": "/nvme"}, False),
+        ({"offload_optimizer": Offload.CPU}, False),
+    ],
+)
+def test_what_is_offloaded_to_nvme_without_a_folder_says_that_a_plan_takes_one(changes: dict[str, Any], is_said: bool):
+    found = estimate(workload("gpt2", seq_len=128), Recipe(zero_stage=3, **changes), cluster("rtx-4090"))
+    assert any("--nvme-path DIR" in note for note in found.cautions) == is_said
 
 
 @pytest.mark.parametrize(("method", "stage"), [(Method.QLORA, None), (Method.LORA, 3)])

@@ -146,6 +146,7 @@ def test_a_plan_is_written_that_the_command_line_takes():
 
 def test_a_setup_that_lacks_a_folder_for_nvme_is_estimated_and_says_so_where_a_plan_is_asked_for():
     found = vlmplan.estimate("gpt2", "rtx-4090", zero_stage=3, offload_optimizer="nvme")
+    assert any("--nvme-path DIR" in note for note in found.notes)
     with pytest.raises(vlmplan.InputError, match="nvme_path"):
         found.save("plan.json")
 

@@ -6,7 +6,7 @@ from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
 from vlmplan.phase_names import EVALUATION, GENERATION
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LinearAttention
+from vlmplan.recipe_choices import LinearAttention, Offload
 from vlmplan.rules import model_facts
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES, STATE_SPACE_TYPES
 from vlmplan.training_task import Generation
@@ -48,6 +48,13 @@ def blocks_note(recipe: Recipe) -> str | None:
     return (
         f"blocks that torch's native allocator keeps unused are not counted with --task {recipe.task.kind.value}; {end}"
     )
+
+
+def nvme_note(recipe: Recipe) -> str | None:
+    """The note that a plan cannot be written or launched yet: bytes and seconds do not depend on the folder."""
+    if recipe.nvme_path is not None or Offload.NVME not in (recipe.offload_optimizer, recipe.offload_params):
+        return None
+    return "writing and launching this plan takes --nvme-path DIR too, a folder on the NVMe drive of every node"
 
 
 def rollout_note(recipe: Recipe) -> str | None:

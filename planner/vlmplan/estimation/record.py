@@ -12,6 +12,7 @@ from vlmplan.estimation.cautions import (
     few_samples_caveat,
     kernels_note,
     not_counted_caveat,
+    nvme_note,
     resume_caveat,
     rollout_note,
     stacked_caveat,
@@ -106,7 +107,8 @@ class Estimate:
         kernels = kernels_note(self.workload.model, self.recipe)
         blocks, rollout = blocks_note(self.recipe), rollout_note(self.recipe)
         unknown = not_counted_caveat(self.workload.model)
-        found = (unknown, self._few_samples, blocks, rollout, stacked, self._resume_caveat, kernels, speed)
+        folder = nvme_note(self.recipe)
+        found = (unknown, self._few_samples, blocks, rollout, stacked, self._resume_caveat, kernels, speed, folder)
         return [note for note in found if note is not None]
 
     @property
