@@ -98,6 +98,19 @@ def test_longer_samples_than_the_model_is_configured_for_are_noted():
     assert f"{longest:,}" in note
 
 
+def test_the_default_length_is_one_that_a_q_former_can_read():
+    model, nothing = model_files("instructblip-vicuna-7b"), WorkloadRequest()
+    workload = workload_of(model, nothing)
+    assert workload.seq_len == 512 + image_tokens(workload)
+    (note,) = length_notes(workload, nothing)
+    assert "--seq-len is taken as 544" in note
+    assert "512 tokens" in note
+    assert workload_of(model, WorkloadRequest(images_per_sample=0)).seq_len == DEFAULT_SEQ_LEN
+    said = WorkloadRequest(seq_len=900)
+    assert workload_of(model, said).seq_len == 900
+    assert not length_notes(workload_of(model, said), said)
+
+
 # Recipes
 
 GIVEN = {

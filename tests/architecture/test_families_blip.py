@@ -133,13 +133,20 @@ def test_training_the_q_former_alone_keeps_what_transformers_keeps(alias):
     )
 
 
-def test_the_q_former_reads_as_many_text_tokens_as_it_has_positions_at_most():
+def test_the_q_former_reads_all_of_the_text():
     config = small("instructblip-vicuna-7b")
     model = build_model(config)
     tokens = [
-        model.more_inputs(batch_of(config, micro_batch=1, num_text_tokens=number))[0][0][1] for number in (7, 511, 513)
+        model.more_inputs(batch_of(config, micro_batch=1, num_text_tokens=number))[0][0][1] for number in (7, 511, 512)
     ]
     assert tokens == [7, 511, 512]
+
+
+def test_a_text_for_which_the_q_former_has_no_positions_is_refused():
+    config = small("instructblip-vicuna-7b")
+    with pytest.raises(InputError, match=r"--seq-len is 545, .*max_position_embeddings.* at most 544"):
+        predicted_step(config, batch_of(config, micro_batch=1, num_text_tokens=513))
+    assert_step(config, micro_batch=1, num_text_tokens=512)
 
 
 def test_flash_attention_is_refused_where_transformers_refuses_it():

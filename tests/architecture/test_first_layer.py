@@ -21,7 +21,7 @@ from vlmplan.architecture.trace import Drop, Event, Hold, Span, Trace
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator
 from vlmplan.estimation.micro_batch import tape_for
-from vlmplan.models import brings_own_code, packaged_models
+from vlmplan.models import brings_own_code, packaged_models, qformer_positions
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rules import default_lora_exclude, model_facts
@@ -65,7 +65,9 @@ def assert_same(joined: Trace, every: Trace) -> None:
 def workload(alias: str, images: int) -> Workload:
     """Text of a length that every model has positions for, or images with what they need."""
     size = {"images_per_sample": images, "image_width": 336, "image_height": 336}
-    return Workload(model=model_files(alias), seq_len=2048 if images else 1024, **size)
+    model = model_files(alias)
+    with_images = 2048 if qformer_positions(model) is None else 512
+    return Workload(model=model, seq_len=with_images if images else 1024, **size)
 
 
 def both(asked: Workload, recipe: Recipe) -> tuple[Trace, Trace]:

@@ -201,6 +201,13 @@ def context_length(model: ModelFiles) -> int | None:
     return None
 
 
+def qformer_positions(model: ModelFiles) -> int | None:
+    """Learned positions of the Q-Former that reads the text of a sample with an image too; None where none does."""
+    if isinstance(model, ProbedModelFiles) or model.model_type != "instructblip":
+        return None
+    return Config(model.config).section("qformer_config").integer("max_position_embeddings")
+
+
 def stored_dtype(config: Mapping[str, Any]) -> DType:
     """The element type of a checkpoint by its config.json; 16 bit where it says nothing (assumed)."""
     for section in (config, config.get("text_config")):

@@ -12,7 +12,7 @@ from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
 from vlmplan.hardware import Cluster
-from vlmplan.models import context_length, takes_images
+from vlmplan.models import context_length, qformer_positions, takes_images
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.recipe_settings import option_name
@@ -102,9 +102,17 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
     )
     are_images_decided = asked.images_per_sample is not None or asked.image_size is not None
     is_decided = asked.seq_len is not None or (are_images_decided and not asked.num_audios)
+    if asked.seq_len is None and (longest := _longest_sample(workload)) is not None:
+        return replace(workload, seq_len=min(workload.seq_len, longest))
     if is_decided or encoded_tokens(workload) <= DEFAULT_SEQ_LEN:
         return workload
     return replace(workload, seq_len=seq_len_with_text(encoded_tokens(workload)))
+
+
+def _longest_sample(workload: Workload) -> int | None:
+    """Tokens of the longest sample whose text a Q-Former has positions for; None where none reads it."""
+    positions = qformer_positions(workload.model)
+    return None if positions is None or not workload.images_per_sample else positions + encoded_tokens(workload)
 
 
 def with_task(workload: Workload, task: TrainingTask | None) -> Workload:
@@ -277,7 +285,13 @@ def length_notes(workload: Workload, asked: WorkloadRequest) -> list[str]:
     """What the user should know of ``--seq-len``, a default that was raised, positions the model was not made for, and
     of what sounds become."""
     notes: list[str] = []
-    if asked.seq_len is None and workload.seq_len != DEFAULT_SEQ_LEN:
+    positions = qformer_positions(workload.model)
+    if asked.seq_len is None and workload.seq_len < DEFAULT_SEQ_LEN and positions is not None:
+        notes.append(
+            f"--seq-len is taken as {workload.seq_len:,}: the Q-Former, which reads the text too, has learned "
+            f"positions for {positions:,} tokens"
+        )
+    elif asked.seq_len is None and workload.seq_len != DEFAULT_SEQ_LEN:
         notes.append(
             f"--seq-len is taken as {workload.seq_len:,}: the {encoded_kinds(workload)} of a sample take "
             f"{encoded_tokens(workload):,} tokens"

@@ -12,6 +12,7 @@ from vlmplan.architecture.families.blip_2 import Blip2, Blip2WithOpt
 from vlmplan.architecture.families.qformer import InstructQFormer, head_of
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 
@@ -26,12 +27,20 @@ class InstructBlip(Blip2):
     def num_text_tokens(self, batch: Batch) -> int:
         """Tokens of the instruction for the Q-Former.
 
-        ``InstructBlipProcessor`` gives its BERT tokenizer the whole text; about as many tokens as the language model
-        has beside the image, and no more than the Q-Former has positions, is an assumption.
+        ``InstructBlipProcessor`` gives its BERT tokenizer the whole text and cuts nothing (``truncation`` is not set);
+        as many tokens as the language model has beside the image is an assumption. Raises InputError for more than the
+        Q-Former has learned positions, where torch would fail (``InstructBlipQFormerEmbeddings.forward``).
         """
         assert batch.image is not None
-        num_text_tokens = batch.num_tokens - batch.images_per_sample * batch.image.num_tokens
-        return max(1, min(num_text_tokens, self.qformer.embeddings.num_positions))
+        num_image_tokens = batch.images_per_sample * batch.image.num_tokens
+        num_positions = self.qformer.embeddings.num_positions
+        if batch.num_tokens - num_image_tokens > num_positions:
+            raise InputError(
+                f"--seq-len is {batch.num_tokens}, but the Q-Former, which reads the text too, has learned positions "
+                f"for {num_positions} tokens (qformer_config.max_position_embeddings); with {num_image_tokens} tokens "
+                f"of images give at most {num_positions + num_image_tokens}"
+            )
+        return max(1, batch.num_tokens - num_image_tokens)
 
     def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
         """``qformer_input_ids`` and ``qformer_attention_mask``."""
