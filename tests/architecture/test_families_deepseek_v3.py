@@ -12,9 +12,14 @@ from family_checks import (
 )
 from model_table import assert_counts_match_the_table
 from tape_probe import predicted_step
+from vlmplan.architecture import ops
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.families.gpt_oss import GptOssRouter
+from vlmplan.architecture.families.group_router import GreedyRouter, GroupRouter, SoftmaxGroupRouter
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 LATENT = {
     "hidden_size": 128,
@@ -82,6 +87,30 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(config):
     # Eager: where values have another width, sdpa on CPU has no kernel like those of a GPU.
     attention = "eager" if config is NARROW else "sdpa"
     assert_checkpointed_step_matches(config, BATCH, text_inputs(BATCH), attention=attention)
+
+
+@pytest.mark.parametrize(
+    ("router", "scores"),
+    [
+        (GreedyRouter(8, 16, 2, num_groups=None), DType.FLOAT32),  # DeepSeek-V2 asks for float32
+        (GreedyRouter(8, 16, 2, num_groups=2), DType.FLOAT32),
+        (SoftmaxGroupRouter(8, 16, 2, num_groups=2, normalizes=True), DType.FLOAT32),  # Mistral 4 asks for nothing
+        (GroupRouter(8, 16, 2, num_groups=2, normalizes=True), DType.BFLOAT16),  # a sigmoid
+        (GptOssRouter(8, 16, 2), DType.BFLOAT16),  # asks for the type of the logits
+    ],
+)
+def test_autocast_has_the_softmax_of_a_router_in_float32_unless_another_type_is_asked_for(router, scores):
+    tape = Tape(autocast=DType.BFLOAT16)
+    with tape.section("router"):
+        logits, picked, _ = router(tape.tensor((10, 16), DType.BFLOAT16))
+    assert (logits.dtype, picked.dtype) == (DType.BFLOAT16, scores)
+
+
+def test_without_autocast_a_softmax_has_the_type_that_it_gets():
+    tape = Tape()
+    with tape.section("router"):
+        narrow = tape.tensor((10, 8), DType.BFLOAT16)
+        assert (ops.softmax(narrow).dtype, ops.softmax(narrow, DType.FLOAT32).dtype) == (DType.BFLOAT16, DType.FLOAT32)
 
 
 def test_values_narrower_than_keys_keep_and_peak_as_in_transformers():

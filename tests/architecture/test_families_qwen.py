@@ -5,10 +5,13 @@ import pytest
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.families.qwen_visual import VisualAttention
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Linear
+from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 QWEN = packaged_config("qwen-vl-chat")
 IMAGE = image_shape(QWEN, {}, width=448, height=448)
@@ -68,6 +71,18 @@ def test_a_visual_block_keeps_its_scores_in_the_models_type():
     attention = 2 * rows * (3 + 1 + 1) * width + 2 * heads * rows * 1024
     # The input of the block was counted before; its two sums are inputs of a norm and of the next block.
     assert kept == norms + attention + 2 * rows * 2 * inner + 2 * (2 * rows * width)
+
+
+def test_autocast_keeps_the_probabilities_of_a_visual_block_in_float32_beside_the_cast_that_is_multiplied():
+    heads, patches, images = 4, 5, 2
+    kept: dict[DType | None, int] = {}
+    for autocast in (None, DType.BFLOAT16):
+        tape = Tape(autocast=autocast)
+        with tape.section("vision"):
+            result = VisualAttention(128, heads)(tape.tensor((patches, images, 128), DType.BFLOAT16))
+            kept[autocast] = tape.total
+            del result
+    assert kept[DType.BFLOAT16] - kept[None] == heads * images * patches * patches * DType.FLOAT32.num_bytes
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])

@@ -176,8 +176,7 @@ def eager_attention(
     if rules.upcasts:
         weights = ops.to(ops.softmax(weights, DType.FLOAT32), q.dtype)
     else:
-        weights = ops.softmax(weights, None if tape.autocast is None else DType.FLOAT32)
-        weights = ops.to(weights, q.dtype)
+        weights = ops.to(ops.softmax(weights), q.dtype)
     weights = ops.dropout(weights, rules.dropout, is_module=False)
     tape.layer_locals.append(weights.detached())
     value_shape = (batch, num_heads, num_tokens, v.shape[-1])
@@ -204,7 +203,7 @@ def attention_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: P
     sink_scores = ops.expand_weight(sinks, (*scores[:-1], 1), tape)
     combined = ops.concatenate([ops.to(weights, widest), sink_scores], (*scores[:-1], num_keys + 1))
     combined = ops.subtract(combined, ops.maximum_last(combined))
-    probabilities = ops.softmax(combined)
+    probabilities = ops.softmax(combined, combined.dtype)
     weights = ops.to(ops.slice_last(probabilities, num_keys), v.dtype)
     copies = is_shared or v.shape[1] == num_heads
     out = ops.matmul(_cast(weights), _operand(values, copies=copies), q.shape, num_keys)
@@ -254,7 +253,7 @@ def math_attention(
         scores = ops.add(scores, mask)
     elif mask is not None:
         tape.move(2 * scores.num_bytes)
-    weights = ops.softmax(scores)
+    weights = ops.softmax(scores, scores.dtype)
     with tape.charged_to(Kind.TEMPORARY):
         is_masked = tape.tensor(scores.shape, DType.BOOL)
     tape.move(scores.num_bytes + is_masked.num_bytes)

@@ -195,7 +195,7 @@ def _dropped(call: Call) -> Tensor:
 
 def _softmax(call: Call) -> Tensor:
     x = call.tensor()
-    return ops.softmax(x, None if x.dtype is call.dtype else call.dtype)
+    return ops.softmax(x, call.dtype)
 
 
 def _in_place(call: Call, *, replaces: bool) -> Tensor:

@@ -78,7 +78,7 @@ class GptOssRouter(AdaptableModule):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = ops.linear(x, self.weight, self.bias)
         values, indices = top(logits, self.num_per_token)
-        return logits, ops.softmax(values), indices
+        return logits, ops.softmax(values, values.dtype), indices
 
 
 class GptOssExperts(Experts):

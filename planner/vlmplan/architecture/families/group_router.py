@@ -105,7 +105,7 @@ class GreedyRouter(AdaptableModule):
         wide = ops.to(x, DType.FLOAT32)
         logits = ops.linear(wide, ops.cast_weight(self.weight_of("weight"), DType.FLOAT32, tape))
         del wide
-        scores = ops.softmax(logits)
+        scores = ops.softmax(logits, DType.FLOAT32)
         if self.num_groups is not None:
             # The best score of each group, of which no gradient comes back; both masks live until this returns.
             best = [tape.tensor((x.shape[0], self.num_groups), kind) for kind in (DType.FLOAT32, DType.INT64)]

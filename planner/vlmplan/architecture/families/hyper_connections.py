@@ -87,8 +87,7 @@ class HyperConnection(Module):
         pre_scale, post_scale, comb_scale = parts_of_weight(self.scale, [(), (), ()], tape)
         pre = ops.shift(ops.sigmoid(ops.add(ops.mul(pre, pre_scale), pre_base)))
         post = ops.scale(ops.sigmoid(ops.add(ops.mul(post, post_scale), post_base)))
-        dtype = None if tape.autocast is None else DType.FLOAT32
-        comb = ops.shift(ops.softmax(ops.add(ops.mul(comb, comb_scale), comb_base), dtype))
+        comb = ops.shift(ops.softmax(ops.add(ops.mul(comb, comb_scale), comb_base)))
         comb = chunks.divide(comb, _column_sums(comb))
         for _ in range(self.shape.num_iterations - 1):
             comb = chunks.divide(comb, _row_sums(comb))

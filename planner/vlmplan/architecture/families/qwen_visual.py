@@ -1,7 +1,8 @@
 """The visual part of Qwen-VL: a ViT-bigG of OpenCLIP, and a resampler of 256 learned queries behind it.
 
 Source: ``visual.py`` in the files of Qwen/Qwen-VL-Chat (remote code, not in transformers). Attention is written out in
-the model's type. The published file has no activation checkpointing for these layers.
+the model's type, under autocast with probabilities in float32. The published file has no activation checkpointing for
+these layers.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class VisualAttention(Module):
         q = ops.scale(q)
         weights = ops.matmul(q, k, (num_heads, num_patches, num_patches), head[-1])
         weights = ops.softmax(weights)
-        out = ops.matmul(weights, v, head, num_patches)
+        out = ops.matmul(ops.to(weights, v.dtype), v, head, num_patches)  # autocast casts for the product
         out = ops.copy(out, *x.shape)
         return self.out_proj(out)
 
@@ -103,7 +104,7 @@ class CrossAttention(Module):
         q = ops.scale(q.view(*head))
         k, v = (x.view(num_heads, num_keys, RESAMPLER_HEAD_DIM) for x in (k, v))
         scores = ops.softmax(ops.matmul(q, k, (num_heads, num_queries, num_keys), RESAMPLER_HEAD_DIM))
-        out = ops.matmul(scores, v, head, num_keys)
+        out = ops.matmul(ops.to(scores, v.dtype), v, head, num_keys)
         out = self.out_proj(ops.copy(out, num_queries * num_images, width))
         # need_weights: their mean over the heads is returned beside the result.
         average = tape.tensor((num_images, num_queries, num_keys), scores.dtype)

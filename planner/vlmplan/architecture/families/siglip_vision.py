@@ -41,7 +41,7 @@ class SiglipLayer(Module):
 
 
 class SingleQueryAttention(Module):
-    """``nn.MultiheadAttention`` of one learned query: attention weights written out, in the model's type."""
+    """``nn.MultiheadAttention`` of one learned query: attention weights written out."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class SingleQueryAttention(Module):
         k, v = (ops.part(both, batch, heads, num_keys, head_dim) for _ in range(2))
         q = ops.scale(q.view(batch, heads, 1, head_dim))
         weights = ops.softmax(ops.matmul(q, k, (batch, heads, 1, num_keys), head_dim))
-        out = ops.matmul(weights, v, q.shape, num_keys)
+        out = ops.matmul(ops.to(weights, v.dtype), v, q.shape, num_keys)
         return self.out_proj(ops.copy(out, batch, 1, width))
 
 

@@ -109,9 +109,12 @@ def _layer_norm_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | Non
 def softmax(x: Tensor, dtype: DType | None = None) -> Tensor:
     """``F.softmax(x, dim=-1, dtype=dtype)``: saves its result; casts x first, in the same kernel only for float16.
 
-    Source: ``softmax`` in ``aten/src/ATen/native/SoftMax.cpp``.
+    Without a ``dtype`` autocast asks for float32. Sources: ``softmax`` in ``aten/src/ATen/native/SoftMax.cpp``,
+    ``AT_FORALL_FP32_SET_OPT_DTYPE`` in ``aten/src/ATen/autocast_mode.h``.
     """
     tape = x.tape
+    if dtype is None and tape.autocast is not None:
+        dtype = DType.FLOAT32
     if dtype is not None and x.dtype is not DType.FLOAT16:
         x = to(x, dtype)
     node = tape.node((x,), _softmax_backward, meta=x.dtype)
