@@ -108,3 +108,14 @@ def test_lora_b_and_magnitudes_learn_faster_with_loraplus(text_folder):
     for name, parameter in trained.items():
         assert rates[id(parameter)] == (0.5 if "lora_A" in name else 8.0), name
     assert [group[LR_FACTOR] for group in optimizer.param_groups] == [1.0, 16.0]
+
+
+@pytest.mark.parametrize("ratio", [1.0, 16.0])
+def test_loraplus_trains_all_in_two_groups_each_in_the_order_of_the_model(text_folder, ratio):
+    # Ranks lay a group out in one flat buffer: an order of their own would mix up whose part is whose.
+    recipe = LORA.with_changes(loraplus_lr_ratio=ratio)
+    trained = trained_of(load_model(tiny_plan(text_folder, recipe)).model)
+    groups = make_optimizer(trained, recipe, weight_decay=0.0).param_groups
+    name_of = {id(parameter): name for name, parameter in trained.items()}
+    names = [[name_of[id(parameter)] for parameter in group["params"]] for group in groups]
+    assert names == [[name for name in trained if part in name] for part in ("lora_A", "lora_B")]

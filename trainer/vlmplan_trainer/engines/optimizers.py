@@ -71,13 +71,17 @@ LION_BETAS = (0.9, 0.99)
 
 def _groups(trained: Mapping[str, nn.Parameter], recipe: Recipe) -> Sequence[Any]:
     """All parameters in one group, or with LoRA+ those that peft's ``create_loraplus_optimizer`` gives the larger
-    learning rate in another: ``lora_B``, and vectors such as DoRA's magnitude."""
+    learning rate in another: ``lora_B``, and vectors such as DoRA's magnitude. Each in the order of the model, which
+    all ranks share: DeepSpeed lays a group out in a flat buffer, of which each rank updates a part."""
     ratio = recipe.loraplus_lr_ratio
     if ratio is None:
         return list(trained.values())
     faster = {name for name, parameter in trained.items() if "lora_B" in name or num_dimensions(parameter) == 1}
-    groups = {1.0: [p for name, p in trained.items() if name not in faster], ratio: [trained[name] for name in faster]}
-    return [{"params": parameters, LR_FACTOR: factor} for factor, parameters in groups.items() if parameters]
+    groups = [
+        {"params": [one for name, one in trained.items() if (name in faster) is is_faster], LR_FACTOR: factor}
+        for is_faster, factor in ((False, 1.0), (True, ratio))
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
