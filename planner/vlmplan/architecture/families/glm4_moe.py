@@ -6,7 +6,6 @@ predicts more than one token, is left out by transformers (``_keys_to_ignore_on_
 
 from dataclasses import replace
 
-from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.glm4v import rotary_fraction
@@ -34,9 +33,7 @@ class Glm4MoeAttention(Attention):
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
         q, k = partly_rotated(q, k, context.cos, context.sin)
-        mask = context.masks.get(None)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
-        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        out = context.attended(q, k, v)
         return self.o_proj(out)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,6 @@ the decoder and the inner width of the blocks' MLP; ``intermediate_size`` is the
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext, decoder_shape
@@ -159,9 +158,7 @@ class Attention(Module):
         k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q, k = self._rotated(q, k, context)
-        mask = context.masks.get(None)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
-        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        out = context.attended(q, k, v)
         return self.o_proj(out)
 
     def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:

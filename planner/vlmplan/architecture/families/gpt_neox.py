@@ -7,7 +7,6 @@ part of each head.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, causal_masks, decoder_shape
@@ -36,9 +35,7 @@ class NeoXAttention(Module):
         qkv = self.query_key_value(x)
         q, k, v = ops.split(qkv, head, head, head)
         q, k = partly_rotated(q, k, context.cos, context.sin)
-        mask = context.masks.get(None)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores)
-        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        out = context.attended(q, k, v, scores=shape.scores)
         return self.dense(out)
 
 

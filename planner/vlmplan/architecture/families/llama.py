@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.model import CausalLM
@@ -50,6 +50,15 @@ class RotaryContext:
         self, backend: AttentionBackend, cos: Tensor, sin: Tensor, masks: Mapping[int | None, Tensor] | None = None
     ) -> None:
         self.backend, self.cos, self.sin, self.masks = backend, cos, sin, masks or {}
+
+    def attended(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, scores: Scores = PLAIN_SCORES
+    ) -> Tensor:
+        """Causal attention within ``window``, (batch, tokens, heads * width), where q lies in memory head by head, as a
+        concatenation of rotated and other parts leaves it."""
+        mask = self.masks.get(window)
+        out = attend(self.backend, q, k, v, is_causal=True, mask=mask, scores=scores)
+        return heads_together(self.backend, q, k, out, has_mask=mask is not None)
 
 
 def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | None]) -> dict[int | None, Tensor]:

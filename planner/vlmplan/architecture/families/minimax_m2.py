@@ -8,7 +8,6 @@ default.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.glm4v import rotary_fraction
@@ -46,9 +45,7 @@ class MiniMaxM2Attention(WholeNormAttention):
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
         q, k = partly_rotated(q, k, context.cos, context.sin)
-        mask = context.masks.get(None)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
-        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        out = context.attended(q, k, v)
         return self.o_proj(out)
 
 

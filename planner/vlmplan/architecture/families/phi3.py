@@ -6,7 +6,6 @@ Source: transformers 5.23 ``models/phi3/modeling_phi3.py``.
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
@@ -44,9 +43,7 @@ class Phi3Attention(Module):
         k = k.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         v = v.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q, k = self._rotated(q, context), self._rotated(k, context)
-        mask = context.masks.get(self.window)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=self.rules.scores)
-        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        out = context.attended(q, k, v, window=self.window, scores=self.rules.scores)
         return self.o_proj(out)
 
     def _rotated(self, x: Tensor, context: RotaryContext) -> Tensor:

@@ -7,7 +7,6 @@ gate; the first quarter of a head is rotated. Norms are in float32 with a factor
 from collections.abc import Mapping, Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import GatedDeltaNet, delta_shape
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext
@@ -49,9 +48,7 @@ class GatedAttention(Module):
         k = self.k_norm(self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim))
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q, k = partly_rotated(q, k, context.cos, context.sin)
-        mask = context.masks.get(None)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
-        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        out = context.attended(q, k, v)
         out = ops.mul(out, ops.sigmoid(gate))
         return self.o_proj(out)
 

@@ -6,7 +6,6 @@ Source: transformers 5.23 ``models/stablelm/modeling_stablelm.py``.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4v import rotary_fraction
@@ -53,9 +52,7 @@ class StableLmAttention(Module):
         k_part = ops.rotate(k_part, context.cos, context.sin)
         q = ops.concatenate([q_part, q_rest], q.shape)
         k = ops.concatenate([k_part, k_rest], k.shape)
-        mask = context.masks.get(None)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores)
-        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        out = context.attended(q, k, v, scores=shape.scores)
         return self.o_proj(out)
 
 
