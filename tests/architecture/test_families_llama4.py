@@ -10,13 +10,17 @@ import pytest
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.families.llama4 import sum_of_experts
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.packed_weight import Linear4bit
 from vlmplan.architecture.prepare import prepared_model
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tensor import packed_node
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
+from vlmplan.units import DType
 
 ALIAS = "llama-4-scout"
 TEXT = {
@@ -112,6 +116,20 @@ def test_a_step_with_images_keeps_and_peaks_as_in_transformers(frozen, checkpoin
     pixels = {"pixel_values": (2 * image.num_vision_sequences, 3, 56, 56)}
     options = {"frozen": frozen, "checkpoints": checkpoints, "tolerance": 0.006 if frozen else 0.001}
     assert_step_matches(COMPOSITE, batch, inputs, pixels, **options)
+
+
+@pytest.mark.parametrize(("autocast", "summed"), [(DType.BFLOAT16, DType.FLOAT32), (None, DType.BFLOAT16)])
+def test_experts_are_summed_in_float32_under_autocast_and_get_a_gradient_in_their_own_type(autocast, summed):
+    num_experts, num_tokens, width = 4, 10, 16
+    tape = Tape(autocast=autocast)
+    with tape.section("experts"):
+        rows = tape.tensor((num_experts * num_tokens, width), DType.BFLOAT16, packed_node())
+        out = sum_of_experts(rows, num_tokens, width)
+        assert (out.dtype, out.shape) == (summed, (num_tokens, width))
+        before, grad = tape.total, tape.tensor(out.shape, DType.FLOAT32)
+        (of_rows,) = out.node.backward(out.node, [grad])
+        assert (of_rows.dtype, of_rows.shape) == (rows.dtype, rows.shape)
+        assert tape.total == before + grad.num_bytes + rows.num_bytes
 
 
 def test_a_canvas_is_that_of_transformers():

@@ -216,7 +216,26 @@ class Llama4Moe(Module):
         routed_in = ops.mul(routed_in, ops.copy(scores, num_rows, 1))  # the scores of each expert, transposed
         routed_out = self.experts(routed_in)
         out = self.shared_expert(flat)
-        return added_in_place(out, ops.resample(routed_out, num_tokens, width)), logits
+        return added_in_place(out, sum_of_experts(routed_out, num_tokens, width)), logits
+
+
+def sum_of_experts(x: Tensor, *shape: int) -> Tensor:
+    """The sum over experts of x (E * N, width), under autocast in float32 (``AT_FORALL_FP32_SET_OPT_DTYPE`` in
+    ``aten/src/ATen/autocast_mode.h``). Saves nothing; its gradient is g, expanded and written out in x's type: by the
+    cast to that, or where there is none by ``reshape``."""
+    tape = x.tape
+    node = tape.node((x,), _sum_of_experts_backward, meta=(x.shape, x.dtype))
+    out = tape.tensor(shape, x.dtype if tape.autocast is None else DType.FLOAT32, node)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _sum_of_experts_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(*node.meta)
+    g.tape.move(g.num_bytes + out.num_bytes)
+    return (out,)
 
 
 def _repeated(x: Tensor, times: int) -> Tensor:
