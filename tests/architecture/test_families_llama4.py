@@ -9,6 +9,7 @@ import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.families.llama4 import sum_of_experts
 from vlmplan.architecture.images import image_shape
@@ -19,7 +20,7 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import packed_node
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.units import DType
 
 ALIAS = "llama-4-scout"
@@ -116,6 +117,15 @@ def test_a_step_with_images_keeps_and_peaks_as_in_transformers(frozen, checkpoin
     pixels = {"pixel_values": (2 * image.num_vision_sequences, 3, 56, 56)}
     options = {"frozen": frozen, "checkpoints": checkpoints, "tolerance": 0.006 if frozen else 0.001}
     assert_step_matches(COMPOSITE, batch, inputs, pixels, **options)
+
+
+def test_the_projector_multiplies_every_token_of_the_images():
+    image = image_shape(COMPOSITE, PREPROCESSOR, width=100, height=100)
+    batch = Batch(micro_batch=2, num_tokens=image.num_tokens + 40, images_per_sample=1, image=image)
+    trace = build_model(COMPOSITE).run(Tape(), batch, AttentionBackend(), loss=LossKind.FULL)
+    num_rows = 2 * image.num_placeholder_tokens
+    widths = VISION["vision_output_dim"], TEXT["hidden_size"]
+    assert trace.sections["projector"].forward_work.flops == 2 * num_rows * widths[0] * widths[1]
 
 
 @pytest.mark.parametrize(("autocast", "summed"), [(DType.BFLOAT16, DType.FLOAT32), (None, DType.BFLOAT16)])

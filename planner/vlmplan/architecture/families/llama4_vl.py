@@ -218,7 +218,8 @@ class Llama4(Model):
             features = self.vision_model(pixels, batch, backend)
             tape.outputs.append(features.detached())
             with tape.section("projector"):
-                projected = self.multi_modal_projector(features.view(features.numel // features.shape[-1], -1))
+                width = features.shape[-1]
+                projected = self.multi_modal_projector(features.view(features.numel // width, width))
                 projected = ops.to(projected, embeddings.dtype)
             with tape.section("scatter"):
                 mask = tape.tensor(ids.shape, DType.BOOL)
