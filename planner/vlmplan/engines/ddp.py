@@ -89,6 +89,10 @@ class DataParallel(PlainPyTorch):
         return self.table.shapes_by_dtype if self._gradients_are_views else super()._updated
 
     @property
+    def _updated_ordinals(self) -> Iterable[int]:
+        return range(len(self.table.numels)) if self._gradients_are_views else super()._updated_ordinals
+
+    @property
     def _gradient_bytes(self) -> int:
         """Bytes of all gradients, with the zeros that views of a bucket begin with."""
         return self.table.trained_bytes if self._gradients_are_views else super()._gradient_bytes

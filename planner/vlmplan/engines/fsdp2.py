@@ -295,9 +295,10 @@ class FullyShard(FullyShardFormulas):
         if not self.offloads_weights:
             for num_bytes in norm_sizes(self.recipe, {self.recipe.held_dtype: self._shapes}):
                 self.sink.transient(Component.TEMPORARIES, [num_bytes])
-            if is_first:
-                self._keep_states(self._shapes, self.recipe.held_dtype)
-            self._update(self._shapes, self.recipe.held_dtype)
+            for shapes in self._shapes_of_groups:
+                if is_first:
+                    self._keep_states(shapes, self.recipe.held_dtype)
+                self._update(shapes, self.recipe.held_dtype)
         for number in self._has_shards:
             self.sink.free(("gradients", number))
         self._has_shards.clear()

@@ -13,6 +13,7 @@ from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import NULL_SINK, Sink
 from vlmplan.engines.layer_groups import BackwardOrder, LayerGroup, backward_order, layer_groups
 from vlmplan.engines.optimizer_states import norm_sizes, state_bytes, update_bytes
+from vlmplan.engines.parameter_groups import chosen_of_groups
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
@@ -31,6 +32,12 @@ class FullyShardFormulas(Engine):
     def _shapes(self) -> list[tuple[int, ...]]:
         """Shapes of this rank's rows of weights that get a gradient, without padding; a rank may have none."""
         return [self._own_shape(shape) for shape in self.table.updated_shapes]
+
+    @cached_property
+    def _shapes_of_groups(self) -> list[list[tuple[int, ...]]]:
+        """The same of each parameter group."""
+        groups = chosen_of_groups(self.table, self.recipe, self.table.reduced_ordinals)
+        return [[self._own_shape(self.table.trained_shapes[ordinal]) for ordinal in group] for group in groups]
 
     def _own_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         rows = -(-shape[0] // self.num_ranks)
@@ -54,7 +61,8 @@ class FullyShardFormulas(Engine):
             return ModelStates(at_start=start, resident=start, init_peak=init_peak, step_peak=start)
         dtype = recipe.held_dtype
         resident = start + Components(optimizer_states=state_bytes(recipe, self._shapes, dtype))
-        most = max([*norm_sizes(recipe, {dtype: self._shapes}), update_bytes(recipe, self._shapes, dtype)])
+        updates = [update_bytes(recipe, shapes, dtype) for shapes in self._shapes_of_groups]
+        most = max([*norm_sizes(recipe, {dtype: self._shapes}), *updates])
         used = Components(gradients=self._gradient_bytes, temporaries=most)
         return ModelStates(
             at_start=start, resident=resident, init_peak=higher(start, init_peak), step_peak=resident + used

@@ -89,7 +89,7 @@ class ParameterTable(FlatBuffer):
     @cached_property
     def updated_shapes_by_dtype(self) -> dict[DType, list[tuple[int, ...]]]:
         """``updated_shapes`` by element type: an optimizer updates them type by type."""
-        return _by_dtype(self.trained_entries[ordinal] for ordinal in self.reduced_ordinals)
+        return by_dtype(self.trained_entries[ordinal] for ordinal in self.reduced_ordinals)
 
     @cached_property
     def frozen_by_name(self) -> list[NamedParameter]:
@@ -127,7 +127,7 @@ class ParameterTable(FlatBuffer):
     @cached_property
     def shapes_by_dtype(self) -> dict[DType, list[tuple[int, ...]]]:
         """Shapes of the trained parameters by element type."""
-        return _by_dtype(self.trained_entries)
+        return by_dtype(self.trained_entries)
 
     @cached_property
     def kinds(self) -> list[tuple[Parameter, int]]:
@@ -232,7 +232,8 @@ def is_copy(entry: NamedParameter) -> bool:
     return ".modules_to_save." in entry.name
 
 
-def _by_dtype(entries: Iterable[NamedParameter]) -> dict[DType, list[tuple[int, ...]]]:
+def by_dtype(entries: Iterable[NamedParameter]) -> dict[DType, list[tuple[int, ...]]]:
+    """Shapes by element type."""
     found: dict[DType, list[tuple[int, ...]]] = {}
     for entry in entries:
         found.setdefault(entry.parameter.dtype, []).append(entry.parameter.shape)

@@ -1,11 +1,13 @@
 """Plain PyTorch on one GPU: weights, gradients and states in the weights' own types, nothing beside them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import Component
 from vlmplan.engines.optimizer_states import norm_sizes, plain_update_sizes, state_bytes
+from vlmplan.engines.parameter_groups import chosen_of_groups
+from vlmplan.engines.parameters import by_dtype
 from vlmplan.units import DType
 
 
@@ -19,26 +21,42 @@ class PlainPyTorch(Engine):
         return self.table.updated_shapes_by_dtype
 
     @property
+    def _updated_ordinals(self) -> Iterable[int]:
+        """Those parameters."""
+        return self.table.reduced_ordinals
+
+    @property
+    def _updated_groups(self) -> Sequence[Mapping[DType, Sequence[tuple[int, ...]]]]:
+        """``_updated`` of each parameter group."""
+        if self.recipe.loraplus_lr_ratio is None:
+            return [self._updated]
+        groups = chosen_of_groups(self.table, self.recipe, self._updated_ordinals)
+        return [by_dtype(self.table.trained_entries[ordinal] for ordinal in group) for group in groups]
+
+    @property
     def _gradient_bytes(self) -> int:
         """All gradients that there are when the optimizer steps."""
         return self.table.trained_bytes - self.table.idle_bytes
 
     def step(self, *, is_first: bool) -> None:
-        by_dtype = self._updated
-        for num_bytes in norm_sizes(self.recipe, by_dtype):
+        for num_bytes in norm_sizes(self.recipe, self._updated):
             self.sink.transient(Component.TEMPORARIES, [num_bytes])
-        if self.recipe.optimizer.is_torchao:
-            self._step_one_by_one(by_dtype, is_first=is_first)
-        else:
-            for dtype, shapes in by_dtype.items() if is_first else ():
-                self._keep_states(shapes, dtype)
-            for sizes in plain_update_sizes(self.recipe, by_dtype):
-                self.sink.transient(Component.TEMPORARIES, sizes)
+        for group in self._updated_groups:
+            self._step_group(group, is_first=is_first)
         self._free_gradients()
 
-    def _step_one_by_one(self, by_dtype: Mapping[DType, Sequence[tuple[int, ...]]], *, is_first: bool) -> None:
+    def _step_group(self, group: Mapping[DType, Sequence[tuple[int, ...]]], *, is_first: bool) -> None:
+        if self.recipe.optimizer.is_torchao:
+            self._step_one_by_one(group, is_first=is_first)
+            return
+        for dtype, shapes in group.items() if is_first else ():
+            self._keep_states(shapes, dtype)
+        for sizes in plain_update_sizes(self.recipe, group):
+            self.sink.transient(Component.TEMPORARIES, sizes)
+
+    def _step_one_by_one(self, group: Mapping[DType, Sequence[tuple[int, ...]]], *, is_first: bool) -> None:
         """Each weight's states are made when its turn comes (``_AdamBase.step`` in ``torchao/optim/adam.py``)."""
-        for dtype, shapes in by_dtype.items():
+        for dtype, shapes in group.items():
             for shape in shapes:
                 if is_first:
                     self._keep_states([shape], dtype)
@@ -51,7 +69,7 @@ class PlainPyTorch(Engine):
         states = [state_bytes(recipe, shapes, dtype) for dtype, shapes in self._updated.items()]
         start = Components(weights=table.total_bytes)
         resident = start + Components(optimizer_states=sum(states))
-        updates = map(sum, plain_update_sizes(recipe, self._updated))
+        updates = [sum(sizes) for group in self._updated_groups for sizes in plain_update_sizes(recipe, group)]
         most = max([*norm_sizes(recipe, self._updated), *updates], default=0)
         step = resident + Components(gradients=self._gradient_bytes, temporaries=most)
         return ModelStates(at_start=start, resident=resident, init_peak=start, step_peak=step)

@@ -4,6 +4,7 @@ from functools import cached_property
 
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.collectives import padded
+from vlmplan.engines.parameter_groups import parameter_groups
 from vlmplan.engines.parameters import ParameterTable, sub_group_elements
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
@@ -14,6 +15,7 @@ class Shards:
 
     def __init__(self, table: ParameterTable, recipe: Recipe, num_ranks: int) -> None:
         self._table, self._zero, self._hpz, self._num_ranks = table, recipe.zero, recipe.hpz, num_ranks
+        self._groups = parameter_groups(table, recipe)
         self.has_whole = num_ranks > 1 or recipe.offload_params is not Offload.NONE
         """Whether a whole weight is another tensor than the shard; that of a rank which is alone is the weight."""
         self.arrives = num_ranks > 1 and recipe.offload_params is not Offload.NONE
@@ -25,8 +27,10 @@ class Shards:
 
     @cached_property
     def sub_groups(self) -> list[int]:
-        """Elements that each step of the optimizer handles."""
-        return sub_group_elements(self._table.numels, self._num_ranks, self._zero.sub_group_size)
+        """Elements that each step of the optimizer handles: parts of its parameter groups."""
+        numels, limit = self._table.numels, self._zero.sub_group_size
+        groups = [[numels[ordinal] for ordinal in group] for group in self._groups]
+        return [size for group in groups for size in sub_group_elements(group, self._num_ranks, limit)]
 
     def shard_bytes(self, parameter: Parameter) -> int:
         return -(-parameter.numel // self._num_ranks) * parameter.dtype.num_bytes

@@ -12,6 +12,7 @@ from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.engines.optimizer_states import state_bytes, update_bytes
+from vlmplan.engines.parameter_groups import parameter_groups
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
@@ -51,8 +52,7 @@ class Zero0(Engine):
         for component, width in copies:
             for ordinal, numel in enumerate(numels):
                 sink.allocate((component, ordinal), component, numel * width)
-        self._keep_states(self.table.trained_shapes, MASTER)
-        self._update(self.table.trained_shapes, MASTER)
+        self._update_groups(makes_states=True)
         for component, _ in copies:
             for ordinal in range(len(numels)):
                 sink.free((component, ordinal))
@@ -73,21 +73,30 @@ class Zero0(Engine):
     def step(self, *, is_first: bool) -> None:
         """Norms of the weights, one cast to float32 at a time (``get_weight_norm``), then a copy of every gradient in
         the type of the master weights. States are there from ``build`` on but in float32."""
-        sink, shapes = self.sink, self.table.trained_shapes
+        sink = self.sink
         if not self.has_master:
-            if is_first:
-                self._keep_states(shapes, MASTER)
-            self._update(shapes, MASTER)
+            self._update_groups(makes_states=is_first)
             self._free_gradients()
             return
         for numel in self.table.numels:
             sink.transient(Component.TEMPORARIES, [numel * MASTER.num_bytes])
         for ordinal, numel in enumerate(self.table.numels):
             sink.allocate(("copy", ordinal), Component.TEMPORARIES, numel * MASTER.num_bytes)
-        self._update(shapes, MASTER)
-        for ordinal in range(len(shapes)):
+        self._update_groups(makes_states=False)
+        for ordinal in range(len(self.table.numels)):
             sink.free(("copy", ordinal))
         self._free_gradients()
+
+    @property
+    def _shapes_of_groups(self) -> list[list[tuple[int, ...]]]:
+        shapes = self.table.trained_shapes
+        return [[shapes[ordinal] for ordinal in group] for group in parameter_groups(self.table, self.recipe)]
+
+    def _update_groups(self, *, makes_states: bool) -> None:
+        for shapes in self._shapes_of_groups:
+            if makes_states:
+                self._keep_states(shapes, MASTER)
+            self._update(shapes, MASTER)
 
     def states(self) -> ModelStates:
         """pΦ weights + 4Φ master + sΦ; the step adds a copy of every gradient in the master type: 2 + 4 + 8 + 2 + 4 =
@@ -96,12 +105,17 @@ class Zero0(Engine):
         master_bytes = table.num_trained * MASTER.num_bytes if self.has_master else 0
         states = state_bytes(recipe, shapes, MASTER)
         resident = Components(weights=table.total_bytes, optimizer_states=master_bytes + states)
-        update = update_bytes(recipe, shapes, MASTER)
+        updates = [update_bytes(recipe, group, MASTER) for group in self._shapes_of_groups]
+        update, later = max(updates), 0
+        making: list[int] = []  # in the step that makes the states, those of later groups are not there yet
+        for group, num_bytes in zip(reversed(self._shapes_of_groups), reversed(updates), strict=True):
+            making.append(num_bytes - later)
+            later += state_bytes(recipe, group, MASTER)
         norm = table.largest_trained * MASTER.num_bytes if self.has_master else 0
         gradients = Components(gradients=table.trained_bytes)
         step = resident + gradients + Components(temporaries=max(norm, master_bytes + update))
         start = resident if self.has_master else Components(weights=table.total_bytes)
-        init = resident + gradients + Components(temporaries=master_bytes + update) if self.has_master else start
+        init = resident + gradients + Components(temporaries=master_bytes + max(making)) if self.has_master else start
         return ModelStates(at_start=start, resident=resident, init_peak=init, step_peak=step)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
