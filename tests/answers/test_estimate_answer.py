@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from calibrations import calibration
 from planned import cluster, shipped_gpus, workload
 from search_cases import card
 from search_cases import cluster as cluster_of
@@ -25,6 +26,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.render.bars import LETTERS
 from vlmplan.render.lines import PIPE_COLUMNS
+from vlmplan.timing.step import HOST_LAUNCHES
 from vlmplan.units import GIB, counted, duration_text, gib_text
 
 PLAIN = Recipe()
@@ -162,6 +164,18 @@ def test_step_is_shown_with_its_range_its_bound_and_the_shares_of_its_parts(caps
         for name, one in seconds.items():
             share = one / sum(seconds.values())
             assert (f"{name.replace('_', ' ')} {share:.1%}" in text) == (share >= 1 / 1000)
+
+
+def test_a_step_that_waits_for_the_host_says_how_its_host_is_measured(capsys):
+    plain, measured = card("h100-sxm"), card("h100-sxm", calibration=calibration("h100-sxm", operation_seconds=30e-6))
+    small = workload("smollm2-135m", seq_len=64)
+    waiting, known = (estimate(small, PLAIN, cluster_of(gpu)) for gpu in (plain, measured))
+    assert waiting.timed.bound == known.timed.bound == HOST_LAUNCHES
+    assert "vlmplan calibrate measures the machine" in printed(waiting, capsys)
+    assert "vlmplan calibrate" not in printed(known, capsys)
+    busy = estimate(workload("llama-3.1-8b", seq_len=4096), PLAIN, cluster_of(plain))
+    assert busy.timed.bound != HOST_LAUNCHES
+    assert "vlmplan calibrate" not in printed(busy, capsys)
 
 
 def test_unknown_speed_is_said_and_leaves_no_time(capsys):

@@ -18,6 +18,7 @@ from vlmplan.notes import caveats, footnotes, listed
 from vlmplan.render.bars import bar, legend
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.tables import Table, print_table
+from vlmplan.timing.step import HOST_LAUNCHES
 from vlmplan.units import count_text, counted, duration_text, gib_text
 
 SCHEMA = "vlmplan.estimate/1"
@@ -309,6 +310,8 @@ def _time(estimate: Estimate) -> Iterator[str]:
     samples = counted(estimate.samples_per_step, "sample")
     expected = duration_text(timed.expected.total)
     yield f"step: {expected} for {samples} (at best {least}, at worst {most}), bound by {timed.bound}"
+    if timed.bound == HOST_LAUNCHES and estimate.cluster.node.gpu.calibration is None:
+        yield "  hosts differ up to 3 times in these: vlmplan calibrate measures the machine that it runs on"
     yield f"  its parts: {shares_text(timed.expected.as_json())}"
     yield f"  forward, recompute and backward: {shares_text(timed.as_json())}"
     yield (

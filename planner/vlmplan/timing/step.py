@@ -53,6 +53,9 @@ class StepTime(NamedTuple):
         return parts | {name: one for name in OF_ROLLOUTS if (one := getattr(self, name)) is not None}
 
 
+HOST_LAUNCHES = "the host's launches of small operations"
+
+
 class TimedStep(NamedTuple):
     """A step as expected, and the seconds of one where everything is at the slow or the fast end of its range.
 
@@ -74,7 +77,7 @@ class TimedStep(NamedTuple):
             "matrix products": self.work.matmuls,
             "attention": self.work.attention,
             "memory bandwidth": self.work.memory + step.optimizer,
-            "the host's launches of small operations": self.waiting + step.fixed,
+            HOST_LAUNCHES: self.waiting + step.fixed,
             "communication between GPUs": step.communication,
             "offload to the host": step.offload,
             "opening images on the host": step.images,
