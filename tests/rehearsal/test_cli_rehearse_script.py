@@ -95,6 +95,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]) -> None:
         (("--assume", "x.py:1=[1]", "--", "python", "x.py"), "True, False or a number"),
         (("--rank", "2", "--", "python", "x.py"), "--rank is 2; the ranks of --gpu are 0 to 1"),
         (("--steps", "2", "--", "python", "x.py"), "--steps is 2; 3 or more are needed"),
+        (("plan.json",), "plan.json is no command that trains; a plan is given as --plan FILE"),
         (("--plan", "plan.json", "--", "python", "x.py"), "a script's rehearsal has no plan: leave out --plan"),
         (("--model", "qwen2-vl-2b", "--assume", "x.py:1=True"), "--assume is of a script: give its command behind --"),
     ],

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 DEFAULT_MINUTES = 10.0
+FILES_WITH_OPTIONS = (".json", ".yaml", ".yml")
+"""How files end that options name: a plan, or a trainer's configuration. No command is called so."""
 TAKEN = ("gpu", "num_nodes", "host_ram", "inter_node_gbit")
 """Options of estimate that say something of a script's machine."""
 FLAGS = ("--longest", "--allow-network", "--allow-programs")
@@ -82,6 +84,11 @@ def rehearse_words(
     from vlmplan.render.progress import rehearsal_progress
     from vlmplan.request import own_request, requested_cluster
 
+    if len(asked.words) == 1 and asked.words[0].endswith(FILES_WITH_OPTIONS):
+        raise InputError(
+            f"{asked.words[0]} is no command that trains; a plan is given as --plan FILE, a trainer's configuration as "
+            "--config FILE"
+        )
     machine = {name: value for name, value in given.items() if name in TAKEN}
     refused = sorted("--" + name.replace("_", "-") for name, value in given.items() if value and name not in TAKEN)
     if refused:
