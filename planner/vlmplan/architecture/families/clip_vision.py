@@ -38,12 +38,12 @@ class Attention(Module):
 
 
 class Mlp(Module):
-    """``CLIPMLP``: ``fc2(act(fc1(x)))``."""
+    """``CLIPMLP``: ``fc2(act(fc1(x)))``, of some decoders of text too (Phi, nanochat)."""
 
-    def __init__(self, width: int, inner: int, activation: str) -> None:
+    def __init__(self, width: int, inner: int, activation: str, *, has_bias: bool = True) -> None:
         super().__init__()
-        self.fc1 = Linear(width, inner, bias=True)
-        self.fc2 = Linear(inner, width, bias=True)
+        self.fc1 = Linear(width, inner, bias=has_bias)
+        self.fc2 = Linear(inner, width, bias=has_bias)
         self.activation = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.families.llama import (
     Attention,
     DecoderShape,
@@ -30,28 +31,13 @@ class NanoChatAttention(Attention):
         return q, ops.called(l2_normed, k)
 
 
-class NanoChatMlp(Module):
-    """``NanoChatMLP``."""
-
-    def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
-        self.activation = ops.activation_module(shape.activation)
-        self.fc1 = Linear(shape.hidden_size, shape.intermediate_size)
-        self.fc2 = Linear(shape.intermediate_size, shape.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.fc1(x)
-        x = self.activation(x)
-        return self.fc2(x)
-
-
 class NanoChatLayer(Module):
     """``NanoChatDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.self_attn = NanoChatAttention(shape, None)
-        self.mlp = NanoChatMlp(shape)
+        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, shape.activation, has_bias=False)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         residual = x

@@ -9,6 +9,7 @@ from dataclasses import replace
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.families.glm4v import rotary_fraction
 from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, causal_masks, decoder_shape
 from vlmplan.architecture.families.partial_rotary import parts_of_heads
@@ -55,28 +56,13 @@ class PhiAttention(Module):
         return self.dense(out)
 
 
-class PhiMlp(Module):
-    """``PhiMLP``."""
-
-    def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
-        self.fc1 = Linear(shape.hidden_size, shape.intermediate_size, bias=True)
-        self.fc2 = Linear(shape.intermediate_size, shape.hidden_size, bias=True)
-        self.activation = ops.activation_module(shape.activation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.fc1(x)
-        x = self.activation(x)
-        return self.fc2(x)
-
-
 class PhiLayer(Module):
     """``PhiDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape, *, is_normed: bool, dropout: float) -> None:
         super().__init__()
         self.self_attn = PhiAttention(shape, is_normed=is_normed)
-        self.mlp = PhiMlp(shape)
+        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, shape.activation)
         self.input_layernorm = LayerNorm(shape.hidden_size)
         self.dropout = dropout
 
