@@ -51,11 +51,12 @@ def test_the_page_is_served_until_it_is_told_to_end():
 def test_a_server_holds_no_more_after_many_searches_than_after_those_whose_traces_it_keeps():
     held: list[int] = []
     with served() as (web, address):
-        for seq_len in range(128, 128 + MOST_KEPT + 4):
+        for seq_len in range(128, 128 + 3 * MOST_KEPT):
             options = {"model": "smollm2-135m", "gpu": ["t4", "rtx-4090"], "seq_len": str(seq_len)}
             assert answer(address, ask="recommend", options=options)["document"]["plans"]
             held.append(psutil.Process(web.pid).memory_info().rss)
-    assert held[-1] - held[MOST_KEPT] < 12 * 2**20  # each search takes 6 MiB or more while it is made
+    # Python's own heap is full after some more of them; each search takes 5 MiB or more while it is made.
+    assert held[-1] - held[2 * MOST_KEPT] < (MOST_KEPT - 1) * 5 * 2**20
 
 
 def test_a_port_that_is_none_is_refused():
