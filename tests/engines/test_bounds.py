@@ -74,9 +74,11 @@ def sharded_recipes(draw: st.DrawFn) -> Recipe:
     offloads = draw(st.booleans()) if stage >= 2 else False
     host = Offload.CPU if offloads else Offload.NONE
     uses_muon = stage > 0 and not offloads and draw(st.booleans())
+    method = draw(st.sampled_from([Method.FULL, Method.LORA] if stage == 3 else list(Method)))
     return Recipe(
         optimizer=OptimizerKind.MUON if uses_muon else OptimizerKind.ADAMW,
-        method=draw(st.sampled_from([Method.FULL, Method.LORA] if stage == 3 else list(Method))),
+        method=method,
+        loraplus_lr_ratio=None if uses_muon or method is Method.FULL else draw(st.sampled_from([None, 16.0])),
         zero_stage=stage,
         offload_optimizer=host,
         offload_params=host if stage == 3 else Offload.NONE,

@@ -34,7 +34,9 @@ def test_lora_b_and_magnitudes_are_in_the_second_group():
     [
         ({"zero_stage": None}, 0, 4),  # roots of second moments in float32
         ({"zero_stage": 0}, 4, 4),  # beside copies of all gradients
-        ({"zero_stage": 3}, 0, 8),  # the gradients' cast and roots, of a sub-group
+        ({"zero_stage": 1}, 0, 8),  # the gradients' cast and roots
+        ({"zero_stage": 2}, 0, 8),
+        ({"zero_stage": 3}, 0, 8),  # of a sub-group
         ({"zero_stage": None, "fsdp": True}, 0, 4),
     ],
     ids=str,

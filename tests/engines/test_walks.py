@@ -45,6 +45,8 @@ def walked(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[Compo
     )
 
 
+FASTER = st.sampled_from([None, 16.0])
+"""Ratios of learning rates: two parameter groups, or one."""
 SHARDED_BY_TORCH = st.builds(
     Recipe,
     fsdp=st.just(True),
@@ -71,18 +73,20 @@ def recipes(draw: Any) -> Recipe:
     kind = draw(st.sampled_from(OptimizerKind))
     method = draw(st.sampled_from([Method.FULL, Method.LORA] + [Method.QLORA] * (stage != 3)))
     offloads = stage in (1, 2, 3) and kind is not OptimizerKind.MUON
+    hpz = draw(st.sampled_from([1, 2])) if stage == 3 else 1
     return Recipe(
         zero_stage=stage,
         gradient_as_bucket_view=draw(st.booleans()),
         method=method,
         train_embeddings=method is not Method.FULL and draw(st.booleans()),
+        loraplus_lr_ratio=draw(FASTER) if method is not Method.FULL and kind is not OptimizerKind.MUON else None,
         precision=draw(st.sampled_from(precisions)),
         weight_dtype=draw(st.sampled_from([WeightDtype.TABLE, WeightDtype.FLOAT32])) if stage else WeightDtype.TABLE,
         optimizer=kind,
         fuses_optimizer=draw(st.booleans()),
         offload_optimizer=draw(hosts) if offloads else Offload.NONE,
-        offload_params=draw(hosts) if stage == 3 else Offload.NONE,
-        hpz=draw(st.sampled_from([1, 2])) if stage == 3 else 1,
+        offload_params=draw(hosts) if stage == 3 and hpz == 1 else Offload.NONE,
+        hpz=hpz,
         zero=ZeroSettings(
             reduce_bucket_size=draw(st.integers(10**5, 10**8)),
             overlap_comm=draw(st.booleans()),

@@ -43,8 +43,10 @@ def estimator(alias: str, method: Method, num_images: int) -> Estimator:
 def partitioned_recipes(draw: st.DrawFn) -> Recipe:
     optimizer = draw(st.sampled_from([OptimizerKind.ADAMW, OptimizerKind.ADAMW, OptimizerKind.SGD, OptimizerKind.MUON]))
     uses_muon = optimizer is OptimizerKind.MUON
+    method = Method.FULL if uses_muon else draw(st.sampled_from([Method.FULL, Method.FULL, Method.LORA]))
     return Recipe(
-        method=Method.FULL if uses_muon else draw(st.sampled_from([Method.FULL, Method.FULL, Method.LORA])),
+        method=method,
+        loraplus_lr_ratio=draw(st.sampled_from([None, 16.0])) if method is Method.LORA else None,
         zero_stage=draw(st.integers(1, 3 if uses_muon else 2)),
         optimizer=optimizer,
         offload_optimizer=Offload.NONE if uses_muon else draw(st.sampled_from([Offload.NONE, Offload.CPU])),

@@ -58,6 +58,10 @@ def engine_kind(recipe: Recipe, num_ranks: int) -> type[Engine]:
             from vlmplan.engines.muon12 import MuonZero12
 
             return MuonZero12
+        case _ if recipe.loraplus_lr_ratio is not None:
+            from vlmplan.engines.groups12 import GroupedZero12
+
+            return GroupedZero12
         case _:
             from vlmplan.engines.zero12 import Zero12
 

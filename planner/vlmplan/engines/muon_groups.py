@@ -5,23 +5,10 @@ Source: ``_muon_param_groups`` in ``runtime/engine.py`` and ``MuonWithAuxAdam`` 
 
 from collections.abc import Sequence
 
-from vlmplan.engines.parameters import FlatBuffer, ParameterTable
+from vlmplan.engines.parameter_groups import OptimizerGroup
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.muon import is_orthogonalised
-
-
-class OptimizerGroup(FlatBuffer):
-    """Trained parameters that share a flat buffer, in its order. Not empty."""
-
-    def __init__(self, table: ParameterTable, ordinals: Sequence[int], *, uses_muon: bool) -> None:
-        self.ordinals, self.uses_muon = ordinals, uses_muon
-        self.numels = [table.numels[ordinal] for ordinal in ordinals]
-        self.shapes = [table.trained_shapes[ordinal] for ordinal in ordinals]
-        self.position = {ordinal: at for at, ordinal in enumerate(ordinals)}
-
-    @property
-    def numel(self) -> int:
-        return self.ends[-1]
 
 
 def muon_groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[OptimizerGroup]:

@@ -1,14 +1,29 @@
 """The parameter groups that the trainer gives a torch optimizer: one, or with LoRA+ two, with a learning rate each.
 
 torch updates one group after the other (the loop over ``param_groups`` of ``step`` in ``torch/optim/adamw.py``), so
-that what an update allocates is of one group at a time. DeepSpeed's sub-groups of stage 3 end where a group ends
+that what an update allocates is of one group at a time. Stages 1 and 2 flatten each group by itself
+(``stage_1_and_2.py``), and DeepSpeed's sub-groups of stage 3 end where a group ends
 (``_create_fp16_partitions_with_defragmentation`` in ``stage3.py``). Muon's groups are in ``muon_groups``.
 """
 
 from collections.abc import Iterable, Sequence
 
-from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.parameters import FlatBuffer, ParameterTable
 from vlmplan.recipe import Recipe
+
+
+class OptimizerGroup(FlatBuffer):
+    """Trained parameters that share a flat buffer, in its order. Not empty."""
+
+    def __init__(self, table: ParameterTable, ordinals: Sequence[int], *, uses_muon: bool = False) -> None:
+        self.ordinals, self.uses_muon = ordinals, uses_muon
+        self.numels = [table.numels[ordinal] for ordinal in ordinals]
+        self.shapes = [table.trained_shapes[ordinal] for ordinal in ordinals]
+        self.position = {ordinal: at for at, ordinal in enumerate(ordinals)}
+
+    @property
+    def numel(self) -> int:
+        return self.ends[-1]
 
 
 def parameter_groups(table: ParameterTable, recipe: Recipe) -> Sequence[Sequence[int]]:
