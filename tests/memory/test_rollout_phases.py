@@ -1,12 +1,15 @@
 """GRPO: what generating answers, looking up log-probabilities and vLLM on the same GPU take beside the steps."""
 
+from math import ceil, log2
+from typing import Any
+
 import pytest
 
 from planned import cluster
 from task_phases import ANSWER, LAYERS, TOKENS, estimator, phases
 from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups, whole_groups
-from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine
+from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine, inference_weights
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method, Offload
 from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
@@ -72,6 +75,32 @@ def test_vllm_asleep_gives_its_memory_back():
     found = phases(for_grpo(generation=Generation.VLLM, vllm_memory=0.25, vllm_sleep_level=2))
     assert found["backward"].peak.inference_engine == ASLEEP_BYTES
     assert ASLEEP_BYTES < found["sync"].peak.inference_engine < found["generate"].peak.inference_engine
+
+
+def on_the_host(level: int, **changes: Any) -> int:
+    recipe = for_grpo(generation=Generation.VLLM, vllm_memory=0.25, vllm_sleep_level=level, **changes)
+    return estimator().host(recipe, cluster(num_gpus=2)).steady_bytes
+
+
+@pytest.mark.parametrize("num_sharing", [1, 2])
+def test_vllm_asleep_at_level_1_leaves_its_weights_in_pinned_host_memory(num_sharing):
+    """Of each weight the next power of two bytes, for both GPUs."""
+    kept = sum(2 ** ceil(log2(2 * one.parameter.numel / num_sharing)) for one in estimator().table.entries)
+    one, two = (on_the_host(level, vllm_tensor_parallel=num_sharing) for level in (1, 2))
+    assert one - two == 2 * kept
+    assert on_the_host(2) == on_the_host(0)
+
+
+def test_vllm_packs_the_weights_of_a_4_bit_model():
+    """16 bits an element, 4 and a float32 for every 64 of Linears that are packed."""
+    table = estimator(Method.QLORA).table
+    recipe = for_grpo(method=Method.QLORA, generation=Generation.VLLM, vllm_memory=0.25)
+    loaded = [one.parameter for one in table.entries if "lora_" not in one.name]
+    packed = [one.numel for one in loaded if one.stored_bytes is not None]
+    others = sum(one.numel for one in loaded) - sum(packed)
+    found = inference_weights(table, recipe)
+    assert found.num_bytes == 2 * others + sum(numel // 2 + 4 * numel // 64 for numel in packed)
+    assert found.num_bytes < inference_weights(estimator().table, for_grpo()).num_bytes
 
 
 def test_a_server_takes_nothing_here():

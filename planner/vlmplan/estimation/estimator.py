@@ -28,7 +28,7 @@ from vlmplan.memory.host import (
     read_bytes,
     with_devices,
 )
-from vlmplan.memory.inference_engine import InferenceEngine
+from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.lasting import with_inference_engine, with_lasting
 from vlmplan.memory.overhead import process_group, workspace_sizes
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, Reservation
@@ -217,6 +217,9 @@ class Estimator(TracedModel):
         kept = 0 if evaluated is None else node.num_gpus * evaluated.kept.host_bytes
         waiting = node.num_gpus * self._host_copy_bytes(recipe, cluster)
         copied = node.num_gpus * host_copy_bytes(self.table, recipe, self.stored_dtype)
+        task = recipe.task
+        if task is not None and task.uses_vllm_here and task.vllm_sleep_level == 1:
+            waiting += node.num_gpus * inference_weights(self.table, recipe).asleep_bytes
         return host._replace(
             load_bytes=host.load_bytes + copied,
             steady_bytes=host.steady_bytes + waiting,

@@ -18,13 +18,12 @@ from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.references import ReferenceRuns
 from vlmplan.hardware import Gpu
 from vlmplan.memory.evaluation import Generated, KeptOutputs
-from vlmplan.memory.inference_engine import InferenceEngine
+from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Offload
 from vlmplan.timing import GenerationWork, RolloutWork
 from vlmplan.training_task import Generation, Reference
-from vlmplan.units import DType
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
 
@@ -81,7 +80,7 @@ class RolloutRuns:
         shared = task.vllm_tensor_parallel
         return InferenceEngine(
             total_bytes=gpu.cuda_visible_bytes or gpu.usable_bytes,
-            weight_bytes=self._vllm_bytes(recipe),
+            weight_bytes=inference_weights(self._table, recipe).num_bytes,
             sequence_bytes=one.cache_bytes * self._seq_len // prompt_tokens // shared,
             num_sequences=recipe.micro_batch * recipe.micro_batches_at_once * shared,
             vocabulary=one.logits,
@@ -94,7 +93,7 @@ class RolloutRuns:
         task = recipe.task
         assert task is not None
         whole_bytes = self._whole_bytes(recipe, num_ranks)
-        weight_bytes = self._vllm_bytes(recipe)
+        weight_bytes = inference_weights(self._table, recipe).num_bytes
         rows = recipe.micro_batches_at_once * recipe.micro_batch
         is_sharded = recipe.zero_stage == 3 and num_ranks > 1
         return RolloutWork(
@@ -129,12 +128,6 @@ class RolloutRuns:
             is_vllm=is_vllm,
             num_sharing=num_sharing,
         )
-
-    def _vllm_bytes(self, recipe: Recipe) -> int:
-        """Bytes of vLLM's weights on one GPU."""
-        assert recipe.task is not None
-        adapters = self._table.num_trained if recipe.trains_adapters else 0
-        return (self._table.num_params - adapters) * DType.BFLOAT16.num_bytes // recipe.task.vllm_tensor_parallel
 
     def _generation(
         self,

@@ -8,6 +8,10 @@ what is left of it). TRL 1.16 starts it with ``max_num_seqs`` answers and 4,096 
 import math
 from typing import NamedTuple
 
+from vlmplan.architecture.packed_weight import nf4_bytes
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.memory.host import pinned_bytes
+from vlmplan.recipe import Recipe
 from vlmplan.units import DType, gib_text
 
 ASLEEP_BYTES = int(1.4 * 1024**3)
@@ -80,3 +84,39 @@ class InferenceEngine(NamedTuple):
     def training_bytes(self) -> int:
         """While the trainer trains."""
         return ASLEEP_BYTES if self.sleep_level else self.awake_bytes
+
+
+class InferenceWeights(NamedTuple):
+    """vLLM's weights on one GPU.
+
+    ``asleep_bytes``: what they take of the host with sleep level 1: a pinned copy of each (``CuMemAllocator.sleep``),
+    which torch's allocator keeps when vLLM wakes up; level 2 throws them away. Weights that vLLM joins, such as q, k
+    and v, are taken one by one.
+    """
+
+    num_bytes: int
+    asleep_bytes: int
+
+
+def inference_weights(table: ParameterTable, recipe: Recipe) -> InferenceWeights:
+    """What vLLM loads for itself, shared by the task's GPUs: the model without adapters, in 16 bit.
+
+    Of a 4-bit model vLLM packs what is packed there (TRL's ``vllm_generation.py`` gives it ``bitsandbytes``), with
+    scales in float32, which its loader unpacks.
+    """
+    assert recipe.task is not None
+    num_sharing = recipe.task.vllm_tensor_parallel
+    loaded = [(one, count) for one, count in table.kinds if not (recipe.trains_adapters and one.requires_grad)]
+    sizes = [
+        (
+            one.numel * DType.BFLOAT16.num_bytes
+            if one.stored_bytes is None
+            else nf4_bytes(one.numel, double_quantises=False),
+            count,
+        )
+        for one, count in loaded
+    ]
+    return InferenceWeights(
+        num_bytes=sum([size * count for size, count in sizes]) // num_sharing,
+        asleep_bytes=sum([pinned_bytes(-(-size // num_sharing)) * count for size, count in sizes]),
+    )

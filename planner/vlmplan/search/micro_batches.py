@@ -239,7 +239,7 @@ class States:
         """The most that a node's host holds; where its ranks are the devices, beside what those hold."""
         num_gpus, per_node = cluster.num_gpus, cluster.node.num_gpus
         is_cpu = cluster.node.gpu.is_cpu
-        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, num_gpus, per_node, is_cpu)
+        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, recipe.task, num_gpus, per_node, is_cpu)
         if key not in self._host_bytes:
             host = self._estimator.host(recipe, cluster)
             self._host_bytes[key] = host.steady_bytes - per_node * PROCESS_BYTES if is_cpu else host.peak_bytes
@@ -247,7 +247,8 @@ class States:
 
     def resume_host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """Bytes that a node's host holds while the run goes on from a checkpoint."""
-        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, cluster.num_gpus, cluster.node.num_gpus)
+        num_gpus, per_node = cluster.num_gpus, cluster.node.num_gpus
+        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, recipe.task, num_gpus, per_node)
         if key not in self._resume_host_bytes:
             self._resume_host_bytes[key] = self._estimator.resume_host_bytes(recipe, cluster)
         return self._resume_host_bytes[key]
