@@ -35,6 +35,8 @@ ORIENTATION_TAG = 0x0112
 TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+FILE_URI = re.compile(r"\Afile://(localhost(?=/))?", re.IGNORECASE)
+"""Before an absolute path, as Qwen's examples have it."""
 DATA_URI = re.compile(r"data:[^,]*,", re.IGNORECASE)
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
@@ -78,7 +80,7 @@ def located(reference: Reference, folders: tuple[Path, ...]) -> Path | bytes:
     data = base64_bytes(reference)
     if data is not None:
         return data
-    text, kind = reference.text, reference.kind
+    text, kind = FILE_URI.sub("", reference.text, count=1), reference.kind
     if URL.match(text):
         raise InputError(
             f"the {kind} {shown(text)} is a URL; {kind}s are read from files or base64, never from the net"
@@ -93,13 +95,12 @@ def located(reference: Reference, folders: tuple[Path, ...]) -> Path | bytes:
 
 def located_file(reference: Reference, folders: tuple[Path, ...], *, kind: str) -> Path:
     """The file that a reference names, looked for in ``folders`` in turn."""
-    if URL.match(reference.text):
-        raise InputError(
-            f"the {kind} {shown(reference.text)} is a URL; {kind}s are read from files, never from the net"
-        )
-    path = _file_in(folders, reference.text)
+    text = FILE_URI.sub("", reference.text, count=1)
+    if URL.match(text):
+        raise InputError(f"the {kind} {shown(text)} is a URL; {kind}s are read from files, never from the net")
+    path = _file_in(folders, text)
     if path is None:
-        raise _no_file(kind, reference.text, folders)
+        raise _no_file(kind, text, folders)
     return path
 
 

@@ -44,6 +44,14 @@ def test_a_path_is_looked_for_in_the_folders_in_turn(tmp_path: Path):
     assert find(str(tmp_path / "second/both.png"), *folders) == tmp_path / "second/both.png"
 
 
+@pytest.mark.parametrize("scheme", ["file://", "FILE://", "file://localhost"])
+def test_a_file_uri_is_its_path(scheme: str, tmp_path: Path):
+    (tmp_path / "a.png").write_bytes(png())
+    assert find(f"{scheme}{tmp_path}/a.png", Path("/nowhere")) == tmp_path / "a.png"
+    with pytest.raises(InputError, match=r'the image "/nowhere/a.png" is no file'):
+        find(f"{scheme}/nowhere/a.png", tmp_path)
+
+
 @given(st.binary(min_size=64, max_size=200))
 def test_base64_in_every_form_is_the_bytes_it_stands_for(data: bytes):
     text = as_base64(data)
@@ -53,7 +61,7 @@ def test_base64_in_every_form_is_the_bytes_it_stands_for(data: bytes):
     assert find(text[:9] + "\n" + text[9:], is_base64=True) == data
 
 
-@pytest.mark.parametrize("url", ["https://example.com/a.png", "HTTP://x", "file:///etc/passwd", "s3://bucket/a.png"])
+@pytest.mark.parametrize("url", ["https://example.com/a.png", "HTTP://x", "file://http://x", "s3://bucket/a.png"])
 def test_a_url_is_never_followed(url: str):
     with pytest.raises(InputError, match="is a URL; images are read from files or base64, never from the net"):
         find(url, Path("/"))
