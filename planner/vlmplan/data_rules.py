@@ -80,6 +80,9 @@ class DataRules:
 BUNDLED = "vlmplan"
 OF_EVERY_IMAGE = "every image is taken as large as"
 """How a note on the size of images begins that has no meaning where the samples are known."""
+FOR_LONGEST = "give --seq-len for the longest of yours"
+FOR_LARGEST = "give --image-size for the largest of yours"
+"""How notes end on what a file sets no limit for; neither has a meaning where the samples are known, or the option."""
 LLAMA_FACTORY_PIXELS = 768 * 768, 32 * 32
 """The most and the fewest of an image, where nothing else is said (``hparams/model_args.py``, 0.9.5)."""
 

@@ -266,3 +266,23 @@ def test_a_file_that_leaves_only_the_machine_open_is_recommended_as_it_is_estima
     planned = found["plans"][0]["estimate"]
     for name in ("recipe", "peak_device_bytes", "peak_reserved_bytes", "host_bytes_per_node"):
         assert planned[name] == estimated[name], name
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ((), ["--seq-len", "--image-size"]),
+        (("--seq-len", "4096"), ["--image-size"]),
+        (("--image-size", "640x480"), ["--seq-len"]),
+        (("--images-per-sample", "0"), ["--seq-len"]),
+    ],
+)
+def test_a_limit_that_no_one_says_is_asked_for_unless_an_option_does(tmp_path, options, asked):
+    path = tmp_path / "train.sh"
+    path.write_text("swift sft --model Qwen/Qwen2-VL-2B-Instruct --torch_dtype bfloat16\n")
+    found = call("check", str(path), *options)
+    assert found.code == DONE
+    words = " ".join(found.out.split())
+    assert [name for name in ("--seq-len", "--image-size") if f"give {name} for the" in words] == asked
+    document = call("check", str(path), *options, "--json").document
+    assert len([note for note in document["config"]["notes"] if " of yours" in note]) == len(asked)

@@ -235,6 +235,41 @@ def test_a_method_or_precision_of_the_users_own_decides_what_follows(read):
     assert "weight_dtype" not in pure
 
 
+@pytest.mark.parametrize(("model", "side"), [("qwen2.5-vl-3b", 32 * 28), ("qwen3-vl-2b", 32 * 32)])
+def test_image_tokens_of_ms_swift_are_as_large_as_the_models(read, model, side):
+    values = MS_SWIFT | {"max_length": 4096, "ENV": {"IMAGE_MAX_TOKEN_NUM": "1024"}}
+    config = read(values, model=model)
+    assert config.options["image_size"] == f"{side}x{side}"
+    assert config.data_rules.max_pixels == side * side
+    assert "IMAGE_MAX_TOKEN_NUM=1024 limits each image" in config.notes
+
+
+def test_a_variable_of_pixels_that_ms_swift_does_not_read_is_named(read):
+    known = {"FPS_MAX_FRAMES": "12", "VIDEO_MAX_PIXELS": "50176", "TOKENIZERS_PARALLELISM": "false"}
+    wrong = read(MS_SWIFT | {"ENV": {**known, "IMAGAE_MAX_PIXELS": "602112"}}, model=SEES)
+    named = [note for note in wrong.notes if "is no variable that ms-swift reads" in note]
+    assert named == ["IMAGAE_MAX_PIXELS is no variable that ms-swift reads of images; MAX_PIXELS limits them"]
+    right = read(MS_SWIFT | {"ENV": {**known, "MAX_PIXELS": "602112"}}, model=SEES)
+    assert not any("is no variable" in note for note in right.notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "model", "tokens"),
+    [
+        (MS_SWIFT, SEES, "16,384"),
+        (TRL, SEES, "16,384"),
+        (TRL, "internvl3-1b", "3,330"),
+        (MS_SWIFT | {"max_pixels": 602112}, SEES, None),
+        (LLAMA_FACTORY, SEES, None),
+        (TRL, "llava-1.5-7b", None),
+        (TRL, READS, None),
+    ],
+)
+def test_images_without_a_limit_of_pixels_are_a_note_where_larger_ones_take_more(read, values, model, tokens):
+    notes = [note for note in read(values, model=model).notes if "no limit on the pixels" in note]
+    assert [tokens in note for note in notes] == ([] if tokens is None else [True])
+
+
 def test_the_bundled_names_of_ms_swift_are_no_files_of_others(read):
     with pytest.raises(InputError, match="deepspeed is zero2, which is no file"):
         read(LLAMA_FACTORY | {"deepspeed": "zero2"})

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from vlmplan.architecture.images import IMAGE_MODEL_TYPES
-from vlmplan.data_rules import DataRules
+from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
+from vlmplan.data_rules import FOR_LARGEST, DataRules
 from vlmplan.deepspeed_config import DsConfig, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
@@ -19,7 +19,7 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe_choices import AdapterDtype, Method, Precision, WeightDtype
 from vlmplan.recipe_settings import ADAPTER_FIELDS
-from vlmplan.workload import ModelFiles
+from vlmplan.workload import DEFAULT_IMAGE_SIZE, ModelFiles
 
 LOADED_WIDE = (
     "weights are loaded in float32 and then cast by DeepSpeed: every process has the whole model in float32 in host "
@@ -28,6 +28,9 @@ LOADED_WIDE = (
 MAX_BYTES = 2**20
 ADVICE = {"deepspeed": "; give the file with --ds-config"}
 """On a file that is not there, by the key that names it."""
+HUGE_IMAGE_SIZES = tuple((8192, 8192 * wide // high) for wide, high in ((1, 1), (4, 3), (3, 2), (2, 1), (3, 1), (6, 1)))
+"""Of which processors have their most: the largest limits are 12.8 million pixels, tiles are chosen by proportions. A
+choice."""
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -104,6 +107,8 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options |= _plain(arguments, meaning, around, method)
     options["expandable_segments"] = around.expandable_segments
     _count_samples(settings, options, around)
+    if "image_size" not in options:
+        _note_largest_image(settings, meaning.model)
     settings.close()
     return TrainerConfig(
         source=settings.source,
@@ -120,6 +125,23 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         use_double_quant=meaning.use_double_quant if method is Method.QLORA else None,
         output_dir=arguments.output_dir,
     )
+
+
+def _note_largest_image(settings: Settings, model: ModelFiles | None) -> None:
+    """Say what an image may take where the trainer sets no limit and the model's processor takes more of a larger
+    one."""
+    if model is None or not sees(model):
+        return
+    with suppress(InputError):
+        usual, *others = (
+            image_shape(model.config, model.preprocessor, width=width, height=height).num_tokens
+            for width, height in (DEFAULT_IMAGE_SIZE, *HUGE_IMAGE_SIZES)
+        )
+        largest = max(others)
+        if largest > usual:
+            settings.note(
+                f"no limit on the pixels of an image is said, and one may take {largest:,} tokens: {FOR_LARGEST}"
+            )
 
 
 def _is_cast(arguments: Arguments, meaning: Meaning, method: Method) -> bool:

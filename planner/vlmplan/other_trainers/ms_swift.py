@@ -7,9 +7,9 @@ for keys and defaults, ``pipelines/train/tuner.py`` for what is adapted, ``confi
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
+from vlmplan.data_rules import FOR_LONGEST, OF_EVERY_IMAGE, DataRules
 from vlmplan.evaluation import Kept
 from vlmplan.files import text_of
 from vlmplan.json_reader import parse_json_object
@@ -90,6 +90,12 @@ DEFAULTS = Defaults(
     writes_result=False,
     evaluation=EvaluationRules(batch=1, runs=_evaluates, kept=_kept, generated=_generated),
 )
+PIXEL_VARIABLES = frozenset(
+    f"{kind}{limit}"
+    for kind in ("", "IMAGE_", "VIDEO_")
+    for limit in ("MAX_PIXELS", "MIN_PIXELS", "TOTAL_PIXELS", "MAX_TOKEN_NUM", "MIN_TOKEN_NUM")
+) - {"IMAGE_MAX_PIXELS", "IMAGE_MIN_PIXELS"}
+"""What limits images and frames (``patch_qwen_vl_utils`` in ``model/models/qwen.py``)."""
 LEAST_SAMPLES_A_STEP = 16
 """Without ``gradient_accumulation_steps`` so many are accumulated at the least."""
 ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
@@ -164,7 +170,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
         trainer=MS_SWIFT, method=method, options=options, weights=weights, without_autocast=without_autocast
     )
     meaning.model = model
-    meaning.use_double_quant, meaning.data_rules = doubles, _data_rules(settings, around)
+    meaning.use_double_quant, meaning.data_rules = doubles, _data_rules(settings, model, around)
     return assembled(settings, arguments, meaning, around)
 
 
@@ -210,15 +216,15 @@ def _samples(settings: Settings, model: ModelFiles | None, around: Surroundings)
     else:
         longest = None if model is None else context_length(model)
         limit = "the model's own limit" if longest is None else f"{longest:,} tokens, the model's own limit"
-        settings.note(f"max_length is not said, so a sample may have {limit}: give --seq-len for the longest of yours")
-    largest = settings.maybe_count("max_pixels", least=1) or _pixels(settings, around)
+        settings.note(f"max_length is not said, so a sample may have {limit}: {FOR_LONGEST}")
+    largest = settings.maybe_count("max_pixels", least=1) or _pixels(settings, model, around)
     if largest is not None and sees(model):
         options["image_size"] = largest_image(largest)
         settings.note(f"{OF_EVERY_IMAGE} max_pixels allows, {largest_image(largest)}")
     return options
 
 
-def _data_rules(settings: Settings, around: Surroundings) -> DataRules:
+def _data_rules(settings: Settings, model: ModelFiles | None, around: Surroundings) -> DataRules:
     """Samples over ``max_length`` are deleted unless ``truncation_strategy`` says left or right (``sft_args.py``).
     Images are looked for in ``ROOT_IMAGE_DIR`` (``load_file`` in ``template/vision_utils.py``)."""
     strategy = settings.text("truncation_strategy", "delete")
@@ -226,23 +232,37 @@ def _data_rules(settings: Settings, around: Surroundings) -> DataRules:
         pads_to=1,
         packs=settings.flag("packing", False),
         drops_long=strategy == "delete",
-        max_pixels=settings.maybe_count("max_pixels", least=1) or _pixels(settings, around),
+        max_pixels=settings.maybe_count("max_pixels", least=1) or _pixels(settings, model, around),
         image_folder=around.environment.get("ROOT_IMAGE_DIR") or None,
     )
 
 
-def _pixels(settings: Settings, around: Surroundings) -> int | None:
+def _pixels(settings: Settings, model: ModelFiles | None, around: Surroundings) -> int | None:
     """The limit that a variable sets."""
-    for name, per_unit in (("MAX_PIXELS", 1), ("IMAGE_MAX_TOKEN_NUM", 32 * 32)):
+    for name in around.environment:
+        if name not in PIXEL_VARIABLES and any(part in name for part in ("PIXEL", "TOKEN_NUM")):
+            _note_once(settings, f"{name} is no variable that ms-swift reads of images; MAX_PIXELS limits them")
+    for name, per_unit in (("MAX_PIXELS", 1), ("IMAGE_MAX_TOKEN_NUM", _pixels_per_token(model))):
         text = around.environment.get(name, "")
         if text.isdigit() and 0 < int(text) < 10**9:
-            sentence = f"{name}={text} limits each image"
-            if sentence not in settings.notes:
-                settings.note(sentence)
+            _note_once(settings, f"{name}={text} limits each image")
             return int(text) * per_unit
         if text:
             settings.refuse_whole(f"{name} is {text!r}; a whole number is needed")
     return None
+
+
+def _note_once(settings: Settings, sentence: str) -> None:
+    if sentence not in settings.notes:
+        settings.note(sentence)
+
+
+def _pixels_per_token(model: ModelFiles | None) -> int:
+    """``IMAGE_MAX_TOKEN_NUM`` counts squares of ``image_patch_size * SPATIAL_MERGE_SIZE`` pixels (``fetch_image`` in
+    qwen_vl_utils 0.0.14): 28 of Qwen2-VL and Qwen2.5-VL, 32 since Qwen3-VL."""
+    vision = None if model is None else model.config.get("vision_config")
+    patch = cast("Mapping[str, object]", vision).get("patch_size") if isinstance(vision, Mapping) else None
+    return (2 * patch if isinstance(patch, int) else 32) ** 2
 
 
 def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:

@@ -128,10 +128,20 @@ def configured_request(own: Request, opened: "OpenedConfig", find_model: Callabl
     )
     notes = (_summary(config), *(f"{path}: {sentence}" for sentence in (*config.notes, *_overridden(own, config))))
     configured = ConfiguredRequest(path=path, config=config, alone=alone, notes=notes, given=own.recipe.names, own=own)
+    configured = configured.without_notes(*_answered(own.workload))
     whole = replace(own.completed(alone), configured=configured)
     if whole.ds_config is not None:
         refuse_contradictions(config, whole.ds_config, own.recipe.names)
     return whole
+
+
+def _answered(samples: WorkloadRequest) -> list[str]:
+    """How notes end whose question the user's own options answer."""
+    from vlmplan.data_rules import FOR_LARGEST, FOR_LONGEST
+
+    asked = {FOR_LONGEST: samples.seq_len, FOR_LARGEST: samples.image_size}
+    no_images = [FOR_LARGEST] if samples.images_per_sample == 0 else []
+    return [end for end, value in asked.items() if value is not None] + no_images
 
 
 def _refuse_another_trainer(tool: "Tool", config: "TrainerConfig") -> None:
@@ -174,7 +184,7 @@ def _data_rules(whole: Request) -> "DataRules":
 def with_samples(whole: Request, own: Request, sources: "DataSources", image_folder: Path | None = None) -> Request:
     """``whole``, of which ``own`` is the user's part, with the samples' lengths, images and sounds in place of its own,
     which are limits then. A number of samples that is said stays."""
-    from vlmplan.data_rules import OF_EVERY_IMAGE
+    from vlmplan.data_rules import FOR_LARGEST, FOR_LONGEST, OF_EVERY_IMAGE
 
     configured = whole.configured
     rules = _data_rules(whole)
@@ -187,7 +197,7 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
     alone = _workload_of_samples(whole, own, source)
     workload = replace(_as_samples_are(whole.workload, alone), num_samples=_num_samples(whole, own, source, rules))
     if configured is not None:  # what it says of samples that nobody has seen
-        configured = replace(configured, notes=tuple(one for one in configured.notes if OF_EVERY_IMAGE not in one))
+        configured = configured.without_notes(OF_EVERY_IMAGE, FOR_LONGEST, FOR_LARGEST)
     from_data = FromData(source=source, alone=alone, image_folder=image_folder)
     return replace(whole, workload=workload, configured=configured, from_data=from_data)
 

@@ -64,6 +64,14 @@ class ConfiguredRequest:
     given: frozenset[str] = frozenset()
     own: "Request | None" = field(default=None, repr=False)
 
+    def without_notes(self, *parts: str) -> "ConfiguredRequest":
+        """The same without the notes that hold one of these."""
+        config, notes = (
+            tuple(note for note in notes if not any(part in note for part in parts))
+            for notes in (self.config.notes, self.notes)
+        )
+        return replace(self, config=replace(self.config, notes=config), notes=notes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromData:
