@@ -132,6 +132,22 @@ def test_zero_3_has_weights_left_from_the_forward_before():
     assert beyond_states(recipe) > beyond_states(nothing_kept)
 
 
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({}, VOCABULARY * WIDTH + WIDTH),  # the tied head with the norm, which no backward has resharded
+        ({"reshard_after_forward": False}, None),  # all of them
+    ],
+)
+def test_what_fsdp2_has_whole_after_an_evaluation_is_there_through_the_checkpoint(changes, whole):
+    recipe = Recipe(fsdp=True, evaluation=Evaluation(batch=1), **changes)
+    model = shortened("smollm2-135m", num_hidden_layers=3)
+    found = estimate(Workload(model=model, seq_len=TOKENS), recipe, cluster(num_gpus=2))
+    resident = {phase.name: phase.resident.total for phase in found.timeline.phases}
+    numel = found.num_params if whole is None else whole
+    assert resident["evaluation"] == resident["save"] == resident["step"] + 2 * numel
+
+
 @law(
     st.sampled_from([None, 0, 1, 2, 3]),
     st.sampled_from([LossKind.FULL, LossKind.MODEL, LossKind.CHUNKED]),

@@ -68,6 +68,8 @@ class Engine:
 
     follows_layers = False
     """Whether it is told when sections of a micro batch begin and end, by ``enter`` and ``leave``."""
+    saves_whole = False
+    """Whether weights that an evaluation leaves whole stay so through a checkpoint."""
 
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK

@@ -41,6 +41,8 @@ class FullyShard(FullyShardFormulas):
     """A rank with its shards. Where the host has them (``CPUOffloadPolicy``), gradients and states too."""
 
     follows_layers = True
+    saves_whole = True
+    """A checkpoint reads shards, and the next backward reshards (``_fsdp_param_group.py``)."""
 
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK

@@ -104,9 +104,11 @@ class StartedRun:
         engine.step(is_first=False)
         step = _ended(STEP, tracker)
         beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
-        begun = tracker.peak if beside and not isinstance(evaluated, Rollout) else step.resident
+        is_evaluated = bool(beside) and not isinstance(evaluated, Rollout)
+        begun = tracker.peak if is_evaluated else step.resident
         saving = step.resident + Components(weights=engine.saving_bytes)
-        save = Phase(name=SAVE, resident=step.resident, peak=higher(saving, begun))
+        left = beside[-1].resident if is_evaluated and engine.saves_whole else step.resident
+        save = Phase(name=SAVE, resident=left, peak=higher(saving, begun))
         if self._is_of_any_rank and len(stretches) > 1:
             walked = WalkedStep(
                 before=highest([*within, *forwards]),
