@@ -322,6 +322,68 @@ def test_accelerate_decides_the_engine_and_the_precision(tmp_path):
     assert any("starts 8 processes on 1 machine" in note for note in config.notes)
 
 
+SCRIPT = "train.py --model_name_or_path qwen2.5-0.5b --per_device_train_batch_size 2"
+Z3_ON_HOST = (3, "Offload.CPU", "bf16")
+
+
+def engine_of(config: TrainerConfig) -> tuple[Any, ...]:
+    section = config.ds_config
+    place = None if section is None else str(section.offload_optimizer)
+    return (None if section is None else section.zero_stage, place, config.options["precision"])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        ("--mixed_precision bf16 --use_deepspeed --zero_stage 3 --offload_optimizer_device=cpu", Z3_ON_HOST),
+        ("--mixed_precision bf16 --use_deepspeed --deepspeed_config_file ds.json", Z3_ON_HOST),
+        ("--config_file a.yaml --zero_stage 3 --offload-optimizer-device cpu", Z3_ON_HOST),
+        ("--config_file a.yaml", (2, "Offload.NONE", "bf16")),
+        ("--mixed_precision bf16 --multi_gpu", (None, None, "bf16")),
+        ("--num_processes 2 --main_process_port 29501", (None, None, "bf16-pure")),
+    ],
+)
+def test_options_of_accelerates_launcher_go_before_its_file(tmp_path, launcher, expected):
+    section = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(section))
+    (tmp_path / "a.yaml").write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config: {zero_stage: 2}\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text(f"accelerate launch {launcher} {SCRIPT}\n", encoding="utf-8")
+    assert engine_of(read_trainer_config(script, Asked(num_gpus=2, find_model=find_model))) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ("--use_fsdp", "version: 2 is needed"),
+        ("--use_megatron_lm", "MEGATRON_LM"),
+        ("--dynamo_backend inductor", "dynamo_config"),
+        ("--use_parallelism_config --parallelism_config_tp_size 2", "tensor parallelism is not planned"),
+        ("--mixed_precision fp8", "mixed_precision"),
+    ],
+)
+def test_what_is_not_planned_of_the_launchers_options_is_named(tmp_path, options, word):
+    script = tmp_path / "run.sh"
+    script.write_text(f"accelerate launch {options} {SCRIPT}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=word):
+        read_trainer_config(script, Asked(num_gpus=2, find_model=find_model))
+
+
+@pytest.mark.parametrize(("name", "stage"), [("zero1", 1), ("zero3", 3), ("fsdp2", None), ("multi_gpu", None)])
+def test_trls_names_of_accelerates_files_are_known_in_its_file_and_command(read, tmp_path, name, stage):
+    in_file = read(TRL | {"dtype": "bfloat16", "accelerate_config": name, "num_processes": 4}, num_gpus=4)
+    script = tmp_path / "run.sh"
+    words = f"--accelerate_config {name} --model_name_or_path {READS} --dataset_name d --use_peft --dtype bfloat16"
+    script.write_text(f"trl sft {words} --lora_target_modules all-linear\n")
+    in_command = read_trainer_config(script, Asked(num_gpus=4, find_model=find_model))
+    for config in (in_file, in_command):
+        assert engine_of(config)[0] == stage
+        assert bool(config.options.get("fsdp")) == (name == "fsdp2")
+    assert any("starts 4 processes" in note for note in in_file.notes)
+
+
 def of_accelerate(tmp_path, section: str) -> TrainerConfig:
     path = tmp_path / "accelerate.yaml"
     text = f"distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 4\ndeepspeed_config: {section}\n"

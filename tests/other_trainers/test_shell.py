@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from laws import law
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.scripts import run_of_script
+from vlmplan.other_trainers.scripts import looks_like_script, run_of_script
 from vlmplan.other_trainers.shell import MAX_CHARACTERS, UNKNOWN, commands_of
 
 
@@ -235,6 +235,43 @@ def test_two_commands_that_train_are_refused():
 def test_launchers_and_their_own_options_are_told_from_the_trainers(script, trainer, values):
     run = run_of_script(script, source="x.sh")
     assert (run.trainer, dict(run.values)) == (trainer, values)
+
+
+TRAINS = "train.py --per_device_train_batch_size 2"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "processes"),
+    [
+        ("python", None),
+        ("python3.11 -u -W ignore", None),
+        ("torchrun", 1),
+        ("torchrun --standalone --nproc-per-node=4 --nnodes 2 --rdzv_conf a=b", 8),
+        ("torchrun --nproc_per_node auto", None),
+        ("python -m torch.distributed.run --nproc_per_node 3", 3),
+        ("deepspeed", None),
+        ("deepspeed --num_gpus=4 --hostfile h --num_nodes 2 --no_local_rank", 8),
+        ("accelerate launch --multi_gpu --num_processes 6 --num_machines 2 --num_cpu_threads_per_process 4", 6),
+        ("python -m accelerate.commands.launch --num_processes 6", 6),
+        ("accelerate-launch --gpu_ids 0,1", None),
+        ("uv run --with deepspeed torchrun --nproc_per_node 2", 2),
+        ("srun --gpus 2 accelerate launch --num_processes 2", 2),
+        ("NPROC_PER_NODE=2 NNODES=3 python", 6),
+    ],
+)
+def test_a_script_is_told_from_its_launcher_and_how_many_processes_that_starts(launcher, processes):
+    run = run_of_script(f"{launcher} {TRAINS}", source="x.sh")
+    assert dict(run.values) == {"per_device_train_batch_size": "2"}
+    assert run.num_processes == processes
+    assert looks_like_script(f"{launcher} {TRAINS}") or launcher.startswith("NPROC")
+
+
+@pytest.mark.parametrize(
+    "command", ["accelerate config", "accelerate launch", "uv sync", "conda activate a", "python -c 1"]
+)
+def test_what_starts_no_script_trains_nothing(command):
+    with pytest.raises(InputError, match="no command that is known to train"):
+        run_of_script(command, source="x.sh")
 
 
 def test_more_devices_than_processes_split_the_model():

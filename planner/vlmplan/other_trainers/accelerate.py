@@ -24,6 +24,28 @@ IN_DEEPSPEED = frozenset(
     """deepspeed_multinode_launcher zero3_init_flag deepspeed_hostfile deepspeed_exclusion_filter
     deepspeed_inclusion_filter deepspeed_moe_layer_cls_names""".split()
 )
+TRL_FILES: Mapping[str, Mapping[str, Any]] = {
+    name: {"mixed_precision": "bf16", "num_processes": 8, **more}
+    for name, more in {
+        "single_gpu": {"distributed_type": "NO"},
+        "multi_gpu": {"distributed_type": "MULTI_GPU"},
+        "fsdp1": {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 1}},
+        "fsdp2": {
+            "distributed_type": "FSDP",
+            "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+        },
+        "zero1": {
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config": {"zero_stage": 1, "gradient_accumulation_steps": 1},
+        },
+        "zero2": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}},
+        "zero3": {
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config": {"zero_stage": 3, "zero3_save_16bit_model": True},
+        },
+    }.items()
+}
+"""What TRL's names of accelerate's files decide (``trl/accelerate_configs``, 1.16)."""
 
 
 def read_accelerate(settings: Settings) -> dict[str, Any]:
@@ -49,10 +71,11 @@ def read_accelerate(settings: Settings) -> dict[str, Any]:
     if kind == "DEEPSPEED":
         values["deepspeed"] = _deepspeed(section, settings)
     processes, machines = settings.count("num_processes", 1, least=1), settings.count("num_machines", 1, least=1)
-    settings.note(
-        f"{settings.source} starts {processes} process{'es' * (processes > 1)} on {machines} "
-        f"machine{'s' * (machines > 1)}; --gpu and --num-nodes say on how many GPUs to plan"
-    )
+    if "num_processes" in settings:
+        settings.note(
+            f"{settings.source} starts {processes} process{'es' * (processes > 1)} on {machines} "
+            f"machine{'s' * (machines > 1)}; --gpu and --num-nodes say on how many GPUs to plan"
+        )
     settings.ignore(WITHOUT_EFFECT)
     return values
 

@@ -10,8 +10,9 @@ from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import text_of
 from vlmplan.json_reader import JsonDict, parse_json_object, shown
-from vlmplan.other_trainers.accelerate import ACCELERATE, read_accelerate
+from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accelerate
 from vlmplan.other_trainers.assembled import Surroundings, found_file
+from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, in_file_form, over
 from vlmplan.other_trainers.llama_factory import LLAMA_FACTORY, read_llama_factory
 from vlmplan.other_trainers.ms_swift import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
@@ -22,6 +23,7 @@ from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, read_trl
 from vlmplan.other_trainers.trl_dpo import is_dpo, read_trl_dpo
 from vlmplan.recipe_choices import Method, Precision
+from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 MAX_BYTES = 2**20
@@ -144,13 +146,16 @@ def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool =
     trainer = trainer_of(values, source)
     form = Form.JSON if is_object else Form.YAML
     environment = environment_of(trainer, values, {})
+    folder = None if is_alone else path.resolve().parent
+    decided, notes = _decided_by_accelerate(values, trainer, Launched(), source, folder)
     return OpenedConfig(
         path=path,
         text=text,
         form=form,
         trainer=trainer,
-        values=values,
+        values=decided | values,
         environment=environment,
+        notes=notes,
         is_alone=is_alone,
     )
 
@@ -174,28 +179,47 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     for name in run.files:
         file = found_file(name, folder, source, "the configuration")
         values |= _mapping(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file))
-    notes: list[str] = []
-    if run.accelerate_file is not None:
-        file = found_file(run.accelerate_file, folder, source, "--config_file")
-        settings = Settings(
-            _mapping(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file)),
-            source=str(file),
-            trainer=ACCELERATE,
-        )
-        values |= read_accelerate(settings)
-        settings.close()
-        notes += settings.notes
+    given = values | dict(run.values)
+    decided, notes = _decided_by_accelerate(given, run.trainer, run.launched, source, folder)
     return OpenedConfig(
         path=path,
         text=text,
         form=Form.SCRIPT,
         trainer=run.trainer,
-        values=values | dict(run.values),
+        values=decided | given,
         environment=environment_of(run.trainer, values, run.environment),
         run=run,
-        notes=tuple(notes),
+        notes=notes,
         is_alone=is_alone,
     )
+
+
+def _decided_by_accelerate(
+    values: dict[str, Any], trainer: str, launched: Launched, source: str, folder: Path | None
+) -> tuple[JsonDict, tuple[str, ...]]:
+    """Keys of ``TrainingArguments`` that accelerate's launcher decides by its file and its own options, and notes. Of
+    TRL's ``values`` those are taken out that its command hands on to the launcher."""
+    is_trl = trainer in ("trl", TRL_DPO)
+    handed = {key: values[key] for key in (*OF_LAUNCHER, "accelerate_config") if is_trl and key in values}
+    name = launched.options.get("config_file", handed.get("accelerate_config"))
+    own = over(in_file_form(handed), launched.accelerate_options)
+    if name is None and not own.keys() - PROCESSES:
+        return {}, ()
+    for key in handed:
+        del values[key]
+    file: Mapping[str, Any] = {}
+    file_source = source
+    if is_trl and name in TRL_FILES:
+        file, file_source = TRL_FILES[str(name)], f"accelerate_config {name}"
+    elif name is not None:
+        path = found_file(str(name), folder, source, "accelerate_config" if is_trl else "--config_file")
+        file_source = str(path)
+        file = _mapping(text_of(path, name=file_source, most_bytes=MAX_BYTES), file_source)
+    settings = Settings(over(file, own), source=file_source, trainer=ACCELERATE)
+    decided = read_accelerate(settings)
+    settings.close()
+    said = [f"{', '.join(handed)} of the file: accelerate's launcher takes {'it' if len(handed) == 1 else 'them'}"]
+    return decided, (*(said if handed else ()), *settings.notes)
 
 
 def read_trainer_config(path: Path, asked: Asked) -> TrainerConfig:
@@ -226,7 +250,8 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
     notes = list(opened.notes)
     processes = None if run is None else run.num_processes
     if processes is not None and asked.num_gpus is not None and processes != asked.num_gpus:
-        notes.append(f"{source} starts {processes} processes; planned on {asked.num_gpus} GPUs, as --gpu says")
+        starts = f"{processes} process{'es' * (processes > 1)}"
+        notes.append(f"{source} starts {starts}; planned on {counted(asked.num_gpus, 'GPU')}, as --gpu says")
     return replace(read, notes=(*read.notes, *notes))
 
 

@@ -1,22 +1,22 @@
 """Which training command a shell script holds: the trainer, its options, and the files that they name."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from vlmplan.errors import InputError
+from vlmplan.other_trainers.launchers import (
+    LAUNCHERS,
+    OF_LAUNCHER,
+    RUNNERS,
+    Launched,
+    count,
+    launched,
+    launcher_of,
+)
 from vlmplan.other_trainers.shell import Command, arguments_of, commands_of
 
-PYTHONS = frozenset(("python", "python3", "accelerate", "torchrun", "deepspeed"))
-LAUNCHER_VALUES = frozenset(
-    """--config_file --num_processes --num_machines --machine_rank --main_process_port --main_process_ip
-    --mixed_precision --nproc_per_node --nproc-per-node --nnodes --node_rank --node-rank --master_port --master-port
-    --master_addr --master-addr --rdzv_backend --rdzv-backend --rdzv_endpoint --rdzv-endpoint --rdzv_id --num_gpus
-    --num_nodes --include --exclude --hostfile --launcher --module -m --deepspeed_config_file --zero_stage""".split()
-)
-"""Options of launchers that take a value; others are taken for switches."""
 TRL_DPO = "trl dpo"
 """Whose keys ``trl dpo`` takes, beside ``trl`` for those of ``trl sft``."""
 TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -44,17 +44,21 @@ class ScriptRun:
     """Files of settings that the command names."""
     command: Command
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    accelerate_file: str | None = None
-    num_processes: int | None = None
+    launched: Launched = field(default_factory=Launched)
+
+    @property
+    def num_processes(self) -> int | None:
+        """That it starts on all machines; None where it does not say."""
+        return self.launched.num_processes(self.environment)
 
 
 def looks_like_script(text: str) -> bool:
     """Whether a text is a shell script that starts something, rather than YAML."""
     if text.startswith("#!"):
         return True
-    names = (*TASKS, *PYTHONS)
-    starts = (line.split() for line in text.splitlines())
-    return any(words and PurePath(words[0]).name in names and len(words) > 1 and words[1] != ":" for words in starts)
+    names = (*TASKS, *LAUNCHERS, *RUNNERS)
+    starts = [words for line in text.splitlines() if len(words := line.split()) > 1 and words[1] != ":"]
+    return any(PurePath(words[0]).name in names or launcher_of(words[0]) is not None for words in starts)
 
 
 def run_of_script(text: str, *, source: str) -> ScriptRun:
@@ -72,17 +76,25 @@ def run_of_script(text: str, *, source: str) -> ScriptRun:
 
 def _run(command: Command, source: str) -> ScriptRun | None:
     """What a command trains; None for one that does not train."""
-    words, program = command.words[1:], command.program
+    words = command.words
+    if command.program in RUNNERS:
+        words = words[_place_of_started(words) :]
+    program, words = PurePath(words[0]).name, words[1:]
     if program in TASKS:
         return _known(command, program, words, source)
-    if program not in PYTHONS:
+    launcher = launcher_of(program)
+    found = None if launcher is None else launched(launcher, words)
+    trainer = _trainer_of(found.words[0], found.words[1:]) if found is not None and found.words else None
+    if found is None or trainer is None:
         return None
-    launched, rest = _without_launcher(words if program != "accelerate" else words[1:])
-    trainer = _trainer_of(rest[0], rest[1:]) if rest else None
-    if trainer is None:
-        return None
-    files, values = arguments_of(command, rest[1:], source=source)
-    return _with_files(command, trainer, files, values, launched)
+    files, values = arguments_of(command, found.words[1:], source=source)
+    return _with_files(command, trainer, files, values, found)
+
+
+def _place_of_started(words: tuple[str, ...]) -> int:
+    """Where the program stands that another starts: a launcher's name may be the value of an option, too."""
+    names = [place for place, word in enumerate(words) if PurePath(word).name in TASKS or launcher_of(word) is not None]
+    return next((place for place in names if not words[place - 1].startswith("-")), (*names, 0)[0])
 
 
 def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
@@ -107,13 +119,19 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
     files, values = arguments_of(command, words[1:], source=source)
     if trainer == "swift":
         _refuse_split_model(command, source)
-    return _with_files(command, trainer, files, values, {})
+    handed = Launched()
+    if program == "trl":  # whose command starts accelerate's launcher
+        options = {name: str(values.pop(name)) for name in (*OF_LAUNCHER, "accelerate_config") if name in values}
+        file = options.pop("accelerate_config", None)
+        options |= {} if file is None else {"config_file": file}
+        handed = Launched(program="accelerate-launch", options=options)
+    return _with_files(command, trainer, files, values, handed)
 
 
 def _refuse_split_model(command: Command, source: str) -> None:
     """Raise InputError where ms-swift puts layers on several GPUs: more devices than processes."""
     devices = [name for name in command.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    processes = _count(command.environment.get("NPROC_PER_NODE", "1"))
+    processes = count(command.environment.get("NPROC_PER_NODE", "1"))
     if processes is not None and len(devices) > processes:
         raise InputError(
             f"{source}: {len(devices)} devices for NPROC_PER_NODE={processes} put a model's layers on several GPUs, "
@@ -122,7 +140,7 @@ def _refuse_split_model(command: Command, source: str) -> None:
 
 
 def _with_files(
-    command: Command, trainer: str, words: list[str], values: dict[str, Any], launched: Mapping[str, str]
+    command: Command, trainer: str, words: list[str], values: dict[str, Any], launched: Launched
 ) -> ScriptRun:
     files = [word for word in words if "=" not in word]
     for word in words:
@@ -131,39 +149,11 @@ def _with_files(
             values[key] = value
     named = values.pop("config", None)
     files += [named] if isinstance(named, str) else []
-    processes = launched.get("--num_processes") or command.environment.get("NPROC_PER_NODE")
     return ScriptRun(
         trainer=trainer,
         values=values,
         files=tuple(files),
         command=command,
         environment=command.environment,
-        accelerate_file=launched.get("--config_file") or _text(values.pop("accelerate_config", None)),
-        num_processes=_count(processes or ""),
+        launched=launched,
     )
-
-
-def _count(text: str) -> int | None:
-    """A number of processes; None for what is none."""
-    return int(text) if re.fullmatch("[0-9]{1,6}", text) else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _without_launcher(words: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The launcher's own options, and the words from the script on."""
-    options: dict[str, str] = {}
-    position = 0
-    while position < len(words) and words[position].startswith("-"):
-        name, equals, value = words[position].partition("=")
-        position += 1
-        if name in ("-m", "--module"):
-            break
-        if equals:
-            options[name] = value
-        elif name in LAUNCHER_VALUES and position < len(words):
-            options[name] = words[position]
-            position += 1
-    return options, words[position:]
