@@ -1,5 +1,6 @@
 """Copies of weights that autocast keeps: of those that an operation which it casts for uses."""
 
+from tape_probe import predicted_step
 from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
@@ -110,3 +111,21 @@ def test_weights_of_positions_leave_their_copies_to_the_cache_of_autocast_where_
     assert cached_casts(table, RECIPE) == [64 * 64 * DType.BFLOAT16.num_bytes] * 2
     table.idle = frozenset(range(len(table.trained_entries)))
     assert not cached_casts(table, RECIPE)
+
+
+def test_adapters_of_the_first_layer_leave_their_copies_to_the_cache_of_autocast():
+    """Where adapters alone are trained the first layer's input has no gradient, so that the graph holds what is
+    multiplied with lora_A's copy, and not the copy: those of queries, keys and values wait for the end of forward."""
+    rank, grown = 4, {}
+    for caches in (False, True):
+        model = build_model({**SIZES, "num_hidden_layers": 3, "model_type": "llama"})
+        for entry in model.parameters():
+            entry.parameter.requires_grad = False
+        add_lora(model, AdapterSettings(rank=rank), targets="q_proj,k_proj,v_proj,o_proj")
+        for entry in model.parameters():
+            entry.parameter.dtype = DType.FLOAT32 if entry.parameter.requires_grad else DType.BFLOAT16
+        batch = Batch(micro_batch=1, num_tokens=8)
+        grown[caches] = predicted_step(model, batch, autocast=DType.BFLOAT16, caches_casts=caches)
+    assert grown[True].forward_peak - grown[False].forward_peak == 3 * rank * WIDTH * DType.BFLOAT16.num_bytes
+    assert grown[True].forward_live == grown[False].forward_live
+    assert grown[True].end_live == grown[False].end_live

@@ -15,7 +15,7 @@ from vlmplan.architecture.containers import call_container
 from vlmplan.architecture.first_layer import LayerReuse
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.reused_layers import copy_of_result, first_layer_input, reuse_layer
-from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.tensor import FIRST, Tensor
 from vlmplan.architecture.tiled_mlp import tiled
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -162,7 +162,7 @@ class Stack(Module):
                 without_gradients.add(kind)
             is_first = later not in begun
             begun.add(later)
-            key = later + (".first" if is_first else "")
+            key = later + (FIRST if is_first else "")
             if tape.replays(key, index):
                 continue
             layer = self.kinds[kind]

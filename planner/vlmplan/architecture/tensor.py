@@ -16,6 +16,8 @@ from vlmplan.architecture.storage import Storage
 from vlmplan.architecture.trace import Hold, Kind
 from vlmplan.units import DType
 
+FIRST = ".first"
+"""The end of the keys of sections in which the first layer of a stack runs, by itself (``Stack.run``)."""
 _new = object.__new__
 
 
@@ -275,10 +277,16 @@ class ForwardTape(CheckpointRecorder):
             return self.shared_casts
         return self._casts
 
+    def hold_cast(self, cast: Tensor) -> None:
+        """A cast that no graph holds is there until forward ends: of an adapter in a stack's first layer, whose input
+        has no gradient. That of later layers has one, where the first has adapters too."""
+        if self.caches_casts and not self._runs_backward and self._key.endswith(FIRST):
+            self._held_casts.append(cast.detached())
+
     @contextmanager
     def head(self) -> Generator[None]:
         """The section of the head, which casts its weight by rules of its own."""
-        self._held_casts = [cast.detached() for cast in (self._casts or {}).values()]
+        self._held_casts += [cast.detached() for cast in (self._casts or {}).values()]
         self._casts = None
         with self.section("head"):
             yield

@@ -41,8 +41,9 @@ def _cast_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (to(g, node.meta),)
 
 
-def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape) -> Operand:
-    """A weight in the element type ``dtype``: itself, or a cast on ``tape`` (autocast, norms in float32)."""
+def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape, *, is_saved: bool = True) -> Operand:
+    """A weight in the element type ``dtype``: itself, or a cast on ``tape`` (autocast, norms in float32). ``is_saved``:
+    whether the graph holds it then."""
     if weight.dtype is dtype:
         return weight
     if isinstance(weight, Tensor):
@@ -62,6 +63,8 @@ def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape) -> Operand:
         shared[id(weight)] = out
     elif is_cached and tape.cached_casts is not None:
         tape.cached_casts.append(out)
+    elif is_cached and not is_saved:
+        tape.hold_cast(out)
     return out
 
 

@@ -26,7 +26,7 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     tape = x.tape
     if tape.autocast is not None:
         x = to(x, tape.autocast)
-        weight = cast_weight(weight, tape.autocast, tape)
+        weight = cast_weight(weight, tape.autocast, tape, is_saved=x.requires_grad)
         bias = None if bias is None else cast_weight(bias, tape.autocast, tape)
     out_width, in_width = weight.shape[0], prod(weight.shape[1:])
     if is_transposed:
