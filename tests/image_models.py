@@ -305,7 +305,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "text_config": text("llama"),
         "vision_config": clip(336),
     },
-    _minicpmv("minicpmv4_7"),
     {
         "model_type": "qianfan_ocr",
         **IMAGE,
@@ -407,6 +406,7 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
         "text_config": text("cohere2", sliding_window=512),
         "vision_config": siglip(side=512),
     },
+    _minicpmv("minicpmv4_7"),
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}
 """Types with a family of which no file is packaged."""

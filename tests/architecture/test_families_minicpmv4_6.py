@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6 against transformers: packed patches, of which four become one in the midst of the tower."""
+"""MiniCPM-V 4.6 and 4.7 against transformers: packed patches, of which four become one in the midst of the tower."""
 
 from dataclasses import asdict
 from functools import partial
@@ -53,7 +53,8 @@ CONFIG = {
     "video_token_id": 98,
 }
 WITHOUT_MERGER = {**CONFIG, "downsample_mode": "4x"}
-CONFIGS = {"16x": CONFIG, "4x": WITHOUT_MERGER}
+ON_CANVAS = {**CONFIG, "model_type": "minicpmv4_7", "slice_start_id": 97}
+CONFIGS = {"16x": CONFIG, "4x": WITHOUT_MERGER, "4.7": ON_CANVAS}
 WHOLE, SLICED = (112, 112), (300, 200)
 
 

@@ -58,7 +58,7 @@ SAMPLERS: Mapping[str, Sampler] = {
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
 NOT_READ: Mapping[str, str] = {
     **dict.fromkeys(("gemma4", "gemma4_unified"), "a frame has fewer tokens than an image, by a rule of its own"),
-    "minicpmv4_6": "frames are sliced, and put side by side, by a rule of their own",
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), "frames are sliced, and put side by side, by a rule of their own"),
     **dict.fromkeys(
         ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"),
         "frames stand among the sound of the video, and their positions go by seconds",

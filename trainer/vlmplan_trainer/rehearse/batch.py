@@ -16,6 +16,7 @@ from vlmplan_trainer.data.encode import SEQUENCE_KEYS
 from vlmplan_trainer.data.flat_rows import flat_row
 from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.probe import model_class
+from vlmplan_trainer.rehearse.canvas import write_sequences_apart
 from vlmplan_trainer.rehearse.sounds import AudioSpec, audio_token, sound_inputs, with_sounds
 
 FIRST_IMAGE = 4
@@ -269,6 +270,10 @@ def _packed_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.
     num_patches = sum(rows * columns for rows, columns in sizes) * samples.num_images
     side = config.vision_config.patch_size
     values = {"target_sizes": torch.tensor(sizes * samples.num_images, dtype=torch.int32)}
+    if config.model_type == "minicpmv4_7":
+        num_merged = num_patches // (image.num_placeholder_tokens * samples.num_images)
+        write_sequences_apart(config, ids, token, sizes, num_merged, num_columns=image.num_tile_columns)
+        values["mm_token_type_ids"] = (ids == token).long()
     return values, {"pixel_values": (1, config.vision_config.num_channels, side, side * num_patches)}
 
 
@@ -389,7 +394,7 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     "idefics2": _idefics2,
     "lfm2_vl": _lfm2_vl,
     "llama4": _llama4,
-    "minicpmv4_6": _packed_patches,
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), _packed_patches),
     "mllama": _mllama,
     "phi4_multimodal": _phi4_multimodal,
 }

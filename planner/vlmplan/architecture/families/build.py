@@ -32,6 +32,7 @@ VISION_FAMILIES = {
     "llava_next": "llava_next",
     "llava_onevision": "llava_onevision",
     "minicpmv4_6": "minicpmv4_6",
+    "minicpmv4_7": "minicpmv4_6",
     "mistral3": "mistral3",
     "mllama": "mllama",
     "ovis2": "ovis2",

@@ -1,6 +1,7 @@
-"""MiniCPM-V 4.6: SigLIP's layers over packed patches, of which four become one in their midst, and a Qwen3.5 decoder.
+"""MiniCPM-V 4.6 and 4.7: SigLIP's layers over packed patches, of which four become one in their midst, and a Qwen3.5
+decoder, whose tokens have in 4.7 a position in time, height and width.
 
-Source: transformers 5.23 ``models/minicpmv4_6/modeling_minicpmv4_6.py``.
+Source: transformers 5.23 ``models/{minicpmv4_6,minicpmv4_7}/modeling_*.py``.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from vlmplan.architecture.families import idefics
 from vlmplan.architecture.families.gemma4_vl import compare_sizes
 from vlmplan.architecture.families.idefics import VisionContext
 from vlmplan.architecture.families.image_text import ImageTextModel
-from vlmplan.architecture.families.packed_patches import Sequential, attended_apart
+from vlmplan.architecture.families.packed_patches import Sequential, attended_apart, token_positions
 from vlmplan.architecture.families.siglip2_vision import Siglip2Layer
 from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.images.minicpmv import DOWNSAMPLE_MODES
@@ -169,11 +170,12 @@ class Merger(Module):
         return features
 
 
-class MiniCpmV46Model(Module):
-    """``MiniCPMV4_6Model``."""
+class MiniCpmVModel(Module):
+    """``MiniCPMV4_6Model`` and ``MiniCPMV4_7Model``."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        self.has_canvas = config.text("model_type") == "minicpmv4_7"
         vision = config.section("vision_config")
         self.merges = _merges(config)
         self.vision_tower = VisionTower(vision, _layers_before(config, vision), merges=self.merges)
@@ -183,7 +185,7 @@ class MiniCpmV46Model(Module):
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         tape = ids.tape
         embeddings = self.language_model.embed(ids)
-        # What lives until this function returns: the tower's output object, joined features and the mask.
+        # What lives until this function returns: the tower's output object, joined features, mask and positions.
         held: list[Tensor] = []
         if pixels is not None:
             held += self.image_features(pixels, batch, backend)
@@ -194,6 +196,8 @@ class MiniCpmV46Model(Module):
                 held += [features, mask]
                 compare_sizes(features)
                 embeddings = ops.masked_scatter(embeddings, mask, features)
+                if self.has_canvas:
+                    held.append(token_positions(ids))
                 del features, mask
         return self.language_model(embeddings, backend)
 
@@ -234,8 +238,8 @@ def _layers_before(config: Config, vision: Config) -> int:
     return last + 1
 
 
-class MiniCpmV46(ImageTextModel):
-    """``MiniCPMV4_6ForConditionalGeneration``."""
+class MiniCpmV(ImageTextModel):
+    """``MiniCPMV4_6ForConditionalGeneration`` and ``MiniCPMV4_7ForConditionalGeneration``."""
 
     PARTS = {"model.vision_tower": Part.VISION, "model.merger": Part.PROJECTOR}
 
@@ -246,15 +250,16 @@ class MiniCpmV46(ImageTextModel):
         return (1, embeddings.num_channels, side, side * sequence_lengths(batch).num_tokens)
 
     def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
-        """``target_sizes``."""
-        return [((sequence_lengths(batch).count, 2), DType.INT32)]
+        """``target_sizes``, and where tokens have positions on a canvas, which of them are images'."""
+        sizes = ((sequence_lengths(batch).count, 2), DType.INT32)
+        return [sizes, (batch.token_shape, DType.INT64)] if self.model.has_canvas else [sizes]
 
 
-def build(config: Config) -> MiniCpmV46:
-    """``MiniCPMV4_6ForConditionalGeneration``."""
+def build(config: Config) -> MiniCpmV:
+    """``MiniCPMV4_6ForConditionalGeneration`` and ``MiniCPMV4_7ForConditionalGeneration``."""
     if config.integer("merger_times") != 1:  # the processor makes room for one round
         raise not_allowed(CONFIG, "merger_times", config.get("merger_times"), "1")
     for section, key in ((config, "merge_kernel_size"), (config.section("vision_config"), "window_kernel_size")):
         if section.integers(key) != (MERGED_SIDE, MERGED_SIDE):
             raise not_allowed(CONFIG, key, section.get(key), f"[{MERGED_SIDE}, {MERGED_SIDE}]")
-    return MiniCpmV46(MiniCpmV46Model(config), ties_weights=config.boolean("tie_word_embeddings"))
+    return MiniCpmV(MiniCpmVModel(config), ties_weights=config.boolean("tie_word_embeddings"))

@@ -13,7 +13,7 @@ arithmetic on the dictionaries of config.json and preprocessor_config.json: no p
     idefics.py        idefics2 (quarters), idefics3 and smolvlm (tiles plus a thumbnail)
     anyres.py         tiles of the best pinpoint, unpadded, with newlines: llava_next, llava_onevision
     phi4_multimodal.py  tiles over the image, filled up with white, and the whole of it: phi4_multimodal
-    minicpmv.py       the whole image and slices at its proportions: minicpmv4_6
+    minicpmv.py       the whole image and slices at its proportions: minicpmv4_6, minicpmv4_7
     mllama.py         tiles padded to a fixed number, seen through cross-attention
 
 Functions named ``...shape`` take an ``Image`` and return an ``ImageShape``.

@@ -1,7 +1,7 @@
-"""MiniCPM-V 4.6: the whole image near one number of pixels, and slices of larger ones, each near that number too.
+"""MiniCPM-V 4.6 and 4.7: the whole image near one number of pixels, and slices of larger ones, each near it too.
 
 Follows transformers 5.23: ``MiniCPMV4_6ImageProcessor`` in models/minicpmv4_6/image_processing_minicpmv4_6.py and
-``MiniCPMV4_6Processor.replace_image_token`` in models/minicpmv4_6/processing_minicpmv4_6.py.
+``MiniCPMV4_6Processor.replace_image_token`` in models/minicpmv4_6/processing_minicpmv4_6.py, which 4.7 has too.
 """
 
 import math
@@ -17,7 +17,7 @@ NUMBER_TOKENS = 3
 """``<image_id>0</image_id>`` before each image (``use_image_id``), as long as its number has one digit."""
 
 
-def minicpmv4_6_shape(image: Image) -> ImageShape:
+def minicpmv_shape(image: Image) -> ImageShape:
     """A start and an end token around the features of the whole image and of each slice, a line break between rows.
 
     Raises InputError for a ``downsample_mode`` that there is not, and one that is not the model's own.

@@ -36,7 +36,7 @@ class ImageShape:
     length of all (gemma4, gemma4_unified).
 
     ``num_overview_columns x num_overview_rows`` patches of the whole image come before its tiles where these have
-    another number (minicpmv4_6); it is one of the ``num_vision_sequences``.
+    another number (minicpmv4_6, minicpmv4_7); it is one of the ``num_vision_sequences``.
 
     ``is_clip``: it is no image but a video whose model sees a frame otherwise than an image (smolvlm, llava_onevision),
     each frame a sequence of its own.
