@@ -58,11 +58,12 @@ def test_every_block_of_commands_is_run_or_says_why_not(page):
 def test_the_example_of_a_family_passes_its_own_test(monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     from vlmplan.architecture import families
-    from vlmplan.architecture.families import build
+    from vlmplan.architecture.families import build, text
 
     shown = {block.title: block.text for block in blocks((DOCS / "contributing.md").read_text())}
     (tmp_path / "arcee.py").write_text(shown["arcee.py"])
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    monkeypatch.setitem(text.TEXT_FAMILIES, "arcee", "arcee")
     monkeypatch.setattr(build, "FAMILIES", {**build.FAMILIES, "arcee": "arcee"})
     names: dict[str, Any] = {}
     exec(shown["test_families_arcee.py"], names)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.config import Config
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.liger_loss import liger_loss
@@ -350,12 +351,23 @@ def _collect_parameters(
 class CausalLM(Model):
     """A text model: ``model``, a decoder with ``embed`` and ``forward``, and ``lm_head``."""
 
-    def __init__(self, model: Module, head: Linear, *, ties_weights: bool) -> None:
+    def __init__(
+        self, decoder: Module, config: Config, *, has_bias: bool = False, ties_weights: bool | None = None
+    ) -> None:
+        """``ties_weights``: whether head and embedding share a weight; None: as ``tie_word_embeddings`` says."""
         super().__init__()
-        self.model: Any = model
-        self.lm_head = head
+        self.model: Any = decoder
+        self.lm_head = Linear(config.integer("hidden_size"), config.integer("vocab_size"), bias=has_bias)
+        if ties_weights is None:
+            ties_weights = config.boolean("tie_word_embeddings")
         if ties_weights:
             self.tie_weights()
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         return self.model.forward(self.model.embed(ids), backend)
+
+
+class ScaledCausalLM(CausalLM):
+    """A text model whose logits are multiplied or divided by a number."""
+
+    scales_logits = True

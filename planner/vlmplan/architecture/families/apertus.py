@@ -15,9 +15,7 @@ from vlmplan.architecture.families.llama import (
     DecoderShape,
     RotaryContext,
     decoder_shape,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
@@ -118,11 +116,5 @@ class ApertusLayer(Module):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = replace(decoder_shape(config), qk_norm=True)
     return Decoder(shape, Stack.of(ApertusLayer(shape), shape.num_layers, label="layers"))
-
-
-def build(config: Config) -> CausalLM:
-    """``ApertusForCausalLM``."""
-    return with_head(decoder(config), config)

@@ -4,8 +4,6 @@ Source: transformers 5.23 ``models/bamba/modeling_bamba.py`` and ``configuration
 of all logits' sums (``z_loss_coefficient``) is not described: it is off by default.
 """
 
-from typing import Any
-
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
@@ -17,10 +15,8 @@ from vlmplan.architecture.families.llama import (
     causal_masks,
     decoder_shape,
     stack_of_kinds,
-    with_head,
 )
 from vlmplan.architecture.families.state_space import NamedInputMixer, expanded_shape
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -82,15 +78,8 @@ class FinalNormDecoder(Module):
 
 
 def decoder(config: Config) -> FinalNormDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     attending = set(config.integers("attn_layer_indices"))
     kinds = [index not in attending for index in range(shape.num_layers)]
     layers = stack_of_kinds(kinds, lambda is_linear: BambaLayer(config, shape, is_linear=is_linear))
     return FinalNormDecoder(shape, layers, int(shape.head_dim * ROTARY_FRACTION))
-
-
-def build(config: Config) -> CausalLM:
-    """``BambaForCausalLM``."""
-    model: Any = decoder(config)
-    return with_head(model, config)

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.text import TEXT_FAMILIES
+from vlmplan.architecture.families.text import TEXT_FAMILIES, text_model
 from vlmplan.architecture.model import Model
 from vlmplan.errors import InputError, UnknownNameError
 
@@ -51,7 +51,8 @@ VISION_FAMILIES = {
     "smolvlm": "idefics3",
 }
 FAMILIES: Mapping[str, str] = dict(sorted((TEXT_FAMILIES | VISION_FAMILIES).items()))
-"""The Hugging Face model_types, and the modules that build them: with a function ``build(config) -> Model``."""
+"""The Hugging Face model_types, and the modules that describe them; those of ``VISION_FAMILIES`` have a function
+``build(config) -> Model``."""
 
 
 def build_model(values: Mapping[str, Any]) -> Model:
@@ -64,7 +65,10 @@ def build_model(values: Mapping[str, Any]) -> Model:
         raise InputError("config.json has no model_type; it does not describe a Hugging Face model")
     if model_type not in FAMILIES:
         raise UnknownNameError("model_type", model_type, FAMILIES)
-    family = import_module(f"vlmplan.architecture.families.{FAMILIES[model_type]}")
-    model = family.build(Config(values))
+    config = Config(values)
+    if model_type in TEXT_FAMILIES:
+        model = text_model(config)
+    else:
+        model = import_module(f"vlmplan.architecture.families.{VISION_FAMILIES[model_type]}").build(config)
     model.model_type = model_type
     return model

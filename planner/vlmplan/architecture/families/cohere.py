@@ -17,9 +17,8 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
@@ -105,7 +104,6 @@ class CohereDecoder(Decoder):
 
 
 def decoder(config: Config) -> CohereDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     if config.model_type == "cohere":
         shape = replace(shape, windows=(None,) * shape.num_layers)
@@ -118,8 +116,6 @@ def decoder(config: Config) -> CohereDecoder:
     return model
 
 
-def build(config: Config) -> CausalLM:
+def build(config: Config) -> ScaledCausalLM:
     """``CohereForCausalLM`` or ``Cohere2ForCausalLM``."""
-    model = with_head(decoder(config), config)
-    model.scales_logits = True
-    return model
+    return ScaledCausalLM(decoder(config), config)

@@ -6,21 +6,14 @@ Source: transformers 5.23 ``models/cwm/modeling_cwm.py`` and ``configuration_cwm
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llama import Decoder, decoder_shape, windows_by_type, with_head
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.families.llama import Decoder, decoder_shape, windows_by_type
 
 PERIOD = 4
 """Every how many layers one has no window where the file does not say (``CwmConfig.__post_init__``)."""
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     windows = windows_by_type(config, lambda index: index % PERIOD != 0)
     model = Decoder(replace(decoder_shape(config), qkv_bias=False, output_bias=False, windows=windows))
     model.masked_windows = (None, config.optional_integer("sliding_window"))
     return model
-
-
-def build(config: Config) -> CausalLM:
-    """``CwmForCausalLM``."""
-    return with_head(decoder(config), config)

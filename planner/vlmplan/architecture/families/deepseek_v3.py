@@ -12,7 +12,6 @@ from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedE
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, stack_of_kinds
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
 
@@ -69,7 +68,6 @@ def latent_decoder_shape(config: Config, latent: LatentShape) -> DecoderShape:
 
 
 def decoder(config: Config) -> PartlyRotatedDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     latent = latent_shape(config)
     shape = latent_decoder_shape(config, latent)
     layers = stack_of_kinds(
@@ -92,9 +90,7 @@ class PlainLatent(CausalLM):
 
 def build(config: Config) -> CausalLM:
     """``DeepseekV3ForCausalLM`` and its copies."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
     family = DeepseekV3 if config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") else PlainLatent
-    causal = family(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    causal = family(decoder(config), config)
     causal.attention_linears = latent_shape(config).linears
     return causal

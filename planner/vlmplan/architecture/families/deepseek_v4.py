@@ -26,7 +26,6 @@ from vlmplan.architecture.families.llama import (
     DecoderShape,
     causal_masks,
     stack_of_kinds,
-    with_head,
 )
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module, Stack, WideRMSNorm
@@ -162,7 +161,6 @@ def rotary_widths(config: Config, head_dim: int) -> dict[str, int]:
 
 
 def decoder(config: Config) -> StreamDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     attention, streams = attention_shape(config), stream_shape(config)
     shape = DecoderShape(
         hidden_size=attention.hidden_size,
@@ -185,7 +183,7 @@ def decoder(config: Config) -> StreamDecoder:
 
 def build(config: Config) -> CausalLM:
     """``DeepseekV4ForCausalLM``."""
-    causal = with_head(decoder(config), config)
+    causal = CausalLM(decoder(config), config)
     kinds = set(attention_kinds(config))
     causal.attention_linears = (*ATTENTION_LINEARS, *(() if kinds == {SLIDING} else COMPRESSOR_LINEARS))
     return causal

@@ -16,7 +16,6 @@ from vlmplan.architecture.families.llama import (
     windows_by_type,
 )
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear
 
 
 class DotsLayer(DecoderLayer):
@@ -35,7 +34,6 @@ class Dots(CausalLM):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     first = config.integer("max_window_layers")
     windows = windows_by_type(config, lambda index: index >= first)
     shape = replace(decoder_shape(config), qk_norm=True, mlp_bias=False, windows=windows)
@@ -51,6 +49,4 @@ def decoder(config: Config) -> Decoder:
 
 def build(config: Config) -> Dots:
     """``Dots1ForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Dots(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return Dots(decoder(config), config)

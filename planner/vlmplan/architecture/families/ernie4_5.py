@@ -14,9 +14,7 @@ from vlmplan.architecture.families.llama import (
     DecoderShape,
     RotaryContext,
     decoder_shape,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -54,12 +52,6 @@ class ErnieDecoder(Decoder):
 
 
 def decoder(config: Config) -> ErnieDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     bias = config.boolean("use_bias")
     shape = replace(decoder_shape(config), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
     return ErnieDecoder(shape, Stack.of(ErnieLayer(shape), shape.num_layers, label="layers"))
-
-
-def build(config: Config) -> CausalLM:
-    """``Ernie4_5ForCausalLM``."""
-    return with_head(decoder(config), config)

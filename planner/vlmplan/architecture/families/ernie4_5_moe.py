@@ -14,7 +14,7 @@ from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedE
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, decoder_shape, stack_of_kinds
 from vlmplan.architecture.families.moe import Experts, top
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
@@ -94,7 +94,6 @@ def _sparse_layers(config: Config, num_layers: int) -> list[bool]:
 
 
 def decoder(config: Config) -> ErnieDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     bias = config.boolean("use_bias")
     shape = replace(decoder_shape(config), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
     is_sparse = _sparse_layers(config, shape.num_layers)
@@ -109,6 +108,4 @@ class ErnieMoe(CausalLM):
 
 def build(config: Config) -> CausalLM:
     """``Ernie4_5_MoeForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size, bias=config.boolean("use_bias"))
-    return ErnieMoe(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return ErnieMoe(decoder(config), config, has_bias=config.boolean("use_bias"))

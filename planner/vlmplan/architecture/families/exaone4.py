@@ -12,16 +12,13 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
-    with_head,
 )
 from vlmplan.architecture.families.olmo import PostNormLayer
 from vlmplan.architecture.families.smollm3 import PositionlessAttention
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import RMSNorm
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     has_windows = config.optional_integer("sliding_window") is not None
     period = config.integer("sliding_window_pattern", 1) if has_windows and config.layer_types() is None else 1
     windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
@@ -34,8 +31,3 @@ def decoder(config: Config) -> Decoder:
     model = Decoder(shape, stack_of_kinds(windows, layer))
     model.masked_windows = (None,)
     return model
-
-
-def build(config: Config) -> CausalLM:
-    """``Exaone4ForCausalLM``."""
-    return with_head(decoder(config), config)

@@ -19,7 +19,6 @@ from vlmplan.architecture.families.llama import (
 )
 from vlmplan.architecture.families.smollm3 import PositionlessAttention
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear
 
 
 class ExaoneMoeLayer(DecoderLayer):
@@ -41,7 +40,6 @@ class ExaoneMoe(CausalLM):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     has_windows = config.optional_integer("sliding_window") is not None
     period = config.integer("sliding_window_pattern") if config.layer_types() is None else 1
     windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
@@ -59,6 +57,4 @@ def decoder(config: Config) -> Decoder:
 
 def build(config: Config) -> ExaoneMoe:
     """``ExaoneMoeForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return ExaoneMoe(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return ExaoneMoe(decoder(config), config)

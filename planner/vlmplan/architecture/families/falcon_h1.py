@@ -4,7 +4,6 @@ Source: transformers 5.23 ``models/falcon_h1/modeling_falcon_h1.py`` and ``confi
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
@@ -15,10 +14,9 @@ from vlmplan.architecture.families.llama import (
     GatedMlp,
     RotaryContext,
     decoder_shape,
-    with_head,
 )
 from vlmplan.architecture.families.state_space import NamedInputMixer, StateSpaceShape, expanded_shape
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
@@ -132,16 +130,12 @@ class FalconH1Decoder(FinalNormDecoder):
 
 
 def decoder(config: Config) -> FalconH1Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     return FalconH1Decoder(
         shape, Stack.of(FalconH1Layer(config, shape), shape.num_layers, label="layers"), shape.head_dim
     )
 
 
-def build(config: Config) -> CausalLM:
+def build(config: Config) -> ScaledCausalLM:
     """``FalconH1ForCausalLM``."""
-    model: Any = decoder(config)
-    causal = with_head(model, config)
-    causal.scales_logits = True
-    return causal
+    return ScaledCausalLM(decoder(config), config)

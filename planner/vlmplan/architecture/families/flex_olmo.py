@@ -8,7 +8,7 @@ from vlmplan.architecture.families.llama import Decoder, DecoderShape, decoder_s
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
 from vlmplan.architecture.families.olmo import OlmoAttention, PostNormLayer
 from vlmplan.architecture.families.olmoe import Olmoe
-from vlmplan.architecture.modules import Linear, Stack, WideRMSNorm
+from vlmplan.architecture.modules import Stack, WideRMSNorm
 from vlmplan.units import DType
 
 
@@ -35,12 +35,9 @@ class FlexOlmoDecoder(Decoder):
 
 
 def decoder(config: Config) -> FlexOlmoDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return FlexOlmoDecoder(config, decoder_shape(config))
 
 
 def build(config: Config) -> Olmoe:
     """``FlexOlmoForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Olmoe(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return Olmoe(decoder(config), config)

@@ -264,15 +264,13 @@ def layer_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def decoder(config: Config, *, is_causal: bool = True) -> GemmaDecoder:
-    """The decoder alone, as composite models hold it (``families.text``); ``is_causal`` as in ``gemma_shape``."""
+    """``is_causal`` as in ``gemma_shape``."""
     layer = VaultLayer if config.model_type == "vaultgemma" else None
     return GemmaDecoder(gemma_shape(config, is_causal=is_causal), layer)
 
 
 def build(config: Config) -> CausalLM:
     """``GemmaForCausalLM``, ``Gemma2ForCausalLM``, ``VaultGemmaForCausalLM`` or ``Gemma3ForCausalLM``."""
-    text = decoder(config)
-    head = Linear(text.shape.hidden_size, text.shape.vocab_size)
-    model = CausalLM(text, head, ties_weights=config.boolean("tie_word_embeddings"))
+    model = CausalLM(decoder(config), config)
     model.caps_logits = config.get("final_logit_softcapping") is not None
     return model

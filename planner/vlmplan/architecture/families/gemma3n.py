@@ -306,14 +306,11 @@ def _sparsities(config: Config, num_layers: int) -> Sequence[float]:
 
 
 def decoder(config: Config) -> Gemma3nDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return Gemma3nDecoder(gemma3n_shape(config), config)
 
 
 def build(config: Config) -> Gemma4Text:
     """``Gemma3nForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    result = Gemma4Text(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    result = Gemma4Text(decoder(config), config)
     result.caps_logits = config.get("final_logit_softcapping") is not None
     return result

@@ -285,7 +285,6 @@ def _run_layer(layer: Any, x: Tensor, *others: Tensor, context: Gemma4Context, h
 
 
 def decoder(config: Config) -> Gemma4Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return Gemma4Decoder(gemma4_shape(config), config)
 
 
@@ -302,8 +301,6 @@ class Gemma4Text(CausalLM):
 
 def build(config: Config) -> Gemma4Text:
     """``Gemma4ForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    result = Gemma4Text(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    result = Gemma4Text(decoder(config), config)
     result.caps_logits = config.get("final_logit_softcapping") is not None
     return result

@@ -5,9 +5,8 @@ Source: transformers 5.23 ``models/glm/modeling_glm.py``.
 
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4 import Glm4Attention, PartlyRotatedDecoder, glm_decoder
-from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, with_head
+from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape
 from vlmplan.architecture.families.phi3 import Phi3Mlp
-from vlmplan.architecture.model import CausalLM
 
 
 class GlmLayer(DecoderLayer):
@@ -20,10 +19,4 @@ class GlmLayer(DecoderLayer):
 
 
 def decoder(config: Config) -> PartlyRotatedDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return glm_decoder(config, GlmLayer)
-
-
-def build(config: Config) -> CausalLM:
-    """``GlmForCausalLM``."""
-    return with_head(decoder(config), config)

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4v import Attention, DecoderLayer, rotary_fraction
-from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape, with_head
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -53,10 +52,4 @@ def glm_decoder(config: Config, layer: Callable[[DecoderShape, int], Module]) ->
 
 
 def decoder(config: Config) -> PartlyRotatedDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return glm_decoder(config, Glm4Layer)
-
-
-def build(config: Config) -> CausalLM:
-    """``Glm4ForCausalLM``."""
-    return with_head(decoder(config), config)

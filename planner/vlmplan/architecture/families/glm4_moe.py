@@ -20,7 +20,7 @@ from vlmplan.architecture.families.llama import (
 )
 from vlmplan.architecture.families.partial_rotary import partly_rotated
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, Stack
+from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.tensor import Tensor
 
 ROTARY_FRACTION = 0.5
@@ -79,7 +79,6 @@ def rotary_width(config: Config, shape: DecoderShape) -> int:
 
 
 def decoder(config: Config) -> PartlyRotatedDecoder:
-    """The decoder alone, as composite models hold it."""
     shape = moe_shape(config)
     return PartlyRotatedDecoder(shape, rotary_width(config, shape), moe_layers(config, shape))
 
@@ -92,6 +91,4 @@ class Glm4Moe(CausalLM):
 
 def build(config: Config) -> CausalLM:
     """``Glm4MoeForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Glm4Moe(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return Glm4Moe(decoder(config), config)

@@ -168,7 +168,6 @@ def gpt2_shape(config: Config) -> GPT2Shape:
 
 
 def decoder(config: Config) -> GPT2Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return GPT2Decoder(gpt2_shape(config))
 
 

@@ -131,7 +131,6 @@ def _rotary_fraction(config: Config) -> float:
 
 
 def decoder(config: Config) -> NeoXDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     shape = replace(shape, windows=(), scores=Scores(dropout=config.number("attention_dropout")))
     shape = replace(shape, head_dim=shape.hidden_size // shape.num_heads, num_kv_heads=shape.num_heads)

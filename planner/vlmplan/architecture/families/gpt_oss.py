@@ -19,10 +19,8 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
-    with_head,
 )
 from vlmplan.architecture.families.moe import Experts, top
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, WideRMSNorm
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
@@ -156,14 +154,8 @@ def moe(config: Config, shape: DecoderShape) -> GptOssMlp:
 
 
 def decoder(config: Config) -> GptOssDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     # ``GptOssConfig.__post_init__``: every second layer sees everything.
     windows = windows_by_type(config, lambda index: index % 2 == 0)
     model = GptOssDecoder(replace(decoder_shape(config), windows=windows), config)
     model.masked_windows = (None, config.integer("sliding_window"))
     return model
-
-
-def build(config: Config) -> CausalLM:
-    """``GptOssForCausalLM``."""
-    return with_head(decoder(config), config)

@@ -12,9 +12,8 @@ from vlmplan.architecture.families.llama import (
     DecoderShape,
     RotaryContext,
     decoder_shape,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -73,7 +72,6 @@ class GraniteDecoder(Decoder):
 
 
 def decoder(config: Config) -> GraniteDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     layer: GraniteLayer = GraniteLayer(shape)
     if config.model_type == "hyperclovax":
@@ -81,8 +79,6 @@ def decoder(config: Config) -> GraniteDecoder:
     return GraniteDecoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
 
 
-def build(config: Config) -> CausalLM:
+def build(config: Config) -> ScaledCausalLM:
     """``GraniteForCausalLM``, ``HyperCLOVAXForCausalLM``."""
-    model = with_head(decoder(config), config)
-    model.scales_logits = True
-    return model
+    return ScaledCausalLM(decoder(config), config)

@@ -10,8 +10,8 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.granite import GraniteDecoder
 from vlmplan.architecture.families.granitemoehybrid import FusedMlp, RoutedExperts
-from vlmplan.architecture.families.llama import Attention, DecoderShape, RotaryContext, decoder_shape, with_head
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.families.llama import Attention, DecoderShape, RotaryContext, decoder_shape
+from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -45,15 +45,12 @@ class GraniteMoeLayer(Module):
 
 
 def decoder(config: Config) -> GraniteDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     shared_size = config.count("shared_intermediate_size") if config.model_type == "granitemoeshared" else 0
     layer = GraniteMoeLayer(config, shape, shared_size)
     return GraniteDecoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
 
 
-def build(config: Config) -> CausalLM:
+def build(config: Config) -> ScaledCausalLM:
     """``GraniteMoeForCausalLM``, ``GraniteMoeSharedForCausalLM``."""
-    model = with_head(decoder(config), config)
-    model.scales_logits = True
-    return model
+    return ScaledCausalLM(decoder(config), config)

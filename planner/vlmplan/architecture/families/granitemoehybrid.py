@@ -18,12 +18,11 @@ from vlmplan.architecture.families.llama import (
     RotaryContext,
     decoder_shape,
     stack_of_kinds,
-    with_head,
 )
 from vlmplan.architecture.families.moe import Experts, top
 from vlmplan.architecture.families.nemotron_h import OLD_NAMES, UnpositionedAttention
 from vlmplan.architecture.families.state_space import NamedInputMixer, expanded_shape
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
@@ -145,13 +144,10 @@ def layer_types(config: Config) -> Sequence[str]:
 
 
 def decoder(config: Config) -> GraniteHybridDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = replace(decoder_shape(config), intermediate_size=config.integer("shared_intermediate_size"))
     return GraniteHybridDecoder(config, shape)
 
 
-def build(config: Config) -> CausalLM:
+def build(config: Config) -> ScaledCausalLM:
     """``GraniteMoeHybridForCausalLM``."""
-    model = with_head(decoder(config), config)
-    model.scales_logits = True
-    return model
+    return ScaledCausalLM(decoder(config), config)

@@ -14,9 +14,7 @@ from vlmplan.architecture.families.llama import (
     DecoderShape,
     RotaryContext,
     decoder_shape,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Stack, WideRMSNorm
 from vlmplan.architecture.tensor import Tensor
 
@@ -41,13 +39,7 @@ class HeliumLayer(DecoderLayer):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = replace(decoder_shape(config), output_bias=False)
     model = Decoder(shape, Stack.of(HeliumLayer(shape), shape.num_layers, label="layers"))
     model.norm = WideRMSNorm(shape.hidden_size)
     return model
-
-
-def build(config: Config) -> CausalLM:
-    """``HeliumForCausalLM``."""
-    return with_head(decoder(config), config)

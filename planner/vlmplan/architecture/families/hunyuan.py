@@ -14,9 +14,7 @@ from vlmplan.architecture.families.llama import (
     RotaryContext,
     decoder_shape,
     stack_of_kinds,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import RMSNorm
 from vlmplan.architecture.tensor import Tensor
 
@@ -45,11 +43,5 @@ class HunYuanLayer(DecoderLayer):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = replace(decoder_shape(config), mlp_bias=False)
     return Decoder(shape, stack_of_kinds(shape.windows, lambda window: HunYuanLayer(shape, window)))
-
-
-def build(config: Config) -> CausalLM:
-    """``HunYuanDenseV1ForCausalLM``."""
-    return with_head(decoder(config), config)

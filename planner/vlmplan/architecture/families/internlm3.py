@@ -5,18 +5,12 @@ Source: transformers 5.23 ``models/internlm3/configuration_internlm3.py``, whose
 
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import llama
-from vlmplan.architecture.families.llama import Decoder, with_head
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.families.llama import Decoder
 from vlmplan.errors import InputError
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``). Raises InputError as transformers does."""
+    """Raises InputError as transformers does."""
     if config.boolean("attention_bias") != config.boolean("mlp_bias"):
         raise InputError("config.json: qkv_bias and bias differ; transformers has no InternLM3 with one of them alone")
     return llama.decoder(config)
-
-
-def build(config: Config) -> CausalLM:
-    """``LlamaForCausalLM``."""
-    return with_head(decoder(config), config)

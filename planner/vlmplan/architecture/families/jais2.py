@@ -5,8 +5,7 @@ Source: transformers 5.23 ``models/jais2/modeling_jais2.py``.
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape, with_head
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -43,10 +42,4 @@ class Jais2Decoder(Decoder):
 
 
 def decoder(config: Config) -> Jais2Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return Jais2Decoder(decoder_shape(config))
-
-
-def build(config: Config) -> CausalLM:
-    """``Jais2ForCausalLM``."""
-    return with_head(decoder(config), config)

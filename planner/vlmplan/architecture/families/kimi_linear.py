@@ -16,7 +16,7 @@ from vlmplan.architecture.families.latent_attention import LatentAttention, late
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, RotaryContext, stack_of_kinds
 from vlmplan.architecture.families.qwen3_5 import FULL, LINEAR
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
 
@@ -93,7 +93,6 @@ def sparse_layers(config: Config) -> list[bool]:
 
 
 def decoder(config: Config) -> KimiDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     latent, delta = latent_shape(config), kimi_delta_shape(config)
     shape = latent_decoder_shape(config, latent)
 
@@ -113,8 +112,7 @@ class KimiLinear(CausalLM):
 
 def build(config: Config) -> KimiLinear:
     """``KimiLinearForCausalLM``."""
-    model = decoder(config)
-    causal = KimiLinear(model, Linear(model.shape.hidden_size, model.shape.vocab_size), ties_weights=False)
+    causal = KimiLinear(decoder(config), config, ties_weights=False)
     if LINEAR not in layer_types(config):
         causal.attention_linears = latent_shape(config).linears
     return causal

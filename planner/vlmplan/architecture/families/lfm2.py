@@ -143,6 +143,11 @@ class Lfm2(CausalLM):
 
     attention_linears = ("q_proj", "k_proj", "v_proj", "self_attn.out_proj")
 
+    def __init__(self, decoder: Module, config: Config) -> None:
+        """Tied by ``tie_embedding`` where the file has it."""
+        is_tied = config.boolean("tie_embedding", config.boolean("tie_word_embeddings"))
+        super().__init__(decoder, config, ties_weights=is_tied)
+
 
 def lfm2_shape(config: Config) -> DecoderShape:
     """The dimensions of the decoder; the width of its MLPs is ``block_ff_dim``, made smaller where the file says so."""
@@ -170,16 +175,9 @@ def layer_kinds(config: Config) -> tuple[str, ...]:
 
 
 def decoder(config: Config) -> Lfm2Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return Lfm2Decoder(config)
 
 
 def build(config: Config) -> Lfm2:
     """``Lfm2ForCausalLM``."""
-    return with_head(decoder(config), config)
-
-
-def with_head(model: Lfm2Decoder, config: Config) -> Lfm2:
-    """A decoder and its output head, tied by ``tie_embedding`` where the file has it."""
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Lfm2(model, head, ties_weights=config.boolean("tie_embedding", config.boolean("tie_word_embeddings")))
+    return Lfm2(decoder(config), config)

@@ -7,7 +7,7 @@ of these experts (``_MODEL_TO_CONVERSION_PATTERN`` has no entry), so that LoRA o
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.lfm2 import Lfm2, Lfm2Decoder, Lfm2Layer, layer_kinds, lfm2_shape, with_head
+from vlmplan.architecture.families.lfm2 import Lfm2, Lfm2Decoder, Lfm2Layer, layer_kinds, lfm2_shape
 from vlmplan.architecture.families.llama import DecoderShape, stack_of_kinds
 from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
 from vlmplan.architecture.modules import Module
@@ -58,7 +58,6 @@ class Lfm2MoeBlock(Module):
 
 
 def decoder(config: Config) -> Lfm2Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape, num_dense = lfm2_shape(config), config.count("num_dense_layers")
     kinds = [(kind, index >= num_dense) for index, kind in enumerate(layer_kinds(config))]
 
@@ -71,4 +70,4 @@ def decoder(config: Config) -> Lfm2Decoder:
 
 def build(config: Config) -> Lfm2:
     """``Lfm2MoeForCausalLM``."""
-    return with_head(decoder(config), config)
+    return Lfm2(decoder(config), config)

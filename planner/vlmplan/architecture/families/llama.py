@@ -11,7 +11,6 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -280,16 +279,4 @@ QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text")
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return Decoder(decoder_shape(config))
-
-
-def build(config: Config) -> CausalLM:
-    """``LlamaForCausalLM`` and its copies."""
-    return with_head(decoder(config), config)
-
-
-def with_head(model: Decoder, config: Config) -> CausalLM:
-    """``...ForCausalLM``: a decoder and its output head."""
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return CausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -25,7 +25,6 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
 )
 from vlmplan.architecture.families.moe import added_in_place, top
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import DerivedLinear, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
@@ -322,10 +321,3 @@ def decoder(config: Config) -> Llama4Decoder:
     )
     layers = stack_of_kinds(kinds, lambda kind: Llama4Layer(config, shape, kind))
     return Llama4Decoder(shape, layers, chunk)
-
-
-def build(config: Config) -> CausalLM:
-    """``Llama4ForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return CausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))

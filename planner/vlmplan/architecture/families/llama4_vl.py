@@ -9,9 +9,9 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families import llama4
 from vlmplan.architecture.families.clip_vision import num_vision_sequences
 from vlmplan.architecture.families.llama4 import rotated_as_complex
+from vlmplan.architecture.families.text import text_model
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.parameter import Parameter
@@ -206,7 +206,7 @@ class Llama4(Model):
         vision, text = config.section("vision_config"), config.section("text_config")
         self.vision_model: Any = VisionModel(vision)
         self.multi_modal_projector = Projector(vision.integer("vision_output_dim"), text.integer("hidden_size"))
-        self.language_model: Any = llama4.build(text)
+        self.language_model: Any = text_model(text)
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
         return (num_vision_sequences(batch), *self.vision_model.tile)

@@ -75,7 +75,6 @@ class Mamba2(Model):
 
 
 def decoder(config: Config) -> UnpositionedDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     width = config.integer("hidden_size")
     mixer = state_space_shape(config, KEYS, inner_width=config.integer("expand") * width)
     block = Mamba2Block(mixer, widens_residual=config.boolean("residual_in_fp32"))

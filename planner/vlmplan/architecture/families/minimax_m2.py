@@ -16,7 +16,7 @@ from vlmplan.architecture.families.mixtral import Mixtral
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter, normalized_in_place, top
 from vlmplan.architecture.families.olmo import WholeNormAttention
 from vlmplan.architecture.families.partial_rotary import partly_rotated
-from vlmplan.architecture.modules import Linear, Stack
+from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType
@@ -68,7 +68,7 @@ def rotary_width(config: Config, shape: DecoderShape) -> int:
 
 
 def decoder(config: Config) -> PartlyRotatedDecoder:
-    """The decoder alone, as composite models hold it (``families.text``). Raises InputError where inputs get noise."""
+    """Raises InputError where inputs get noise."""
     if config.number("router_jitter_noise"):
         raise not_allowed(CONFIG, "router_jitter_noise", config.get("router_jitter_noise"), "0: noise is not described")
     shape = replace(decoder_shape(config), qkv_bias=False, output_bias=False, windows=())
@@ -78,6 +78,4 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
 
 def build(config: Config) -> Mixtral:
     """``MiniMaxM2ForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Mixtral(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return Mixtral(decoder(config), config)

@@ -13,9 +13,7 @@ from vlmplan.architecture.families.llama import (
     RotaryContext,
     decoder_shape,
     stack_of_kinds,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -37,11 +35,5 @@ class Ministral3Layer(DecoderLayer):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     return Decoder(shape, stack_of_kinds(shape.windows, lambda window: Ministral3Layer(shape, window)))
-
-
-def build(config: Config) -> CausalLM:
-    """``Ministral3ForCausalLM``."""
-    return with_head(decoder(config), config)

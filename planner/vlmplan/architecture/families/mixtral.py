@@ -9,7 +9,6 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, decoder_shape
 from vlmplan.architecture.families.moe import moe_layers
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear
 
 
 class Mixtral(CausalLM):
@@ -40,14 +39,10 @@ def moe_shape(config: Config) -> DecoderShape:
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = moe_shape(config)
     return Decoder(shape, moe_layers(config, shape))
 
 
 def build(config: Config) -> CausalLM:
     """``MixtralForCausalLM`` or ``Qwen3MoeForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    family = Mixtral if config.model_type == "mixtral" else Qwen3Moe
-    return family(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return (Mixtral if config.model_type == "mixtral" else Qwen3Moe)(decoder(config), config)

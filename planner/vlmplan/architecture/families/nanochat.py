@@ -18,7 +18,7 @@ from vlmplan.architecture.families.llama import (
 )
 from vlmplan.architecture.families.llama4 import l2_normed
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Embedding, Linear, Module, Stack
+from vlmplan.architecture.modules import Embedding, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -78,14 +78,11 @@ class NanoChatDecoder(Module):
 
 
 def decoder(config: Config) -> NanoChatDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return NanoChatDecoder(replace(decoder_shape(config), mlp_bias=False))
 
 
 def build(config: Config) -> CausalLM:
     """``NanoChatForCausalLM``."""
-    text = decoder(config)
-    head = Linear(text.shape.hidden_size, text.shape.vocab_size)
-    model = CausalLM(text, head, ties_weights=config.boolean("tie_word_embeddings"))
+    model = CausalLM(decoder(config), config)
     model.caps_logits = config.get("final_logit_softcapping") is not None
     return model

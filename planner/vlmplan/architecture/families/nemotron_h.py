@@ -196,7 +196,6 @@ def nemotron_shape(config: Config) -> DecoderShape:
 
 
 def decoder(config: Config) -> UnpositionedDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = nemotron_shape(config)
     layers = stack_of_kinds(
         layer_types(config), lambda kind: NemotronBlock(shape.hidden_size, _mixer(kind, config, shape))
@@ -206,5 +205,4 @@ def decoder(config: Config) -> UnpositionedDecoder:
 
 def build(config: Config) -> NemotronH:
     """``NemotronHForCausalLM``."""
-    head = Linear(config.integer("hidden_size"), config.integer("vocab_size"))
-    return NemotronH(decoder(config), head, ties_weights=False)
+    return NemotronH(decoder(config), config, ties_weights=False)

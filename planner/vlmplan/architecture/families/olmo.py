@@ -19,9 +19,7 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module, RMSNorm, WideRMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -108,7 +106,6 @@ class OlmoDecoder(Decoder):
 
 
 def decoder(config: Config) -> OlmoDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     if config.model_type == "olmo2":
         return OlmoDecoder(shape)
@@ -116,8 +113,3 @@ def decoder(config: Config) -> OlmoDecoder:
     model = OlmoDecoder(replace(shape, windows=windows_by_type(config, lambda index: (index + 1) % 4 != 0)))
     model.masked_windows = (None, config.integer("sliding_window"))
     return model
-
-
-def build(config: Config) -> CausalLM:
-    """``Olmo2ForCausalLM`` or ``Olmo3ForCausalLM``."""
-    return with_head(decoder(config), config)

@@ -23,11 +23,9 @@ from vlmplan.architecture.families.llama import (
     RotaryContext,
     decoder_shape,
     stack_of_kinds,
-    with_head,
 )
 from vlmplan.architecture.families.olmo import OlmoAttention, PostNormLayer
 from vlmplan.architecture.families.qwen3_5 import FULL, LINEAR
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, WideRMSNorm
 from vlmplan.architecture.ops import delta_kernels
 from vlmplan.architecture.parameter import Parameter
@@ -187,10 +185,4 @@ def delta_shape(config: Config) -> DeltaShape:
 
 
 def decoder(config: Config) -> OlmoHybridDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return OlmoHybridDecoder(config, decoder_shape(config))
-
-
-def build(config: Config) -> CausalLM:
-    """``OlmoHybridForCausalLM``."""
-    return with_head(decoder(config), config)

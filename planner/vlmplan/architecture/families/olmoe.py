@@ -9,7 +9,7 @@ from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderSh
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
 from vlmplan.architecture.families.olmo import WholeNormAttention
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, Stack
+from vlmplan.architecture.modules import Stack
 from vlmplan.json_reader import not_allowed
 
 
@@ -33,7 +33,7 @@ class Olmoe(CausalLM):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``). Raises InputError where it clips."""
+    """Raises InputError where it clips."""
     if config.get("clip_qkv") is not None:
         raise not_allowed(CONFIG, "clip_qkv", config.get("clip_qkv"), "null: clipping is not described")
     shape = decoder_shape(config)
@@ -42,6 +42,4 @@ def decoder(config: Config) -> Decoder:
 
 def build(config: Config) -> Olmoe:
     """``OlmoeForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Olmoe(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return Olmoe(decoder(config), config)

@@ -195,7 +195,6 @@ def opt_shape(config: Config) -> OptShape:
 
 
 def decoder(config: Config) -> OptDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     return OptDecoder(opt_shape(config))
 
 

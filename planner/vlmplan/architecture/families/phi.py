@@ -108,7 +108,6 @@ class Phi(CausalLM):
 
 
 def decoder(config: Config) -> PhiDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = replace(decoder_shape(config), scores=Scores(dropout=config.number("attention_dropout")))
     layer = PhiLayer(shape, is_normed=config.boolean("qk_layernorm"), dropout=config.number("resid_pdrop"))
     rotary_width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
@@ -117,6 +116,4 @@ def decoder(config: Config) -> PhiDecoder:
 
 def build(config: Config) -> Phi:
     """``PhiForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size, bias=True)
-    return Phi(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return Phi(decoder(config), config, has_bias=True)

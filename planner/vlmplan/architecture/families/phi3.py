@@ -124,13 +124,10 @@ def phi3_rules(config: Config, head_dim: int) -> Phi3Rules:
 
 
 def decoder(config: Config) -> Phi3Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     return Phi3Decoder(shape, phi3_rules(config, shape.head_dim))
 
 
 def build(config: Config) -> Phi3ForCausalLM:
     """``Phi3ForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Phi3ForCausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return Phi3ForCausalLM(decoder(config), config)

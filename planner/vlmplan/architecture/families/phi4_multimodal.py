@@ -15,7 +15,7 @@ from vlmplan.architecture.families.phi4_audio import AudioEmbedding
 from vlmplan.architecture.families.phi4_vision import ImageEmbedding
 from vlmplan.architecture.images.shape import ImageShape
 from vlmplan.architecture.model import Batch, Input, Part
-from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -109,6 +109,4 @@ def decoder(config: Config) -> Phi4Decoder:
 
 def build(config: Config) -> Phi4Multimodal:
     """``Phi4MultimodalForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Phi4Multimodal(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return Phi4Multimodal(decoder(config), config)

@@ -14,12 +14,10 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
-    with_head,
 )
 from vlmplan.architecture.families.moe import has_experts
 from vlmplan.architecture.families.qwen3_5_moe import SharedExpertBlock
 from vlmplan.architecture.leaf_module import LeafModule
-from vlmplan.architecture.model import CausalLM
 
 
 class LeafSharedExpertBlock(LeafModule, SharedExpertBlock):
@@ -37,7 +35,6 @@ class Qwen2MoeLayer(DecoderLayer):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     uses_window, first = config.boolean("use_sliding_window"), config.integer("max_window_layers")
     shape = replace(decoder_shape(config), qkv_bias=config.boolean("qkv_bias"), output_bias=False, mlp_bias=False)
     windows = windows_by_type(config, lambda index: index % 2 == 0 and index < first)
@@ -48,8 +45,3 @@ def decoder(config: Config) -> Decoder:
     # The model makes a mask for windows of no tokens where it has none (``Qwen2MoeConfig.__post_init__``).
     model.masked_windows = (None, (config.optional_integer("sliding_window") or 0) if uses_window else 0)
     return model
-
-
-def build(config: Config) -> CausalLM:
-    """``Qwen2MoeForCausalLM``."""
-    return with_head(decoder(config), config)

@@ -12,7 +12,6 @@ from vlmplan.architecture.families.gated_delta import GatedDeltaNet, delta_shape
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext
 from vlmplan.architecture.families.packed_patches import MultimodalDecoder
 from vlmplan.architecture.families.partial_rotary import partly_rotated
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import UnknownNameError
@@ -141,10 +140,3 @@ def decoder(config: Config) -> HybridDecoder:
     return hybrid_decoder(
         config, shape, GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
     )
-
-
-def build(config: Config) -> CausalLM:
-    """``Qwen3_5ForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return CausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -10,7 +10,6 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
 from vlmplan.architecture.families.qwen3_5 import HybridDecoder, hybrid_decoder, hybrid_shape
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tensor import Tensor
 
@@ -50,10 +49,3 @@ def decoder(config: Config) -> HybridDecoder:
     """``Qwen3_5MoeTextModel``, the decoder without a head."""
     shape = hybrid_shape(config, intermediate_size=config.integer("shared_expert_intermediate_size"))
     return hybrid_decoder(config, shape, SharedExpertBlock(config, shape))
-
-
-def build(config: Config) -> CausalLM:
-    """``Qwen3_5MoeForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return CausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -94,6 +94,4 @@ class Qwen3Next(CausalLM):
 
 def build(config: Config) -> Qwen3Next:
     """``Qwen3NextForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return Qwen3Next(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return Qwen3Next(decoder(config), config)

@@ -16,9 +16,7 @@ from vlmplan.architecture.families.llama import (
     GatedMlp,
     RotaryContext,
     decoder_shape,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -55,7 +53,6 @@ class SeedOssLayer(DecoderLayer):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = replace(
         decoder_shape(config),
         output_bias=config.boolean("attention_out_bias"),
@@ -63,8 +60,3 @@ def decoder(config: Config) -> Decoder:
     )
     layer = SeedOssLayer(shape, config.number("residual_dropout"))
     return Decoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
-
-
-def build(config: Config) -> CausalLM:
-    """``SeedOssForCausalLM``."""
-    return with_head(decoder(config), config)

@@ -15,9 +15,7 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 
@@ -39,7 +37,6 @@ class SmolLM3Layer(DecoderLayer):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = decoder_shape(config)
     has_positions = positions_of_layers(config, shape.num_layers)
     windows: tuple[int | None, ...] = (None,) * shape.num_layers
@@ -62,8 +59,3 @@ def positions_of_layers(config: Config, num_layers: int) -> list[bool]:
         return [bool(rotates) for rotates in given]
     interval = config.integer("no_rope_layer_interval")
     return [(index + 1) % interval != 0 for index in range(num_layers)]
-
-
-def build(config: Config) -> CausalLM:
-    """``SmolLM3ForCausalLM``."""
-    return with_head(decoder(config), config)

@@ -9,7 +9,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, Stack
+from vlmplan.architecture.modules import Stack
 
 
 class SolarOpenLayer(DecoderLayer):
@@ -27,7 +27,6 @@ class SolarOpen(CausalLM):
 
 
 def decoder(config: Config) -> Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape = replace(decoder_shape(config), output_bias=False)
     layer = SolarOpenLayer(shape, shared_experts_block(config, shape))
     return Decoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
@@ -35,6 +34,4 @@ def decoder(config: Config) -> Decoder:
 
 def build(config: Config) -> SolarOpen:
     """``SolarOpenForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return SolarOpen(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return SolarOpen(decoder(config), config)

@@ -15,10 +15,8 @@ from vlmplan.architecture.families.llama import (
     GatedMlp,
     RotaryContext,
     decoder_shape,
-    with_head,
 )
 from vlmplan.architecture.families.partial_rotary import parts_of_heads
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -95,7 +93,7 @@ class StableLmDecoder(Decoder):
 
 
 def decoder(config: Config) -> StableLmDecoder:
-    """The decoder alone, as composite models hold it (``families.text``). Raises InputError for norms of each head."""
+    """Raises InputError for norms of each head."""
     if config.boolean("qk_layernorm"):
         raise InputError("config.json: qk_layernorm is set; StableLM models with a norm for each head are not planned")
     shape = decoder_shape(config)
@@ -109,8 +107,3 @@ def decoder(config: Config) -> StableLmDecoder:
     rotary_width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
     is_parallel = config.boolean("use_parallel_residual")
     return StableLmDecoder(shape, rotary_width, is_parallel=is_parallel, dropout=config.number("hidden_dropout"))
-
-
-def build(config: Config) -> CausalLM:
-    """``StableLmForCausalLM``."""
-    return with_head(decoder(config), config)

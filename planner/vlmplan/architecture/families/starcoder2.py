@@ -16,9 +16,7 @@ from vlmplan.architecture.families.llama import (
     RotaryContext,
     decoder_shape,
     stack_of_kinds,
-    with_head,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.tensor import Tensor
 
@@ -94,7 +92,6 @@ class Starcoder2Decoder(Decoder):
 
 
 def decoder(config: Config) -> Starcoder2Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
     shape, bias = decoder_shape(config), config.boolean("use_bias")
     shape = replace(
         shape,
@@ -105,8 +102,3 @@ def decoder(config: Config) -> Starcoder2Decoder:
         scores=Scores(dropout=config.number("attention_dropout")),
     )
     return Starcoder2Decoder(shape, config.number("residual_dropout"), config.number("embedding_dropout"))
-
-
-def build(config: Config) -> CausalLM:
-    """``Starcoder2ForCausalLM``."""
-    return with_head(decoder(config), config)

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.model import Model
+from vlmplan.architecture.model import CausalLM, Model
 from vlmplan.errors import UnknownNameError
 
 TEXT_FAMILIES = {
@@ -85,7 +85,8 @@ TEXT_FAMILIES = {
     "vaultgemma": "gemma",
     "youtu": "deepseek_v3",
 }
-"""Model_types of language models, and the modules of families with their ``build(config)`` and ``decoder(config)``."""
+"""Model_types of language models, and the modules of families: with ``decoder(config)``, the model without its head as
+composite models hold it, and ``build(config)`` where that with its head is not a ``CausalLM`` of it."""
 
 
 def text_decoder(config: Config) -> Any:
@@ -99,7 +100,8 @@ def text_decoder(config: Config) -> Any:
 
 def text_model(config: Config) -> Model:
     """The ``...ForCausalLM`` of a text configuration. Raises UnknownNameError for a model_type without a family."""
-    return _family(config).build(config)
+    family = _family(config)
+    return family.build(config) if hasattr(family, "build") else CausalLM(family.decoder(config), config)
 
 
 def _family(config: Config) -> Any:
