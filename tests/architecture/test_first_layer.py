@@ -157,7 +157,6 @@ def test_of_the_layers_of_a_vision_encoder_few_are_run():
 
 class Layer(Module):
     def __init__(self, last: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
         self.linear, self.last = Linear(32, 32), last
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,7 +167,6 @@ class Enclosed(Module):
     """A stack, and around it a module with a weight of its own if it ``holds_weight``."""
 
     def __init__(self, stack: Stack, *, holds_weight: bool) -> None:
-        super().__init__()
         self.stack = stack
         if holds_weight:
             self.own = Parameter(32)

@@ -50,7 +50,6 @@ class Lora(Module):
     """
 
     def __init__(self, base: Module, in_features: int, out_features: int, settings: AdapterSettings) -> None:
-        super().__init__()
         self.base_layer, self.dropout = base, settings.dropout
         self.lora_A = Linear(in_features, settings.rank)
         self.lora_A.weight.reads_constants = self.weight.reads_constants
@@ -112,7 +111,6 @@ class LoraEmbedding(Module):
     """``peft.tuners.lora.Embedding``: a second, thin lookup and a product."""
 
     def __init__(self, base: Embedding, rank: int) -> None:
-        super().__init__()
         num_embeddings, width = base.weight.shape
         self.base_layer = base
         self.lora_embedding_A = Parameter(num_embeddings, rank)
@@ -134,7 +132,6 @@ class TrainedCopy(Module):
     """``peft.utils.ModulesToSaveWrapper``: a trainable copy is used, the frozen original stays."""
 
     def __init__(self, original: Module, copy: Module) -> None:
-        super().__init__()
         self.original_module = original
         self.modules_to_save = copy
 

@@ -41,7 +41,6 @@ class DoraLayer(Module):
     """
 
     def __init__(self, base: Module, weight: Parameter, out_features: int) -> None:
-        super().__init__()
         self.weight = Parameter(out_features)
         self._base_weight = weight
         self._bias: Parameter | None = getattr(base, "bias", None)

@@ -44,7 +44,6 @@ class GenericModel(Model):
         rehearsed: RehearsedLayers | None,
         images: ImageCapture | None,
     ) -> None:
-        super().__init__()
         self.layout, self.shape, self.rehearsed, self.images = layout, shape, rehearsed, images
         self.modules_by_name.update(tree.modules_by_name)
         self.parameters_by_name.update(tree.parameters_by_name)

@@ -355,7 +355,6 @@ class CausalLM(Model):
         self, decoder: Module, config: Config, *, has_bias: bool = False, ties_weights: bool | None = None
     ) -> None:
         """``ties_weights``: whether head and embedding share a weight; None: as ``tie_word_embeddings`` says."""
-        super().__init__()
         self.model: Any = decoder
         self.lm_head = Linear(config.integer("hidden_size"), config.integer("vocab_size"), bias=has_bias)
         if ties_weights is None:

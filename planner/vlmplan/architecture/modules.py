@@ -7,7 +7,7 @@ that are parameters or modules are registered in order.
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.checkpointing import as_tuple, checkpoint
@@ -20,6 +20,8 @@ from vlmplan.architecture.tiled_mlp import tiled
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 
+Made = TypeVar("Made", bound="Module")
+
 
 class Module:
     """A node of the tree. Subclasses set parameters and modules as attributes and define ``forward``."""
@@ -29,9 +31,14 @@ class Module:
     copies_weights_to_decode = False
     """Whether it takes copies of weights for every token that is generated."""
 
-    def __init__(self) -> None:
-        self.parameters_by_name: dict[str, Parameter] = {}
-        self.modules_by_name: dict[str, Module] = {}
+    parameters_by_name: dict[str, Parameter]
+    modules_by_name: dict[str, "Module"]
+
+    def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
+        """With its tables, before any ``__init__``, so that subclasses have nothing to call first."""
+        made = object.__new__(cls)
+        made.parameters_by_name, made.modules_by_name = {}, {}
+        return made
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Parameter):
@@ -110,7 +117,6 @@ class Stack(Module):
     def __init__(
         self, kinds: Sequence[Module], pattern: Sequence[int], *, label: str, can_checkpoint: bool = True
     ) -> None:
-        super().__init__()
         self.kinds, self.pattern, self.label = list(kinds), tuple(pattern), label
         self.can_checkpoint = can_checkpoint
         self.checkpoints = False
@@ -251,7 +257,6 @@ class Linear(Module):
     """Whether gradients of its results lie in another order than rows: they are copied into rows for its products."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = Parameter(out_features, in_features)
         self.bias: Parameter | None = Parameter(out_features) if bias else None
@@ -279,7 +284,6 @@ class Embedding(Module):
     """``nn.Embedding``: weight (rows, width)."""
 
     def __init__(self, num_embeddings: int, width: int) -> None:
-        super().__init__()
         self.weight = Parameter(num_embeddings, width)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -303,7 +307,6 @@ class PatchEmbedding(Module):
     """
 
     def __init__(self, patch_numel: int, width: int, *, bias: bool) -> None:
-        super().__init__()
         self.weight = Parameter(width, patch_numel)
         self.bias: Parameter | None = Parameter(width) if bias else None
 
@@ -315,7 +318,6 @@ class LayerNorm(Module):
     """``nn.LayerNorm`` with weight, and a bias unless told otherwise."""
 
     def __init__(self, width: int, *, bias: bool = True) -> None:
-        super().__init__()
         self.weight = Parameter(width)
         self.bias: Parameter | None = Parameter(width) if bias else None
 
@@ -330,7 +332,6 @@ class RMSNorm(Module):
     """Whether it is Liger's kernel."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
         self.weight = Parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -357,7 +358,6 @@ class GemmaRMSNorm(Module):
     """``GemmaRMSNorm``: everything in float32, ``1 + weight`` as the factor, cast back at the end."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
         self.weight = Parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:

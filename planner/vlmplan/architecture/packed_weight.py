@@ -40,7 +40,6 @@ class Linear4bit(Module):
     """
 
     def __init__(self, base: Linear, compute_dtype: DType, *, double_quantises: bool) -> None:
-        super().__init__()
         self.in_features, self.out_features = base.in_features, base.out_features
         self.compute_dtype, self.copies_gradient = compute_dtype, base.copies_gradient
         self.weight = base.weight

@@ -26,7 +26,6 @@ class AdaptableModule(Module):
     """Whether stacked weights are (experts, in, out), in place of (experts, out, in)."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.adapted_weights: dict[str, Callable[[], Tensor]] = {}
 
     def weight_of(self, name: str) -> Operand:
@@ -44,7 +43,6 @@ class LoraParameter(ReadingModule):
     """
 
     def __init__(self, base: Module, owner: AdaptableModule, name: str, rank: int) -> None:
-        super().__init__()
         self.base_layer: Any = base
         parameter = owner.parameters_by_name[name]
         *experts, out_features, in_features = parameter.shape

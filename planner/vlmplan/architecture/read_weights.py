@@ -20,7 +20,6 @@ class ReadWeight(Module):
     """One weight, that of an embedding of which the model reads a row or all."""
 
     def __init__(self, owner: Embedding) -> None:
-        super().__init__()
         self.weight = owner.weight
 
 

@@ -29,7 +29,6 @@ class Xielu(Module):
     """``XIELUActivation._xielu_python``: two branches of x with a learned number each, of which ``where`` takes one."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.alpha_p = Parameter(1)
         self.alpha_n = Parameter(1)
 
@@ -84,7 +83,6 @@ class ApertusMlp(Module):
     """``ApertusMLP``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.up_proj = Linear(shape.hidden_size, shape.intermediate_size)
         self.down_proj = Linear(shape.intermediate_size, shape.hidden_size)
         is_learned = shape.activation == LEARNED_ACTIVATION
@@ -98,7 +96,6 @@ class ApertusLayer(Module):
     """``ApertusDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.self_attn = Attention(shape, None)
         self.mlp = ApertusMlp(shape)
         self.attention_layernorm = RMSNorm(shape.hidden_size)

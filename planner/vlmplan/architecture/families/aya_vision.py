@@ -22,7 +22,6 @@ class Projector(Module):
     """``AyaVisionMultiModalProjector``, ``Cohere2VisionMultiModalProjector``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.merge_size = config.integer("downsample_factor")
         self.merged_width = config.section("vision_config").integer("hidden_size") * self.merge_size**2
         inner = config.integer("alignment_intermediate_size", width)

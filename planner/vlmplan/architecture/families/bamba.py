@@ -28,7 +28,6 @@ class BambaLayer(Module):
     """``BambaDecoderLayer``."""
 
     def __init__(self, config: Config, shape: DecoderShape, *, is_linear: bool) -> None:
-        super().__init__()
         width, activation = shape.hidden_size, shape.activation
         self.feed_forward = GatedMlp(width, shape.intermediate_size, activation=activation, bias=shape.mlp_bias)
         self.input_layernorm = RMSNorm(width)
@@ -54,7 +53,6 @@ class FinalNormDecoder(Module):
     """``BambaModel``, ``FalconH1Model``: a decoder whose last norm is called ``final_layernorm``."""
 
     def __init__(self, shape: DecoderShape, layers: Stack, rotary_width: int) -> None:
-        super().__init__()
         self.shape, self.rotary_width = shape, rotary_width
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = layers

@@ -34,7 +34,6 @@ class Blip2(Model):
     supports_flash_attention = False
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         vision, text = config.section("vision_config"), config.section("text_config")
         qformer, decoder = config.section("qformer_config"), text_model(text)
         width = qformer.integer("hidden_size")

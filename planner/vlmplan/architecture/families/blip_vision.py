@@ -21,7 +21,6 @@ class VisionAttention(Module):
     """``Blip2Attention``: q, k and v are selected one by one, so each has a gradient of the whole product's size."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.num_heads = config.integer("num_attention_heads")
         self.scores = Scores(dropout=config.number("attention_dropout"), upcasts=False)
@@ -40,7 +39,6 @@ class VisionLayer(Module):
     """``Blip2EncoderLayer``: pre-norm attention and MLP."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.self_attn = VisionAttention(config)
         self.layer_norm1 = LayerNorm(width)
@@ -62,7 +60,6 @@ class VisionEmbeddings(Module):
     """``Blip2VisionEmbeddings``: class token and patches, learned positions."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, self.patch_size = config.integer("hidden_size"), config.integer("patch_size")
         self.num_positions = (config.integer("image_size") // self.patch_size) ** 2 + 1
         self.class_embedding = Parameter(1, 1, width)
@@ -87,7 +84,6 @@ class VisionEmbeddings(Module):
 
 class VisionEncoder(Module):
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.layers = Stack.of(VisionLayer(config), config.integer("num_hidden_layers"), label="vision")
 
 
@@ -97,7 +93,6 @@ class BlipVision(Module):
     INPUT_EMBEDDING = "embeddings"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.embeddings = VisionEmbeddings(config)
         self.encoder = VisionEncoder(config)
         self.post_layernorm = LayerNorm(config.integer("hidden_size"))

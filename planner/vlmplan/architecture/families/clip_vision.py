@@ -4,6 +4,7 @@ Source: transformers 5.23 ``models/clip/modeling_clip.py``, ``CLIPVisionModel``.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
@@ -20,28 +21,30 @@ from vlmplan.units import DType
 
 
 class Attention(Module):
-    """``CLIPAttention``: all tokens of one tile see each other."""
+    """``CLIPAttention``: all tokens of one tile see each other. ``context`` is the backend."""
 
     def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
         self.num_heads = num_heads
         self.k_proj = Linear(width, width, bias=True)
         self.v_proj = Linear(width, width, bias=True)
         self.q_proj = Linear(width, width, bias=True)
         self.out_proj = Linear(width, width, bias=True)
 
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        q, k, v = self.heads(x)
+        return self.out_proj(attend(context, q, k, v, is_causal=False))
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (batch, heads, tokens, width of a head)."""
         batch, num_tokens, width = x.shape
         heads = (batch, self.num_heads, num_tokens, width // self.num_heads)
-        q, k, v = self.q_proj(x).view(*heads), self.k_proj(x).view(*heads), self.v_proj(x).view(*heads)
-        return self.out_proj(attend(backend, q, k, v, is_causal=False))
+        return self.q_proj(x).view(*heads), self.k_proj(x).view(*heads), self.v_proj(x).view(*heads)
 
 
 class Mlp(Module):
     """``CLIPMLP``: ``fc2(act(fc1(x)))``, of some decoders of text too (Phi, nanochat)."""
 
     def __init__(self, width: int, inner: int, activation: str, *, has_bias: bool = True) -> None:
-        super().__init__()
         self.fc1 = Linear(width, inner, bias=has_bias)
         self.fc2 = Linear(inner, width, bias=has_bias)
         self.activation = ops.activation_module(activation)
@@ -53,20 +56,21 @@ class Mlp(Module):
 
 
 class EncoderLayer(Module):
-    """``CLIPEncoderLayer``: pre-norm attention and MLP."""
+    """``CLIPEncoderLayer``: pre-norm attention and MLP. ``context`` is what the attention takes."""
+
+    attention: Any = Attention
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
-        self.self_attn = Attention(width, config.integer("num_attention_heads"))
+        self.self_attn: Any = self.attention(width, config.integer("num_attention_heads"))
         self.layer_norm1 = LayerNorm(width)
         self.mlp = Mlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
         self.layer_norm2 = LayerNorm(width)
 
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+    def forward(self, x: Tensor, context: Any) -> Tensor:
         residual = x
         x = self.layer_norm1(x)
-        x = self.self_attn(x, backend)
+        x = self.self_attn(x, context)
         x = ops.add(residual, x)
         residual = x
         x = self.layer_norm2(x)
@@ -81,7 +85,6 @@ class VisionEmbeddings(ReadingModule):
     INPUT_EMBEDDING = "patch_embedding"
 
     def __init__(self, config: Config, *, has_class_token: bool) -> None:
-        super().__init__()
         width, patch_size = config.integer("hidden_size"), config.integer("patch_size")
         self.image_size, self.patch_size = config.integer("image_size"), patch_size
         self.patch_numel = config.integer("num_channels") * patch_size**2
@@ -129,7 +132,6 @@ class ClipVision(Module):
     keeps_channels_first = False
 
     def __init__(self, config: Config, feature_layers: Sequence[int]) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.embeddings = VisionEmbeddings(config, has_class_token=True)
         self.pre_layrnorm = LayerNorm(width)

@@ -29,7 +29,6 @@ class CohereNorm(Module):
     """``CohereLayerNorm``: a layer norm written out in float32, without a bias. ``sizes``: of the weight."""
 
     def __init__(self, *sizes: int) -> None:
-        super().__init__()
         self.weight = Parameter(*sizes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,7 +76,6 @@ class CohereLayer(Module):
     """``CohereDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape, window: int | None, *, norms_heads: bool, has_positions: bool) -> None:
-        super().__init__()
         self.self_attn = CohereAttention(shape, window, norms_heads=norms_heads, has_positions=has_positions)
         self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
         self.input_layernorm = CohereNorm(shape.hidden_size)

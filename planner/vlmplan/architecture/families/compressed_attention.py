@@ -94,7 +94,6 @@ class WindowKeys(Module):
     """Vectors of a token: one for its own window, another for the window behind it."""
 
     def __init__(self, shape: CompressedShape, kind: str, head_dim: int) -> None:
-        super().__init__()
         self.shape, self.head_dim = shape, head_dim
         self.rate, self.rotary_width = shape.rates[kind], shape.rotary_widths[kind]
         width = self.NUM_SERIES * head_dim
@@ -175,7 +174,6 @@ class IndexerScorer(Module):
     """``DeepseekV4IndexerScorer``: how much each token wants each key, in float32."""
 
     def __init__(self, shape: CompressedShape) -> None:
-        super().__init__()
         self.weights_proj = Linear(shape.hidden_size, shape.index_heads)
 
     def forward(self, q: Tensor, keys: Tensor, x: Tensor) -> Tensor:
@@ -260,7 +258,6 @@ class CompressedAttention(Module):
     """``DeepseekV4Attention`` of a layer of ``kind``."""
 
     def __init__(self, shape: CompressedShape, kind: str) -> None:
-        super().__init__()
         self.shape, self.kind = shape, kind
         width, heads_width = shape.hidden_size, shape.num_heads * shape.head_dim
         self.q_a_proj = Linear(width, shape.q_rank)

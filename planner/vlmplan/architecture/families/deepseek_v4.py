@@ -48,7 +48,6 @@ class StreamLayer(Module):
     """``DeepseekV4DecoderLayer``."""
 
     def __init__(self, attention: CompressedAttention, block: Module, streams: StreamShape) -> None:
-        super().__init__()
         self.self_attn = attention
         self.mlp = block
         self.input_layernorm = WideRMSNorm(streams.hidden_size)

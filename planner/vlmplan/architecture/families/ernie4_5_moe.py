@@ -26,7 +26,6 @@ class Statics(Module):
     """``Ernie4_5_MoeStatics``."""
 
     def __init__(self, num_experts: int) -> None:
-        super().__init__()
         self.e_score_correction_bias = Parameter(1, num_experts)
 
     def forward(self, scores: Tensor) -> Tensor:

@@ -47,7 +47,6 @@ class NormAroundGate(Module):
     """``FalconH1RMSNormGated``: an RMS norm of each group in float32, before or behind ``silu(gate)``."""
 
     def __init__(self, width: int, num_groups: int, *, norms_first: bool) -> None:
-        super().__init__()
         self.weight = Parameter(width)
         self.num_groups, self.norms_first = num_groups, norms_first
 
@@ -97,7 +96,6 @@ class FalconH1Layer(Module):
     """``FalconH1DecoderLayer``."""
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
-        super().__init__()
         width, activation = shape.hidden_size, shape.activation
         self.feed_forward = ScaledMlp(width, shape.intermediate_size, activation=activation, bias=shape.mlp_bias)
         mixer = expanded_shape(config, inner_width=config.optional_integer("mamba_d_ssm"))

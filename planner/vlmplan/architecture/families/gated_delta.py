@@ -63,7 +63,6 @@ class CausalConvolution(Module):
     """``nn.Conv1d`` with one group per channel."""
 
     def __init__(self, channels: int, num_taps: int, *, bias: bool = False) -> None:
-        super().__init__()
         self.weight = Parameter(channels, 1, num_taps)
         self.bias: Parameter | None = Parameter(channels) if bias else None
 
@@ -76,7 +75,6 @@ class GatedRMSNorm(Module):
     """``Qwen3_5RMSNormGated``: an RMS norm, then times ``silu(gate)`` in float32."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
         self.weight = Parameter(width)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -107,7 +105,6 @@ class GatedDeltaNet(ReadingModule):
     takes_keywords = True
 
     def __init__(self, shape: DeltaShape) -> None:
-        super().__init__()
         self.shape = shape
         self.dt_bias = Parameter(shape.num_value_heads)
         self.A_log = Parameter(shape.num_value_heads)

@@ -63,7 +63,6 @@ class GemmaAttention(Module):
     """Grouped-query attention with rotary positions, a window, and normed (Gemma 3) or capped (Gemma 2) scores."""
 
     def __init__(self, shape: GemmaShape, window: int | None) -> None:
-        super().__init__()
         self.shape, self.window = shape, window
         query_width = shape.num_heads * shape.head_dim
         key_width = shape.num_kv_heads * shape.head_dim
@@ -96,7 +95,6 @@ class GemmaLayer(Module):
     """``GemmaDecoderLayer``: pre-norm attention and MLP."""
 
     def __init__(self, shape: GemmaShape, window: int | None = None) -> None:
-        super().__init__()
         width = shape.hidden_size
         self.self_attn = GemmaAttention(shape, window)
         self.mlp = GatedMlp(width, shape.intermediate_size, activation=shape.activation)
@@ -118,7 +116,6 @@ class VaultLayer(Module):
     """``VaultGemmaDecoderLayer``."""
 
     def __init__(self, shape: GemmaShape, window: int | None = None) -> None:
-        super().__init__()
         self.self_attn = GemmaAttention(shape, window)
         self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
         self.input_layernorm = GemmaRMSNorm(shape.hidden_size)
@@ -171,7 +168,6 @@ class GemmaDecoder(Module):
     """``GemmaModel``, ``Gemma2Model`` and ``Gemma3TextModel``: scaled embedding, layers, final norm."""
 
     def __init__(self, shape: GemmaShape, layer: Callable[[GemmaShape, int | None], Module] | None = None) -> None:
-        super().__init__()
         self.shape = shape
         self.embed_tokens = ScaledEmbedding(shape.vocab_size, shape.hidden_size)
         windows = shape.windows or (None,) * shape.num_layers

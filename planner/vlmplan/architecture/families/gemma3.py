@@ -21,7 +21,6 @@ class PoolingProjector(Module):
     """``Gemma3MultiModalProjector``: average over squares of patches, norm, and a matrix that is no Linear."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         vision = config.section("vision_config")
         vision_width = vision.integer("hidden_size")
         self.num_tokens = config.integer("mm_tokens_per_image")

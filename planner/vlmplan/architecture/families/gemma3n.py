@@ -117,7 +117,6 @@ class Laurel(Module):
     """``Gemma3nTextLaurelBlock``: a residual of low rank."""
 
     def __init__(self, width: int, rank: int) -> None:
-        super().__init__()
         self.linear_left = Linear(width, rank)
         self.linear_right = Linear(rank, width)
         self.post_laurel_norm = Gemma4Norm(width)
@@ -133,7 +132,6 @@ class Gemma3nLayer(Module):
     """``Gemma3nTextDecoderLayer``."""
 
     def __init__(self, shape: Gemma4Shape, config: Config, kind: LayerKind) -> None:
-        super().__init__()
         self.kind, width = kind, shape.hidden_size
         self.self_attn = Gemma3nAttention(shape, kind)
         self.mlp = Gemma3nMlp(width, kind, activation=shape.activation)
@@ -238,7 +236,6 @@ class Projections(Module):
     """An ``nn.ModuleList`` of Linears of one shape, each with weights of its own."""
 
     def __init__(self, width: int, count: int) -> None:
-        super().__init__()
         for index in range(count):
             setattr(self, str(index), Linear(width, width))
 

@@ -27,7 +27,6 @@ class AltUp(Module):
     """``Gemma3nTextAltUp``; its methods are called, it itself never is."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, self.num_versions = config.integer("hidden_size"), config.integer("altup_num_inputs")
         self.correct_output_scale = Parameter(width)
         self.correction_coefs = ClampedLinear(self.num_versions, self.num_versions)

@@ -24,7 +24,6 @@ class CumulativeNorm(Module):
     """``Gemma3nAudioCumulativeGroupNorm``: of each frame by all before it, in float32."""
 
     def __init__(self, num_channels: int) -> None:
-        super().__init__()
         self.weight = Parameter(num_channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +47,6 @@ class ConvBlock(Module):
     """``Gemma3nAudioSSCPConvBlock``: padded by one on both sides of frequencies, and behind in time."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: tuple[int, int], stride: tuple[int, int]) -> None:
-        super().__init__()
         self.channels, self.kernel, self.stride = out_channels, kernel, stride
         self.conv = Weight(out_channels, in_channels, *kernel)
         self.norm = CumulativeNorm(out_channels)
@@ -74,7 +72,6 @@ class Subsampling(Module):
     """``Gemma3nAudioSubSampleConvProjection``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         channels = config.integers("sscp_conv_channel_size")
         kernels, strides = _pairs(config, "sscp_conv_kernel_size"), _pairs(config, "sscp_conv_stride_size")
         if len(channels) != NUM_CONVOLUTIONS:
@@ -118,7 +115,6 @@ class FeedForward(Module):
     """``Gemma3nAudioConformerFeedForward``."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
         self.pre_layer_norm = Gemma4Norm(width)
         self.ffw_layer_1 = Linear(width, 4 * width)
         self.ffw_layer_2 = Linear(4 * width, width)
@@ -138,7 +134,6 @@ class PositionEmbedding(Module):
     """``Gemma3nAudioRelativePositionEmbedding``."""
 
     def __init__(self, width: int, key_width: int) -> None:
-        super().__init__()
         self.width = width
         self.pos_proj = Linear(width, key_width)
         self.pos_proj.weight.reads_constants = True
@@ -155,7 +150,6 @@ class SelfAttention(Module):
     KEYS = ("conf_attention_chunk_size", "conf_attention_context_left", "conf_attention_context_right")
 
     def __init__(self, config: Config, width: int, num_heads: int) -> None:
-        super().__init__()
         key_width = width // num_heads * num_heads
         self.inner = BlockAttention(config, num_heads, width // num_heads, self.KEYS)
         self.per_dim_scale = Parameter(width // num_heads)
@@ -205,7 +199,6 @@ class ConformerAttention(Module):
     """``Gemma3nAudioConformerAttention``."""
 
     def __init__(self, config: Config, width: int, num_heads: int) -> None:
-        super().__init__()
         self.pre_attn_norm = Gemma4Norm(width)
         self.attn = SelfAttention(config, width, num_heads)
         self.post = Linear(width, width)
@@ -228,7 +221,6 @@ class LightConvolution(Module):
     """``Gemma3nAudioConformerLightConv1d``."""
 
     def __init__(self, width: int, kernel: int) -> None:
-        super().__init__()
         self.kernel = kernel
         self.pre_layer_norm = Gemma4Norm(width)
         self.linear_start = Linear(width, 2 * width)
@@ -254,7 +246,6 @@ class ConformerBlock(Module):
     """``Gemma3nAudioConformerBlock``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.ffw_layer_start = FeedForward(width)
         self.attention = ConformerAttention(config, width, config.integer("conf_num_attention_heads"))
         self.lconv1d = LightConvolution(width, config.integer("conf_conv_kernel_size"))
@@ -276,7 +267,6 @@ class Gemma3nAudio(Module):
     """``Gemma3nAudioEncoder``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.num_bins, self.reduction = config.integer("input_feat_size"), config.integer("conf_reduction_factor")
         self.subsample_conv_projection = Subsampling(config, width)

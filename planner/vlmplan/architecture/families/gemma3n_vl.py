@@ -26,7 +26,6 @@ class Embedder(Module):
     """``Gemma3nMultimodalEmbedder``: of ids of its own (hard), or of features (soft)."""
 
     def __init__(self, config: Config, text_width: int) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.embedding = Embedding(config.integer("vocab_size"), width)
         self.hard_embedding_norm = Gemma4Norm(width)
@@ -55,7 +54,6 @@ class Gemma3nModel(Module):
     """``Gemma3nModel``."""
 
     def __init__(self, config: Config, language_model: Gemma3nDecoder) -> None:
-        super().__init__()
         vision, audio = config.section("vision_config"), config.section("audio_config")
         text_width = language_model.shape.hidden_size
         self.vision_tower = MobileNetV5(vision)

@@ -46,7 +46,6 @@ class Gemma4Attention(Module):
     """``Gemma4TextAttention``: scores are not scaled, queries, keys and values are normed per head."""
 
     def __init__(self, shape: Gemma4Shape, kind: LayerKind) -> None:
-        super().__init__()
         self.shape, self.kind = shape, kind
         width, bias = shape.hidden_size, shape.has_bias
         self.q_proj = Linear(width, shape.num_heads * kind.head_dim, bias=bias)
@@ -94,7 +93,6 @@ class Gemma4Layer(Module):
     """``Gemma4TextDecoderLayer``."""
 
     def __init__(self, shape: Gemma4Shape, experts: Mixture | None, kind: LayerKind) -> None:
-        super().__init__()
         self.kind, width = kind, shape.hidden_size
         self.self_attn = Gemma4Attention(shape, kind)
         self.mlp = GatedMlp(width, kind.intermediate_size, activation=shape.activation)
@@ -186,7 +184,6 @@ class Gemma4Decoder(Module):
     """``Gemma4TextModel``."""
 
     def __init__(self, shape: Gemma4Shape, config: Config) -> None:
-        super().__init__()
         self.shape = shape
         self.embed_tokens = ScaledEmbedding(shape.vocab_size, shape.hidden_size)
         self.layers = stack_of_kinds(shape.kinds, lambda kind: self._layer(config, kind))

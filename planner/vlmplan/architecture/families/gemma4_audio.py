@@ -24,7 +24,6 @@ class Weight(Module):
     """A convolution without a bias."""
 
     def __init__(self, *shape: int) -> None:
-        super().__init__()
         self.weight = Parameter(*shape)
 
     def forward(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -35,7 +34,6 @@ class Convolution(Module):
     """``Gemma4AudioSubSampleConvProjectionLayer``: 3 x 3 convolution and norm, of frames that are no padding."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
         self.channels = out_channels
         self.conv = Weight(out_channels, in_channels, 3, 3)
         self.norm = LayerNorm(out_channels, bias=False)
@@ -54,7 +52,6 @@ class Subsampling(Module):
     """``Gemma4AudioSubSampleConvProjection``."""
 
     def __init__(self, channels: Sequence[int], width: int) -> None:
-        super().__init__()
         first, second = channels
         self.layer0 = Convolution(1, first)
         self.layer1 = Convolution(first, second)
@@ -70,7 +67,6 @@ class FeedForward(Module):
     """``Gemma4AudioFeedForward``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.ffw_layer_1 = ClippableLinear(config, width, 4 * width)
         self.ffw_layer_2 = ClippableLinear(config, 4 * width, width)
         self.pre_layer_norm = Gemma4Norm(width)
@@ -153,7 +149,6 @@ class AudioAttention(Module):
     KEYS = ("attention_chunk_size", "attention_context_left", "attention_context_right")
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         num_heads = config.integer("num_attention_heads")
         self.inner = BlockAttention(config, num_heads, width // num_heads, self.KEYS)
         self.per_dim_scale = Parameter(width // num_heads)
@@ -206,7 +201,6 @@ class LightConvolution(Module):
     """``Gemma4AudioLightConv1d``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.kernel = config.integer("conv_kernel_size")
         self.linear_start = ClippableLinear(config, width, 2 * width)
         self.linear_end = ClippableLinear(config, width, width)
@@ -231,7 +225,6 @@ class AudioLayer(Module):
     """``Gemma4AudioLayer``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.feed_forward1 = FeedForward(config, width)
         self.feed_forward2 = FeedForward(config, width)
         self.self_attn = AudioAttention(config, width)
@@ -257,7 +250,6 @@ class Gemma4Audio(Module):
     """``Gemma4AudioModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.width = width = config.integer("hidden_size")
         self.subsample_conv_projection = Subsampling(config.integers("subsampling_conv_channels"), width)
         layer = AudioLayer(config, width)

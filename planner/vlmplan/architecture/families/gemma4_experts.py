@@ -21,7 +21,6 @@ class Gemma4Norm(Module):
     """``Gemma4RMSNorm``: all in float32, with ``torch.pow`` for a root; no weight if ``width`` is None."""
 
     def __init__(self, width: int | None) -> None:
-        super().__init__()
         self.has_weight = width is not None
         if width is not None:
             self.weight = Parameter(width)
@@ -42,7 +41,6 @@ class Router(Module):
     """``Gemma4TextRouter``: (probabilities, scores, indices), all in float32; each expert scales its scores."""
 
     def __init__(self, num_experts: int, hidden_size: int, num_per_token: int) -> None:
-        super().__init__()
         self.scale = Parameter(hidden_size)
         self.per_expert_scale = Parameter(num_experts)
         self.norm = Gemma4Norm(None)

@@ -23,7 +23,6 @@ class VisionEmbedder(Module):
     """``Gemma4UnifiedVisionEmbedder``: a Linear between norms, and the sum of two rows of a learned table."""
 
     def __init__(self, config: Config, text_width: int) -> None:
-        super().__init__()
         side = config.integer("patch_size") * config.integer("pooling_kernel_size")
         self.patch_numel, width = 3 * side**2, config.integer("mm_embed_dim")
         self.patch_ln1 = LayerNorm(self.patch_numel)

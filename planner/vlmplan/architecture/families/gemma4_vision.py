@@ -22,7 +22,6 @@ class ClippableLinear(Module):
     """``Gemma4ClippableLinear``: where ``use_clipped_linears``, input and result are clamped between stored limits."""
 
     def __init__(self, config: Config, in_features: int, out_features: int) -> None:
-        super().__init__()
         self.clips = config.boolean("use_clipped_linears")
         self.linear = Linear(in_features, out_features)
 
@@ -46,7 +45,6 @@ class VisionAttention(Module):
     """``Gemma4VisionAttention``: queries, keys and values are normed; halves of a head turn with column and row."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, self.head_dim = config.integer("hidden_size"), config.integer("head_dim")
         self.num_heads = config.integer("num_attention_heads")
         self.num_kv_heads = config.integer("num_key_value_heads")
@@ -83,7 +81,6 @@ class VisionMlp(Module):
     """``Gemma4VisionMLP``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, inner = config.integer("hidden_size"), config.integer("intermediate_size")
         self.gate_proj = ClippableLinear(config, width, inner)
         self.up_proj = ClippableLinear(config, width, inner)
@@ -98,7 +95,6 @@ class VisionLayer(PostNormed):
     """``Gemma4VisionEncoderLayer``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.self_attn = VisionAttention(config)
         self.mlp = VisionMlp(config)
@@ -112,7 +108,6 @@ class PatchEmbedder(Module):
     """``Gemma4VisionPatchEmbedder``: a Linear, and the sum of a row and a column of a learned table."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.position_embedding_table = Parameter(2, config.integer("position_embedding_size"), width)
         self.input_proj = Linear(3 * config.integer("patch_size") ** 2, width)
@@ -149,7 +144,6 @@ class Encoder(Module):
     """``Gemma4VisionEncoder``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         num_layers, self.head_dim = config.integer("num_hidden_layers"), config.integer("head_dim")
         self.layers = Stack.of(VisionLayer(config), num_layers, label="vision")
 
@@ -181,7 +175,6 @@ class Gemma4Vision(Module):
     """``Gemma4VisionModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.patch_embedder = PatchEmbedder(config)
         self.encoder = Encoder(config)
         self.patch_numel = 3 * config.integer("patch_size") ** 2

@@ -29,7 +29,6 @@ class Embedder(Module):
     """``Gemma4MultimodalEmbedder``."""
 
     def __init__(self, width: int, text_width: int) -> None:
-        super().__init__()
         self.embedding_projection = Linear(width, text_width)
         self.embedding_pre_projection_norm = Gemma4Norm(None)
 
@@ -41,7 +40,6 @@ class Gemma4Model(Module):
     """``Gemma4Model``."""
 
     def __init__(self, config: Config, language_model: Gemma4Decoder) -> None:
-        super().__init__()
         self.language_model: Gemma4Decoder
         self._read: list[ReadWeight] = []
         vision, audio = (config.section(key) if config.get(key) else None for key in ("vision_config", "audio_config"))

@@ -31,7 +31,6 @@ class VisionEmbeddings(Module):
     """Learned positions, sampled in float32 from a square grid and added to the patches."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.position_embedding = Embedding((config.integer("image_size") // config.integer("patch_size")) ** 2, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +50,6 @@ class VisionBlock(Module):
     """Pre-norm attention and gated MLP."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.norm1 = RMSNorm(width)
         self.norm2 = RMSNorm(width)
         self.attn = PatchAttention(
@@ -68,7 +66,6 @@ class PatchMerger(Module):
     """A Linear, a norm, and a gated MLP over merged patches."""
 
     def __init__(self, width: int, inner: int, activation: str) -> None:
-        super().__init__()
         self.proj = Linear(width, width)
         self.post_projection_norm = LayerNorm(width)
         self.gate_proj = Linear(width, inner)
@@ -120,7 +117,6 @@ class VisionTransformer(MergingTower):
     """``Glm4vVisionModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, self.out_width = config.integer("hidden_size"), config.integer("out_hidden_size")
         self.head_dim = width // config.integer("num_heads")
         self.merged_width = width * config.integer("spatial_merge_size") ** 2
@@ -143,7 +139,6 @@ class Attention(Module):
     """Grouped-query attention with rotary positions on the first part of each head."""
 
     def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        super().__init__()
         self.shape, self.rotary_width = shape, rotary_width
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
@@ -181,7 +176,6 @@ class DecoderLayer(Module):
     """Attention and MLP with a norm before and behind each."""
 
     def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        super().__init__()
         self.self_attn = Attention(shape, rotary_width)
         self.mlp = Phi3Mlp(shape)
         self.input_layernorm = RMSNorm(shape.hidden_size)

@@ -52,7 +52,6 @@ class VisionBlock(Module):
     """``GlmOcrVisionBlock``: pre-norm attention and gated MLP."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         bias, inner = config.boolean("attention_bias"), config.integer("intermediate_size")
         self.norm1 = RMSNorm(width)
         self.norm2 = RMSNorm(width)
@@ -68,7 +67,6 @@ class VisionTransformer(MergingTower):
     """``GlmOcrVisionModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, self.out_width = config.integer("hidden_size"), config.integer("out_hidden_size")
         inner = self.out_width * config.integer("in_channels")
         self.head_dim = width // config.integer("num_heads")

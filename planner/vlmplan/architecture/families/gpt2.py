@@ -47,7 +47,6 @@ class GPT2Attention(Module):
     """Attention with one projection for q, k and v."""
 
     def __init__(self, shape: GPT2Shape) -> None:
-        super().__init__()
         self.shape = shape
         self.c_attn = Conv1D(shape.hidden_size, 3 * shape.hidden_size)
         self.c_proj = Conv1D(shape.hidden_size, shape.hidden_size)
@@ -65,7 +64,6 @@ class GPT2Mlp(Module):
     """``c_proj(act(c_fc(x)))`` and dropout."""
 
     def __init__(self, shape: GPT2Shape) -> None:
-        super().__init__()
         self.c_fc = Conv1D(shape.hidden_size, shape.intermediate_size)
         self.c_proj = Conv1D(shape.intermediate_size, shape.hidden_size)
         self.activation = ops.activation_module(shape.activation)
@@ -82,7 +80,6 @@ class GPT2Block(Module):
     """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, shape: GPT2Shape) -> None:
-        super().__init__()
         self.ln_1 = LayerNorm(shape.hidden_size)
         self.attn = GPT2Attention(shape)
         self.ln_2 = LayerNorm(shape.hidden_size)
@@ -103,7 +100,6 @@ class GPT2Decoder(Module):
     """``GPT2Model``."""
 
     def __init__(self, shape: GPT2Shape) -> None:
-        super().__init__()
         self.shape = shape
         self.wte = Embedding(shape.vocab_size, shape.hidden_size)
         self.wpe = Embedding(shape.num_positions, shape.hidden_size)
@@ -136,7 +132,6 @@ class GPT2(Model):
     attention_linears = ("attn.c_attn", "attn.c_proj")
 
     def __init__(self, shape: GPT2Shape, *, ties_weights: bool) -> None:
-        super().__init__()
         self.transformer = GPT2Decoder(shape)
         self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
         if ties_weights:

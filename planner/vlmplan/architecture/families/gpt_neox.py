@@ -23,7 +23,6 @@ class NeoXAttention(Module):
     """``GPTNeoXAttention``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.shape, width = shape, shape.hidden_size
         self.query_key_value = Linear(width, 3 * width, bias=shape.qkv_bias)
         self.dense = Linear(width, width, bias=shape.qkv_bias)
@@ -43,7 +42,6 @@ class NeoXMlp(Module):
     """``GPTNeoXMLP``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.dense_h_to_4h = Linear(shape.hidden_size, shape.intermediate_size, bias=True)
         self.dense_4h_to_h = Linear(shape.intermediate_size, shape.hidden_size, bias=True)
         self.activation = ops.activation_module(shape.activation)
@@ -58,7 +56,6 @@ class NeoXLayer(Module):
     """``GPTNeoXLayer``; without ``is_parallel`` the MLP sees what attention has added."""
 
     def __init__(self, shape: DecoderShape, *, is_parallel: bool, dropout: float) -> None:
-        super().__init__()
         self.is_parallel, self.dropout = is_parallel, dropout
         self.input_layernorm = LayerNorm(shape.hidden_size)
         self.post_attention_layernorm = LayerNorm(shape.hidden_size)
@@ -82,7 +79,6 @@ class NeoXDecoder(Module):
     """``GPTNeoXModel``."""
 
     def __init__(self, shape: DecoderShape, rotary_width: int, *, is_parallel: bool, dropout: float) -> None:
-        super().__init__()
         self.shape, self.rotary_width, self.dropout = shape, rotary_width, dropout
         self.embed_in = Embedding(shape.vocab_size, shape.hidden_size)
         layer = NeoXLayer(shape, is_parallel=is_parallel, dropout=dropout)
@@ -114,7 +110,6 @@ class NeoX(Model):
     attention_linears = ("query_key_value", "dense")
 
     def __init__(self, model: NeoXDecoder, *, ties_weights: bool) -> None:
-        super().__init__()
         self.gpt_neox = model
         self.lm_head = Linear(model.shape.hidden_size, model.shape.vocab_size)
         if ties_weights:

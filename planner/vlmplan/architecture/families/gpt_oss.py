@@ -31,7 +31,6 @@ class GptOssAttention(Module):
     """Grouped-query attention with rotary positions and a sink, a score that no key has, for each head."""
 
     def __init__(self, shape: DecoderShape, window: int | None) -> None:
-        super().__init__()
         self.shape, self.window = shape, window
         width = shape.hidden_size
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -95,7 +94,6 @@ class GptOssMlp(Module):
     """``GptOssMLP``: route, then run the experts."""
 
     def __init__(self, router: GptOssRouter, experts: GptOssExperts) -> None:
-        super().__init__()
         self.router, self.experts = router, experts
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,7 +108,6 @@ class GptOssLayer(Module):
     """``GptOssDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape, mlp: GptOssMlp, window: int | None) -> None:
-        super().__init__()
         self.self_attn = GptOssAttention(shape, window)
         self.mlp = mlp
         self.input_layernorm = WideRMSNorm(shape.hidden_size)

@@ -20,7 +20,6 @@ class GraniteMoeLayer(Module):
     """``GraniteMoeDecoderLayer``, ``GraniteMoeSharedDecoderLayer``."""
 
     def __init__(self, config: Config, shape: DecoderShape, shared_size: int) -> None:
-        super().__init__()
         self.self_attn = Attention(shape, None)
         self.input_layernorm = RMSNorm(shape.hidden_size)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size)

@@ -38,7 +38,6 @@ class FusedMlp(Module):
     """``GraniteMoeHybridMLP``: gate and up in one projection."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.input_linear = Linear(shape.hidden_size, 2 * shape.intermediate_size)
         self.output_linear = Linear(shape.intermediate_size, shape.hidden_size)
         self.activation = ops.activation_module(shape.activation)
@@ -68,7 +67,6 @@ class RoutedExperts(Module):
     """``GraniteMoeHybridMoE``."""
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
-        super().__init__()
         num_experts, width = config.integer("num_local_experts"), shape.hidden_size
         self.router: Any = LogitRouter(num_experts, width, config.integer("num_experts_per_tok"))
         self.experts: Any = Experts(
@@ -86,7 +84,6 @@ class GraniteHybridLayer(Module):
     """``GraniteMoeHybridDecoderLayer``."""
 
     def __init__(self, config: Config, shape: DecoderShape, kind: str) -> None:
-        super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size)
         self.has_experts = config.count("num_local_experts") > 0

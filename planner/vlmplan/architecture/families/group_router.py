@@ -125,7 +125,6 @@ class SharedExpertsBlock(Module):
     def __init__(
         self, gate: AdaptableModule, experts: Experts, shared: GatedMlp | None, *, registers_gate_first: bool = False
     ) -> None:
-        super().__init__()
         if registers_gate_first:
             self.gate: Any = gate
         self.experts: Any = experts

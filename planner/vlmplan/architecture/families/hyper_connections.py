@@ -68,7 +68,6 @@ class HyperConnection(Module):
     """
 
     def __init__(self, shape: StreamShape) -> None:
-        super().__init__()
         self.shape = shape
         num_streams = shape.num_streams
         num_weights = (2 + num_streams) * num_streams
@@ -126,7 +125,6 @@ class HyperHead(Module):
     """``DeepseekV4HyperHead``: the one tensor that the streams become behind all layers."""
 
     def __init__(self, shape: StreamShape) -> None:
-        super().__init__()
         num_streams = shape.num_streams
         self.hc_fn = Parameter(num_streams, num_streams * shape.hidden_size)
         self.hc_base = Parameter(num_streams)

@@ -11,7 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.clip_vision import Mlp
+from vlmplan.architecture.families.clip_vision import Attention, EncoderLayer
 from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.images.shape import ImageShape
 from vlmplan.architecture.model import Batch, Model, Part
@@ -41,51 +41,24 @@ class VisionContext:
         self.backend, self.mask, self.lengths, self.is_causal = backend, mask, lengths, is_causal
 
 
-class VisionAttention(Module):
+class VisionAttention(Attention):
     """``Idefics2VisionAttention``: all patches of one picture that are not padding see each other."""
 
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.k_proj = Linear(width, width, bias=True)
-        self.v_proj = Linear(width, width, bias=True)
-        self.q_proj = Linear(width, width, bias=True)
-        self.out_proj = Linear(width, width, bias=True)
-
     def forward(self, x: Tensor, context: VisionContext) -> Tensor:
-        batch, num_patches, width = x.shape
-        heads = (batch, self.num_heads, num_patches, width // self.num_heads)
-        q, k, v = self.q_proj(x).view(*heads), self.k_proj(x).view(*heads), self.v_proj(x).view(*heads)
+        q, k, v = self.heads(x)
         return self.out_proj(attend(context.backend, q, k, v, is_causal=context.is_causal, mask=context.mask))
 
 
-class VisionLayer(Module):
-    """``Idefics2EncoderLayer``: pre-norm attention and MLP."""
+class VisionLayer(EncoderLayer):
+    """``Idefics2EncoderLayer``."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        width = config.integer("hidden_size")
-        self.self_attn = VisionAttention(width, config.integer("num_attention_heads"))
-        self.layer_norm1 = LayerNorm(width)
-        self.mlp = Mlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
-        self.layer_norm2 = LayerNorm(width)
-
-    def forward(self, x: Tensor, context: VisionContext) -> Tensor:
-        residual = x
-        x = self.layer_norm1(x)
-        x = self.self_attn(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.layer_norm2(x)
-        x = self.mlp(x)
-        return ops.add(residual, x)
+    attention = VisionAttention
 
 
 class VisionEmbeddings(Module):
     """``Idefics2VisionEmbeddings``: patches, and positions looked up by the share of the picture before them."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, self.patch_size = config.integer("hidden_size"), config.integer("patch_size")
         self.num_channels = config.integer("num_channels")
         self.patch_embedding = PatchEmbedding(self.num_channels * self.patch_size**2, width, bias=True)
@@ -105,7 +78,6 @@ class VisionEmbeddings(Module):
 
 class VisionEncoder(Module):
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.layers = Stack.of(VisionLayer(config), config.integer("num_hidden_layers"), label="vision")
 
 
@@ -115,7 +87,6 @@ class VisionTransformer(Module):
     INPUT_EMBEDDING = "embeddings"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.embeddings = VisionEmbeddings(config)
         self.encoder = VisionEncoder(config)
         self.post_layernorm = LayerNorm(config.integer("hidden_size"))
@@ -152,7 +123,6 @@ class IdeficsModel(Module):
     """``Idefics2Model`` and ``Idefics3Model``: ``vision_model``, ``connector``, ``text_model``."""
 
     def __init__(self, config: Config, connector: Module) -> None:
-        super().__init__()
         self.vision_model: Any = VisionTransformer(config.section("vision_config"))
         self.connector: Any = connector
         self.text_model: Any = text_decoder(config.section("text_config"))
@@ -225,7 +195,6 @@ class Idefics(Model):
     EMBEDDINGS = "model.text_model.embed_tokens"
 
     def __init__(self, config: Config, model: IdeficsModel) -> None:
-        super().__init__()
         self.model = model
         shape = model.text_model.shape
         self.lm_head = Linear(shape.hidden_size, shape.vocab_size)

@@ -19,7 +19,6 @@ class ConnectorMlp(Module):
     """``Idefics2MLP``: a gated MLP from one width to another."""
 
     def __init__(self, in_width: int, inner: int, out_width: int, activation: str) -> None:
-        super().__init__()
         self.gate_proj = Linear(in_width, inner)
         self.up_proj = Linear(in_width, inner)
         self.down_proj = Linear(inner, out_width)
@@ -33,7 +32,6 @@ class PerceiverAttention(Module):
     """``Idefics2PerceiverAttention``: latents look at the picture and at themselves, with grouped heads."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.num_heads, self.head_dim = config.integer("resampler_n_heads"), config.integer("resampler_head_dim")
         self.num_kv_heads = config.integer("num_key_value_heads")
         self.q_proj = Linear(width, self.num_heads * self.head_dim)
@@ -55,7 +53,6 @@ class PerceiverLayer(Module):
     """``Idefics2PerceiverLayer``: no ``GradientCheckpointingLayer``, so it keeps its activations in any case."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.input_latents_norm = RMSNorm(width)
         self.input_context_norm = RMSNorm(width)
         self.self_attn = PerceiverAttention(config, width)
@@ -78,7 +75,6 @@ class PerceiverResampler(Module):
     """``Idefics2PerceiverResampler``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.latents = Parameter(config.integer("resampler_n_latents"), width)
         depth = config.integer("resampler_depth")
         self.layers = Sequential({str(index): PerceiverLayer(config, width) for index in range(depth)})
@@ -97,7 +93,6 @@ class Connector(Module):
     """``Idefics2Connector``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         text = config.section("text_config")
         # Idefics2Config.__post_init__ sets the resampler's width to that of the text configuration.
         width = text.integer("hidden_size")

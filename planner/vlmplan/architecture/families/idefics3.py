@@ -19,7 +19,6 @@ class ModalityProjection(Module):
     """``Idefics3SimpleMLP``: one Linear."""
 
     def __init__(self, in_width: int, width: int) -> None:
-        super().__init__()
         self.proj = Linear(in_width, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,7 +29,6 @@ class Connector(Module):
     """``Idefics3Connector``: squares of ``scale_factor`` patches a side are laid side by side, then projected."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.scale_factor = config.integer("scale_factor")
         self.merged_width = config.section("vision_config").integer("hidden_size") * self.scale_factor**2
         self.modality_projection = ModalityProjection(

@@ -14,7 +14,6 @@ class ImageTextModel(Model):
     EMBEDDINGS = "model.language_model.embed_tokens"
 
     def __init__(self, model: Module, *, ties_weights: bool) -> None:
-        super().__init__()
         self.model: Any = model
         shape = self.model.language_model.shape
         self.lm_head = Linear(shape.hidden_size, shape.vocab_size)

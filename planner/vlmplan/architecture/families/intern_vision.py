@@ -25,7 +25,6 @@ class Attention(Module):
     """All tokens of one tile see each other; queries and keys may be normed over all heads."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.num_heads = config.integer("num_attention_heads")
         # The eager softmax stays in the model's type.
         self.scores = Scores(dropout=config.number("attention_dropout"), upcasts=False)
@@ -56,7 +55,6 @@ class VisionLayer(Module):
     """Pre-norm attention and MLP, each times a learned scale."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, norm_type = config.integer("hidden_size"), config.text("norm_type")
         if norm_type not in NORMS:
             raise not_allowed(CONFIG, "norm_type", norm_type, f"one of {', '.join(NORMS)}")
@@ -82,7 +80,6 @@ class VisionLayer(Module):
 
 class PatchEmbeddings(Module):
     def __init__(self, patch_numel: int, width: int) -> None:
-        super().__init__()
         self.projection = PatchEmbedding(patch_numel, width, bias=True)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -95,7 +92,6 @@ class VisionEmbeddings(Module):
     INPUT_EMBEDDING = "patch_embeddings"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         patch_size, image_size = _pair(config, "patch_size"), _pair(config, "image_size")
         self.num_positions = prod([image // patch for image, patch in zip(image_size, patch_size, strict=True)])
@@ -151,7 +147,6 @@ class InternVision(Module):
     """``InternVLVisionModel``; its last norm is there only where features are not mean-pooled."""
 
     def __init__(self, config: Config, feature_layers: Sequence[int]) -> None:
-        super().__init__()
         self.embeddings = VisionEmbeddings(config)
         self.encoder = VisionEncoder(config, feature_layers)
         self.layernorm = None if config.boolean("use_mean_pooling") else LayerNorm(config.integer("hidden_size"))

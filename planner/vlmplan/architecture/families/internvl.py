@@ -24,7 +24,6 @@ class Projector(Module):
     """``InternVLMultiModalProjector``: a norm and a two-layer MLP over merged patches."""
 
     def __init__(self, config: Config, in_width: int, out_width: int) -> None:
-        super().__init__()
         self.layer_norm = LayerNorm(in_width)
         self.linear_1 = Linear(in_width, out_width, bias=True)
         self.linear_2 = Linear(out_width, out_width, bias=True)
@@ -41,7 +40,6 @@ class InternVLModel(Module):
     """``InternVLModel``: ``vision_tower``, ``multi_modal_projector``, ``language_model``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         vision, text = config.section("vision_config"), config.section("text_config")
         self.feature_layers = config.integers("vision_feature_layer")
         if len(self.feature_layers) != 1:

@@ -14,7 +14,6 @@ class Jais2Mlp(Module):
     """``Jais2MLP``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.up_proj = Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
         self.down_proj = Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
         self.activation = ops.activation_module(shape.activation)

@@ -56,7 +56,6 @@ class ForgetGate(Module):
     """``KimiLinearForgetGate``: the log of the decay by token, head and element."""
 
     def __init__(self, shape: KimiDeltaShape) -> None:
-        super().__init__()
         self.shape = shape
         self.dt_bias = Parameter(shape.width)
         self.A_log = Parameter(1, 1, shape.num_heads, 1)
@@ -79,7 +78,6 @@ class SigmoidGatedNorm(Module):
     """``KimiLinearRMSNormGated``: an RMS norm and times ``sigmoid(gate)``, all in float32."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
         self.weight = Parameter(width)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -99,7 +97,6 @@ class KimiDeltaAttention(ReadingModule):
     takes_keywords = True
 
     def __init__(self, shape: KimiDeltaShape) -> None:
-        super().__init__()
         self.shape = shape
         hidden_size, width = shape.hidden_size, shape.width
         self.q_proj = Linear(hidden_size, width)

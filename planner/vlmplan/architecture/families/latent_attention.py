@@ -74,7 +74,6 @@ class LatentAttention(Module):
     """``DeepseekV3Attention``."""
 
     def __init__(self, shape: LatentShape) -> None:
-        super().__init__()
         self.shape = shape
         width, query_width = shape.hidden_size, shape.num_heads * shape.head_dim
         if shape.q_rank is None:

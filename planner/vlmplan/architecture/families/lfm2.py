@@ -32,7 +32,6 @@ class Lfm2Attention(Module):
     """``Lfm2Attention``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.shape, width = shape, shape.hidden_size
         key_width = shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(width, shape.num_heads * shape.head_dim)
@@ -57,7 +56,6 @@ class ShortConvolution(Module):
     """``Lfm2ShortConv``: ``out(c * convolution(b * x))`` with b, c and x from one Linear."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         if config.boolean("conv_bias"):
             raise InputError("config.json: conv_bias is set; short convolutions with a bias are not planned")
         self.conv = CausalConvolution(width, config.integer("conv_L_cache"))
@@ -79,7 +77,6 @@ class Lfm2Mlp(Module):
     """``Lfm2MLP``."""
 
     def __init__(self, width: int, intermediate_size: int) -> None:
-        super().__init__()
         self.w1 = Linear(width, intermediate_size)
         self.w3 = Linear(width, intermediate_size)
         self.w2 = Linear(intermediate_size, width)
@@ -92,7 +89,6 @@ class Lfm2Layer(Module):
     """``Lfm2DecoderLayer``."""
 
     def __init__(self, config: Config, shape: DecoderShape, kind: str, experts: Module | None = None) -> None:
-        super().__init__()
         width = shape.hidden_size
         mixer: Any = Lfm2Attention(shape) if kind == ATTENTION else ShortConvolution(config, width)
         if kind == ATTENTION:
@@ -115,7 +111,6 @@ class Lfm2Decoder(Module):
     """``Lfm2Model``."""
 
     def __init__(self, config: Config, layers: Stack | None = None) -> None:
-        super().__init__()
         self.shape = shape = lfm2_shape(config)
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = layers or stack_of_kinds(layer_kinds(config), lambda kind: Lfm2Layer(config, shape, kind))

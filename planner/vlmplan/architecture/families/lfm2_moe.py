@@ -45,7 +45,6 @@ class Lfm2MoeBlock(Module):
     """``Lfm2MoeSparseMoeBlock``."""
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
-        super().__init__()
         inner = config.integer("moe_intermediate_size")
         self.experts = Experts(config.integer("num_experts"), shape.hidden_size, inner)
         self.gate = BiasedRouter(config, shape.hidden_size)

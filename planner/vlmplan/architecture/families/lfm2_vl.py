@@ -28,7 +28,6 @@ class Projector(Module):
     """``Lfm2VlMultiModalProjector``: squares of ``factor`` patches a side become one token."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.factor = config.integer("downsample_factor")
         width = config.section("vision_config").integer("hidden_size") * self.factor**2
         inner, bias = config.integer("projector_hidden_size"), config.boolean("projector_bias")
@@ -57,7 +56,6 @@ class Lfm2VlModel(Module):
     """``Lfm2VlModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         vision = config.section("vision_config")
         if vision.model_type != TOWER:
             raise not_allowed(CONFIG, "vision_config.model_type", vision.model_type, TOWER)

@@ -26,7 +26,6 @@ class Projector(Module):
     """``LightOnOcrMultiModalProjector``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         vision_width = config.section("vision_config").integer("hidden_size")
         self.norm = RMSNorm(vision_width)
         self.patch_merger = PatchMerger(vision_width, config.integer("spatial_merge_size"))
@@ -45,7 +44,6 @@ class LightOnModel(Module):
     """``LightOnOcrModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         language_model = text_decoder(config.section("text_config"))
         self.vision_encoder: Any = vision_tower(config.section("vision_config"), (LAST_LAYER,))
         self.vision_projection: Any = Projector(config, language_model.shape.hidden_size)

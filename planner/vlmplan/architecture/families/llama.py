@@ -85,7 +85,6 @@ class Attention(Module):
     """Whether Liger's kernel rotates."""
 
     def __init__(self, shape: DecoderShape, window: int | None) -> None:
-        super().__init__()
         self.shape, self.window = shape, window
         query_width = shape.num_heads * shape.head_dim
         key_width = shape.num_kv_heads * shape.head_dim
@@ -133,7 +132,6 @@ class GatedMlp(Module):
     def __init__(
         self, hidden_size: int, intermediate_size: int, *, activation: str = "silu", bias: bool = False
     ) -> None:
-        super().__init__()
         self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
@@ -149,7 +147,6 @@ class DecoderLayer(Module):
     """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, shape: DecoderShape, window: int | None = None) -> None:
-        super().__init__()
         self.self_attn = Attention(shape, window)
         self.mlp: Module = GatedMlp(
             shape.hidden_size, shape.intermediate_size, activation=shape.activation, bias=shape.mlp_bias
@@ -181,7 +178,6 @@ class Decoder(Module):
     """Of cos and sin, where it is not the model's type."""
 
     def __init__(self, shape: DecoderShape, layers: Stack | None = None) -> None:
-        super().__init__()
         self.shape = shape
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
         self.windows = shape.windows or (None,) * shape.num_layers

@@ -69,7 +69,6 @@ class Llama4Attention(Module):
     """``Llama4TextAttention``."""
 
     def __init__(self, shape: DecoderShape, kind: LayerKind) -> None:
-        super().__init__()
         self.shape, self.kind = shape, kind
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
@@ -194,7 +193,6 @@ class Llama4Moe(Module):
     """``Llama4TextMoe``: routed experts, and one that sees every token as it is."""
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
-        super().__init__()
         width, inner = shape.hidden_size, shape.intermediate_size
         num_experts = config.integer("num_local_experts")
         self.num_experts = num_experts
@@ -243,7 +241,6 @@ class Llama4Layer(Module):
     """``Llama4TextDecoderLayer``."""
 
     def __init__(self, config: Config, shape: DecoderShape, kind: LayerKind) -> None:
-        super().__init__()
         self.self_attn = Llama4Attention(shape, kind)
         inner = config.integer("intermediate_size_mlp")
         mlp: Module = GatedMlp(shape.hidden_size, inner, activation=shape.activation)

@@ -24,7 +24,6 @@ class VisionAttention(Module):
     """``Llama4VisionAttention``."""
 
     def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
         self.num_heads = num_heads
         self.q_proj = Linear(width, width, bias=True)
         self.k_proj = Linear(width, width, bias=True)
@@ -43,7 +42,6 @@ class VisionMlp(Module):
     """``Llama4VisionMLP``."""
 
     def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
         self.fc1 = Linear(width, inner, bias=True)
         self.fc2 = Linear(inner, width, bias=True)
 
@@ -57,7 +55,6 @@ class VisionLayer(Module):
     """``Llama4VisionEncoderLayer``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.self_attn = VisionAttention(width, config.integer("num_attention_heads"))
         self.mlp = VisionMlp(width, config.integer("intermediate_size"))
@@ -79,7 +76,6 @@ class VisionEncoder(Module):
     """``Llama4VisionEncoder``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.layers = Stack.of(VisionLayer(config), config.integer("num_hidden_layers"), label="vision")
 
 
@@ -87,7 +83,6 @@ class UnfoldedPatches(Module):
     """``Llama4UnfoldConvolution``: patches copied out of the tiles, then a Linear."""
 
     def __init__(self, patch_numel: int, width: int) -> None:
-        super().__init__()
         self.linear: Any = Linear(patch_numel, width)
 
     def forward(self, pixels: Tensor, num_tiles: int, num_patches: int) -> Tensor:
@@ -102,7 +97,6 @@ class ShuffleMlp(Module):
     """``Llama4VisionMLP2``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("projector_output_dim")
         self.fc1 = Linear(config.integer("intermediate_size"), config.integer("projector_input_dim"))
         self.fc2 = Linear(width, width)
@@ -119,7 +113,6 @@ class PixelShuffle(Module):
     """``Llama4VisionPixelShuffleMLP``: neighbouring patches side by side, in two copies."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         ratio = config.positive_number("pixel_shuffle_ratio")
         self.num_merged = round(1 / ratio**2)
         self.merged_width = config.integer("intermediate_size")
@@ -145,7 +138,6 @@ class VisionModel(Module):
     INPUT_EMBEDDING = "patch_embedding"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, side, patch = (config.integer(key) for key in ("hidden_size", "image_size", "patch_size"))
         self.head_dim = width // config.integer("num_attention_heads")
         self.num_patches = (side // patch) ** 2
@@ -183,7 +175,6 @@ class Projector(Module):
     """``Llama4MultiModalProjector``."""
 
     def __init__(self, in_width: int, width: int) -> None:
-        super().__init__()
         self.linear_1 = Linear(in_width, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -202,7 +193,6 @@ class Llama4(Model):
     HEAD = "language_model.lm_head"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         vision, text = config.section("vision_config"), config.section("text_config")
         self.vision_model: Any = VisionModel(vision)
         self.multi_modal_projector = Projector(vision.integer("vision_output_dim"), text.integer("hidden_size"))

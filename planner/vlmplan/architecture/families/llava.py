@@ -25,7 +25,6 @@ class Projector(Module):
     """``LlavaMultiModalProjector``: two Linears with an activation between them, to the decoder's ``width``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         in_width = config.section("vision_config").integer("hidden_size") * len(config.integers("vision_feature_layer"))
         bias = config.boolean("multimodal_projector_bias")
         self.linear_1 = Linear(in_width, width, bias=bias)
@@ -42,7 +41,6 @@ class LlavaModel(Module):
     """``LlavaModel``: ``vision_tower``, ``multi_modal_projector``, ``language_model``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         language_model = text_decoder(config.section("text_config"))
         self.vision_tower: Any = vision_tower(config.section("vision_config"), self.feature_layers(config))
         self.multi_modal_projector: Any = self.projector(config, language_model.shape.hidden_size)

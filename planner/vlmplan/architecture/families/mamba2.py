@@ -39,7 +39,6 @@ class Mamba2Block(Module):
     """``Mamba2Block``."""
 
     def __init__(self, mixer: StateSpaceShape, *, widens_residual: bool) -> None:
-        super().__init__()
         self.norm = RMSNorm(mixer.hidden_size)
         self.mixer = StateSpaceMixer(mixer)
         self.widens_residual = widens_residual
@@ -61,7 +60,6 @@ class Mamba2(Model):
     reads_own_head = True
 
     def __init__(self, backbone: UnpositionedDecoder, head: Linear, *, ties_weights: bool) -> None:
-        super().__init__()
         self.backbone = backbone
         self.lm_head: Any = head
         if ties_weights:

@@ -48,9 +48,7 @@ class VisionAttention(idefics.VisionAttention):
 class VisionLayer(Siglip2Layer):
     """``MiniCPMV4_6VisionEncoderLayer``."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.self_attn = VisionAttention(config.integer("hidden_size"), config.integer("num_attention_heads"))
+    attention = VisionAttention
 
 
 class VisionEmbeddings(idefics.VisionEmbeddings):
@@ -63,7 +61,6 @@ class WindowMerger(Module):
     """``MiniCPMV4_6ViTWindowAttentionMerger``: attention in windows of four patches, which become one."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, inner = config.integer("hidden_size"), config.integer("intermediate_size")
         self.self_attn = VisionAttention(width, config.integer("num_attention_heads"))
         self.layer_norm1 = LayerNorm(width)
@@ -93,7 +90,6 @@ class VisionEncoder(Module):
     """``MiniCPMV4_6VisionEncoder``: the layers before the merger and those behind it are two kinds."""
 
     def __init__(self, config: Config, num_before: int) -> None:
-        super().__init__()
         num_layers = config.integer("num_hidden_layers")
         kinds = [VisionLayer(config) for _ in range(1 if num_before == num_layers else 2)]
         self.layers = Stack(kinds, [int(at >= num_before) for at in range(num_layers)], label="vision")
@@ -103,7 +99,6 @@ class VisionTower(Module):
     """``MiniCPMV4_6VisionModel``; without ``merges`` its merger is not called."""
 
     def __init__(self, config: Config, num_before: int, *, merges: bool) -> None:
-        super().__init__()
         self.num_before, self.merges = num_before, merges
         self.embeddings = VisionEmbeddings(config)
         self.encoder = VisionEncoder(config, num_before if merges else config.integer("num_hidden_layers"))
@@ -138,7 +133,6 @@ class DownsampleMlp(Module):
     """``MiniCPMV4_6DownsampleMLP``."""
 
     def __init__(self, width: int, out_width: int) -> None:
-        super().__init__()
         self.pre_norm = LayerNorm(MERGED * width)
         self.linear_1 = Linear(MERGED * width, MERGED * width, bias=True)
         self.linear_2 = Linear(MERGED * width, out_width, bias=True)
@@ -154,7 +148,6 @@ class Merger(Module):
     """``MiniCPMV4_6Merger``: the features of each sequence alone."""
 
     def __init__(self, width: int, text_width: int) -> None:
-        super().__init__()
         self.mlp = Sequential({"0": DownsampleMlp(width, text_width)})
 
     def forward(self, x: Tensor, lengths: PackedLengths) -> list[Tensor]:
@@ -174,7 +167,6 @@ class MiniCpmVModel(Module):
     """``MiniCPMV4_6Model`` and ``MiniCPMV4_7Model``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.has_canvas = config.text("model_type") == "minicpmv4_7"
         vision = config.section("vision_config")
         self.merges = _merges(config)

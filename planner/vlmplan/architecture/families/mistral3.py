@@ -21,7 +21,6 @@ class PatchMerger(Module):
     """``Mistral3PatchMerger``: squares of patches side by side, through a Linear back to the width of one."""
 
     def __init__(self, width: int, merge_size: int) -> None:
-        super().__init__()
         self.num_merged = merge_size**2
         self.merging_layer = Linear(width * self.num_merged, width)
 
@@ -38,7 +37,6 @@ class Projector(Module):
     """``Mistral3MultiModalProjector``: norm, patch merger, two Linears to the decoder's ``width``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         vision_width = config.section("vision_config").integer("hidden_size")
         bias = config.boolean("multimodal_projector_bias")
         self.norm = RMSNorm(vision_width)

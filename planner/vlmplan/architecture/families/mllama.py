@@ -47,7 +47,6 @@ class CrossAttention(Module):
     """``MllamaTextCrossAttention``: text looks at vision states; queries and keys are normed per head."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.shape = shape
         width = shape.hidden_size
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -74,7 +73,6 @@ class CrossAttentionLayer(Module):
     """``MllamaCrossAttentionDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.cross_attn = CrossAttention(shape)
         self.input_layernorm = RMSNorm(shape.hidden_size)
         self.cross_attn_attn_gate = Parameter(1)
@@ -126,7 +124,6 @@ class MllamaModel(Module):
     """``MllamaModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         vision, text = config.section("vision_config"), config.section("text_config")
         self.vision_model: Any = MllamaVision(vision)
         cross_layers = text.integers("cross_attention_layers") or DEFAULT_CROSS_ATTENTION_LAYERS
@@ -177,7 +174,6 @@ class Mllama(Model):
     EMBEDDINGS = "model.language_model.embed_tokens"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.model: Any = MllamaModel(config)
         text = config.section("text_config")
         self.lm_head = Linear(text.integer("hidden_size"), text.integer("vocab_size"))

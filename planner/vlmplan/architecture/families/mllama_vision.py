@@ -36,7 +36,6 @@ class VisionAttention(Module):
     """``MllamaVisionAttention``: all tiles see each other; the mask is additive and in the model's type."""
 
     def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
         self.num_heads = num_heads
         self.q_proj = Linear(width, width)
         self.k_proj = Linear(width, width)
@@ -54,7 +53,6 @@ class VisionLayer(Module):
     """``MllamaVisionEncoderLayer``; in the global transformer attention and MLP pass a gate."""
 
     def __init__(self, config: Config, *, is_gated: bool) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.is_gated = is_gated
         self.self_attn = VisionAttention(width, config.integer("attention_heads"))
@@ -84,7 +82,6 @@ class VisionEncoder(Module):
     """``MllamaVisionEncoder``."""
 
     def __init__(self, config: Config, num_layers: int, *, is_gated: bool, label: str) -> None:
-        super().__init__()
         layer = VisionLayer(config, is_gated=is_gated)
         self.layers = Stack([layer], [0] * num_layers, label=label, can_checkpoint=False)
 
@@ -105,7 +102,6 @@ class AspectRatioEmbedding(Module):
     """``MllamaPrecomputedAspectRatioEmbedding``: one gated vector per tile."""
 
     def __init__(self, num_ratios: int, num_tiles: int, width: int) -> None:
-        super().__init__()
         self.embedding = Embedding(num_ratios + 1, num_tiles * width)
         self.gate = Parameter(1)
 
@@ -119,7 +115,6 @@ class PositionEmbedding(Module):
     """``MllamaPrecomputedPositionEmbedding``: a table of positions, and one of positions in every tile."""
 
     def __init__(self, num_ratios: int, num_tiles: int, num_tokens: int, width: int) -> None:
-        super().__init__()
         self.gate = Parameter(1)
         self.embedding = Parameter(num_tokens, width)
         self.tile_embedding = Embedding(num_ratios + 1, num_tiles * num_tokens * width)
@@ -154,7 +149,6 @@ class MllamaVision(Module):
     INPUT_EMBEDDING = "patch_embedding"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, self.patch_size = config.integer("hidden_size"), config.integer("patch_size")
         self.num_channels, self.num_tiles = config.integer("num_channels"), config.integer("max_num_tiles")
         self.num_tokens = (config.integer("image_size") // self.patch_size) ** 2 + 1

@@ -70,7 +70,6 @@ class Convolution(Module):
         is_depthwise: bool = False,
         bias: bool = False,
     ) -> None:
-        super().__init__()
         self.weight = Parameter(out_channels, 1 if is_depthwise else in_channels, kernel, kernel)
         self.bias: Parameter | None = Parameter(out_channels) if bias else None
         self.kernel, self.stride, self.out_channels = kernel, stride, out_channels
@@ -89,7 +88,6 @@ class Norm(Module):
     """``RmsNormAct2d``: over channels, in x's own type, with GELU behind it or not."""
 
     def __init__(self, channels: int, *, activates: bool = False) -> None:
-        super().__init__()
         self.weight = Parameter(channels)
         self.activates = activates
 
@@ -112,7 +110,6 @@ class ConvNorm(Module):
     def __init__(
         self, in_channels: int, out_channels: int, kernel: int = 1, *, activates: bool = False, **options: Any
     ) -> None:
-        super().__init__()
         self.conv = Convolution(in_channels, out_channels, kernel, **options)
         self.bn = Norm(out_channels, activates=activates)
 
@@ -125,7 +122,6 @@ class LayerScale(Module):
     """``LayerScale2d``."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
         self.gamma = Parameter(channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,7 +132,6 @@ class FusedBlock(Module):
     """``EdgeResidual``: a convolution of 3 x 3 that widens, one of 1 x 1 that narrows."""
 
     def __init__(self, block: Block) -> None:
-        super().__init__()
         inner = block.in_channels * block.expansion
         self.conv_exp = Convolution(block.in_channels, inner, 3, stride=block.stride)
         self.bn1 = Norm(inner, activates=True)
@@ -157,7 +152,6 @@ class InvertedBlock(Module):
     """``UniversalInvertedResidual``: up to two depthwise convolutions around a wider middle."""
 
     def __init__(self, block: Block, *, has_scale: bool = True, has_skip: bool | None = None) -> None:
-        super().__init__()
         width, inner = block.in_channels, block.in_channels * block.expansion
         self.has_skip = block.has_skip if has_skip is None else has_skip
         self.has_first, self.has_middle, self.has_scale = block.first_kernel > 0, block.middle_kernel > 0, has_scale
@@ -189,7 +183,6 @@ class Projection(Module):
     """An ``nn.Sequential`` that ends in ``proj``, of keys and values behind a convolution with a stride and a norm."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1) -> None:
-        super().__init__()
         self.shrinks = stride > 1
         if self.shrinks:
             self.down_conv = Convolution(in_channels, in_channels, 3, stride=stride, is_depthwise=True)
@@ -207,7 +200,6 @@ class Attention(Module):
     """``MultiQueryAttention2d``. No fused kernel takes fewer heads of keys than of queries without being told."""
 
     def __init__(self, block: Block) -> None:
-        super().__init__()
         width, self.num_heads, self.head_dim = block.in_channels, block.num_heads, block.head_dim
         self.query = Projection(width, self.num_heads * self.head_dim)
         self.key = Projection(width, self.head_dim, stride=block.key_stride)
@@ -256,7 +248,6 @@ class AttentionBlock(Module):
     """``MobileAttention``."""
 
     def __init__(self, block: Block) -> None:
-        super().__init__()
         self.norm = Norm(block.in_channels)
         self.attn = Attention(block)
         self.layer_scale = LayerScale(block.out_channels)
@@ -279,7 +270,6 @@ class Fusion(Module):
     """``MobileNetV5MultiScaleFusionAdapter``: the last two stages' features, side by side, averaged over squares."""
 
     def __init__(self, in_channels: int) -> None:
-        super().__init__()
         self.ffn = InvertedBlock(Block(in_channels, FUSED_CHANNELS, 2), has_scale=False, has_skip=False)
         self.norm = Norm(FUSED_CHANNELS)
 
@@ -297,7 +287,6 @@ class Encoder(Module):
     """``MobileNetV5Encoder``."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.conv_stem = ConvNorm(CHANNELS, STEM_CHANNELS, 3, stride=2, bias=True, activates=True)
         self.blocks = Stages()
         self.msfa = Fusion(sum(blocks[-1].out_channels for blocks in _stages()[-2:]))
@@ -320,7 +309,6 @@ class Stages(Module):
     """The four stages, each an ``nn.Sequential`` of blocks."""
 
     def __init__(self) -> None:
-        super().__init__()
         for index, blocks in enumerate(_stages()):
             kinds = list(dict.fromkeys(blocks))
             made = [_made(kind, is_fused=index == 0) for kind in kinds]
@@ -340,7 +328,6 @@ class MobileNetV5(Module):
     """``TimmWrapperModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         name = config.text("architecture")
         if name != ARCHITECTURE:
             raise UnknownNameError("architecture", name, (ARCHITECTURE,), "of config.json")

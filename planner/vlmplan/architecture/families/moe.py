@@ -255,7 +255,6 @@ class SparseMoeBlock(Module):
     """``MixtralSparseMoeBlock`` and its copies: route, then run the experts. Mixtral registers the router first."""
 
     def __init__(self, gate: TopKRouter, experts: Experts, *, registers_gate_first: bool) -> None:
-        super().__init__()
         if registers_gate_first:
             self.gate: Any = gate
         self.experts: Any = experts

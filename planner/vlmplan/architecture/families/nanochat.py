@@ -35,7 +35,6 @@ class NanoChatLayer(Module):
     """``NanoChatDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.self_attn = NanoChatAttention(shape, None)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, shape.activation, has_bias=False)
 
@@ -54,7 +53,6 @@ class NanoChatDecoder(Module):
     """``NanoChatModel``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.shape = shape
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = Stack.of(NanoChatLayer(shape), shape.num_layers, label="layers")

@@ -62,7 +62,6 @@ class PlainMlp(Module):
     """``NemotronHMLP``."""
 
     def __init__(self, shape: DecoderShape, intermediate_size: int) -> None:
-        super().__init__()
         self.up_proj = Linear(shape.hidden_size, intermediate_size, bias=shape.mlp_bias)
         self.down_proj = Linear(intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
         self.activation = ops.activation_module(shape.activation)
@@ -75,7 +74,6 @@ class ExpertsBlock(Module):
     """``NemotronHMoE``: experts, of a narrower copy of x where there is one, and an MLP that sees every token."""
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
-        super().__init__()
         width, narrow = shape.hidden_size, config.optional_integer("moe_latent_size")
         num_experts = config.integer("n_routed_experts")
         inner = config.integer("moe_intermediate_size")
@@ -110,7 +108,6 @@ class NemotronBlock(Module):
     """``NemotronHBlock``."""
 
     def __init__(self, width: int, mixer: Module) -> None:
-        super().__init__()
         self.norm = CastRMSNorm(width)
         self.mixer = mixer
 
@@ -126,7 +123,6 @@ class UnpositionedDecoder(Module):
     given masks."""
 
     def __init__(self, vocab_size: int, layers: Stack, norm: RMSNorm, *, attends: bool) -> None:
-        super().__init__()
         self.windows = (None,) if attends else ()
         self.embeddings = Embedding(vocab_size, norm.weight.numel)
         self.layers = layers

@@ -61,7 +61,6 @@ class PostNormLayer(Module):
     """Norms behind attention and MLP, and none before."""
 
     def __init__(self, shape: DecoderShape, attention: Attention, norm_class: type[RMSNorm] = WideRMSNorm) -> None:
-        super().__init__()
         self.self_attn = attention
         self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
         self.post_attention_layernorm = norm_class(shape.hidden_size)

@@ -102,7 +102,6 @@ class LinearAttentionLayer(Module):
     """``OlmoHybridLinearAttentionDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape, mixer: OlmoDeltaNet) -> None:
-        super().__init__()
         self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
         self.input_layernorm = WideRMSNorm(shape.hidden_size)
         self.post_attention_layernorm = WideRMSNorm(shape.hidden_size)

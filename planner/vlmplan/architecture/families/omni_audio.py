@@ -28,7 +28,6 @@ class Convolution(Module):
     """``nn.Conv1d`` (``num_axes`` 1) or ``nn.Conv2d`` (2). ``in_channels`` of a group."""
 
     def __init__(self, in_channels: int, out_channels: int, *, num_axes: int, kernel: int = KERNEL) -> None:
-        super().__init__()
         self.weight = Parameter(out_channels, in_channels, *(kernel,) * num_axes)
         self.bias = Parameter(out_channels)
 
@@ -41,7 +40,6 @@ class AudioAttention(Module):
     """``Qwen3OmniMoeAudioAttention``. Qwen2.5-Omni's has no bias on k, as Whisper's."""
 
     def __init__(self, width: int, num_heads: int, *, key_bias: bool) -> None:
-        super().__init__()
         self.num_heads = num_heads
         self.k_proj = Linear(width, width, bias=key_bias)
         self.v_proj = Linear(width, width, bias=True)
@@ -60,7 +58,6 @@ class AudioLayer(Module):
     """``Qwen3OmniMoeAudioEncoderLayer``."""
 
     def __init__(self, config: Config, *, key_bias: bool) -> None:
-        super().__init__()
         width, inner = config.integer("d_model"), config.integer("encoder_ffn_dim")
         self.self_attn = AudioAttention(width, config.integer("encoder_attention_heads"), key_bias=key_bias)
         self.self_attn_layer_norm = LayerNorm(width)
@@ -83,7 +80,6 @@ class OmniAudio(Module):
     layers: Stack
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.num_bins, self.width = config.integer("num_mel_bins"), config.integer("d_model")
         self.chunk_frames = 2 * config.integer("n_window")
 

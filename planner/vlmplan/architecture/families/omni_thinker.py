@@ -22,7 +22,6 @@ class ThinkerModel(Module):
     """``...ThinkerModel``: ``audio_tower``, idle without sound, ``visual`` and ``language_model``."""
 
     def __init__(self, audio_tower: OmniAudio, visual: Module, language_model: MultimodalDecoder) -> None:
-        super().__init__()
         self.audio_tower: Any = audio_tower
         self.visual: Any = visual
         self.language_model: Any = language_model

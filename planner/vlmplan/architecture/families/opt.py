@@ -53,7 +53,6 @@ class OptAttention(Module):
     """Attention whose queries are scaled before the kernel."""
 
     def __init__(self, shape: OptShape) -> None:
-        super().__init__()
         self.shape = shape
         width, bias = shape.hidden_size, shape.has_bias
         self.k_proj = Linear(width, width, bias=bias)
@@ -75,7 +74,6 @@ class OptLayer(Module):
     """``OPTDecoderLayer``: its norms stand before attention and MLP, in the 350M model after them."""
 
     def __init__(self, shape: OptShape) -> None:
-        super().__init__()
         self.shape = shape
         width = shape.hidden_size
         self.self_attn = OptAttention(shape)
@@ -110,7 +108,6 @@ class OptDecoder(Module):
     """``OPTDecoder``."""
 
     def __init__(self, shape: OptShape) -> None:
-        super().__init__()
         self.shape = shape
         width = shape.hidden_size
         projects = shape.embedding_width != width
@@ -149,7 +146,6 @@ class OptModel(Module):
     """``OPTModel``: a shell around the decoder."""
 
     def __init__(self, decoder: OptDecoder) -> None:
-        super().__init__()
         self.decoder = decoder
 
 
@@ -160,7 +156,6 @@ class Opt(Model):
     attention_linears = ("q_proj", "k_proj", "v_proj", "out_proj")
 
     def __init__(self, shape: OptShape, *, ties_weights: bool) -> None:
-        super().__init__()
         self.model = OptModel(OptDecoder(shape))
         self.lm_head = Linear(shape.embedding_width, shape.vocab_size)
         if ties_weights:

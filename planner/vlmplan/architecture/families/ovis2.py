@@ -44,7 +44,6 @@ class Ovis2Model(Module):
     """``Ovis2Model``: ``vision_tower``, ``language_model``, ``visual_embeddings_table``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         vision = config.section("vision_config")
         self.vision_tower = OvisVision(vision)
         self.language_model: Any = text_decoder(config.section("text_config"))

@@ -31,7 +31,6 @@ class Attention(Module):
     """All patches of one tile see each other."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.num_heads = config.integer("num_attention_heads")
         self.scores = Scores(dropout=config.number("attention_dropout"))
         bias = config.boolean("qkv_bias")
@@ -53,7 +52,6 @@ class GatedMlp(Module):
     """``down(act(gate(x)) * up(x))``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         inner, bias = config.integer("intermediate_size"), config.boolean("mlp_bias")
         self.gate_proj = Linear(width, inner, bias=bias)
         self.up_proj = Linear(width, inner, bias=bias)
@@ -68,7 +66,6 @@ class VisionLayer(Module):
     """Pre-norm attention and MLP; what the norms return lives on in a variable of its own."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.attention = Attention(config, width)
         self.ffn = GatedMlp(config, width)
@@ -87,7 +84,6 @@ class VisionEmbeddings(Module):
     """Patches, normed, and their learned positions."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, patch_size = config.integer("hidden_size"), config.integer("patch_size")
         self.num_positions = (config.integer("image_size") // patch_size) ** 2
         self.patch_numel = config.integer("num_channels") * patch_size**2
@@ -111,7 +107,6 @@ class VisionTransformer(Module):
     """``Ovis2VisionTransformer``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.embeddings = VisionEmbeddings(config)
         self.encoder = Encoder(lambda: VisionLayer(config), config.integer("num_hidden_layers"), ())
         self.rms_norm = RMSNorm(config.integer("hidden_size"))
@@ -128,7 +123,6 @@ class OvisVision(Module):
     """``Ovis2VisionModel``: squares of patches, and a probability for each word of the visual vocabulary."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, self.stride = config.integer("hidden_size"), config.integer("hidden_stride")
         self.num_indicators = config.integer("num_visual_indicator_tokens")
         self.vocab_size = config.integer("vocab_size")

@@ -47,7 +47,6 @@ class PatchAttention(Module):
     """The name of the output projection."""
 
     def __init__(self, width: int, num_heads: int, *, qkv_bias: bool = True, output_bias: bool = True) -> None:
-        super().__init__()
         self.num_heads = num_heads
         self.make_projections(width, bias=qkv_bias)
         setattr(self, self.OUTPUT, Linear(width, width, bias=output_bias))
@@ -115,7 +114,6 @@ class PatchEmbed(Module):
     """A convolution over one patch of a few frames: one product."""
 
     def __init__(self, config: Config, width: int, *, bias: bool = False) -> None:
-        super().__init__()
         self.patch_numel = (
             config.integer("in_channels") * config.integer("temporal_patch_size") * config.integer("patch_size") ** 2
         )
@@ -190,7 +188,6 @@ class Sequential(Module):
     """``nn.Sequential`` and ``nn.ModuleList``: children named by position; those without weights are left out."""
 
     def __init__(self, modules: Mapping[str, Module]) -> None:
-        super().__init__()
         self.modules_by_name.update(modules)
 
     def __getitem__(self, name: str) -> Module:

@@ -44,16 +44,13 @@ class VisionAttention(PatchAttention):
 class VisionLayer(SiglipLayer):
     """``PaddleOCRVisionEncoderLayer``."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.self_attn = VisionAttention(config.integer("hidden_size"), config.integer("num_attention_heads"))
+    attention = VisionAttention
 
 
 class VisionEmbeddings(Module):
     """``PaddleOCRVisionEmbeddings``: learned positions of a square, interpolated for each image."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, patch_size = config.integer("hidden_size"), config.integer("patch_size")
         self.patch_numel = config.integer("num_channels") * patch_size**2
         self.patch_embedding = PatchEmbedding(self.patch_numel, width, bias=True)
@@ -71,7 +68,6 @@ class VisionEncoder(Module):
     """``PaddleOCRVisionEncoder``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.layers = Stack.of(VisionLayer(config), config.integer("num_hidden_layers"), label="vision")
 
 
@@ -79,7 +75,6 @@ class VisionTransformer(Module):
     """``PaddleOCRVisionTransformer``: patches to hidden states (patches, width)."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
         self.embeddings = VisionEmbeddings(config)
         self.encoder = VisionEncoder(config)
@@ -99,7 +94,6 @@ class VisionModel(Module):
     """``PaddleOCRVisionModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.vision_model = VisionTransformer(config)
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> Tensor:
@@ -110,7 +104,6 @@ class Projector(Module):
     """``PaddleOCRProjector``: squares of patches become one wider feature, which two Linears map, image by image."""
 
     def __init__(self, config: Config, out_width: int) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.merged_width = width * config.integer("spatial_merge_size") ** 2
         self.pre_norm = LayerNorm(width)

@@ -24,7 +24,6 @@ class Projector(Module):
     """``PaliGemmaMultiModalProjector``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.section("vision_config").integer("hidden_size")
         self.linear = Linear(width, config.integer("projection_dim"), bias=True)
 
@@ -36,7 +35,6 @@ class PaliGemmaModel(Module):
     """``PaliGemmaModel``, and ``Gemma3Model`` with another projector."""
 
     def __init__(self, config: Config, projector: Module, language_model: GemmaDecoder) -> None:
-        super().__init__()
         self.vision_tower: Any = vision_tower(config.section("vision_config"))
         self.multi_modal_projector = projector
         self.language_model = language_model

@@ -25,7 +25,6 @@ class PhiAttention(Module):
     """``PhiAttention``; ``is_normed``: queries and keys pass a layer norm for each head."""
 
     def __init__(self, shape: DecoderShape, *, is_normed: bool) -> None:
-        super().__init__()
         self.shape, self.is_normed, width = shape, is_normed, shape.hidden_size
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(width, query_width, bias=True)
@@ -60,7 +59,6 @@ class PhiLayer(Module):
     """``PhiDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape, *, is_normed: bool, dropout: float) -> None:
-        super().__init__()
         self.self_attn = PhiAttention(shape, is_normed=is_normed)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, shape.activation)
         self.input_layernorm = LayerNorm(shape.hidden_size)
@@ -79,7 +77,6 @@ class PhiDecoder(Module):
     """``PhiModel``."""
 
     def __init__(self, shape: DecoderShape, layer: PhiLayer, rotary_width: int, *, dropout: float) -> None:
-        super().__init__()
         self.shape, self.rotary_width, self.dropout = shape, rotary_width, dropout
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = Stack.of(layer, shape.num_layers, label="layers")

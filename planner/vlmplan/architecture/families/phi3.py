@@ -27,7 +27,6 @@ class Phi3Attention(Module):
     """Grouped-query attention out of one projection, cut by slices of which each has a gradient of the whole size."""
 
     def __init__(self, shape: DecoderShape, rules: Phi3Rules, window: int | None) -> None:
-        super().__init__()
         self.shape, self.rules, self.window = shape, rules, window
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.o_proj = Linear(query_width, shape.hidden_size)
@@ -59,7 +58,6 @@ class Phi3Mlp(Module):
     """``down(up * act(gate))`` with gate and up out of one projection."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.gate_up_proj = Linear(shape.hidden_size, 2 * shape.intermediate_size)
         self.down_proj = Linear(shape.intermediate_size, shape.hidden_size)
         self.activation = ops.activation_module(shape.activation)
@@ -76,7 +74,6 @@ class Phi3Layer(Module):
     """``Phi3DecoderLayer``: pre-norm attention and MLP, dropped out before they join the residual."""
 
     def __init__(self, shape: DecoderShape, rules: Phi3Rules, window: int | None) -> None:
-        super().__init__()
         self.self_attn = Phi3Attention(shape, rules, window)
         self.mlp = Phi3Mlp(shape)
         self.input_layernorm = RMSNorm(shape.hidden_size)

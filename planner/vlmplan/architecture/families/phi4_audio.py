@@ -29,7 +29,6 @@ class FeedForward(Module):
     """``Phi4MultimodalAudioMLP``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.inner = config.integer("intermediate_size")
         self.layer_norm = LayerNorm(width)
         self.gate_up_proj = Linear(width, 2 * self.inner, bias=True)
@@ -49,7 +48,6 @@ class AudioAttention(Module):
     """``Phi4MultimodalAudioAttention``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.num_heads = num_heads = config.integer("num_attention_heads")
         self.head_dim = width // num_heads
         self.dropout = config.number("dropout_rate")
@@ -81,7 +79,6 @@ class GatedConvolution(Module):
     """``Phi4MultimodalAudioGluPointWiseConv``."""
 
     def __init__(self, width: int, out_channels: int, activation: str) -> None:
-        super().__init__()
         self.ext_pw_conv_1d = Convolution(width, 2 * out_channels, num_axes=1, kernel=1)
         self.b1 = Parameter(1, out_channels, 1)
         self.b2 = Parameter(1, out_channels, 1)
@@ -100,7 +97,6 @@ class SeparableConvolution(Module):
     """``Phi4MultimodalAudioDepthWiseSeparableConv1d``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.inner = width * config.integer("depthwise_multiplier")
         self.out_channels = config.integer("depthwise_separable_out_channel")
         self.dw_conv = Convolution(1, self.inner, num_axes=1, kernel=config.integer("kernel_size"))
@@ -116,7 +112,6 @@ class ConvolutionModule(Module):
     """``Phi4MultimodalAudioConvModule``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.out_channels, self.kernel = config.integer("ext_pw_out_channel"), config.integer("kernel_size")
         self.layer_norm = LayerNorm(width)
         self.glu = GatedConvolution(width, self.out_channels, config.text("conv_glu_type"))
@@ -139,7 +134,6 @@ class ConformerLayer(Module):
     """``Phi4MultimodalAudioConformerEncoderLayer``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.feed_forward_in = FeedForward(config, width)
         self.self_attn = AudioAttention(config, width)
         self.conv = ConvolutionModule(config, width)
@@ -163,7 +157,6 @@ class Subsampling(Module):
     one for each channel and one of them together; behind each an activation, which is the same object."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         channels, reduction = config.integer("nemo_conv_channels"), config.integer("time_reduction")
         if reduction % 2:
             raise not_allowed(CONFIG, "audio_config.time_reduction", reduction, "an even number")
@@ -194,7 +187,6 @@ class RelativeBias(Module):
     """``Phi4MultimodalAudioRelativeAttentionBias``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         num_buckets = config.integer("bias_max_distance") * (1 if config.boolean("bias_symmetric") else 2)
         self.num_heads = config.integer("num_attention_heads")
         self.bias_values = Embedding(num_buckets, self.num_heads)
@@ -211,7 +203,6 @@ class Phi4Audio(Module):
     """``Phi4MultimodalAudioModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.width = width = config.integer("hidden_size")
         self.num_bins, self.num_heads = config.integer("input_size"), config.integer("num_attention_heads")
         self.embed = Subsampling(config, width)
@@ -265,7 +256,6 @@ class AudioEmbedding(Module):
     """``Phi4MultimodalAudioEmbedding``: projections of sound by itself, and of sound beside images."""
 
     def __init__(self, config: Config, width: int, dropout: float) -> None:
-        super().__init__()
         self.dropout = dropout
         self.encoder = Phi4Audio(config)
         in_width = config.integer("hidden_size") * config.integer("downsample_rate")

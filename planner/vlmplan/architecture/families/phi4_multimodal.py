@@ -24,7 +24,6 @@ class FeatureEmbedding(Module):
     """``Phi4MultimodalFeatureEmbedding``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         self.image_embed = ImageEmbedding(config, width)
         self.audio_embed = AudioEmbedding(config.section("audio_config"), width, config.number("embd_pdrop"))
 

@@ -27,9 +27,10 @@ from vlmplan.units import DType
 class VisionLayer(SiglipLayer):
     """``Phi4MultimodalVisionEncoderLayer``."""
 
+    attention = VisionAttention
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.self_attn = VisionAttention(config.integer("hidden_size"), config.integer("num_attention_heads"))
         # Gradients come from the pooling with positions innermost, and keep that order through all residuals.
         self.self_attn.out_proj.copies_gradient = self.mlp.fc2.copies_gradient = True
 
@@ -38,7 +39,6 @@ class Phi4Vision(Module):
     """``Phi4MultimodalVisionModel``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.embeddings = VisionEmbeddings(config)
         num_layers = config.integer("num_hidden_layers")
         self.encoder = Encoder(lambda: VisionLayer(config), num_layers, [_feature_layer(config, num_layers)])
@@ -81,7 +81,6 @@ class ImageEmbedding(Module):
     """``Phi4MultimodalImageEmbedding``."""
 
     def __init__(self, config: Config, width: int) -> None:
-        super().__init__()
         vision = config.section("vision_config")
         self.features_width = vision.integer("hidden_size")
         self.fills_up = vision.integer("image_size") // vision.integer("patch_size") % 2

@@ -35,7 +35,6 @@ class PixtralContext:
 
 class PixtralAttention(Module):
     def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
         self.num_heads = num_heads
         self.k_proj = Linear(width, width)
         self.v_proj = Linear(width, width)
@@ -55,7 +54,6 @@ class PixtralLayer(Module):
     """``PixtralAttentionLayer``: pre-norm attention and gated MLP."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.attention_norm = RMSNorm(width)
         self.feed_forward = GatedMlp(width, config.integer("intermediate_size"), activation=config.text("hidden_act"))
@@ -81,7 +79,6 @@ class PixtralVision(ReadingModule):
     keeps_channels_first = False
 
     def __init__(self, config: Config, feature_layers: Sequence[int]) -> None:
-        super().__init__()
         width, self.patch_size = config.integer("hidden_size"), config.integer("patch_size")
         self.head_dim = width // config.integer("num_attention_heads")
         self.patch_numel = config.integer("num_channels") * self.patch_size**2

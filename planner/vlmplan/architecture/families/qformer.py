@@ -26,7 +26,6 @@ class MultiHeadAttention(Module):
     """``Blip2QFormerMultiHeadAttention``, without its output projection."""
 
     def __init__(self, config: Config, key_width: int) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.num_heads = config.integer("num_attention_heads")
         self.scores = Scores(dropout=config.number("attention_probs_dropout_prob"), upcasts=False)
@@ -47,7 +46,6 @@ class ResidualOutput(Module):
     """``Blip2QFormerSelfOutput`` and ``Blip2QFormerOutput``: Linear, dropout, and a norm of the sum."""
 
     def __init__(self, config: Config, in_width: int) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.dense = Linear(in_width, width, bias=True)
         self.LayerNorm = LayerNorm(width)
@@ -63,7 +61,6 @@ class QFormerAttention(Module):
     """``Blip2QFormerAttention``: over the hidden states themselves, or over an image of ``key_width``."""
 
     def __init__(self, config: Config, key_width: int) -> None:
-        super().__init__()
         self.attention = MultiHeadAttention(config, key_width)
         self.output = ResidualOutput(config, config.integer("hidden_size"))
 
@@ -75,7 +72,6 @@ class Intermediate(Module):
     """``Blip2QFormerIntermediate``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.dense = Linear(config.integer("hidden_size"), config.integer("intermediate_size"), bias=True)
         self.activation = ops.activation_module(config.text("hidden_act"))
 
@@ -88,7 +84,6 @@ class QFormerLayer(Module):
     """``Blip2QFormerLayer``: the text tokens, where there are any, have an MLP of their own."""
 
     def __init__(self, config: Config, *, image_width: int | None, has_text: bool) -> None:
-        super().__init__()
         self.attention = QFormerAttention(config, config.integer("hidden_size"))
         self.crossattention = None if image_width is None else QFormerAttention(config, image_width)
         inner = config.integer("intermediate_size")
@@ -121,7 +116,6 @@ def head_of(x: Tensor, num_queries: int) -> Tensor:
 
 class QFormerEncoder(Module):
     def __init__(self, config: Config, image_width: int, *, has_text: bool) -> None:
-        super().__init__()
         kinds = [
             QFormerLayer(config, image_width=image_width, has_text=has_text),
             QFormerLayer(config, image_width=None, has_text=has_text),
@@ -135,7 +129,6 @@ class QFormer(Module):
     """``Blip2QFormerModel``: queries only."""
 
     def __init__(self, config: Config, image_width: int) -> None:
-        super().__init__()
         self.layernorm = LayerNorm(config.integer("hidden_size"))
         self.dropout = config.number("hidden_dropout_prob")
         has_text = config.boolean("use_qformer_text_input")
@@ -165,7 +158,6 @@ class TextEmbeddings(Module):
     INPUT_EMBEDDING = "word_embeddings"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, self.num_positions = config.integer("hidden_size"), config.integer("max_position_embeddings")
         self.word_embeddings = Embedding(config.integer("vocab_size"), width)
         self.position_embeddings = Embedding(self.num_positions, width)
@@ -188,7 +180,6 @@ class InstructQFormer(Module):
     """``InstructBlipQFormerModel``: queries and the instruction."""
 
     def __init__(self, config: Config, image_width: int) -> None:
-        super().__init__()
         self.embeddings = TextEmbeddings(config)
         self.encoder = QFormerEncoder(config, image_width, has_text=True)
 

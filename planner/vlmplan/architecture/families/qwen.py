@@ -54,7 +54,6 @@ class QwenAttention(Module):
     """Attention with one projection for q, k and v, and rotary positions in float32."""
 
     def __init__(self, shape: QwenShape) -> None:
-        super().__init__()
         self.shape = shape
         width = shape.num_heads * shape.head_dim
         self.c_attn = Linear(shape.hidden_size, 3 * width, bias=True)
@@ -83,7 +82,6 @@ class QwenMlp(Module):
     """``c_proj(w1(x) * silu(w2(x)))``."""
 
     def __init__(self, shape: QwenShape) -> None:
-        super().__init__()
         inner = shape.intermediate_size // 2
         self.w1 = Linear(shape.hidden_size, inner, bias=shape.has_bias)
         self.w2 = Linear(shape.hidden_size, inner, bias=shape.has_bias)
@@ -100,7 +98,6 @@ class QwenBlock(Module):
     """Pre-norm attention and MLP."""
 
     def __init__(self, shape: QwenShape) -> None:
-        super().__init__()
         self.ln_1 = RMSNorm(shape.hidden_size)
         self.attn = QwenAttention(shape)
         self.ln_2 = RMSNorm(shape.hidden_size)
@@ -119,7 +116,6 @@ class QwenModel(Module):
     """``QWenModel``: embedding, blocks, norm, and the visual part behind them in the order of parameters."""
 
     def __init__(self, shape: QwenShape, visual: VisionTransformer) -> None:
-        super().__init__()
         self.shape = shape
         self.wte = Embedding(shape.vocab_size, shape.hidden_size)
         self.h = Stack.of(QwenBlock(shape), shape.num_layers, label="layers")
@@ -174,7 +170,6 @@ class Qwen(Model):
     attention_linears = ("attn.c_attn", "attn.c_proj")
 
     def __init__(self, shape: QwenShape, visual: VisionTransformer, *, ties_weights: bool) -> None:
-        super().__init__()
         self.transformer = QwenModel(shape, visual)
         self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
         if ties_weights:

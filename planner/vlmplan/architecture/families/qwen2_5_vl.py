@@ -44,7 +44,6 @@ class VisionBlock(Module):
     ATTENTION = PatchAttention
 
     def __init__(self, config: Config, *, sees_windows: bool) -> None:
-        super().__init__()
         self.sees_windows = sees_windows
         width = config.integer("hidden_size")
         self.norm1 = RMSNorm(width)
@@ -66,7 +65,6 @@ class VisionTransformer(Module):
     BLOCK = VisionBlock
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.head_dim = width // config.integer("num_heads")
         self.merge_size = config.integer("spatial_merge_size")

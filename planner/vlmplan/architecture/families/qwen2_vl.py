@@ -35,7 +35,6 @@ class VisionMlp(Module):
     """``fc2(act(fc1(x)))``."""
 
     def __init__(self, width: int, inner: int, activation: str) -> None:
-        super().__init__()
         self.fc1 = Linear(width, inner, bias=True)
         self.fc2 = Linear(inner, width, bias=True)
         self.activation = ops.activation_module(activation)
@@ -48,7 +47,6 @@ class VisionBlock(Module):
     """Pre-norm attention and MLP."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("embed_dim")
         self.norm1 = LayerNorm(width)
         self.norm2 = LayerNorm(width)
@@ -64,7 +62,6 @@ class PatchMerger(Module):
     """Norm, then a two-layer MLP over the patches of one merged token."""
 
     def __init__(self, norm: Module, width: int, out_width: int, merge_size: int) -> None:
-        super().__init__()
         self.merged_width = width * merge_size**2
         self.ln_q = norm
         self.mlp = Sequential(
@@ -86,7 +83,6 @@ class VisionTransformer(Module):
     INPUT_EMBEDDING = "patch_embed"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("embed_dim")
         self.head_dim = width // config.integer("num_heads")
         self.patch_embed = PatchEmbed(config, width)
@@ -113,7 +109,6 @@ class VisionLanguageModel(Module):
     """``Qwen2VLModel``: ``visual`` and ``language_model``."""
 
     def __init__(self, visual: Module, language_model: MultimodalDecoder) -> None:
-        super().__init__()
         self.visual: Any = visual
         self.language_model = language_model
 

@@ -27,7 +27,6 @@ class GatedAttention(Module):
     """``Qwen3_5Attention``: queries and keys are normed and partly rotated, the result is gated."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.shape = shape
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, 2 * query_width, bias=shape.qkv_bias)
@@ -57,7 +56,6 @@ class DecoderLayer(Module):
 
     def __init__(self, hidden_size: int, mixers: Mapping[str, Module], mlp: Module) -> None:
         """``mixers``: the one mixer by its name."""
-        super().__init__()
         ((self.mixer_name, mixer),) = mixers.items()
         setattr(self, self.mixer_name, mixer)
         self.mlp = mlp

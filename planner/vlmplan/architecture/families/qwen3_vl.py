@@ -37,7 +37,6 @@ class VisionMlp(Module):
     """``linear_fc2(act(linear_fc1(x)))``."""
 
     def __init__(self, width: int, inner: int, activation: str) -> None:
-        super().__init__()
         self.linear_fc1 = Linear(width, inner, bias=True)
         self.linear_fc2 = Linear(inner, width, bias=True)
         self.activation = ops.activation_module(activation)
@@ -50,7 +49,6 @@ class VisionBlock(Module):
     """Pre-norm attention and MLP."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.norm1 = LayerNorm(width)
         self.norm2 = LayerNorm(width)
@@ -67,7 +65,6 @@ class MergedPatches(Module):
     and an MLP, as those that are based on this one name them."""
 
     def __init__(self, config: Config, *, norms_merged: bool) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.merged_width = width * config.integer("spatial_merge_size") ** 2
         self.norms_merged = norms_merged
@@ -104,7 +101,6 @@ class VisionTransformer(Module):
     registers_feature_mergers_first = False
 
     def __init__(self, config: Config, *, has_deepstack: bool = True) -> None:
-        super().__init__()
         self.width = config.integer("hidden_size")
         self.head_dim = self.width // config.integer("num_heads")
         num_blocks = config.integer("depth")
@@ -224,7 +220,6 @@ class VisionLanguageModel(Module):
     """``Qwen3VLModel``: ``visual`` and ``language_model``."""
 
     def __init__(self, visual: Module, language_model: DeepstackDecoder) -> None:
-        super().__init__()
         self.visual: Any = visual
         self.language_model = language_model
 

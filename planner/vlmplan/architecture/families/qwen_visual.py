@@ -26,7 +26,6 @@ class VisualAttention(Module):
     """Self-attention over (patches, images, width) with one projection for q, k and v."""
 
     def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
         self.num_heads = num_heads
         self.in_proj = Linear(width, 3 * width, bias=True)
         self.out_proj = Linear(width, width, bias=True)
@@ -48,7 +47,6 @@ class VisualMlp(Module):
     """``c_proj(gelu(c_fc(x)))``."""
 
     def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
         self.c_fc = Linear(width, inner, bias=True)
         self.c_proj = Linear(inner, width, bias=True)
 
@@ -60,7 +58,6 @@ class VisualBlock(Module):
     """``VisualAttentionBlock``: pre-norm attention and MLP."""
 
     def __init__(self, width: int, num_heads: int, inner: int) -> None:
-        super().__init__()
         self.ln_1 = LayerNorm(width)
         self.ln_2 = LayerNorm(width)
         self.attn = VisualAttention(width, num_heads)
@@ -75,7 +72,6 @@ class VisualLayers(Module):
     """``TransformerBlock``: the list of blocks."""
 
     def __init__(self, block: VisualBlock, num_layers: int) -> None:
-        super().__init__()
         self.resblocks = Stack([block], [0] * num_layers, label="vision", can_checkpoint=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +82,6 @@ class CrossAttention(Module):
     """``nn.MultiheadAttention`` with its weights returned: three products out of one parameter."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
         self.num_heads = width // RESAMPLER_HEAD_DIM
         self.in_proj_weight = Parameter(3 * width, width)
         self.in_proj_bias = Parameter(3 * width)
@@ -137,7 +132,6 @@ class Resampler(Module):
     """
 
     def __init__(self, width: int, key_width: int) -> None:
-        super().__init__()
         self.pos_embed = Parameter(NUM_POSITIONS, width)
         self.query = Parameter(NUM_QUERIES, width)
         self.kv_proj = Linear(key_width, width)
@@ -188,7 +182,6 @@ class VisionTransformer(Module):
     """``VisionTransformer``: patches, blocks, resampler, norm and a square projection."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width, out_width = config.integer("width"), config.integer("output_dim")
         self.patch_numel = 3 * config.integer("patch_size") ** 2
         self.positional_embedding = Parameter(NUM_POSITIONS, width)

@@ -21,9 +21,7 @@ from vlmplan.architecture.trace import Kind
 class Siglip2Layer(SiglipLayer):
     """``Siglip2EncoderLayer``: takes a ``VisionContext`` in the place of the backend."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.self_attn = VisionAttention(config.integer("hidden_size"), config.integer("num_attention_heads"))
+    attention = VisionAttention
 
 
 class Siglip2Embeddings(Module):
@@ -32,7 +30,6 @@ class Siglip2Embeddings(Module):
     INPUT_EMBEDDING = "patch_embedding"
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.patch_numel = config.integer("num_channels") * config.integer("patch_size") ** 2
         self.patch_embedding = Linear(self.patch_numel, width, bias=True)
@@ -78,7 +75,6 @@ class Siglip2Encoder(Module):
     """``Siglip2Encoder``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.layers = Stack.of(Siglip2Layer(config), config.integer("num_hidden_layers"), label="vision")
 
 
@@ -86,7 +82,6 @@ class Siglip2Vision(Module):
     """``Siglip2VisionModel``: pixels (sequences, patches, values) to hidden states (sequences, patches, width)."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         self.embeddings = Siglip2Embeddings(config)
         self.encoder = Siglip2Encoder(config)
         self.post_layernorm = LayerNorm(config.integer("hidden_size"))

@@ -5,12 +5,11 @@ modules in another order.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.clip_vision import Attention, Mlp, VisionEmbeddings
+from vlmplan.architecture.families.clip_vision import EncoderLayer, Mlp, VisionEmbeddings
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import DerivedLinear, LayerNorm, Module
@@ -18,33 +17,21 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 
 
-class SiglipLayer(Module):
-    """``SiglipEncoderLayer``: pre-norm attention and MLP. ``context`` is what the attention takes: here the backend."""
+class SiglipLayer(EncoderLayer):
+    """``SiglipEncoderLayer``."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.layer_norm1 = LayerNorm(width)
-        self.self_attn: Any = Attention(width, config.integer("num_attention_heads"))
+        self.self_attn = self.attention(width, config.integer("num_attention_heads"))
         self.layer_norm2 = LayerNorm(width)
         self.mlp = Mlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
-
-    def forward(self, x: Tensor, context: Any) -> Tensor:
-        residual = x
-        x = self.layer_norm1(x)
-        x = self.self_attn(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.layer_norm2(x)
-        x = self.mlp(x)
-        return ops.add(residual, x)
 
 
 class SingleQueryAttention(Module):
     """``nn.MultiheadAttention`` of one learned query: attention weights written out."""
 
     def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
         self.num_heads = num_heads
         self.in_proj_weight = Parameter(3 * width, width)
         self.in_proj_bias = Parameter(3 * width)
@@ -72,7 +59,6 @@ class PoolingHead(Module):
     """``SiglipMultiheadAttentionPoolingHead``: what composite models that use patches build but do not use."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
         width = config.integer("hidden_size")
         self.probe = Parameter(1, 1, width)
         self.attention = SingleQueryAttention(width, config.integer("num_attention_heads"))
@@ -96,7 +82,6 @@ class SiglipVision(Module):
     """Nothing copies what the convolution returns, so the residuals have its layout, positions innermost."""
 
     def __init__(self, config: Config, feature_layers: Sequence[int]) -> None:
-        super().__init__()
         self.embeddings = VisionEmbeddings(config, has_class_token=False)
         self.encoder = Encoder(lambda: SiglipLayer(config), config.integer("num_hidden_layers"), feature_layers)
         self.post_layernorm = LayerNorm(config.integer("hidden_size"))

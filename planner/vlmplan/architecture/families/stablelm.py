@@ -29,7 +29,6 @@ class StableLmAttention(Module):
     """``StableLmAttention``."""
 
     def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        super().__init__()
         self.shape, self.rotary_width, width = shape, rotary_width, shape.hidden_size
         key_width = shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(width, width, bias=shape.qkv_bias)
@@ -58,7 +57,6 @@ class StableLmLayer(Module):
     """``StableLmDecoderLayer``; with ``is_parallel`` one norm serves attention and MLP."""
 
     def __init__(self, shape: DecoderShape, rotary_width: int, *, is_parallel: bool, dropout: float) -> None:
-        super().__init__()
         self.is_parallel, self.dropout = is_parallel, dropout
         self.self_attn = StableLmAttention(shape, rotary_width)
         self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)

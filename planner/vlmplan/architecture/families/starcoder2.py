@@ -41,7 +41,6 @@ class Starcoder2Mlp(Module):
     """``Starcoder2MLP``."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
         self.c_fc = Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
         self.c_proj = Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
         self.activation = ops.activation_module(shape.activation)
@@ -56,7 +55,6 @@ class Starcoder2Layer(Module):
     """``Starcoder2DecoderLayer``; what attention and MLP add to the residual is dropped out."""
 
     def __init__(self, shape: DecoderShape, dropout: float, window: int | None) -> None:
-        super().__init__()
         self.self_attn = Starcoder2Attention(shape, dropout, window)
         self.mlp = Starcoder2Mlp(shape)
         self.input_layernorm = LayerNorm(shape.hidden_size)

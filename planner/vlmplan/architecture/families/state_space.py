@@ -120,7 +120,6 @@ class GroupedGatedNorm(Module):
     """``NemotronHRMSNormGated``: times ``silu(gate)``, then an RMS norm of each group, all in float32."""
 
     def __init__(self, width: int, num_groups: int) -> None:
-        super().__init__()
         self.weight = Parameter(width)
         self.num_groups = num_groups
 
@@ -139,7 +138,6 @@ class StateSpaceMixer(ReadingModule):
     first Linear, whether or not that is a kernel, and it calls its convolution by no module."""
 
     def __init__(self, shape: StateSpaceShape) -> None:
-        super().__init__()
         self.shape = shape
         self.dt_bias = Parameter(shape.num_heads)
         self.A_log = Parameter(shape.num_heads)

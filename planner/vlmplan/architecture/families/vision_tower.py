@@ -39,7 +39,6 @@ class Encoder(Module):
     """
 
     def __init__(self, make_layer: Callable[[], Module], num_layers: int, feature_layers: Sequence[int]) -> None:
-        super().__init__()
         self.feature_layers = [_resolved(index, num_layers) for index in feature_layers]
         bounds = {0, num_layers, *self.feature_layers}
         if self.feature_layers:
