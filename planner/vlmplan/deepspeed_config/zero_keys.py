@@ -4,7 +4,6 @@ Names, defaults and limits are those of ``deepspeed/runtime/zero/config.py`` and
 test compares. ``source`` is where the key is used.
 """
 
-from functools import partial
 from typing import Any
 
 from vlmplan.deepspeed_config.keys import Effect, Key, Kind, table
@@ -18,19 +17,11 @@ MODELLED, NONE, REFUSED = Effect.MODELLED, Effect.NONE, Effect.REFUSED
 
 
 def _zero(name: str, kind: Kind, default: Any, effect: Effect, source: str, about: str, **more: Any) -> Key:
-    return Key(
-        path=f"zero_optimization.{name}",
-        kind=kind,
-        default=default,
-        effect=effect,
-        source=source,
-        about=about,
-        **more,
-    )
+    path = f"zero_optimization.{name}"
+    return Key(path=path, kind=kind, default=default, effect=effect, source=source, about=about, **more)
 
 
-_flag, _count = partial(_zero, kind=Kind.FLAG), partial(_zero, kind=Kind.COUNT)
-_object = partial(_zero, kind=Kind.OBJECT, default=None, takes_null=True)
+_F, _C, _O = Kind.FLAG, Kind.COUNT, Kind.OBJECT
 
 
 def _off(name: str, source: str, about: str, *, default: Any = False, kind: Kind = Kind.FLAG) -> Key:
@@ -39,216 +30,76 @@ def _off(name: str, source: str, about: str, *, default: Any = False, kind: Kind
 
 
 ZERO = (
-    _zero(
-        name="stage",
-        kind=Kind.ANY,
-        default=0,
-        effect=MODELLED,
-        source="runtime/engine.py",
-        about="What is divided among the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
-        planned="--zero-stage; recommend takes the stage that is cheapest among those that fit",
-        only=(0, 1, 2, 3),
-    ),
-    _flag(
-        name="contiguous_gradients",
-        default=True,
-        effect=MODELLED,
-        source=ENGINES12,
-        about="Gradients are copied into one reduce bucket as they come, instead of being reduced where they are.",
-        planned="true: without it a reduction makes a flat copy of every bucket",
-    ),
-    _flag(
-        name="reduce_scatter",
-        default=True,
-        effect=MODELLED,
-        source=ENGINES12,
-        about="Each rank is sent only its part of the mean gradients (stages 1 and 2), instead of all of them.",
-        planned="true: half the bytes of an all-reduce",
-    ),
-    _count(
-        name="reduce_bucket_size",
-        default=500_000_000,
-        effect=MODELLED,
-        least=1,
-        source=f"{ENGINES12}, {STAGE3}",
-        about="Elements of gradients that are collected before they are reduced; a buffer of this size is allocated in "
-        "the gradients' type, and a second one with overlap_comm (stages 1 and 2).",
-        planned=f"{LATENCY} elements and no more than are trained; 10 million where memory is short",
-    ),
-    _count(
-        name="allgather_bucket_size",
-        default=500_000_000,
-        effect=MODELLED,
-        least=1,
-        source="runtime/zero/utils.py",
-        about="Elements of updated weights that ranks send one another at a time at the end of a step (stages 1, 2).",
-        planned=f"{LATENCY} elements and no more than are trained; 10 million where memory is short",
-    ),
-    _flag(
-        name="overlap_comm",
-        default=None,
-        effect=MODELLED,
-        takes_null=True,
-        source=f"{ENGINES12}, {STAGE3}",
-        about="Gradients are reduced on a stream of their own while backward goes on. Stages 1 and 2 then need a "
-        "second reduce bucket. Left out: on at stage 3, off below.",
-        planned="true on several GPUs; false where memory is short, but for stage 1, which would keep all gradients",
-    ),
-    _flag(
-        name="round_robin_gradients",
-        default=False,
-        effect=MODELLED,
-        source=ENGINES12,
-        about="Stages 1 and 2 deal parameters to partitions in turns, so that ranks copy gradients to the host at "
-        "the same time.",
-        planned="false: partitions follow the order of the model",
-    ),
-    _count(
-        name="sub_group_size",
-        default=1_000_000_000,
-        effect=MODELLED,
-        source=STAGE3,
-        about="Elements of a rank's shards that stage 3 updates at a time: a group is full with the parameter that "
-        "reaches this, so 0 makes every parameter a group of its own. Float32 copies of one group's gradients exist.",
-        planned="100 million: 0.6 GB of temporaries in a step",
-    ),
-    _count(
-        name="stage3_prefetch_bucket_size",
-        default=50_000_000,
-        effect=MODELLED,
-        source=COORDINATOR,
-        about="Elements of weights that stage 3 gathers ahead of the module that needs them; 0 gathers nothing ahead.",
-        planned="the elements of the largest layer: the next layer comes while this one computes; 0 where memory is "
-        "short",
-    ),
-    _count(
-        name="stage3_param_persistence_threshold",
-        default=100_000,
-        effect=MODELLED,
-        source="runtime/zero/parameter_offload.py",
-        about="Weights of stage 3 with fewer elements than this stay whole on every GPU: norms and biases.",
-        planned='10 times the hidden size, which transformers fills in for "auto": norms and biases stay whole',
-    ),
-    _count(
-        name="stage3_max_live_parameters",
-        default=1_000_000_000,
-        effect=MODELLED,
-        source=COORDINATOR,
-        about="Elements of gathered weights above which stage 3 gathers nothing ahead.",
-        planned="three times the largest layer; 0 where memory is short",
-    ),
-    _count(
-        name="stage3_max_reuse_distance",
-        default=1_000_000_000,
-        effect=MODELLED,
-        source=COORDINATOR,
-        about="Stage 3 keeps a weight whole after use if it is needed again within this many elements of others.",
-        planned="twice the largest layer, so that a layer that is recomputed keeps its weights until its backward; 0 "
-        "where memory is short",
-    ),
-    _object(
-        name="offload_param",
-        effect=MODELLED,
-        source=PARTITIONING,
-        about="Where stage 3 keeps the shards of weights between uses.",
-        planned="written where --offload-params is not none",
-    ),
-    _object(
-        name="offload_optimizer",
-        effect=MODELLED,
-        source=f"{ENGINES12}, {STAGE3}",
-        about="Where optimizer states live; with a device the update runs on the host.",
-        planned="written where --offload-optimizer is not none",
-    ),
-    _flag(
-        name="memory_efficient_linear",
-        default=True,
-        effect=MODELLED,
-        source="runtime/zero/linear.py",
-        about="Stage 3 replaces F.linear, so that autograd keeps no view of a gathered weight.",
-        planned="true: a view would keep every gathered weight of a layer that is not checkpointed",
-    ),
-    _count(
-        name="zero_hpz_partition_size",
-        default=1,
-        effect=MODELLED,
-        least=1,
-        source=PARTITIONING,
-        about="ZeRO++'s hpZ (stage 3): ranks that keep a second copy of all weights between them, so that gathering "
-        "again in backward stays within a node.",
-        planned="--hpz; recommend tries the GPUs of a node",
-    ),
-    _flag(
-        name="stage3_gather_16bit_weights_on_model_save",
-        default=False,
-        effect=NONE,
-        source="runtime/engine.py",
-        about="save_16bit_model gathers the weights of stage 3 and writes them whole.",
-        planned="true at stage 3, so that other tools that read this file save whole weights",
-    ),
-    _flag(
-        name="allgather_partitions",
-        default=True,
-        effect=NONE,
-        source="runtime/engine.py",
-        about="Once chose all-gather over broadcasts; 0.19.8 reads it and uses it nowhere.",
-    ),
-    _flag(
-        name="load_from_fp32_weights",
-        default=True,
-        effect=NONE,
-        source=ENGINES12,
-        about="Master weights come from the float32 copies of a checkpoint.",
-    ),
-    _flag(
-        name="elastic_checkpoint",
-        default=False,
-        effect=NONE,
-        source=ENGINES12,
-        about="A former form of checkpoints for other numbers of ranks.",
-    ),
-    _flag(
-        name="ignore_unused_parameters",
-        default=True,
-        effect=NONE,
-        source=ENGINES12,
-        about="Parameters without a gradient are no error.",
-    ),
-    _flag(
-        name="override_module_apply",
-        default=True,
-        effect=NONE,
-        source=PARTITIONING,
-        about="Stage 3 gathers weights in nn.Module.apply while a model is built.",
-    ),
-    _flag(
-        name="log_trace_cache_warnings",
-        default=False,
-        effect=NONE,
-        source=COORDINATOR,
-        about="Warns when stage 3 meets modules in another order than before.",
-    ),
-    _flag(
-        name="enable_sanity_checks",
-        default=False,
-        effect=NONE,
-        source=STAGE3,
-        about="Checks of DeepSpeed on itself, for those who debug it.",
-    ),
-    _flag(
-        name="pipeline_loading_checkpoint",
-        default=False,
-        effect=NONE,
-        source=STAGE3,
-        about="Loads a checkpoint of stage 3 piece by piece.",
-    ),
-    _flag(
-        name="save_muon_momentum_buffer_in_memory",
-        default=False,
-        effect=NONE,
-        source=STAGE3,
-        about="Only for the optimizer Muon under NVMe offload.",
-    ),
+    _zero("stage", Kind.ANY, 0, MODELLED, "runtime/engine.py",
+          "What is divided among the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
+          planned="--zero-stage; recommend takes the stage that is cheapest among those that fit", only=(0, 1, 2, 3)),
+    _zero("contiguous_gradients", _F, True, MODELLED, ENGINES12,
+          "Gradients are copied into one reduce bucket as they come, instead of being reduced where they are.",
+          planned="true: without it a reduction makes a flat copy of every bucket"),
+    _zero("reduce_scatter", _F, True, MODELLED, ENGINES12,
+          "Each rank is sent only its part of the mean gradients (stages 1 and 2), instead of all of them.",
+          planned="true: half the bytes of an all-reduce"),
+    _zero("reduce_bucket_size", _C, 500_000_000, MODELLED, f"{ENGINES12}, {STAGE3}",
+          "Elements of gradients that are collected before they are reduced; a buffer of this size is allocated in "
+          "the gradients' type, and a second one with overlap_comm (stages 1 and 2).", least=1,
+          planned=f"{LATENCY} elements and no more than are trained; 10 million where memory is short"),
+    _zero("allgather_bucket_size", _C, 500_000_000, MODELLED, "runtime/zero/utils.py",
+          "Elements of updated weights that ranks send one another at a time at the end of a step (stages 1, 2).",
+          least=1, planned=f"{LATENCY} elements and no more than are trained; 10 million where memory is short"),
+    _zero("overlap_comm", _F, None, MODELLED, f"{ENGINES12}, {STAGE3}",
+          "Gradients are reduced on a stream of their own while backward goes on. Stages 1 and 2 then need a second "
+          "reduce bucket. Left out: on at stage 3, off below.", takes_null=True,
+          planned="true on several GPUs; false where memory is short, but for stage 1, which would keep all "
+                  "gradients"),
+    _zero("round_robin_gradients", _F, False, MODELLED, ENGINES12,
+          "Stages 1 and 2 deal parameters to partitions in turns, so that ranks copy gradients to the host at the "
+          "same time.", planned="false: partitions follow the order of the model"),
+    _zero("sub_group_size", _C, 1_000_000_000, MODELLED, STAGE3,
+          "Elements of a rank's shards that stage 3 updates at a time: a group is full with the parameter that "
+          "reaches this, so 0 makes every parameter a group of its own. Float32 copies of one group's gradients "
+          "exist.", planned="100 million: 0.6 GB of temporaries in a step"),
+    _zero("stage3_prefetch_bucket_size", _C, 50_000_000, MODELLED, COORDINATOR,
+          "Elements of weights that stage 3 gathers ahead of the module that needs them; 0 gathers nothing ahead.",
+          planned="the elements of the largest layer: the next layer comes while this one computes; 0 where memory "
+                  "is short"),
+    _zero("stage3_param_persistence_threshold", _C, 100_000, MODELLED, "runtime/zero/parameter_offload.py",
+          "Weights of stage 3 with fewer elements than this stay whole on every GPU: norms and biases.",
+          planned='10 times the hidden size, which transformers fills in for "auto": norms and biases stay whole'),
+    _zero("stage3_max_live_parameters", _C, 1_000_000_000, MODELLED, COORDINATOR,
+          "Elements of gathered weights above which stage 3 gathers nothing ahead.",
+          planned="three times the largest layer; 0 where memory is short"),
+    _zero("stage3_max_reuse_distance", _C, 1_000_000_000, MODELLED, COORDINATOR,
+          "Stage 3 keeps a weight whole after use if it is needed again within this many elements of others.",
+          planned="twice the largest layer, so that a layer that is recomputed keeps its weights until its "
+                  "backward; 0 where memory is short"),
+    _zero("offload_param", _O, None, MODELLED, PARTITIONING, "Where stage 3 keeps the shards of weights between uses.",
+          planned="written where --offload-params is not none", takes_null=True),
+    _zero("offload_optimizer", _O, None, MODELLED, f"{ENGINES12}, {STAGE3}",
+          "Where optimizer states live; with a device the update runs on the host.",
+          planned="written where --offload-optimizer is not none", takes_null=True),
+    _zero("memory_efficient_linear", _F, True, MODELLED, "runtime/zero/linear.py",
+          "Stage 3 replaces F.linear, so that autograd keeps no view of a gathered weight.",
+          planned="true: a view would keep every gathered weight of a layer that is not checkpointed"),
+    _zero("zero_hpz_partition_size", _C, 1, MODELLED, PARTITIONING,
+          "ZeRO++'s hpZ (stage 3): ranks that keep a second copy of all weights between them, so that gathering "
+          "again in backward stays within a node.", least=1, planned="--hpz; recommend tries the GPUs of a node"),
+    _zero("stage3_gather_16bit_weights_on_model_save", _F, False, NONE, "runtime/engine.py",
+          "save_16bit_model gathers the weights of stage 3 and writes them whole.",
+          planned="true at stage 3, so that other tools that read this file save whole weights"),
+    _zero("allgather_partitions", _F, True, NONE, "runtime/engine.py",
+          "Once chose all-gather over broadcasts; 0.19.8 reads it and uses it nowhere."),
+    _zero("load_from_fp32_weights", _F, True, NONE, ENGINES12,
+          "Master weights come from the float32 copies of a checkpoint."),
+    _zero("elastic_checkpoint", _F, False, NONE, ENGINES12, "A former form of checkpoints for other numbers of ranks."),
+    _zero("ignore_unused_parameters", _F, True, NONE, ENGINES12, "Parameters without a gradient are no error."),
+    _zero("override_module_apply", _F, True, NONE, PARTITIONING,
+          "Stage 3 gathers weights in nn.Module.apply while a model is built."),
+    _zero("log_trace_cache_warnings", _F, False, NONE, COORDINATOR,
+          "Warns when stage 3 meets modules in another order than before."),
+    _zero("enable_sanity_checks", _F, False, NONE, STAGE3, "Checks of DeepSpeed on itself, for those who debug it."),
+    _zero("pipeline_loading_checkpoint", _F, False, NONE, STAGE3, "Loads a checkpoint of stage 3 piece by piece."),
+    _zero("save_muon_momentum_buffer_in_memory", _F, False, NONE, STAGE3,
+          "Only for the optimizer Muon under NVMe offload."),
     _off("leaf_module", "runtime/zero/leaf_module_config.py", "Modules whose weights stage 3 gathers as one.",
          default={}, kind=Kind.OBJECT),
     _off("stage3_model_persistence_threshold", "runtime/zero/parameter_offload.py",
