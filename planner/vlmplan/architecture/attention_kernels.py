@@ -26,18 +26,12 @@ def repeat_kv(x: Tensor, num_heads: int, *, copies: bool = True) -> Tensor:
     if num_kv_heads == num_heads:
         return x
     tape = x.tape
-    node = tape.node((x,), _repeat_kv_backward, meta=x.shape)
+    node = tape.node((x,), ops.summed_backward, meta=x.shape)
     if not copies:
         return Tensor(x.storage, (batch, num_heads, num_keys, head_dim), x.dtype, node)
     out = tape.tensor((batch, num_heads, num_keys, head_dim), x.dtype, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out
-
-
-def _repeat_kv_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
-    return [ops.reduced(g, node.meta, g.dtype)]
 
 
 def fused_attention(
@@ -105,8 +99,7 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike). Where a row has several
     samples the first two have ``PADDED_ROWS`` more for each.
     """
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, num_padded, num_calls, first, bias_shape = node.meta
     tape = g.tape
     batch, num_heads, num_tokens, head_dim = q_shape

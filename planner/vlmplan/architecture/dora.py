@@ -113,7 +113,6 @@ def _divided(magnitude: Parameter, norm: Tensor, x: Tensor) -> Tensor:
 
 
 def _divided_backward(node: GraphNode, grads: ops.Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     shape, dtype = node.meta
     return (ops.to(g.tape.gradient(shape, g.dtype), dtype),)

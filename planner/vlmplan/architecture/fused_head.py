@@ -13,7 +13,7 @@ vocabulary V:
 from collections.abc import Sequence
 from typing import Final
 
-from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.ops import Grads, only
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
@@ -66,8 +66,7 @@ def _scored(hidden: Tensor, scored_tokens: int) -> Tensor:
 
 
 def _scored_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     whole, sliced = node.meta
     part = g.tape.tensor(sliced, g.dtype)
     g.tape.move(g.num_bytes + part.num_bytes)
@@ -97,8 +96,7 @@ def _count_product(tape: ForwardTape, weight: Parameter, num_rows: int, dtype: D
 
 def _fused_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """Logits once more, their gradient in their place, and products that are added up in float32."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, row_dtype, weight, dtype = node.meta
     tape = g.tape
     needs_rows, needs_weight = node.needs

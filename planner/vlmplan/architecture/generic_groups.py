@@ -132,8 +132,7 @@ def use(x: Tensor, *operands: Operand) -> Tensor:
 
 
 def _use_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     results: list[Tensor | None] = [g if node.needs[0] else None]
     for needed, edge, described in zip(node.needs[1:], node.inputs[1:], node.meta, strict=True):
         make = g.tape.gradient if isinstance(edge, Parameter) else g.tape.tensor
@@ -151,8 +150,7 @@ def keep_bytes(x: Tensor, num_kept: int, num_passing: int) -> Tensor:
 
 
 def _keep_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     passing = g.tape.tensor((node.meta,), DType.UINT8)
     del passing
     return [g]

@@ -7,7 +7,7 @@ lists that CUDA makes of it, 8 bytes a row and dimension, live for one kernel on
 
 from collections.abc import Sequence
 
-from vlmplan.architecture.ops import Grads, reduced
+from vlmplan.architecture.ops import Grads, only, reduced
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 
@@ -23,8 +23,7 @@ def take_rows(x: Operand, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _take_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """Zeros, and the rows added to them: in place, except under a dispatch mode (``areAnyTensorSubclassLike``)."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, dtype, is_weight = node.meta
     tape = g.tape
     zeros = tape.gradient if is_weight else tape.tensor
@@ -46,8 +45,7 @@ def put_rows(x: Tensor, mask: Tensor, rows: Tensor, shape: tuple[int, ...]) -> T
 
 def _put_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """x gets g with zeros in the place of the rows: a copy of g. The rows get theirs out of g."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, rows_shape = node.meta
     tape = g.tape
     grad_x = grad_rows = None
@@ -79,8 +77,7 @@ def sample_rows(table: Operand, positions: Tensor, shape: tuple[int, ...]) -> Te
 
 
 def _sample_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, dtype, positions_shape = node.meta
     tape = g.tape
     out = tape.tensor(shape, dtype)

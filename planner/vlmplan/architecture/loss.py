@@ -68,8 +68,7 @@ def _cross_entropy(logits: Tensor) -> Tensor:
 
 def _cross_entropy_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """nll_loss writes a whole gradient, log_softmax reads it and writes another."""
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     tape = g.tape
     with tape.charged_to(Kind.LOGITS):
         grad_log_probabilities = tape.tensor(node.meta, DType.FLOAT32)

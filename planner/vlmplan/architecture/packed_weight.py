@@ -82,8 +82,7 @@ def _float32_scales(weight: Parameter, tape: ForwardTape) -> list[Tensor]:
 
 
 def _matmul_4bit_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     shape, dtype, weight = node.meta
     tape = g.tape
     with tape.charged_to(Kind.TEMPORARY):

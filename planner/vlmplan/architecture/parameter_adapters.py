@@ -101,8 +101,7 @@ class LoraParameter(ReadingModule):
 
 
 def _adapted_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     _, dtype, shapes, flops = node.meta
     tape = g.tape
     results: list[Tensor | None] = []

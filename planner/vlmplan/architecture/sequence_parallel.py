@@ -74,8 +74,7 @@ def all_to_all(x: Tensor, shape: tuple[int, ...], *, is_gradient_in_order: bool)
 
 
 def _all_to_all_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     shape, is_in_order = node.meta
     sent = g if is_in_order else ops.copy(g.detached())
     out = sent.tape.tensor(shape, sent.dtype)
@@ -86,27 +85,13 @@ def _all_to_all_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | Non
 def _repeated(x: Tensor, num_heads: int) -> Tensor:
     """``repeat_interleave`` of heads; the gradient is their sum."""
     batch, _, num_tokens, head_dim = x.shape
-    node = x.tape.node((x,), _repeated_backward, meta=x.shape)
+    node = x.tape.node((x,), ops.summed_backward, meta=x.shape)
     out = x.tape.tensor((batch, num_heads, num_tokens, head_dim), x.dtype, node)
     x.tape.move(x.num_bytes + out.num_bytes)
     return out
 
 
-def _repeated_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    return [ops.reduced(g, node.meta, g.dtype)]
-
-
 def _split_heads(x: Tensor) -> Tensor:
     """``reshape`` of heads into (P, h/P): a view; in backward the parts have changed places, so it copies."""
-    node = x.tape.node((x,), _split_heads_backward, meta=x.shape)
+    node = x.tape.node((x,), ops.rewritten_backward, meta=x.shape)
     return Tensor(x.storage, x.shape, x.dtype, node)
-
-
-def _split_heads_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    out = g.tape.tensor(node.meta, g.dtype)
-    g.tape.move(g.num_bytes + out.num_bytes)
-    return (out,)

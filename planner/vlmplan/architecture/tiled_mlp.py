@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from vlmplan.architecture.ops import only
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import WHOLE, GradientPart
@@ -83,8 +84,7 @@ def _tiles(num_rows: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 def _tiled_backward(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     mlp, count = node.meta
     (x,) = node.saved
     assert isinstance(x, Tensor)
@@ -116,7 +116,6 @@ def _tiled_backward(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Ten
 
 def _added(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
     """The gradient of a tile is added to its place in that of the input."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     g.tape.move(3 * g.num_bytes)
     return ()

@@ -17,8 +17,7 @@ def expand(x: Tensor, *shape: int) -> Tensor:
 
 
 def _expand_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     shape, dtype = node.meta
     return [ops.to(ops.reduced(g, shape, g.dtype), dtype)]
 
@@ -32,8 +31,7 @@ def weight_view(weight: Parameter, shape: tuple[int, ...], tape: ForwardTape) ->
 
 
 def _weight_view_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     shape, dtype = node.meta
     return [ops.to(Tensor(g.storage, shape, g.dtype), dtype)]
 
@@ -47,8 +45,7 @@ def average(x: Tensor, *shape: int) -> Tensor:
 
 
 def _average_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     out = g.tape.tensor(*node.meta)
     g.tape.move(2 * out.num_bytes)
     return [out]
@@ -81,8 +78,7 @@ def picked(x: Tensor, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _into_whole_backward(node: GraphNode, grads: Grads) -> Grads:
     """The gradient is put into, or added up in, a new tensor of the operand's whole shape and type."""
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     out = g.tape.tensor(*node.meta)
     g.tape.move(out.num_bytes + g.num_bytes)
     return [out]
@@ -100,8 +96,7 @@ def into(x: Tensor, y: Tensor | None, *, replaces: bool) -> Tensor:
 
 
 def _into_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     x_shape, y_shape, replaces = node.meta
     tape = g.tape
     results: list[Tensor | None] = [None]
@@ -127,8 +122,7 @@ def grouped_norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, nu
 
 
 def _grouped_norm_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     shape, dtype, width = node.meta
     grad_x = g.tape.tensor(shape, dtype) if node.needs[0] else None
     g.tape.move(4 * g.num_bytes)
@@ -147,8 +141,7 @@ def choice(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 def _choice_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     return [
         g.tape.tensor(*described) if needed else None for needed, described in zip(node.needs, node.meta, strict=True)
     ]

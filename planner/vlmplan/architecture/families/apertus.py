@@ -69,8 +69,7 @@ def _smaller(x: Tensor) -> Tensor:
 
 
 def _smaller_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     tape = g.tape
     is_equal, half = tape.tensor(g.shape, DType.BOOL), tape.tensor(g.shape, g.dtype)
     out, is_larger = tape.tensor(g.shape, g.dtype), tape.tensor(g.shape, DType.BOOL)

@@ -101,8 +101,7 @@ def _deviation(x: Tensor) -> Tensor:
 
 
 def _deviation_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     tape, x = g.tape, node.saved[0]
     assert isinstance(x, Tensor)
     row_values = [tape.tensor(g.shape, g.dtype) for _ in range(3)]

@@ -106,18 +106,10 @@ def stacked(versions: Sequence[Tensor]) -> Tensor:
 def mean_of_versions(versions: Tensor) -> Tensor:
     """``torch.mean(versions, dim=0)``: saves nothing; its gradient, expanded, is divided: one of the whole size."""
     tape = versions.tape
-    node = tape.node((versions,), _mean_of_versions_backward, meta=versions.shape)
+    node = tape.node((versions,), ops.rewritten_backward, meta=versions.shape)
     out = tape.tensor(versions.shape[1:], versions.dtype, node)
     tape.move(versions.num_bytes + out.num_bytes)
     return out
-
-
-def _mean_of_versions_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    out = g.tape.tensor(node.meta, g.dtype)
-    g.tape.move(g.num_bytes + out.num_bytes)
-    return (out,)
 
 
 def _add_in_place(x: Tensor, y: Tensor) -> Tensor:
@@ -129,8 +121,7 @@ def _add_in_place(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _add_in_place_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     return tuple([ops.to(g, dtype) if needed else None for dtype, needed in zip(node.meta, node.needs, strict=True)])
 
 
@@ -151,8 +142,7 @@ def _copy_slices(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _copy_slices_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     tape = g.tape
     shape, y_shape, y_dtype = node.meta
     whole: Tensor | None = tape.tensor(g.shape, g.dtype)
@@ -174,8 +164,7 @@ def _restored(changed: Tensor, base_shape: tuple[int, ...]) -> Tensor:
 
 
 def _restored_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     out = g.tape.tensor(node.meta, g.dtype)
     g.tape.move(out.num_bytes + 2 * g.num_bytes, num_kernels=2)
     return (out,)
@@ -184,16 +173,10 @@ def _restored_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]
 def _repeated(x: Tensor, count: int) -> Tensor:
     """``x.repeat(count, 1, 1, 1)``: saves nothing; its gradient is summed over the copies."""
     tape = x.tape
-    node = tape.node((x,), _repeated_backward, meta=x.shape)
+    node = tape.node((x,), ops.summed_backward, meta=x.shape)
     out = tape.tensor((count, *x.shape), x.dtype, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out
-
-
-def _repeated_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    return (ops.reduced(g, node.meta, g.dtype),)
 
 
 def _clamped(weight: Parameter, tape: ForwardTape) -> Operand:
@@ -205,8 +188,7 @@ def _clamped(weight: Parameter, tape: ForwardTape) -> Operand:
 
 
 def _clamped_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     masks = [g.tape.tensor(g.shape, DType.BOOL) for _ in range(2)]
     out = g.tape.gradient(g.shape, g.dtype)
     g.tape.move(3 * g.num_bytes + 3 * sum([mask.num_bytes for mask in masks]))
@@ -225,8 +207,7 @@ def _divided(x: Tensor, y: Tensor) -> Tensor:
 
 def _divided_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """``div_tensor_self_backward`` and ``div_tensor_other_backward``, of one expression whose parts live to its end."""
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     tape = g.tape
     x_shape, y_shape = node.meta
     grad_x = grad_y = None

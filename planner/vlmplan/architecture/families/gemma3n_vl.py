@@ -124,13 +124,7 @@ class Gemma3nModel(Module):
 
 def _expanded(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x.expand(shape)``: a view, whose gradient is summed."""
-    return Tensor(x.storage, shape, x.dtype, x.tape.node((x,), _expanded_backward, meta=x.shape))
-
-
-def _expanded_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    return (ops.reduced(g, node.meta, g.dtype),)
+    return Tensor(x.storage, shape, x.dtype, x.tape.node((x,), ops.summed_backward, meta=x.shape))
 
 
 def _scaled_in_place(x: Tensor) -> Tensor:
@@ -144,8 +138,7 @@ def _scaled_in_place(x: Tensor) -> Tensor:
 
 
 def _scaled_in_place_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     tape = g.tape
     restored = tape.tensor(g.shape, g.dtype)
     grads.clear()

@@ -191,8 +191,7 @@ def softplus(weight: Parameter, x: Tensor) -> Tensor:
 
 
 def _softplus_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     shape, dtype = node.meta
     return (g.tape.gradient(shape, dtype),)
 

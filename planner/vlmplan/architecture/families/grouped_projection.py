@@ -41,8 +41,7 @@ def blocks(weight: Parameter, shape: tuple[int, int, int], tape: ForwardTape) ->
 
 
 def _blocks_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     out = g.tape.gradient(node.meta, g.dtype)
     g.tape.move(2 * out.num_bytes)
     return (out,)

@@ -24,7 +24,7 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
 )
-from vlmplan.architecture.families.moe import added_in_place, top
+from vlmplan.architecture.families.moe import added_in_place, top, written_anew
 from vlmplan.architecture.modules import DerivedLinear, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
@@ -120,19 +120,10 @@ class Llama4Router(DerivedLinear):
 def _scattered(values: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``full_like(...).scatter_(1, indices, values)``: saves the indices; the gradient is gathered."""
     tape = values.tape
-    node = tape.node((values,), _written_anew, (indices.detached(),), (values.shape, values.dtype))
+    node = tape.node((values,), written_anew, (indices.detached(),), (values.shape, values.dtype))
     out = tape.tensor(shape, values.dtype, node)
     tape.move(out.num_bytes + 2 * values.num_bytes + indices.num_bytes)
     return out
-
-
-def _written_anew(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    """A gradient of the shape and type in ``meta``, which one kernel writes from g: it gathers, sums or copies."""
-    (g,) = grads
-    assert g is not None
-    out = g.tape.tensor(*node.meta)
-    g.tape.move(g.num_bytes + out.num_bytes)
-    return (out,)
 
 
 class Llama4Experts(AdaptableModule):
@@ -172,8 +163,7 @@ def batched_product(x: Tensor, weight: Operand) -> Tensor:
 
 
 def _batched_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     x_shape, weight_shape, dtype = node.meta
     tape = g.tape
     num_experts, in_width, out_width = weight_shape
@@ -222,7 +212,7 @@ def sum_of_experts(x: Tensor, *shape: int) -> Tensor:
     ``aten/src/ATen/autocast_mode.h``). Saves nothing; its gradient is g, expanded and written out in x's type: by the
     cast to that, or where there is none by ``reshape``."""
     tape = x.tape
-    node = tape.node((x,), _written_anew, meta=(x.shape, x.dtype))
+    node = tape.node((x,), written_anew, meta=(x.shape, x.dtype))
     out = tape.tensor(shape, x.dtype if tape.autocast is None else DType.FLOAT32, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out
@@ -231,7 +221,7 @@ def sum_of_experts(x: Tensor, *shape: int) -> Tensor:
 def _repeated(x: Tensor, times: int) -> Tensor:
     """``x.repeat(times, 1)``: saves nothing; its gradient is summed over the copies."""
     tape = x.tape
-    node = tape.node((x,), _written_anew, (), (x.shape, x.dtype))
+    node = tape.node((x,), written_anew, (), (x.shape, x.dtype))
     out = tape.tensor((times * x.shape[0], x.shape[1]), x.dtype, node)
     tape.move(2 * out.num_bytes)
     return out

@@ -173,8 +173,7 @@ def batched_linear(x: Tensor, weights: Tensor, biases: Tensor | None, *, is_tran
 
 
 def _grouped_linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     x_shape, weight_shape, dtype = node.meta
     tape = g.tape
     num_experts, width, other_width = weight_shape
@@ -218,7 +217,7 @@ class TopKRouter(AdaptableModule):
 def top(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """``torch.topk(x, count, dim=-1)``: values and indices; saves the indices."""
     tape = x.tape
-    node = tape.node((x,), _top_backward, meta=(x.shape, x.dtype))
+    node = tape.node((x,), written_anew, meta=(x.shape, x.dtype))
     shape = (*x.shape[:-1], count)
     values, indices = tape.tensor(shape, x.dtype, node), tape.tensor(shape, DType.INT64)
     tape.save(node, indices)
@@ -226,9 +225,9 @@ def top(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-def _top_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+def written_anew(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """A gradient of the shape and type in ``meta``, which one kernel writes from g: it gathers, sums or copies."""
+    g = ops.only(grads)
     out = g.tape.tensor(*node.meta)
     g.tape.move(g.num_bytes + out.num_bytes)
     return (out,)
@@ -244,8 +243,7 @@ def normalized_in_place(x: Tensor) -> Tensor:
 
 
 def _normalized_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     out = g.tape.tensor(*node.meta)
     g.tape.move(4 * out.num_bytes)
     return (out,)

@@ -157,16 +157,10 @@ class Resampler(Module):
 def _repeated(x: Tensor, count: int) -> Tensor:
     """``x.unsqueeze(1).repeat(1, count, 1)``: a copy for each image; its gradient is summed over them."""
     rows, width = x.shape
-    node = x.tape.node((x,), _repeated_backward, meta=x.shape)
+    node = x.tape.node((x,), ops.summed_backward, meta=x.shape)
     out = x.tape.tensor((rows, count, width), x.dtype, node)
     x.tape.move(2 * out.num_bytes)
     return out
-
-
-def _repeated_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    return (ops.reduced(g, node.meta, g.dtype),)
 
 
 def interpolated(table: Parameter, num_patches: int, tape: ForwardTape) -> Tensor:

@@ -61,8 +61,7 @@ def _resized_positions(weight: Parameter, pixels: Tensor, image: ImageShape) -> 
 
 def _resized_backward(node: GraphNode, grads: Grads) -> Grads:
     """Each copy in place makes one of the whole gradient, without its own part."""
-    (g,) = grads
-    assert g is not None
+    g = ops.only(grads)
     tape = g.tape
     with tape.charged_to(Kind.TEMPORARY):
         rest = tape.tensor(g.shape, g.dtype)

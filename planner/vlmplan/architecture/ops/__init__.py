@@ -5,7 +5,18 @@ tensors are those of ``tools/autograd/derivatives.yaml`` in torch 2.13; the docs
 they are the memory model. ``g`` is the incoming gradient.
 """
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, copy, promoted, reduced, to, viewed
+from vlmplan.architecture.ops.base import (
+    Grads,
+    cast_weight,
+    copy,
+    only,
+    promoted,
+    reduced,
+    rewritten_backward,
+    summed_backward,
+    to,
+    viewed,
+)
 from vlmplan.architecture.ops.convolutions import convolution
 from vlmplan.architecture.ops.elementwise import (
     ACTIVATIONS,
@@ -84,6 +95,7 @@ __all__ = [
     "mean",
     "mean_last",
     "mul",
+    "only",
     "part",
     "power",
     "promoted",
@@ -91,6 +103,7 @@ __all__ = [
     "reduced",
     "relu",
     "resample",
+    "rewritten_backward",
     "rotate",
     "rotate_half",
     "scale",
@@ -103,6 +116,7 @@ __all__ = [
     "softmax",
     "split",
     "subtract",
+    "summed_backward",
     "tanh",
     "to",
     "total",

@@ -20,6 +20,27 @@ def promoted(left: DType, right: DType) -> DType:
     return DType.FLOAT32  # float32 with a 16-bit type, or bfloat16 with float16
 
 
+def only(grads: Grads) -> Tensor:
+    """The gradient of an operation's one result."""
+    (g,) = grads
+    assert g is not None
+    return g
+
+
+def summed_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """Of what was expanded from the shape in ``meta``: g summed over the copies."""
+    g = only(grads)
+    return (reduced(g, node.meta, g.dtype),)
+
+
+def rewritten_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """A gradient of the shape in ``meta``, which one kernel writes from g: resampled, expanded, in another order."""
+    g = only(grads)
+    out = g.tape.tensor(node.meta, g.dtype)
+    g.tape.move(g.num_bytes + out.num_bytes)
+    return (out,)
+
+
 def detached(operand: Operand) -> Operand:
     return operand if isinstance(operand, Parameter) else operand.detached()
 
@@ -36,8 +57,7 @@ def to(x: Tensor, dtype: DType) -> Tensor:
 
 
 def _cast_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     return (to(g, node.meta),)
 
 
@@ -84,8 +104,7 @@ def viewed(x: Tensor, *shape: int) -> Tensor:
 
 def new_of_same_shape(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """The gradient of an operation that reads the one of its result and nothing else of its size."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     out = g.tape.tensor(g.shape, g.dtype)
     g.tape.move(2 * g.num_bytes)
     return (out,)

@@ -7,7 +7,17 @@ Sources: torch 2.13 ``tools/autograd/derivatives.yaml`` and the functions that i
 from collections.abc import Sequence
 from math import prod
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, detached, new_of_same_shape, promoted, reduced, to
+from vlmplan.architecture.ops.base import (
+    Grads,
+    cast_weight,
+    detached,
+    new_of_same_shape,
+    only,
+    promoted,
+    reduced,
+    summed_backward,
+    to,
+)
 from vlmplan.architecture.ops.matmuls import matmul
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
@@ -33,8 +43,7 @@ def difference(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _difference_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """Both gradients are there before the first is summed (``validate_outputs`` in ``engine.cpp``)."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     x_shape, y_shape, x_dtype, y_dtype = node.meta
     grad_x = g if node.needs[0] else None
     grad_y = None
@@ -61,8 +70,7 @@ def outer(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _outer_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """Both gradients are there before the first is summed or cast (``validate_outputs`` in ``engine.cpp``)."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     *operands, shape = node.meta
     tape = g.tape
     wide = [tape.tensor(shape, g.dtype) if needed else None for needed in node.needs]
@@ -92,8 +100,7 @@ def divide(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _divide_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     tape = g.tape
     parts = [tape.tensor(g.shape, g.dtype) for _ in range(3)]
     grad_y = tape.tensor(g.shape, g.dtype)
@@ -125,8 +132,7 @@ def cumulative_sum(x: Tensor) -> Tensor:
 
 
 def _cumulative_sum_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     tape = g.tape
     flipped = tape.tensor(g.shape, g.dtype)
     summed = tape.tensor(g.shape, g.dtype)
@@ -149,8 +155,7 @@ def pad(x: Tensor, *shape: int) -> Tensor:
 
 
 def _pad_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     out = g.tape.tensor(node.meta, g.dtype)
     g.tape.move(2 * out.num_bytes)
     return (out,)
@@ -162,16 +167,10 @@ def repeat_heads(x: Tensor, *shape: int) -> Tensor:
     Source: ``repeat_interleave_symint`` in ``aten/src/ATen/native/Repeat.cpp`` (expand, clone, flatten).
     """
     tape = x.tape
-    node = tape.node((x,), _repeat_heads_backward, meta=x.shape)
+    node = tape.node((x,), summed_backward, meta=x.shape)
     out = tape.tensor(shape, x.dtype, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out
-
-
-def _repeat_heads_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    return (reduced(g, node.meta, g.dtype),)
 
 
 def solve_triangular(matrix: Tensor, x: Tensor) -> Tensor:
@@ -192,8 +191,7 @@ def solve_triangular(matrix: Tensor, x: Tensor) -> Tensor:
 
 def _solve_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """``linalg_solve_triangular_backward``: another system for x, and for the matrix a product, negated and cut."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     matrix_shape, x_shape = node.meta
     tape, rows = g.tape, matrix_shape[-1]
     grad_x = tape.tensor(x_shape, g.dtype)
@@ -217,8 +215,7 @@ def select(x: Tensor, *shape: int) -> Tensor:
 
 
 def _select_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     out = g.tape.tensor(*node.meta)
     g.tape.move(out.num_bytes + 2 * g.num_bytes, num_kernels=2)
     return (out,)
@@ -237,8 +234,7 @@ def put_slice(base: Tensor, part: Tensor) -> Tensor:
 
 
 def _put_slice_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     tape = g.tape
     shape, dtype = node.meta
     whole = tape.tensor(g.shape, g.dtype)
@@ -277,8 +273,7 @@ def causal_convolution(x: Tensor, weight: Parameter, bias: Parameter | None = No
 
 
 def _causal_convolution_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     x_shape, weight_shape, dtype = node.meta
     tape = g.tape
     flops = 2 * g.numel * weight_shape[-1]

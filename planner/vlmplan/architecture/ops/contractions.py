@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from vlmplan.architecture.ops.base import Grads, copy, new_of_same_shape, to
+from vlmplan.architecture.ops.base import Grads, copy, new_of_same_shape, only, to
 from vlmplan.architecture.ops.matmuls import matmul
 from vlmplan.architecture.tensor import GradientView, GraphNode, Tensor
 
@@ -86,6 +86,5 @@ def _arranged(x: Tensor, shape: tuple[int, ...], *, copies: bool) -> Tensor:
 
 
 def _view_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     return (GradientView(g.storage, g.shape, g.dtype),)

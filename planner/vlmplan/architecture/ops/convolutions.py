@@ -2,7 +2,7 @@
 
 from math import prod
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, detached, reduced, to
+from vlmplan.architecture.ops.base import Grads, cast_weight, detached, only, reduced, to
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 
 
@@ -25,8 +25,7 @@ def convolution(x: Tensor, weight: Operand, bias: Operand | None, shape: tuple[i
 
 
 def _convolution_backward(node: GraphNode, grads: Grads) -> Grads:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     x_shape, dtype, weight_shape, bias_shape, flops = node.meta
     tape = g.tape
     hbm_bytes = (prod(x_shape) + g.numel + prod(weight_shape)) * dtype.num_bytes

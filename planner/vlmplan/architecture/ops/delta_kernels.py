@@ -16,7 +16,7 @@ elements of the model's type, where nothing else is said:
 
 from collections.abc import Sequence
 
-from vlmplan.architecture.ops.base import Grads, reduced
+from vlmplan.architecture.ops.base import Grads, only, reduced
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.units import DType
@@ -41,8 +41,7 @@ def causal_convolution(x: Tensor, weight: Parameter, *, copies_gradient: bool = 
 
 def _convolution_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """The gradient of the weight is summed up in float32."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     x, weight = node.saved
     assert isinstance(weight, Parameter)
     shape, dtype, copies_gradient = node.meta
@@ -124,8 +123,7 @@ def _count_products(
 
 def _delta_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """``chunk_gated_delta_rule_bwd``, and ``l2norm_bwd`` of queries and keys behind it."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     keys, values, dtype, beta_dtype = node.meta
     tape = g.tape
     found = _gradients(tape, keys, values, dtype, beta_dtype)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from vlmplan.architecture.ops.base import Grads, detached, new_of_same_shape, pass_through, promoted, reduced, to
+from vlmplan.architecture.ops.base import Grads, detached, new_of_same_shape, only, pass_through, promoted, reduced, to
 from vlmplan.architecture.ops.empty import called
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.errors import UnknownNameError
@@ -21,8 +21,7 @@ def add(x: Tensor, y: Operand) -> Tensor:
 
 
 def _add_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     x_dtype, y_dtype, y_shape = node.meta
     grad_y = None
     if node.needs[1]:
@@ -49,8 +48,7 @@ def subtract(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _subtract_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     grad_y = None
     if node.needs[1]:
         grad_y = g.tape.tensor(g.shape, g.dtype)
@@ -76,8 +74,7 @@ def mul(x: Tensor, y: Operand, *, y_is_first: bool = False) -> Tensor:
 
 def _mul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """Both products are there before the first is cast or summed (``validate_outputs`` in ``engine.cpp``)."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     x_dtype, y_dtype, x_shape, y_shape, broadcasts, y_is_first = node.meta
     tape = g.tape
     grad_x = grad_y = None
@@ -110,8 +107,7 @@ def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _where_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     made: list[Tensor | None] = []
     for needed in node.needs:
         made.append(g.tape.tensor(g.shape, g.dtype) if needed else None)
@@ -160,8 +156,7 @@ def unary(x: Tensor, *, saves_input: bool = False, saves_output: bool = False) -
 
 
 def _unary_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     out = g.tape.tensor(g.shape, g.dtype)
     g.tape.move(g.num_bytes * (2 + (1 if node.saved else 0)))
     return (out,)
@@ -180,8 +175,7 @@ def clamp(x: Tensor, *, num_limits: int) -> Tensor:
 
 
 def _clamp_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     masks = [g.tape.tensor(g.shape, DType.BOOL) for _ in range(node.meta)]
     out = g.tape.tensor(g.shape, g.dtype)
     g.tape.move(3 * g.num_bytes + 3 * sum([mask.num_bytes for mask in masks]))
@@ -203,8 +197,7 @@ def power(x: Tensor) -> Tensor:
 
 
 def _power_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     tape = g.tape
     derivative = tape.tensor(g.shape, g.dtype)
     multiple = tape.tensor(g.shape, g.dtype)

@@ -17,7 +17,7 @@ model's type, where nothing else is said:
 
 from collections.abc import Sequence
 
-from vlmplan.architecture.ops.base import Grads, reduced, to
+from vlmplan.architecture.ops.base import Grads, only, reduced, to
 from vlmplan.architecture.ops.delta_kernels import CHUNK, product_flops
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.units import DType
@@ -75,8 +75,7 @@ def _count_products(tape: ForwardTape, shape: tuple[int, ...], dtype: DType, *, 
 
 def _kimi_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """``chunk_kda_bwd``, and ``l2norm_bwd`` of queries and keys behind it."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, dtype, beta_dtype = node.meta
     tape = g.tape
     found = _gradients(tape, shape, dtype)

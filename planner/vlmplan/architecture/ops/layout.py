@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from functools import reduce
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, pass_through, promoted, reduced, to
+from vlmplan.architecture.ops.base import (
+    Grads,
+    cast_weight,
+    only,
+    pass_through,
+    promoted,
+    reduced,
+    rewritten_backward,
+    summed_backward,
+    to,
+)
 from vlmplan.architecture.ops.elementwise import add, mul, scale
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
@@ -28,8 +38,7 @@ def embedding(ids: Tensor, weight: Operand) -> Tensor:
 
 def _embedding_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """CUDA adds up rows of equal ids in float32, in pieces, before it writes any into the gradient."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, dtype = node.meta
     tape = g.tape
     out = tape.gradient(shape, dtype)
@@ -85,8 +94,7 @@ def concatenate(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 def _concatenate_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     return [
         to(Tensor(g.storage, shape, g.dtype), dtype) if needed else None
         for (shape, dtype), needed in zip(node.meta, node.needs, strict=True)
@@ -110,8 +118,7 @@ def masked_scatter(target: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 def _masked_scatter_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     target_shape, source_shape = node.meta
     tape = g.tape
     grad_target = tape.tensor(target_shape, g.dtype) if node.needs[0] else None
@@ -148,8 +155,7 @@ def index_put(target: Tensor, positions: Tensor, source: Tensor) -> Tensor:
 
 
 def _index_put_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     tape = g.tape
     grad_target = grad_source = None
     if node.needs[0]:
@@ -196,22 +202,15 @@ def expand_weight(weight: Parameter, shape: tuple[int, ...], tape: ForwardTape) 
 
 
 def _expand_weight_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, dtype = node.meta
     return (to(reduced(g, shape, g.dtype), dtype),)
 
 
 def expand(x: Tensor, *shape: int) -> Tensor:
     """``x.expand(shape)``: a view; its gradient is summed over the copies."""
-    node = x.tape.node((x,), _expand_backward, meta=x.shape)
+    node = x.tape.node((x,), summed_backward, meta=x.shape)
     return Tensor(x.storage, shape, x.dtype, node)
-
-
-def _expand_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    return (reduced(g, node.meta, g.dtype),)
 
 
 def part(x: Tensor, *shape: int) -> Tensor:
@@ -226,7 +225,7 @@ def resample(x: Tensor, *shape: int, saves_input: bool = False) -> Tensor:
     Result and gradient are new tensors. Saves nothing, or the input (``avg_pool2d``).
     """
     tape = x.tape
-    node = tape.node((x,), _resample_backward, (x.detached(),) if saves_input and x.requires_grad else (), x.shape)
+    node = tape.node((x,), rewritten_backward, (x.detached(),) if saves_input and x.requires_grad else (), x.shape)
     out = tape.tensor(shape, x.dtype, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out
@@ -235,11 +234,3 @@ def resample(x: Tensor, *shape: int, saves_input: bool = False) -> Tensor:
 def interpolate(x: Tensor, *shape: int) -> Tensor:
     """``interpolate``, under autocast in float32 (``aten/src/ATen/autocast_mode.h``, AT_FORALL_FP32)."""
     return resample(x if x.tape.autocast is None else to(x, DType.FLOAT32), *shape)
-
-
-def _resample_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    out = g.tape.tensor(node.meta, g.dtype)
-    g.tape.move(g.num_bytes + out.num_bytes)
-    return (out,)

@@ -5,7 +5,7 @@ Source: liger-kernel 0.8.5, ``ops/rms_norm.py``, ``ops/swiglu.py`` and ``ops/rop
 
 from collections.abc import Sequence
 
-from vlmplan.architecture.ops.base import Grads
+from vlmplan.architecture.ops.base import Grads, only
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.units import DType
@@ -27,8 +27,7 @@ def liger_rms_norm(x: Tensor, weight: Parameter, *, in_place: bool) -> Tensor:
 
 
 def _rms_norm_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, dtype, in_place = node.meta
     tape = g.tape
     parts = tape.tensor((NUM_MULTIPROCESSORS, *shape), DType.FLOAT32) if node.needs[1] else None
@@ -51,8 +50,7 @@ def liger_silu_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _silu_mul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     gate, up = node.saved
     assert isinstance(gate, Tensor)
     assert isinstance(up, Tensor)
@@ -70,7 +68,6 @@ def liger_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rotate_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     g.tape.move(2 * g.num_bytes)
     return (g,)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, detached, reduced, to
+from vlmplan.architecture.ops.base import Grads, cast_weight, detached, only, reduced, to
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GradientView, GraphNode, Operand, Tensor
 
@@ -50,8 +50,7 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
 
 
 def _linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     x_shape, dtype, weight_shape, bias_shape, is_weight_first, gives_view, is_flattened = node.meta
     tape = g.tape
     flops = 2 * g.numel * x_shape[-1]
@@ -89,8 +88,7 @@ def matmul(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int, *, view_of:
 
 
 def _matmul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     x_shape, y_shape, inner = node.meta
     tape = g.tape
     flops = 2 * g.numel * inner

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, detached, to
+from vlmplan.architecture.ops.base import Grads, cast_weight, detached, only, to
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.architecture.trace import Kind
@@ -17,15 +17,14 @@ def mean_last(x: Tensor) -> Tensor:
 def mean(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x.mean(dim)`` of ``shape``: saves nothing."""
     tape = x.tape
-    node = tape.node((x,), _mean_backward, meta=x.shape)
+    node = tape.node((x,), _expanded_backward, meta=x.shape)
     out = tape.tensor(shape, x.dtype, node)
     tape.move(x.num_bytes)
     return out
 
 
-def _mean_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+def _expanded_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    g = only(grads)
     # The expanded gradient is divided by the number of elements: one full tensor.
     out = g.tape.tensor(node.meta, g.dtype)
     g.tape.move(out.num_bytes)
@@ -35,20 +34,12 @@ def _mean_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
 def maximum_last(x: Tensor) -> Tensor:
     """``x.max(-1, keepdim=True).values``: saves the indices; its gradient is zeros of x's size, g put into them."""
     tape = x.tape
-    node = tape.node((x,), _maximum_backward, meta=x.shape)
+    node = tape.node((x,), _expanded_backward, meta=x.shape)
     shape = (*x.shape[:-1], 1)
     values, indices = tape.tensor(shape, x.dtype, node), tape.tensor(shape, DType.INT64)
     tape.save(node, indices)
     tape.move(x.num_bytes)
     return values
-
-
-def _maximum_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    out = g.tape.tensor(node.meta, g.dtype)
-    g.tape.move(out.num_bytes)
-    return (out,)
 
 
 def total(x: Tensor, shape: tuple[int, ...], dtype: DType | None = None) -> Tensor:
@@ -61,8 +52,7 @@ def total(x: Tensor, shape: tuple[int, ...], dtype: DType | None = None) -> Tens
 
 
 def _total_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, dtype = node.meta
     return (to(Tensor(g.storage, shape, g.dtype), dtype),)
 
@@ -94,8 +84,7 @@ def layer_norm(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
 
 
 def _layer_norm_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     shape, dtype = node.meta
     tape = g.tape
     grad_x = tape.tensor(shape, dtype) if node.needs[0] else None
@@ -127,8 +116,7 @@ def softmax(x: Tensor, dtype: DType | None = None) -> Tensor:
 def _softmax_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """CUDA multiplies the gradient by the result first, into a tensor of its own beside the gradient that it returns:
     ``softmax_backward_cuda_out`` in ``aten/src/ATen/native/cuda/SoftMax.cu``. ``log_softmax`` does not."""
-    (g,) = grads
-    assert g is not None
+    g = only(grads)
     tape = g.tape
     out = tape.tensor(g.shape, node.meta)
     with tape.charged_to(Kind.TEMPORARY):
