@@ -114,6 +114,6 @@ def decoder(config: Config) -> CohereDecoder:
     return model
 
 
-def build(config: Config) -> ScaledCausalLM:
+def causal_lm(config: Config) -> ScaledCausalLM:
     """``CohereForCausalLM`` or ``Cohere2ForCausalLM``."""
     return ScaledCausalLM(decoder(config), config)

@@ -88,7 +88,7 @@ class PlainLatent(CausalLM):
     """``Mistral4ForCausalLM`` and ``YoutuForCausalLM``: names mean Linears alone."""
 
 
-def build(config: Config) -> CausalLM:
+def causal_lm(config: Config) -> CausalLM:
     """``DeepseekV3ForCausalLM`` and its copies."""
     family = DeepseekV3 if config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") else PlainLatent
     causal = family(decoder(config), config)

@@ -180,7 +180,7 @@ def decoder(config: Config) -> StreamDecoder:
     return StreamDecoder(shape, attention.rotary_widths, streams, stack_of_kinds(kinds, layer))
 
 
-def build(config: Config) -> CausalLM:
+def causal_lm(config: Config) -> CausalLM:
     """``DeepseekV4ForCausalLM``."""
     causal = CausalLM(decoder(config), config)
     kinds = set(attention_kinds(config))

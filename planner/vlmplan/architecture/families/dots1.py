@@ -47,6 +47,6 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, stack_of_kinds(kinds, layer))
 
 
-def build(config: Config) -> Dots:
+def causal_lm(config: Config) -> Dots:
     """``Dots1ForCausalLM``."""
     return Dots(decoder(config), config)

@@ -105,6 +105,6 @@ class ErnieMoe(CausalLM):
     PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
 
-def build(config: Config) -> CausalLM:
+def causal_lm(config: Config) -> CausalLM:
     """``Ernie4_5_MoeForCausalLM``."""
     return ErnieMoe(decoder(config), config, has_bias=config.boolean("use_bias"))

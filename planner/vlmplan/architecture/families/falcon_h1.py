@@ -134,6 +134,6 @@ def decoder(config: Config) -> FalconH1Decoder:
     )
 
 
-def build(config: Config) -> ScaledCausalLM:
+def causal_lm(config: Config) -> ScaledCausalLM:
     """``FalconH1ForCausalLM``."""
     return ScaledCausalLM(decoder(config), config)

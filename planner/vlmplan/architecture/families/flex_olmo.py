@@ -38,6 +38,6 @@ def decoder(config: Config) -> FlexOlmoDecoder:
     return FlexOlmoDecoder(config, decoder_shape(config))
 
 
-def build(config: Config) -> Olmoe:
+def causal_lm(config: Config) -> Olmoe:
     """``FlexOlmoForCausalLM``."""
     return Olmoe(decoder(config), config)

@@ -265,7 +265,7 @@ def decoder(config: Config, *, is_causal: bool = True) -> GemmaDecoder:
     return GemmaDecoder(gemma_shape(config, is_causal=is_causal), layer)
 
 
-def build(config: Config) -> CausalLM:
+def causal_lm(config: Config) -> CausalLM:
     """``GemmaForCausalLM``, ``Gemma2ForCausalLM``, ``VaultGemmaForCausalLM`` or ``Gemma3ForCausalLM``."""
     model = CausalLM(decoder(config), config)
     model.caps_logits = config.get("final_logit_softcapping") is not None

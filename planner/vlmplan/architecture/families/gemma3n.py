@@ -305,7 +305,7 @@ def decoder(config: Config) -> Gemma3nDecoder:
     return Gemma3nDecoder(gemma3n_shape(config), config)
 
 
-def build(config: Config) -> Gemma4Text:
+def causal_lm(config: Config) -> Gemma4Text:
     """``Gemma3nForCausalLM``."""
     result = Gemma4Text(decoder(config), config)
     result.caps_logits = config.get("final_logit_softcapping") is not None

@@ -296,7 +296,7 @@ class Gemma4Text(CausalLM):
         return self.model.forward(x, held, backend)
 
 
-def build(config: Config) -> Gemma4Text:
+def causal_lm(config: Config) -> Gemma4Text:
     """``Gemma4ForCausalLM``."""
     result = Gemma4Text(decoder(config), config)
     result.caps_logits = config.get("final_logit_softcapping") is not None

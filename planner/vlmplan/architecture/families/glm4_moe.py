@@ -89,6 +89,6 @@ class Glm4Moe(CausalLM):
     PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
 
-def build(config: Config) -> CausalLM:
+def causal_lm(config: Config) -> CausalLM:
     """``Glm4MoeForCausalLM``."""
     return Glm4Moe(decoder(config), config)

@@ -166,6 +166,6 @@ def decoder(config: Config) -> GPT2Decoder:
     return GPT2Decoder(gpt2_shape(config))
 
 
-def build(config: Config) -> GPT2:
+def causal_lm(config: Config) -> GPT2:
     """``GPT2LMHeadModel``."""
     return GPT2(gpt2_shape(config), ties_weights=config.boolean("tie_word_embeddings"))

@@ -133,6 +133,6 @@ def decoder(config: Config) -> NeoXDecoder:
     return NeoXDecoder(shape, width, is_parallel=is_parallel, dropout=config.number("hidden_dropout"))
 
 
-def build(config: Config) -> NeoX:
+def causal_lm(config: Config) -> NeoX:
     """``GPTNeoXForCausalLM``."""
     return NeoX(decoder(config), ties_weights=config.boolean("tie_word_embeddings"))

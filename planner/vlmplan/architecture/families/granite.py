@@ -79,6 +79,6 @@ def decoder(config: Config) -> GraniteDecoder:
     return GraniteDecoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
 
 
-def build(config: Config) -> ScaledCausalLM:
+def causal_lm(config: Config) -> ScaledCausalLM:
     """``GraniteForCausalLM``, ``HyperCLOVAXForCausalLM``."""
     return ScaledCausalLM(decoder(config), config)

@@ -145,6 +145,6 @@ def decoder(config: Config) -> GraniteHybridDecoder:
     return GraniteHybridDecoder(config, shape)
 
 
-def build(config: Config) -> ScaledCausalLM:
+def causal_lm(config: Config) -> ScaledCausalLM:
     """``GraniteMoeHybridForCausalLM``."""
     return ScaledCausalLM(decoder(config), config)

@@ -110,7 +110,7 @@ class KimiLinear(CausalLM):
     experts in it: names mean Linears alone."""
 
 
-def build(config: Config) -> KimiLinear:
+def causal_lm(config: Config) -> KimiLinear:
     """``KimiLinearForCausalLM``."""
     causal = KimiLinear(decoder(config), config, ties_weights=False)
     if LINEAR not in layer_types(config):

@@ -173,6 +173,6 @@ def decoder(config: Config) -> Lfm2Decoder:
     return Lfm2Decoder(config)
 
 
-def build(config: Config) -> Lfm2:
+def causal_lm(config: Config) -> Lfm2:
     """``Lfm2ForCausalLM``."""
     return Lfm2(decoder(config), config)

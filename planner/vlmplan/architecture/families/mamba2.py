@@ -80,7 +80,7 @@ def decoder(config: Config) -> UnpositionedDecoder:
     return UnpositionedDecoder(config.integer("vocab_size"), layers, RMSNorm(width), attends=False)
 
 
-def build(config: Config) -> Mamba2:
+def causal_lm(config: Config) -> Mamba2:
     """``Mamba2ForCausalLM``."""
     head = Linear(config.integer("hidden_size"), config.integer("vocab_size"))
     return Mamba2(decoder(config), head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -76,6 +76,6 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
     return PartlyRotatedDecoder(shape, rotary_width(config, shape), layers)
 
 
-def build(config: Config) -> Mixtral:
+def causal_lm(config: Config) -> Mixtral:
     """``MiniMaxM2ForCausalLM``."""
     return Mixtral(decoder(config), config)

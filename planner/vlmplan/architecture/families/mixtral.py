@@ -43,6 +43,6 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, moe_layers(config, shape))
 
 
-def build(config: Config) -> CausalLM:
+def causal_lm(config: Config) -> CausalLM:
     """``MixtralForCausalLM`` or ``Qwen3MoeForCausalLM``."""
     return (Mixtral if config.model_type == "mixtral" else Qwen3Moe)(decoder(config), config)

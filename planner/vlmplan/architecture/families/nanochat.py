@@ -79,7 +79,7 @@ def decoder(config: Config) -> NanoChatDecoder:
     return NanoChatDecoder(replace(decoder_shape(config), mlp_bias=False))
 
 
-def build(config: Config) -> CausalLM:
+def causal_lm(config: Config) -> CausalLM:
     """``NanoChatForCausalLM``."""
     model = CausalLM(decoder(config), config)
     model.caps_logits = config.get("final_logit_softcapping") is not None

@@ -199,6 +199,6 @@ def decoder(config: Config) -> UnpositionedDecoder:
     return UnpositionedDecoder(shape.vocab_size, layers, CastRMSNorm(shape.hidden_size), attends=True)
 
 
-def build(config: Config) -> NemotronH:
+def causal_lm(config: Config) -> NemotronH:
     """``NemotronHForCausalLM``."""
     return NemotronH(decoder(config), config, ties_weights=False)

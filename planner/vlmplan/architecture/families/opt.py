@@ -193,6 +193,6 @@ def decoder(config: Config) -> OptDecoder:
     return OptDecoder(opt_shape(config))
 
 
-def build(config: Config) -> Opt:
+def causal_lm(config: Config) -> Opt:
     """``OPTForCausalLM``."""
     return Opt(opt_shape(config), ties_weights=config.boolean("tie_word_embeddings"))

@@ -111,6 +111,6 @@ def decoder(config: Config) -> PhiDecoder:
     return PhiDecoder(shape, layer, rotary_width, dropout=config.number("embd_pdrop"))
 
 
-def build(config: Config) -> Phi:
+def causal_lm(config: Config) -> Phi:
     """``PhiForCausalLM``."""
     return Phi(decoder(config), config, has_bias=True)

@@ -125,6 +125,6 @@ def decoder(config: Config) -> Phi3Decoder:
     return Phi3Decoder(shape, phi3_rules(config, shape.head_dim))
 
 
-def build(config: Config) -> Phi3ForCausalLM:
+def causal_lm(config: Config) -> Phi3ForCausalLM:
     """``Phi3ForCausalLM``."""
     return Phi3ForCausalLM(decoder(config), config)

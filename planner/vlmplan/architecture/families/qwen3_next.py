@@ -92,6 +92,6 @@ class Qwen3Next(CausalLM):
     PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
 
-def build(config: Config) -> Qwen3Next:
+def causal_lm(config: Config) -> Qwen3Next:
     """``Qwen3NextForCausalLM``."""
     return Qwen3Next(decoder(config), config)

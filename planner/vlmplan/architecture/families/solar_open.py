@@ -32,6 +32,6 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
 
 
-def build(config: Config) -> SolarOpen:
+def causal_lm(config: Config) -> SolarOpen:
     """``SolarOpenForCausalLM``."""
     return SolarOpen(decoder(config), config)
