@@ -1,10 +1,10 @@
-"""What a rehearsal refuses is neither a plan nor on the front any more."""
+"""What a rehearsal refuses is neither a plan nor on the front any more; plans are shown as they were rehearsed."""
 
 from dataclasses import replace
 
 from search_cases import card, offer, rented, search
 from vlmplan.estimation import Estimate
-from vlmplan.proposals.confirmation import OTHERS, _without, with_corrected_winner
+from vlmplan.proposals.confirmation import _without, with_corrected_plans
 from vlmplan.search.pareto import front_of
 
 
@@ -25,27 +25,35 @@ def heavier(found: Estimate, more: int) -> Estimate:
     """The estimate with so many more bytes on the device, and said to be rehearsed."""
     device = found.device._replace(allocated_bytes=found.device.allocated_bytes + more)
     device = device._replace(reserved_bytes=found.device.reserved_bytes + more)
-    model = replace(found.workload.model, notes=("its activations are rehearsed",))
+    model = replace(found.workload.model, notes=("its memory is rehearsed",))
     return replace(found, device=device, workload=replace(found.workload, model=model))
 
 
-def test_the_winner_is_shown_as_it_is_corrected_and_the_others_as_they_were():
+def test_every_plan_is_shown_as_it_is_corrected():
     found = search([rented(card("rtx-4090"), offer(card("rtx-4090"), 0.4, 1))], seq_len=256)
-    corrected = with_corrected_winner(found, lambda estimate: heavier(estimate, 1000))
-    assert corrected.plans[0].estimate.device.device_bytes == found.plans[0].estimate.device.device_bytes + 1000
-    assert corrected.plans[1:] == found.plans[1:]
-    assert corrected.notes[:2] == ("its activations are rehearsed", OTHERS)
-    assert set(found.notes) <= set(corrected.notes)
+    assert len(found.plans) > 1
+    corrected = with_corrected_plans(found, lambda estimate: heavier(estimate, 1000))
+    for before, after in zip(found.plans, corrected.plans, strict=True):
+        assert after.estimate.device.device_bytes == before.estimate.device.device_bytes + 1000
+    assert corrected.notes == ("its memory is rehearsed", *found.notes)
+
+
+def test_a_later_plan_that_does_not_fit_as_it_is_corrected_is_left_out():
+    found = search([rented(card("rtx-4090"), offer(card("rtx-4090"), 0.4, 1))], seq_len=256)
+    first, second, *others = found.plans
+    left = with_corrected_plans(found, lambda estimate: heavier(estimate, 2**40 * (estimate is second.estimate)))
+    assert [plan.estimate.recipe for plan in left.plans] == [plan.estimate.recipe for plan in (first, *others)]
+    assert any("was ranked higher: rehearsed, it takes" in note for note in left.notes)
 
 
 def test_a_winner_that_does_not_fit_as_it_is_corrected_makes_way():
     found = search([rented(card("rtx-4090"), offer(card("rtx-4090"), 0.4, 1))], seq_len=256)
     winner, second = found.plans[:2]
-    left = with_corrected_winner(
+    left = with_corrected_plans(
         found, lambda estimate: heavier(estimate, 2**40 if estimate is winner.estimate else 1000)
     )
     assert left.plans[0].estimate.recipe == second.estimate.recipe
     assert any("was ranked higher: rehearsed, it takes" in note for note in left.notes)
-    none = with_corrected_winner(found, lambda estimate: heavier(estimate, 2**40))
+    none = with_corrected_plans(found, lambda estimate: heavier(estimate, 2**40))
     assert none.plans == ()
     assert none.rejected

@@ -60,7 +60,7 @@ def model(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Probe
 def finds_more(asked: list[tuple[int, int]]) -> Rehearse:
     """A rehearsal that sees so many bytes more than the formulas of every layer."""
 
-    def rehearse(short: Estimate) -> Peaks:
+    def rehearse(short: Estimate, most_operations: int | None = None) -> Peaks:
         count, tokens = num_layers_of(short.workload.model.config), short.workload.seq_len
         assert count is not None
         asked.append((count, tokens))
@@ -71,7 +71,7 @@ def finds_more(asked: list[tuple[int, int]]) -> Rehearse:
     return rehearse
 
 
-def fails(short: Estimate) -> Peaks:
+def fails(short: Estimate, most_operations: int | None = None) -> Peaks:
     raise UnavailableError("the rehearsal ended in forward: no reason.")
 
 

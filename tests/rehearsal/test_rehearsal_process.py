@@ -134,6 +134,14 @@ def test_what_cannot_be_rehearsed_is_said_as_the_trainer_says_it(pretend: Preten
     assert failure(InputError) == "this plan cannot be rehearsed: no such thing"
 
 
+def test_a_rehearsal_that_takes_too_many_operations_is_an_error_of_its_own(pretend: Pretend):
+    pretend(READ + "print(json.dumps({'is_too_long': True} if request['most_operations'] == 7 else {}))")
+    plan, estimate = planned()
+    request = request_json(plan, estimate, rank=0) | {"most_operations": 7}
+    with pytest.raises(process.LongRehearsalError, match="more than 7 operations"):
+        process.run_rehearsal(request, plan, say=print)
+
+
 def test_a_traceback_becomes_its_last_line_and_the_phase(pretend: Pretend):
     pretend(READ + "print('PHASE backward of step 1', file=sys.stderr)\ndef f(): raise RuntimeError('no kernel')\nf()")
     assert failure() == "the rehearsal ended in backward of step 1: RuntimeError: no kernel"

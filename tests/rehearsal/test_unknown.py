@@ -1,4 +1,4 @@
-"""Activations of a model without a family: what a rehearsal of one and two layers adds to the generic ones."""
+"""Memory of a model without a family: what a rehearsal adds to the generic formulas."""
 
 import json
 import runpy
@@ -21,7 +21,8 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.layers import Peaks, Rehearse, rehearsed_peaks
 from vlmplan.rehearsal.prefixes import num_layers_of
-from vlmplan.rehearsal.unknown import CORRECTED_PHASES, with_rehearsed_activations
+from vlmplan.rehearsal.process import LongRehearsalError
+from vlmplan.rehearsal.unknown import MOST_OPERATIONS, OF_ACTIVATIONS, with_rehearsed_activations
 from vlmplan.workload import Workload
 
 NUM_LAYERS = 5
@@ -39,6 +40,8 @@ CONFIG = {
 }
 RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=2, activation_checkpointing=False)
 FIRST, FURTHER = 3_000_000, 500_000
+CHOSEN = ("method", "zero_stage", "micro_batch", "grad_accum")
+"""What a search chooses, by options of estimate."""
 
 
 @pytest.fixture(scope="module")
@@ -73,58 +76,84 @@ def found(places: Path, looked_up_here: None) -> Iterator[Estimate]:
         yield estimate(Workload(model=files, seq_len=512), RECIPE, cluster("rtx-4090"))
 
 
-def off_by(first: int, further: int, asked: list[int]) -> Rehearse:
+def off_by(first: int, further: int, asked: list[int], *, operations_per_layer: int = 1) -> Rehearse:
     """A rehearsal that sees so many bytes more than the formulas: a first layer's, and each further one's."""
 
-    def rehearse(short: Estimate) -> Peaks:
+    def rehearse(short: Estimate, most_operations: int | None) -> Peaks:
         num_layers = num_layers_of(short.workload.model.config)
         assert num_layers is not None
         asked.append(num_layers)
+        if most_operations is not None and num_layers * operations_per_layer > most_operations:
+            raise LongRehearsalError("it has too many operations")
         more = first + (num_layers - 1) * further
         return {p.name: (p.resident.total + more, p.peak.total + 2 * more) for p in short.timeline.phases}
 
     return rehearse
 
 
-def test_what_the_formulas_miss_is_drawn_on_to_all_layers(found: Estimate):
+@pytest.mark.parametrize(
+    ("operations_per_layer", "rehearsed"), [(MOST_OPERATIONS // NUM_LAYERS, [5]), (MOST_OPERATIONS, [5, 1, 2])]
+)
+def test_what_the_formulas_miss_is_that_of_all_layers(found: Estimate, operations_per_layer: int, rehearsed: list[int]):
+    """As they were rehearsed, or drawn on from the first ones where all have too many operations."""
     asked: list[int] = []
-    corrected = with_rehearsed_activations(found, off_by(FIRST, FURTHER, asked))
-    assert asked == [1, 2]
+    rehearse = off_by(FIRST, FURTHER, asked, operations_per_layer=operations_per_layer)
+    corrected = with_rehearsed_activations(found, rehearse)
+    assert asked == rehearsed
     more = 3_000_000 + 4 * 500_000
     for before, after in zip(found.timeline.phases, corrected.timeline.phases, strict=True):
-        is_corrected = before.name in CORRECTED_PHASES
-        assert after.resident.total - before.resident.total == (more if is_corrected else 0)
-        assert after.peak.total - before.peak.total == (2 * more if is_corrected else 0)
-        assert after.peak.activations - before.peak.activations == (2 * more if is_corrected else 0)
+        assert after.resident.total - before.resident.total == more
+        assert after.peak.total - before.peak.total == 2 * more
+        component = "activations" if before.name in OF_ACTIVATIONS else "weights"
+        assert getattr(after.peak, component) - getattr(before.peak, component) == 2 * more
     assert corrected.peak_allocated_bytes == found.peak_allocated_bytes + 2 * more
     assert corrected.device.device_bytes == found.device.device_bytes + 2 * more
 
 
-def test_no_more_activations_are_taken_away_than_there_are(found: Estimate):
-    corrected = with_rehearsed_activations(found, off_by(-(2**40), 0, []))
-    assert all(phase.peak.activations >= 0 for phase in corrected.timeline.phases)
-    assert corrected.timeline.phases[2].peak.weights == found.timeline.phases[2].peak.weights
+def test_what_is_too_much_is_taken_from_activations_and_then_from_others(found: Estimate):
+    before = found.timeline.phases[2].peak
+    for micro_batch, less in ((3, before.activations - 1), (4, before.activations + 1)):  # none of which is kept
+        other = replace(found, recipe=RECIPE.with_changes(micro_batch=micro_batch))
+        after = with_rehearsed_activations(other, taking(less))
+        peak = after.timeline.phases[2].peak
+        assert peak.total == before.total - less
+        assert min(peak.as_json().values()) >= 0
+    nothing = with_rehearsed_activations(found, taking(2**40))
+    assert all(phase.peak.total == 0 for phase in nothing.timeline.phases)
 
 
-def test_the_notes_say_where_the_activations_come_from(found: Estimate):
+def test_the_notes_say_where_the_memory_comes_from(found: Estimate):
     (note,) = with_rehearsed_activations(found, off_by(0, 0, [])).workload.model.notes
-    assert "activations are rehearsed, with one layer and with two" in note
+    assert "memory is rehearsed; FLOPs and time are those of a generic decoder" in note
+    long = off_by(0, 0, [], operations_per_layer=MOST_OPERATIONS)
+    other = replace(found, recipe=RECIPE.with_changes(micro_batch=3))
+    (note,) = with_rehearsed_activations(other, long).workload.model.notes
+    assert "memory is rehearsed, with one layer and with two, and drawn on to all" in note
     assert "generic decoder" in note
+
+
+def taking(num_bytes: int) -> Rehearse:
+    """A rehearsal that sees so many bytes less, at peaks, than the formulas."""
+
+    def rehearse(short: Estimate, most_operations: int | None) -> Peaks:
+        return {p.name: (p.resident.total, p.peak.total - num_bytes) for p in short.timeline.phases}
+
+    return rehearse
 
 
 def test_what_was_rehearsed_once_is_kept(found: Estimate):
     asked: list[int] = []
     first = with_rehearsed_activations(found, off_by(FIRST, FURTHER, asked))
     again = with_rehearsed_activations(found, off_by(0, 0, asked))
-    assert asked == [1, 2]
+    assert asked == [NUM_LAYERS]
     assert again.timeline == first.timeline
     other = replace(found, recipe=RECIPE.with_changes(micro_batch=4))
     with_rehearsed_activations(other, off_by(0, 0, asked))
-    assert asked == [1, 2, 1, 2]
+    assert asked == [NUM_LAYERS, NUM_LAYERS]
 
 
 def test_where_it_cannot_be_rehearsed_the_generic_activations_stay_and_a_note_says_why(found: Estimate):
-    def fails(short: Estimate) -> Peaks:
+    def fails(short: Estimate, most_operations: int | None) -> Peaks:
         raise UnavailableError("the rehearsal ended in forward: no reason.")
 
     same = with_rehearsed_activations(found, fails)
@@ -141,29 +170,46 @@ def test_a_model_with_a_family_is_left_alone():
     assert asked == []
 
 
-def test_a_recommended_plan_is_rehearsed_as_an_estimate_of_it_is(found: Estimate, places: Path, monkeypatch):
+def test_each_recommended_plan_is_rehearsed_as_an_estimate_of_it_is(found: Estimate, places: Path, monkeypatch):
     monkeypatch.setattr("vlmplan.rehearsal.unknown.rehearsed_peaks", off_by(FIRST, FURTHER, []))
-    words = ("--model", str(places), "--gpu", "rtx-4090:1", "--method", "lora", "--seq-len", "512", "--json")
+    words = ("--model", str(places), "--gpu", "rtx-4090:1", "--seq-len", "512", "--json")
     answer = call("recommend", *words).document
-    plan, recipe = answer["plans"][0]["estimate"], answer["plans"][0]["recipe"]
-    sizes = ("--micro-batch", str(recipe["micro_batch"]), "--grad-accum", str(recipe["grad_accum"]))
-    assert (recipe["zero_stage"], recipe["loss"], recipe["activation_checkpointing"]) == (0, "full", False)
-    made = (*sizes, "--zero-stage", "0", "--loss", "full", "--no-activation-checkpointing", "--expandable-segments")
-    estimated = call("estimate", *words, *made).document
-    for name in ("phases", "peak_allocated_bytes", "peak_device_bytes", "verdict", "step_seconds"):
-        assert estimated[name] == plan[name], name
-    assert estimated["notes"][0] == answer["notes"][0]
-    assert "activations are rehearsed" in answer["notes"][0]
+    assert len(answer["plans"]) > 1
+    for found_plan in answer["plans"]:
+        plan, recipe = found_plan["estimate"], found_plan["recipe"]
+        made = [word for name in CHOSEN for word in (f"--{name.replace('_', '-')}", str(recipe[name]))]
+        assert (recipe["loss"], recipe["activation_checkpointing"]) == ("full", False)
+        made += ["--loss", "full", "--no-activation-checkpointing", "--expandable-segments"]
+        estimated = call("estimate", *words, *made).document
+        for name in ("phases", "peak_allocated_bytes", "peak_device_bytes", "verdict", "step_seconds"):
+            assert estimated[name] == plan[name], (recipe["method"], name)
+        assert estimated["notes"][0] == answer["notes"][0]
+    assert "memory is rehearsed" in answer["notes"][0]
 
 
 @pytest.mark.sweep
 @pytest.mark.long
-def test_two_layers_tell_of_five(found: Estimate):
-    """The real thing: what is drawn on from one and two layers is what a rehearsal of all five sees."""
-    corrected = with_rehearsed_activations(found)
-    assert "rehearsed, with one layer" in corrected.workload.model.notes[0], corrected.workload.model.notes
-    seen = rehearsed_peaks(found)
+@pytest.mark.parametrize("zero_stage", [None, 3])
+def test_a_rehearsal_of_all_layers_is_what_is_planned_and_two_tell_of_five(
+    found: Estimate, monkeypatch: pytest.MonkeyPatch, zero_stage: int | None
+):
+    """The real thing, and what is drawn on from one and two layers where nothing is sharded."""
+    recipe = RECIPE.with_changes(zero_stage=zero_stage)
+    planned = estimate(found.workload, recipe, cluster("rtx-4090", 1 if zero_stage is None else 2))
+    corrected = with_rehearsed_activations(planned)
+    assert "memory is rehearsed;" in corrected.workload.model.notes[0], corrected.workload.model.notes
+    with pytest.raises(LongRehearsalError):
+        rehearsed_peaks(planned, 1000)
+    seen = rehearsed_peaks(planned)
     for phase in corrected.timeline.phases:
-        if phase.name in CORRECTED_PHASES:
+        assert (phase.resident.total, phase.peak.total) == seen[phase.name]
+    if zero_stage is not None:
+        return
+    monkeypatch.setattr("vlmplan.rehearsal.unknown.MOST_OPERATIONS", 1000)
+    monkeypatch.setattr("vlmplan.rehearsal.unknown.SCHEMA", -1)  # what was kept is of all layers
+    drawn_on = with_rehearsed_activations(planned)
+    assert "rehearsed, with one layer" in drawn_on.workload.model.notes[0], drawn_on.workload.model.notes
+    for phase in drawn_on.timeline.phases:
+        if phase.name in OF_ACTIVATIONS:
             assert phase.peak.total == pytest.approx(seen[phase.name][1], rel=1e-3)
             assert phase.resident.total == pytest.approx(seen[phase.name][0], rel=1e-3)

@@ -178,17 +178,16 @@ def requested_recommendation(
 
     query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
     found = recommend_or_stretch(query if compares is None else replace(query, compares=compares))
-    return _with_rehearsed_winner(found)
+    return _with_rehearsed_plans(found)
 
 
-def _with_rehearsed_winner(found: "Recommendation") -> "Recommendation":
-    """``found`` with its first plan as an estimate of that plan is, where no family knows the model: with rehearsed
-    activations, which the others are not worth waiting for."""
+def _with_rehearsed_plans(found: "Recommendation") -> "Recommendation":
+    """``found`` with its plans as an estimate of each is, where no family knows the model: with rehearsed memory."""
     from vlmplan.models.tree import ProbedModelFiles
 
     if not isinstance(found.workload.model, ProbedModelFiles):
         return found
-    from vlmplan.proposals.confirmation import with_corrected_winner
+    from vlmplan.proposals.confirmation import with_corrected_plans
     from vlmplan.rehearsal.unknown import with_rehearsed_activations
 
-    return with_corrected_winner(found, with_rehearsed_activations)
+    return with_corrected_plans(found, with_rehearsed_activations)

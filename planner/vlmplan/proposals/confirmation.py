@@ -1,7 +1,7 @@
-"""The winner of a search is looked at more closely before it is shown, and makes way for others where it does not fit:
-by ``recommend --rehearse``, and where only rehearsals tell of its model's activations."""
+"""Plans of a search are looked at more closely before they are shown, and make way for others where they do not fit:
+the winner by ``recommend --rehearse``, and all where only rehearsals tell of their model's activations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -49,30 +49,27 @@ def confirmed(
     return ConfirmedRecommendation(found=_without(found, refused, ()))
 
 
-def with_corrected_winner(found: Recommendation, corrected: "Callable[[Estimate], Estimate]") -> Recommendation:
-    """``found`` with its first plan as ``corrected`` has it, as an estimate of that plan is, without those before it
-    that do not fit so."""
+def with_corrected_plans(found: Recommendation, corrected: "Callable[[Estimate], Estimate]") -> Recommendation:
+    """``found`` with its plans as ``corrected`` has them, as an estimate of each is, without those that do not fit
+    so."""
     refused: list[Refused] = []
-    for place, plan in enumerate(found.plans):
+    left: list[RankedPlan] = []
+    notes: dict[str, None] = {}
+    for plan in found.plans:
         better = corrected(plan.estimate)
         if better.verdict is Verdict.FITS:
-            first = replace(plan, estimate=better)
-            left = _without(found, refused, (first, *found.plans[place + 1 :]))
-            return replace(left, notes=_renoted(left, plan.estimate, better))
-        refused.append((plan, _reason(better.device, plan.estimate)))
-    return _without(found, refused, ())
+            left.append(replace(plan, estimate=better))
+            notes.update(dict.fromkeys(better.workload.model.notes))
+        else:
+            refused.append((plan, _reason(better.device, plan.estimate)))
+    changed = _without(found, refused, tuple(left))
+    return replace(changed, notes=_renoted(changed, found.plans, notes)) if left else changed
 
 
-OTHERS = "the plans after the first are as the generic terms of such a model have them, which nothing was rehearsed for"
-
-
-def _renoted(found: Recommendation, before: "Estimate", after: "Estimate") -> tuple[str, ...]:
-    """The notes with what the first plan's model is said to be now in place of what it was."""
-    old, new = before.workload.model.notes, after.workload.model.notes
-    if old == new:
-        return found.notes
-    others = (OTHERS,) if len(found.plans) > 1 else ()
-    return (*new, *others, *(note for note in found.notes if note not in (*old, *new)))
+def _renoted(found: Recommendation, before: Sequence[RankedPlan], notes: Collection[str]) -> tuple[str, ...]:
+    """The notes of ``found`` with what plans say of their models now in place of what those ``before`` said."""
+    old = {note for plan in before for note in plan.estimate.workload.model.notes}
+    return (*notes, *(note for note in found.notes if note not in old and note not in notes))
 
 
 def _without(found: Recommendation, refused: "list[Refused]", left: tuple[RankedPlan, ...]) -> Recommendation:

@@ -45,7 +45,8 @@ SCHEMA = 1
 
 Peaks = Mapping[str, tuple[int, int]]
 """(resident, peak) bytes of a later step by phase."""
-Rehearse = Callable[[Estimate], Peaks]
+Rehearse = Callable[[Estimate, int | None], Peaks]
+"""Of the setup of an estimate, in so many operations at most."""
 Gaps = tuple[int, int]
 """Bytes that a rehearsal finds and the formulas do not: alive behind forward, and passing in backward besides."""
 
@@ -152,25 +153,32 @@ def _targets(model: ProbedModelFiles) -> str:
 
 
 def _gaps(short: Estimate, rehearse: Rehearse) -> Gaps:
-    seen = rehearse(short)
+    seen = rehearse(short, None)
     phases = {phase.name: phase for phase in short.timeline.phases}
     kept = seen[FORWARD][0] - phases[FORWARD].resident.total
     return kept, seen[BACKWARD][1] - phases[BACKWARD].peak.total - kept
 
 
-def rehearsed_peaks(short: Estimate) -> Peaks:
-    """Peaks of a later step, library workspaces included as the estimate has them."""
-    from vlmplan.memory.overhead import workspace_bytes
+def rehearsed_peaks(short: Estimate, most_operations: int | None = None) -> Peaks:
+    """What is alive behind each phase of a later step, and its peak or that of the first step, whichever is higher:
+    a few models compute in another type the first time (MiniCPM 3). Library workspaces are included, as in estimates.
+
+    Raises LongRehearsalError with more than ``most_operations``, and what ``run_rehearsal`` does.
+    """
+    from vlmplan.rehearsal.comparison import compared
     from vlmplan.rehearsal.process import run_rehearsal
     from vlmplan.rehearsal.request import request_json
 
     plan = plan_from_estimate(short)
     request = request_json(plan, short, rank=short.timeline.rank)
-    answer = run_rehearsal(request, plan, say=lambda text: None)
-    workspaces = workspace_bytes(short.cluster.node.gpu)
-    return {
-        phase.name: (phase.resident_bytes + workspaces, phase.peak_bytes + workspaces) for phase in answer.last_phases
-    }
+    if most_operations is not None:
+        request["most_operations"] = most_operations
+    found = compared(run_rehearsal(request, plan, say=lambda text: None), short)
+    peaks: dict[str, tuple[int, int]] = {}
+    for phase in found.phases:
+        first = 0 if phase.first_step is None else phase.first_step.peak_bytes
+        peaks[phase.name] = phase.rehearsed.resident_bytes, max(first, phase.rehearsed.peak_bytes)
+    return peaks
 
 
 # -- keeping ---------------------------------------------------------------------------------------------------------

@@ -38,11 +38,16 @@ RAISED = re.compile(r'\s*File "(?:.*site-packages/)?(.*)", line (\d+)')
 """A line of a traceback, with its file from the package on."""
 
 
+class LongRehearsalError(InputError):
+    """A rehearsal has more operations than it was asked to do at most."""
+
+
 def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) -> Rehearsed:
     """What happened in a rehearsal of ``plan``.
 
     Raises MissingPackageError where the trainer's packages are not installed, InputError for what cannot be rehearsed,
-    UnavailableError where the process dies.
+    LongRehearsalError with more operations than the request's ``most_operations``, UnavailableError where the process
+    dies.
     """
     missing = [name for name in needed_packages(plan.recipe, plan.workload) if installed_version(name) is None]
     if missing:
@@ -54,6 +59,8 @@ def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) 
         command = COMMAND if plan.recipe.task is None else OF_TASKS
         more = {} if plan.recipe.task is None else {"folder": str(folder)}
         answer = JsonObject(answer_of([sys.executable, *command], json.dumps(request | more), say), source=SOURCE)
+    if "is_too_long" in answer:
+        raise LongRehearsalError(f"its rehearsal has more than {request.get('most_operations')} operations")
     if "error" in answer:
         raise InputError(f"this plan cannot be rehearsed: {answer.text('error')}")
     return rehearsed_from_json(answer)

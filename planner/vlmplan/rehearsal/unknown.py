@@ -1,17 +1,18 @@
-"""Activations of a model that vlmplan does not describe: its first layers rehearsed, drawn on to all.
+"""Memory of a model that vlmplan does not describe: the setup rehearsed, and what the formulas miss is added.
 
 The generic tree (``architecture/generic.py``) knows weights, gradients and optimizer states exactly, and guesses what a
-layer keeps. So the same setup is rehearsed with the first layer alone and with the first two, or up to each new kind of
-layer (``prefixes``), and what the formulas miss there is added: once for the first layer and what stands around the
-layers, and for every further layer what the one of its kind added. What was rehearsed once is kept for the installed
-versions of the libraries.
+layer keeps. So the setup is rehearsed with all layers. Where that takes too many operations, it is with the first layer
+alone and with the first two, or up to each new kind of layer (``prefixes``): what is missing there is added once for
+the first layer and what stands around the layers, and for every further layer what the one of its kind added. A peak
+is the highest of several moments, each of which grows with the layers in its own way, so that this may err. What was
+rehearsed once is kept for the installed versions of the libraries.
 """
 
 import hashlib
 import json
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from vlmplan.architecture.generic import GENERIC_TERMS
@@ -23,25 +24,35 @@ from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.phases import Phase
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
-from vlmplan.phase_names import BACKWARD, FORWARD
+from vlmplan.phase_names import BACKWARD, FORWARD, REFERENCE
 from vlmplan.rehearsal.layers import Rehearse, layers_json, rehearsed_peaks
 from vlmplan.rehearsal.prefixes import BytesByKind, by_kind, layer_pattern, lengths, num_first_layers, shortened
+from vlmplan.rehearsal.process import LongRehearsalError
 from vlmplan.step_bar import can_draw
 from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.versions import installed_version
 
-REHEARSED_TERMS = (
-    "activations are rehearsed, with one layer and with two, and drawn on to all; FLOPs and time are those of a "
-    "generic decoder"
+DRAWN_ON_TERMS = (
+    "memory is rehearsed, with one layer and with two, and drawn on to all; FLOPs and time are those of a generic "
+    "decoder"
 )
-CORRECTED_PHASES = (FORWARD, BACKWARD)
+REHEARSED_TERMS = "memory is rehearsed; FLOPs and time are those of a generic decoder"
+ACTIVATIONS, WEIGHTS = "activations", "weights"
+OF_ACTIVATIONS = (FORWARD, REFERENCE, BACKWARD)
+"""Phases of which activations are not known. What is missing of others are buffers, which count as weights."""
+MOST_OPERATIONS = 400_000
+"""Of a rehearsal with all layers: about half a minute of one core (measured: 8,000 to 20,000 operations a second). A
+choice."""
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
-SCHEMA = 4
+SCHEMA = 5
 """Version of what is kept."""
+
+Gaps = dict[tuple[str, str], int]
+"""Bytes that a rehearsal sees and the formulas do not, by phase and moment."""
 
 
 def with_rehearsed_activations(found: Estimate, rehearse: Rehearse | None = None) -> Estimate:
-    """``found`` with its activations rehearsed, where its model has no family here; others as they are.
+    """``found`` with its memory rehearsed, where its model has no family here; others as they are.
 
     Where that cannot be, the generic ones stay and a note says why. Raises what rehearsing does for layers that nothing
     else tells of.
@@ -57,7 +68,9 @@ def with_rehearsed_activations(found: Estimate, rehearse: Rehearse | None = None
             raise
         return _noted(found, f"Its activations are not rehearsed: {str(error).rstrip(chr(46))}.")
     corrected = _corrected(found, {key: value.of(pattern) for key, value in missing.items()})
-    notes = (note.replace(GENERIC_TERMS, REHEARSED_TERMS) if GENERIC_TERMS in note else note for note in model.notes)
+    is_of_all = all(one.num_first == len(pattern) for one in missing.values())
+    terms = REHEARSED_TERMS if is_of_all else DRAWN_ON_TERMS
+    notes = (note.replace(GENERIC_TERMS, terms) if GENERIC_TERMS in note else note for note in model.notes)
     return _with_notes(corrected, tuple(notes))
 
 
@@ -70,13 +83,25 @@ def _kept_missing(found: Estimate, pattern: tuple[int, ...], rehearse: Rehearse)
     kept = _read(kept_text(*place))
     if kept is not None:
         return kept
-    counts = lengths(pattern, _num_first(found, pattern))
     with _shown_on_a_terminal(found.workload.model.id):
-        gaps = {count: _gaps(_of_layers(found, count), rehearse) for count in counts}
-    missing = {key: by_kind(pattern, {count: gaps[count][key] for count in counts}) for key in gaps[counts[0]]}
+        gaps = _gaps_by_length(found, pattern, rehearse)
+    missing = {
+        key: by_kind(pattern, {count: of_phases[key] for count, of_phases in gaps.items()})
+        for key in next(iter(gaps.values()))
+    }
     content = [[*key, value.first, list(value.further.items()), value.num_first] for key, value in missing.items()]
     keep_text(json.dumps(content), *place)
     return missing
+
+
+def _gaps_by_length(found: Estimate, pattern: tuple[int, ...], rehearse: Rehearse) -> dict[int, Gaps]:
+    """What is missing with all layers, or with as many as the others are drawn on from."""
+    num_layers = len(pattern)
+    if found.recipe.task is None:  # whose rehearsals count no operations
+        with suppress(LongRehearsalError):
+            return {num_layers: _gaps(_of_layers(found, num_layers), rehearse, MOST_OPERATIONS)}
+    counts = lengths(pattern, _num_first(found, pattern))
+    return {count: _gaps(_of_layers(found, count), rehearse, None) for count in counts}
 
 
 @contextmanager
@@ -87,7 +112,7 @@ def _shown_on_a_terminal(model_id: str) -> Generator[None]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(f"rehearsing the first layers of {model_id}, once for such a setup"):
+    with Console(stderr=True).status(f"rehearsing {model_id}, once for such a setup"):
         yield
 
 
@@ -140,12 +165,12 @@ def _of_layers(found: Estimate, num_layers: int) -> Estimate:
     return estimate(replace(found.workload, model=short), trained, found.cluster)
 
 
-def _gaps(short: Estimate, rehearse: Rehearse) -> dict[tuple[str, str], int]:
+def _gaps(short: Estimate, rehearse: Rehearse, most_operations: int | None) -> Gaps:
     """Rehearsed bytes minus estimated ones."""
-    seen = rehearse(short)
-    gaps: dict[tuple[str, str], int] = {}
+    seen = rehearse(short, most_operations)
+    gaps: Gaps = {}
     for phase in short.timeline.phases:
-        if phase.name in CORRECTED_PHASES:
+        if phase.name in seen:
             resident, peak = seen[phase.name]
             gaps[phase.name, "resident"] = resident - phase.resident.total
             gaps[phase.name, "peak"] = peak - phase.peak.total
@@ -156,17 +181,7 @@ def _gaps(short: Estimate, rehearse: Rehearse) -> dict[tuple[str, str], int]:
 
 
 def _corrected(found: Estimate, missing: Mapping[tuple[str, str], int]) -> Estimate:
-    phases = tuple(
-        phase
-        if phase.name not in CORRECTED_PHASES
-        else Phase(
-            name=phase.name,
-            resident=_more(phase.resident, missing[phase.name, "resident"]),
-            peak=_more(phase.peak, missing[phase.name, "peak"]),
-        )
-        for phase in found.timeline.phases
-    )
-    timeline = found.timeline._replace(phases=phases)
+    timeline = found.timeline._replace(phases=tuple(_with_missing(phase, missing) for phase in found.timeline.phases))
     change = timeline.peak.total - found.timeline.peak.total
     device = found.device._replace(
         allocated_bytes=timeline.peak.total,
@@ -175,9 +190,29 @@ def _corrected(found: Estimate, missing: Mapping[tuple[str, str], int]) -> Estim
     return replace(found, timeline=timeline, device=device)
 
 
-def _more(moment: Components, num_bytes: int) -> Components:
-    """``moment`` with so many more bytes of activations, or fewer: no more than there are."""
-    return moment._replace(activations=max(0, moment.activations + num_bytes))
+def _with_missing(phase: Phase, missing: Mapping[tuple[str, str], int]) -> Phase:
+    """``phase`` as it was rehearsed; one that was not (an evaluation) as it is."""
+    if (phase.name, "peak") not in missing:
+        return phase
+    first = ACTIVATIONS if phase.name in OF_ACTIVATIONS else WEIGHTS
+    return Phase(
+        name=phase.name,
+        resident=_more(phase.resident, missing[phase.name, "resident"], first),
+        peak=_more(phase.peak, missing[phase.name, "peak"], first),
+    )
+
+
+def _more(moment: Components, num_bytes: int, first: str) -> Components:
+    """``moment`` with so many more bytes of its component ``first``; or with fewer, of others too where it has not so
+    many."""
+    values = moment.as_json()
+    for name in (first, *(name for name in values if name != first)):
+        before = values[name]
+        values[name] = max(0, before + num_bytes)
+        num_bytes -= values[name] - before
+        if not num_bytes:
+            break
+    return Components(**values)
 
 
 def _noted(found: Estimate, note: str) -> Estimate:

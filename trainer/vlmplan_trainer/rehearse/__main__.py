@@ -2,7 +2,8 @@
 standard output.
 
 The request is ``{"plan": plan.json, "samples": {...}, "rank": 0, "num_steps": 3, ...}``; the answer that of
-``run.rehearse`` or ``{"error": sentence}``. Progress goes to standard error, a phase a line.
+``run.rehearse``, ``{"error": sentence}`` or, behind the request's ``most_operations``, ``{"is_too_long": true}``.
+Progress goes to standard error, a phase a line.
 """
 
 import os
@@ -26,6 +27,7 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
 
     from vlmplan.plan import plan_from_json
     from vlmplan_trainer.rehearse.batch import ImageSpec, Samples
+    from vlmplan_trainer.rehearse.dispatch import TooManyOperationsError
     from vlmplan_trainer.rehearse.run import Request, rehearse
     from vlmplan_trainer.rehearse.sounds import AudioSpec
 
@@ -36,19 +38,21 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
     samples["sequences"] = None if sequences is None else tuple(sequences)
     plan = plan_from_json(request.pop("plan"))
     capability = tuple(request.pop("compute_capability"))
-    return rehearse(
-        Request(
-            plan=plan,
-            samples=Samples(
-                **samples,
-                image=None if image is None else ImageSpec(**image),
-                audio=None if audio is None else AudioSpec(**audio),
-            ),
-            compute_capability=capability,
-            say=say_phase_begins,
-            **request,
-        )
+    asked = Request(
+        plan=plan,
+        samples=Samples(
+            **samples,
+            image=None if image is None else ImageSpec(**image),
+            audio=None if audio is None else AudioSpec(**audio),
+        ),
+        compute_capability=capability,
+        say=say_phase_begins,
+        **request,
     )
+    try:
+        return rehearse(asked)
+    except TooManyOperationsError:
+        return {"is_too_long": True}
 
 
 if __name__ == "__main__":

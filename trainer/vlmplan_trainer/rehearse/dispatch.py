@@ -4,6 +4,7 @@ Numbers are not computed, but small integer tensors whose values are known (toke
 them, so that control flow is what it would be. What is not known reads as zero: no gradient overflows, no loss is NaN.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,17 +63,28 @@ class Operation:
     results: Results | None
 
 
-class Rehearsal(TorchDispatchMode):
-    """Stands between the trainer and fake tensors."""
+class TooManyOperationsError(Exception):
+    """A rehearsal has come to more operations than it was to do at most."""
 
-    def __init__(self, fake_mode: FakeTensorMode, ledger: Ledger, maker: Callable[[], str]) -> None:
+
+class Rehearsal(TorchDispatchMode):
+    """Stands between the trainer and fake tensors. Raises TooManyOperationsError behind ``most_operations``."""
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        ledger: Ledger,
+        maker: Callable[[], str],
+        *,
+        most_operations: int = sys.maxsize,
+    ) -> None:
         super().__init__()
         self.fake_mode, self.ledger, self._maker = fake_mode, ledger, maker
         self.collectives = Collectives()
         self.work = Work()
         """What runs now makes the card do."""
         self.flops = 0
-        self.num_operations = 0
+        self.num_operations, self.most_operations = 0, most_operations
         self._operations: dict[int, Operation] = {}
         fake_mode.cache_enabled = False  # see shapes
 
@@ -104,6 +116,8 @@ class Rehearsal(TorchDispatchMode):
             return NotImplemented  # it calls operations on this rank's part, which come here
         kwargs = kwargs or {}
         self.num_operations += 1
+        if self.num_operations > self.most_operations:
+            raise TooManyOperationsError
         operation = self._operations.get(id(func)) or self._met(func)
         if operation.special is not None:
             result = operation.special(self, func, args, kwargs)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import tempfile
 import time
 import warnings
@@ -45,6 +46,7 @@ class Request:
     """What is rehearsed: one rank of a plan, ``num_steps`` optimizer steps on equal samples.
 
     ``compute_capability`` chooses attention's kernels; ``total_bytes`` is what DeepSpeed is told that a card has.
+    With more than ``most_operations`` it raises TooManyOperationsError.
     """
 
     plan: Plan
@@ -54,6 +56,7 @@ class Request:
     compute_capability: tuple[int, int] = (8, 0)
     total_bytes: int = 80 * 2**30
     saves: bool = True
+    most_operations: int = sys.maxsize
     say: Callable[[str], None] = lambda text: None
 
 
@@ -106,7 +109,7 @@ def rehearse(request: Request) -> dict[str, Any]:
     warnings.filterwarnings("ignore")
     torch.autograd.set_multithreading_enabled(False)
     gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
-    with _on_fake_tensors(plan, ledger, attribution, is_on_cpu=is_on_cpu) as mode:
+    with _on_fake_tensors(request, ledger, attribution, is_on_cpu=is_on_cpu) as mode:
         meter = PhaseMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
         checkpoint_bytes = _phases(request, meter, ledger, mode, attribution, place)
     return rehearsed_json(
@@ -122,9 +125,10 @@ def rehearse(request: Request) -> dict[str, Any]:
 
 @contextmanager
 def _on_fake_tensors(
-    plan: Plan, ledger: Ledger, attribution: AllocationAttribution, *, is_on_cpu: bool
+    request: Request, ledger: Ledger, attribution: AllocationAttribution, *, is_on_cpu: bool
 ) -> Iterator[Rehearsal]:
     """Everything that torch, DeepSpeed and the models do inside is done on fake tensors and written into ``ledger``."""
+    plan = request.plan
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # imports what does not bear the shims while it is imported
     with ExitStack() as stack:
         stack.enter_context(shims.installed(has_device=not is_on_cpu, has_paged_states=plan.recipe.optimizer.is_paged))
@@ -139,7 +143,8 @@ def _on_fake_tensors(
         if plan.recipe.fsdp:
             stack.enter_context(telling_of_resized_storages(lambda storage: ledger.resized(storage, attribution)))
         stack.enter_context(fake_mode)
-        yield stack.enter_context(Rehearsal(fake_mode, ledger, attribution))
+        mode = Rehearsal(fake_mode, ledger, attribution, most_operations=request.most_operations)
+        yield stack.enter_context(mode)
 
 
 def _phases(
