@@ -2,11 +2,14 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from shipped import KEPT, outcome, reading, shipped, write_all
 
+from vlmplan.deepspeed_config import DsConfig
 from vlmplan.errors import VlmplanError
+from vlmplan.other_trainers.llama_factory_zero import SHIPPED_DEEPSPEED
 
 FILES = shipped()
 RUNS = [file for file in FILES if file.is_run]
@@ -44,6 +47,22 @@ def test_a_deepspeed_file_that_is_named_is_found_from_the_root_of_the_repository
     assert config.ds_config is not None
     assert config.ds_config.source.endswith("llamafactory/examples/deepspeed/ds_z3_config.json")
     assert config.ds_config.zero_stage == 3
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED_DEEPSPEED))
+def test_a_deepspeed_file_that_only_the_checkout_has_is_planned_as_that(name, folder, tmp_path):
+    """It is here in one folder and not in the other; how fp16 scales its loss is not written out."""
+    text = f"stage: sft\nfinetuning_type: full\nbf16: true\ndeepspeed: examples/deepspeed/{name}\n"
+    found: list[DsConfig] = []
+    for place in (folder / "llamafactory", tmp_path):
+        (place / "mine.yaml").write_text(text, encoding="utf-8")
+        config = reading(place / "mine.yaml")
+        assert config.ds_config is not None
+        notes = [note for note in config.notes if "is no file from here: LLaMA-Factory" in note]
+        assert len(notes) == (place == tmp_path)
+        content = {key: value for key, value in config.ds_config.content.items() if key != "fp16"}
+        found.append(replace(config.ds_config, source="", notes=(), content=content))
+    assert found[0] == found[1]
 
 
 def test_a_deepspeed_file_that_is_nowhere_is_named(tmp_path):

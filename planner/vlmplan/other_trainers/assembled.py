@@ -1,11 +1,11 @@
 """From what a trainer's keys mean to one ``TrainerConfig``: the engine, the types of weights, samples and images."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.data_rules import FOR_LARGEST, DataRules
@@ -53,6 +53,8 @@ class Surroundings:
     precision: Precision | None = None
     named_deepspeed: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     """DeepSpeed configurations that the trainer ships, by the names that it takes for them."""
+    shipped_deepspeed: Callable[[str], Mapping[str, Any] | None] = field(default=lambda _: None)
+    """Those of its checkout by their paths there, for names of files that are not here."""
 
     @property
     def expandable_segments(self) -> bool:
@@ -243,7 +245,15 @@ def _ds_config(value: object, settings: Settings, around: Surroundings) -> DsCon
         return settings_from_ds_config(shipped, name=f"{name} of {settings.trainer}")
     if name.lstrip().startswith("{"):
         return settings_from_ds_config(settings.table("deepspeed"), name=f"{settings.source}: deepspeed")
-    return settings_from_ds_config(found_file(name, around.folder, settings.source, "deepspeed"))
+    try:
+        file = found_file(name, around.folder, settings.source, "deepspeed")
+    except InputError:
+        content = around.shipped_deepspeed(name)
+        if content is None:
+            raise
+        settings.note(f"deepspeed is {name}, which is no file from here: {settings.trainer}'s own is taken")
+        return settings_from_ds_config(content, name=f"{name} of {settings.trainer}")
+    return settings_from_ds_config(file)
 
 
 def found_file(name: str, folder: Path | None, source: str, key: str) -> Path:

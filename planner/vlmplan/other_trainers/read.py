@@ -14,6 +14,7 @@ from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accele
 from vlmplan.other_trainers.assembled import Surroundings, found_file
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, in_file_form, over
 from vlmplan.other_trainers.llama_factory import LLAMA_FACTORY, read_llama_factory
+from vlmplan.other_trainers.llama_factory_zero import shipped_file
 from vlmplan.other_trainers.ms_swift import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
 from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
@@ -289,6 +290,8 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
     name, read = READERS[trainer]
     if trainer == "swift":
         around = replace(around, named_deepspeed={**NAMED_DEEPSPEED, **around.named_deepspeed})
+    if trainer == "llamafactory":
+        around = replace(around, shipped_deepspeed=shipped_file)
     named = asked.model or next((value for key in MODEL_KEYS if isinstance(value := values.get(key), str)), None)
     try:
         model = asked.find_model(named) if named else None

@@ -10,6 +10,7 @@ from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.other_trainers.assembled import found_file
+from vlmplan.other_trainers.llama_factory_zero import shipped_file
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED, zero_file
 from vlmplan.other_trainers.read import OpenedConfig
 from vlmplan.recipe import Recipe
@@ -47,7 +48,13 @@ def deepspeed_source(opened: OpenedConfig) -> DeepSpeedSource | None:
         return DeepSpeedSource(content=dict(NAMED_DEEPSPEED[name]), name=name)
     if name.lstrip().startswith("{"):
         return DeepSpeedSource(content=parse_json_object(name, source=f"{opened.source}: deepspeed"), is_text=True)
-    path = found_file(name, opened.folder, opened.source, "deepspeed")
+    try:
+        path = found_file(name, opened.folder, opened.source, "deepspeed")
+    except InputError:
+        shipped = shipped_file(name) if opened.trainer == "llamafactory" else None
+        if shipped is None:
+            raise
+        return DeepSpeedSource(content=dict(shipped), name=name)
     text = text_of(path, name=str(path), keeps_line_ends=True)
     return DeepSpeedSource(content=parse_json_object(text, source=str(path)), path=path, text=text)
 
