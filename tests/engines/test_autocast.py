@@ -65,10 +65,11 @@ def test_experts_of_models_without_a_family_are_not_cast_either():
     assert [one.meets_autocast for one in (*stacked.values(), router)] == [False, False, True]
 
 
-def test_factors_of_adapted_experts_are_cast_by_peft_and_not_kept():
+def casts_of_adapted_experts(targets: str) -> list[int]:
+    """Bytes of what autocast keeps of the layer's adapters, which run again."""
     model = build_model({**SIZES, "model_type": "qwen3_moe", "num_experts": EXPERTS, "moe_intermediate_size": INNER})
     frozen = {id(entry.parameter): entry.parameter for entry in model.parameters()}
-    add_lora(model, AdapterSettings(rank=2), targets="gate,gate_proj,up_proj,down_proj")
+    add_lora(model, AdapterSettings(rank=2), targets=targets)
     for entry in model.parameters():
         is_adapter = id(entry.parameter) not in frozen
         entry.parameter.requires_grad = is_adapter
@@ -77,7 +78,19 @@ def test_factors_of_adapted_experts_are_cast_by_peft_and_not_kept():
         stack.checkpoints = True
     tape = Tape(autocast=DType.BFLOAT16, caches_casts=True)
     trace = model.run(tape, Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.FULL)
-    assert not any(isinstance(event, KeptCast) for section in trace.sections.values() for event in section.forward)
+    events = [event for section in trace.sections.values() for event in section.forward]
+    assert [event.num_bytes for event in events if isinstance(event, KeptCast)] == cached_casts(
+        ParameterTable(model), RECIPE
+    )
+    return cached_casts(ParameterTable(model), RECIPE)
+
+
+def test_factors_of_adapted_experts_are_cast_by_peft_and_not_kept():
+    assert casts_of_adapted_experts("gate_proj,up_proj,down_proj") == []
+
+
+def test_factors_of_an_adapted_router_are_multiplied_and_their_copies_kept():
+    assert casts_of_adapted_experts("gate") == [2 * 2 * WIDTH, 2 * EXPERTS * 2]
 
 
 def test_each_layer_that_runs_again_leaves_its_own_copies_when_it_runs():

@@ -52,8 +52,8 @@ class LoraParameter(ReadingModule):
         self.rank = rank
         self.lora_A = Linear(in_features, rank * self.num_experts)
         self.lora_B = Linear(rank * self.num_experts, out_features)
-        for factor in (self.lora_A, self.lora_B):  # peft casts them itself
-            factor.weight.meets_autocast = False
+        for factor in (self.lora_A, self.lora_B):  # of several experts peft casts them itself (``get_delta_factors``)
+            factor.weight.meets_autocast = not experts
         # The owner is the base layer or lies inside it; as an attribute it would be walked a second time.
         self.target = (owner, name)
 
