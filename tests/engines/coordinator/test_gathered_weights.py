@@ -12,6 +12,7 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines import engine_of
 from vlmplan.engines.coordinator.gathered_weights import notify
+from vlmplan.engines.coordinator.repeated_layers import of_weights
 from vlmplan.engines.events import NULL_SINK
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import micro_batch_profile
@@ -148,3 +149,27 @@ def test_weights_are_prefetched_before_modules_without_weights_too():
     assert len(gathered.gathers) == 2
     gathered.fetch(before=2)
     assert len(gathered.gathers) == 2 + 1
+
+
+@pytest.mark.parametrize("loss", [LossKind.CHUNKED, LossKind.FULL])
+def test_the_head_stays_whole_for_its_own_backward_where_prefetch_has_counted_on_it(loss):
+    """The modules around the model, whose backward comes between, are steps of DeepSpeed's: as a rehearsal has it of
+    Jais 2 with three layers and sizes like these, whose head takes 1,000 MB."""
+    zero = ZeroSettings(
+        stage3_param_persistence_threshold=NORM_NUMEL,
+        stage3_prefetch_bucket_size=HEAD_NUMEL,
+        stage3_max_reuse_distance=0,
+    )
+    recipe = Recipe(zero_stage=3, zero=zero, loss=loss)
+    model = prepared_model(LLAMA, recipe)
+    trace = model.run(Tape(), Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=loss)
+    gathered = engine_of(ParameterTable(model), recipe, num_ranks=2).gathered_weights(trace, NULL_SINK)
+    assert gathered is not None
+    for run, section in trace.forward():
+        *events, last = of_weights(section.forward) or [None]
+        for event in events:
+            notify(gathered, event, run)
+        before = gathered.live_bytes
+        if last is not None:
+            notify(gathered, last, run)
+    assert gathered.live_bytes == before >= 2 * HEAD_NUMEL

@@ -59,7 +59,7 @@ class GatheredWeights(GatheredBytes):
             self.lose_order_at_adapters()
         if self._steps and self._steps[0].reads_head:
             self._wrappers = wrappers.around_reader(calls_head=self._steps[0].calls_head)
-        self._inside_head = steps.inside_head
+        self._inside_head, self._comes_later = steps.inside_head, steps.comes_later
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
         self._decisions: dict[tuple[int, Key], bool] | None = None
         self.begin_forward()
@@ -292,10 +292,18 @@ class GatheredWeights(GatheredBytes):
             self._decisions[key] = self._is_kept(weight, is_leaf=is_leaf)
         return self._decisions[key]
 
+    def _is_later(self, step: int) -> bool:
+        """Whether modules without weights come before ``step``, of which each is a step to DeepSpeed: the head's own
+        backward comes after that of the modules around it."""
+        if step == self._first_of_backward and self._wrappers.outside:
+            return True
+        return step in self._comes_later or (step == self._inside_head and self._wrappers.inside > 0)
+
     def _is_kept(self, weight: GatheredWeight, *, is_leaf: bool) -> bool:
-        """Whether the weight stays: prefetch counted on it, or it is used again within the reuse distance."""
+        """Whether the weight stays: prefetch counted on it for a later step than the one that comes next, or it is used
+        again within the reuse distance."""
         step = self._known_step
-        if weight.fetched_for > step:
+        if weight.fetched_for > step or (weight.fetched_for == step and self._is_later(self._step)):
             return True
         if not self._max_reused:
             return False

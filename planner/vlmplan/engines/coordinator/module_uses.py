@@ -1,11 +1,11 @@
 """The steps of a micro batch under ZeRO-3: which module is used after which, and the weights that each gathers."""
 
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, chain
 from typing import Any
 
 from vlmplan.architecture.reference import is_of_copy, is_own
-from vlmplan.architecture.trace import Event, Fetch, Trace
+from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Trace
 from vlmplan.engines.coordinator.records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
 from vlmplan.engines.coordinator.wait_order import FIRST_STAYS
 from vlmplan.zero_settings import ZeroSettings
@@ -15,11 +15,12 @@ class GatherSteps:
     """Every use of a module in forward and backward is a step.
 
     ``modules`` are those of the steps, of which backward has those from ``first_of_backward`` on, with the head first:
-    the step ``inside_head`` follows it; ``order`` are the
-    uses of weights, each with its step; ``traversed`` are the elements up to each step, as a module that is no leaf
-    counts and as a leaf does, where the reuse distance asks for them. Weights up to the persistence threshold are in
-    no module here. ``again`` are the steps of a reference's forward on the same modules which are those that forward
-    began with; empty where there is none. ``first_adapter`` is the step of the first module that is trained whole.
+    the step ``inside_head`` follows it; ``order`` are the uses of weights, each with its step; ``traversed`` are the
+    elements up to each step, as a module that is no leaf counts and as a leaf does, where the reuse distance asks for
+    them. ``comes_later`` are steps that modules without weights come just before. Weights up to the persistence
+    threshold are in no module here. ``again`` are the steps of a reference's forward on the same modules which are
+    those that forward began with; empty where there is none. ``first_adapter`` is the step of the first module that is
+    trained whole.
     """
 
     def __init__(self, trace: Trace, zero: ZeroSettings, *, num_ranks: int, omitted: Mapping[int, Passed]) -> None:
@@ -33,6 +34,8 @@ class GatherSteps:
         backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
         self.modules = forward + backward
         self.first_of_backward = len(forward)
+        runs = chain((one.forward for _, one in trace.forward()), (one.backward for _, one in trace.backward()))
+        self.comes_later = _after_others(chain.from_iterable(runs))
         beside = [is_of_copy(run) for run in trace.schedule for _ in used[run.key][0]]
         self._of_copy = {step for step, is_copys in enumerate(beside) if is_copys}
         self.again = self._again(trace, used)
@@ -106,3 +109,19 @@ def _is_adapter(module: Any) -> bool:
 def _fetched(events: list[Event]) -> list[Any]:
     """The modules whose use begins, in order."""
     return [event.module for event in events if isinstance(event, Fetch)]
+
+
+def _after_others(events: Iterable[Event]) -> set[int]:
+    """Steps between which and the release before them modules without weights run."""
+    steps: set[int] = set()
+    step, others = 0, 0
+    for event in events:
+        if isinstance(event, Prefetch):
+            others += event.times
+        elif isinstance(event, Release):
+            others = 0
+        elif isinstance(event, Fetch):
+            if event.before or others:
+                steps.add(step)
+            step, others = step + 1, 0
+    return steps
