@@ -10,11 +10,19 @@ from typing import Any
 
 import pytest
 
-from planned import model_files, rehearsed_timeline
+from planned import memory_timeline, model_files, rehearsed_timeline
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.prepare import prepared_model
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.choice import engine_of
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method
 from vlmplan.units import GIB
 from vlmplan.zero_settings import ZeroSettings
 
@@ -139,3 +147,49 @@ def test_gradients_after_a_plain_backward_are_gradients_and_not_activations():
     backward = rehearsed_timeline(QWEN2_VL_2B, Recipe(zero_stage=None), num_ranks=1).phases[3]
     assert backward.resident.gradients == 4 * 2_208_985_600
     assert backward.resident.activations < 0.01 * GIB
+
+
+WIDE_HEAD = {
+    "model_type": "llama",
+    "vocab_size": 30_000,
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "tie_word_embeddings": False,
+}
+"""Its head's gradient comes first in backward, before the most activations are there."""
+
+
+def one_by_one(table: ParameterTable, trace: Trace, recipe: Recipe) -> int:
+    """The highest moment of backward in any micro batch of a step, each after those before it."""
+    tracker = PeakTracker()
+    engine = engine_of(table, recipe, num_ranks=8, sink=tracker)
+    engine.build()
+    engine.step(is_first=True)
+    engine.begin_step()
+    peaks: list[int] = []
+    for number in range(recipe.grad_accum):
+        tracker.forget_batch()
+        engine.begin_micro_batch(accumulates=number > 0, is_last=number == recipe.grad_accum - 1)
+        replay = MicroBatchReplay(engine, tracker, trace)
+        replay.forward(lambda: None)
+        tracker.start_phase()
+        replay.backward()
+        peaks.append(tracker.peak.total)
+    return max(peaks)
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2, 3, 4])
+@pytest.mark.parametrize("engine", [{"zero_stage": 1}, {"zero_stage": 2}, {"fsdp": True, "sync_each_batch": False}])
+def test_backward_is_that_of_the_micro_batch_which_takes_most(engine, grad_accum):
+    """Stage 1 sends gradients in the last one alone: a head's is there through the backward of the others."""
+    sizes = ZeroSettings(overlap_comm=True, reduce_bucket_size=4_000_000)
+    recipe = Recipe(**engine, grad_accum=grad_accum, zero=sizes, attention=AttentionImplementation.EAGER)
+    model = prepared_model(WIDE_HEAD, recipe)
+    backend = AttentionBackend(implementation="eager")
+    trace = model.run(Tape(), Batch(micro_batch=1, num_tokens=1024), backend, loss=recipe.loss)
+    table = ParameterTable(model)
+    backward = memory_timeline(table, trace, recipe, num_ranks=8, rank=0).phases[3]
+    assert backward.name == "backward"
+    assert backward.peak.total == one_by_one(table, trace, recipe)

@@ -87,6 +87,12 @@ class Engine:
         del recipe
         return 0
 
+    @property
+    def reduces_last_alone(self) -> bool:
+        """Whether gradients stay whole in all micro batches of a step but the last, in which they go as they arrive:
+        the one before may take more."""
+        return False
+
     @classmethod
     def rank_of_highest_step(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
         """The rank whose optimizer step takes most, where they differ; of equals the first. In closed form: that of a

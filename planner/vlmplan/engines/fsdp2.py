@@ -79,6 +79,10 @@ class FullyShard(FullyShardFormulas):
                 self._load_whole(group)
             self._is_loaded = True
 
+    @property
+    def reduces_last_alone(self) -> bool:
+        return not self.recipe.sync_each_batch
+
     def build(self) -> None:
         """Group by group, layers first: all weights of a group come whole to the device, then each is cut, and when
         the call returns the whole ones go."""

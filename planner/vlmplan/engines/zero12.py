@@ -49,6 +49,10 @@ class Zero12(Zero12Formulas):
     def has_streams(self) -> bool:
         return self.recipe.zero.overlap_comm
 
+    @property
+    def reduces_last_alone(self) -> bool:
+        return self.recipe.zero_stage == 1 and self.recipe.zero.overlap_comm
+
     # -- the walk ------------------------------------------------------------------------------------------------
 
     def build(self) -> None:

@@ -9,6 +9,7 @@ all. Another rank may have a higher peak in a phase, but none as high as that.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -88,7 +89,7 @@ class StartedRun:
         def highest(phases: Iterable[Phase]) -> int:
             return max([phase.peak.total + num_waiting(recipe, phase.name) * batch_bytes for phase in phases])
 
-        self._reach_last_micro_batch(trace, accumulates=recipe.grad_accum > 1)
+        earlier = self._reach_last_micro_batch(trace, recipe.grad_accum)
         within: tuple[Phase, ...] = ()
         if isinstance(evaluated, Rollout) and evaluated.is_within_step:
             within = evaluated.phases(engine, tracker, trace)
@@ -99,6 +100,7 @@ class StartedRun:
         replay.release_outputs()
         stretches = tracker.stretches
         backward = _ended(BACKWARD, tracker)
+        backward = replace(backward, peak=higher(backward.peak, earlier))
         replay.begin_step()
         tracker.start_phase()
         engine.step(is_first=False)
@@ -111,7 +113,7 @@ class StartedRun:
         save = Phase(name=SAVE, resident=left, peak=higher(saving, begun))
         if self._is_of_any_rank and len(stretches) > 1:
             walked = WalkedStep(
-                before=highest([*within, *forwards]),
+                before=highest([*within, *forwards, replace(backward, peak=earlier)]),
                 stretches=stretches,
                 beside_backward=num_waiting(recipe, backward.name) * batch_bytes,
                 step=highest([step]),
@@ -139,13 +141,26 @@ class StartedRun:
         replay.free_casts()
         return [*forwards, _ended(REFERENCE if forwards else FORWARD, tracker)]
 
-    def _reach_last_micro_batch(self, trace: Trace, *, accumulates: bool) -> None:
-        """The earlier micro batches of a step."""
-        self._tracker.forget_batch()
-        self._engine.begin_step()
-        if accumulates:
-            self._engine.resume_accumulation([self._table.ordinal(*arrival) for arrival in arrivals(trace)])
-        self._engine.begin_micro_batch(accumulates=accumulates, is_last=True)
+    def _reach_last_micro_batch(self, trace: Trace, grad_accum: int) -> Components:
+        """The earlier micro batches of a step. Returns the peak of the last of them, where backward of the very last
+        may have a lower one."""
+        engine, tracker = self._engine, self._tracker
+        tracker.forget_batch()
+        engine.begin_step()
+        walked = 1 if grad_accum > 1 and engine.reduces_last_alone else 0
+        if grad_accum > 1 + walked:
+            engine.resume_accumulation([self._table.ordinal(*arrival) for arrival in arrivals(trace)])
+        peak = Components()
+        if walked:
+            engine.begin_micro_batch(accumulates=grad_accum > 2, is_last=False)
+            replay = MicroBatchReplay(engine, tracker, trace)
+            self._forward(replay)
+            replay.backward()
+            peak = tracker.peak
+            replay.release_outputs()
+            tracker.forget_batch()
+        engine.begin_micro_batch(accumulates=grad_accum > 1, is_last=True)
+        return peak
 
 
 def _load(engine: Engine, tracker: PeakTracker, *, is_on_cpu: bool, read_bytes: int) -> Phase:
