@@ -34,6 +34,7 @@ def document(run: DataRun) -> JsonDict:
         "padding_fraction": run.padding_fraction,
         "mean_step_seconds": run.step_seconds,
         "run_seconds": run.run_seconds,
+        "cautions": [] if run.hang is None else [run.hang],
     }
 
 
@@ -115,6 +116,8 @@ def _run_lines(found: Estimate, source: DataSource, run: DataRun) -> Iterator[st
             f"  time: {duration_text(run.step_seconds)} a step on average, {duration_text(run.run_seconds)} in "
             f"all; {duration_text(found.step_seconds * run.num_steps)} if every micro batch were the worst"
         )
+    if run.hang is not None:
+        yield f"caution: {run.hang}"
 
 
 def _covering_text(covers: Covering) -> str:

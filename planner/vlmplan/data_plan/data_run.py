@@ -11,6 +11,7 @@ from itertools import islice
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_plan.covering import Covering, Sounds, covering
+from vlmplan.data_plan.hangs import hang_of
 from vlmplan.data_plan.lengths import Trained
 from vlmplan.data_plan.sampling import MicroBatch, Ranks, micro_steps, rows_of
 from vlmplan.data_plan.source import DataSource
@@ -45,7 +46,8 @@ class DataRun:
     """A run on samples as they are. Bytes are of tensors at the peak of the fullest GPU.
 
     ``bound_bytes`` are those that no order of the samples exceeds, of samples like ``bound``. ``run_seconds`` are all
-    steps; None if a speed is not known. ``padding_fraction``: part of the computed tokens that are padding.
+    steps; None if a speed is not known. ``padding_fraction``: part of the computed tokens that are padding. ``hang`` is
+    the sentence why ranks may wait for each other for ever.
     """
 
     order: Order
@@ -57,6 +59,7 @@ class DataRun:
     num_steps: int
     padding_fraction: float
     run_seconds: float | None
+    hang: str | None = None
 
     @property
     def step_seconds(self) -> float | None:
@@ -113,6 +116,7 @@ class DataRuns:
             num_steps=num_steps,
             padding_fraction=1 - run.real_tokens / run.computed_tokens,
             run_seconds=None if drawn_seconds is None else drawn_seconds * num_steps / run.num_steps,
+            hang=hang_of(self._found, source),
         )
 
     def _worst(self, micro_batch: MicroBatch, step: int, coverings: "_Coverings") -> WorstMicroBatch:
