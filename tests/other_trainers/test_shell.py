@@ -274,6 +274,14 @@ def test_what_starts_no_script_trains_nothing(command):
         run_of_script(command, source="x.sh")
 
 
+@pytest.mark.parametrize(
+    ("command", "task"), [("trl grpo --bf16", "--task grpo"), ("uv run swift rlhf --rlhf_type dpo", "--task dpo")]
+)
+def test_what_is_planned_by_options_alone_says_by_which(command, task):
+    with pytest.raises(InputError, match=rf"which is not read; {task}"):
+        run_of_script(command, source="x.sh")
+
+
 def test_more_devices_than_processes_split_the_model():
     with pytest.raises(InputError, match="2 devices for NPROC_PER_NODE=1 put a model's layers on several GPUs"):
         run_of_script("CUDA_VISIBLE_DEVICES=0,1 swift sft --model a", source="x.sh")

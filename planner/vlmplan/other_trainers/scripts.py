@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -26,6 +27,8 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "trl": ("trl", ("sft", "dpo")),
 }
 """Programs: whose they are, and with which word they train."""
+BY_OPTIONS = frozenset(("dpo", "grpo"))
+"""What ``--task`` plans and no file of these programs is read for, but TRL's for DPO."""
 SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(("sft", "sft_vlm", "sft_gemma3", "sft_vlm_gemma3", "sft_gpt_oss"), "trl"),
     **dict.fromkeys(("dpo", "dpo_vlm"), TRL_DPO),
@@ -63,12 +66,10 @@ def looks_like_script(text: str) -> bool:
 
 def run_of_script(text: str, *, source: str) -> ScriptRun:
     """The one training command of a script. Raises InputError where there is none, or more than one."""
-    runs = [run for command in commands_of(text, source=source) if (run := _run(command, source)) is not None]
+    commands = commands_of(text, source=source)
+    runs = [run for command in commands if (run := _run(command, source)) is not None]
     if not runs:
-        raise InputError(
-            f"{source} holds no command that is known to train: swift sft, llamafactory-cli train, trl sft or dpo, or "
-            f"a script that accelerate, torchrun, deepspeed or python starts"
-        )
+        raise InputError(_nothing_read(commands, source))
     if len(runs) > 1:
         raise InputError(f"{source} holds {len(runs)} commands that train; keep one of them in a file of its own")
     return runs[0]
@@ -76,10 +77,7 @@ def run_of_script(text: str, *, source: str) -> ScriptRun:
 
 def _run(command: Command, source: str) -> ScriptRun | None:
     """What a command trains; None for one that does not train."""
-    words = command.words
-    if command.program in RUNNERS:
-        words = words[_place_of_started(words) :]
-    program, words = PurePath(words[0]).name, words[1:]
+    program, words = _started(command)
     if program in TASKS:
         return _known(command, program, words, source)
     launcher = launcher_of(program)
@@ -89,6 +87,31 @@ def _run(command: Command, source: str) -> ScriptRun | None:
         return None
     files, values = arguments_of(command, found.words[1:], source=source)
     return _with_files(command, trainer, files, values, found)
+
+
+def _nothing_read(commands: list[Command], source: str) -> str:
+    """The sentence on a script of which no command is read."""
+    for program, words in map(_started, commands):
+        named = [word for word in words[:1] if program == "trl"]
+        if program == "swift" and words[:1] == ("rlhf",):
+            named = [value for option, value in pairwise(words) if option in ("--rlhf_type", "--rlhf-type")]
+        if named and named[0] in BY_OPTIONS:
+            return (
+                f"{source} starts {program} {words[0]}, which is not read; --task {named[0]} of vlmplan estimate and "
+                f"recommend plans it by options"
+            )
+    return (
+        f"{source} holds no command that is known to train: swift sft, llamafactory-cli train, trl sft or dpo, or "
+        f"a script that accelerate, torchrun, deepspeed or python starts"
+    )
+
+
+def _started(command: Command) -> tuple[str, tuple[str, ...]]:
+    """The program that a command starts, by itself or through another, and the words behind it."""
+    words = command.words
+    if command.program in RUNNERS:
+        words = words[_place_of_started(words) :]
+    return PurePath(words[0]).name, words[1:]
 
 
 def _place_of_started(words: tuple[str, ...]) -> int:
