@@ -1,5 +1,7 @@
 """Copies of weights that autocast keeps: of those that an operation which it casts for uses."""
 
+import pytest
+
 from tape_probe import predicted_step
 from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -65,7 +67,7 @@ def test_experts_of_models_without_a_family_are_not_cast_either():
     assert [one.meets_autocast for one in (*stacked.values(), router)] == [False, False, True]
 
 
-def casts_of_adapted_experts(targets: str) -> list[int]:
+def casts_of_adapted_experts(targets: str, frozen_dtype: DType = DType.BFLOAT16) -> list[int]:
     """Bytes of what autocast keeps of the layer's adapters, which run again."""
     model = build_model({**SIZES, "model_type": "qwen3_moe", "num_experts": EXPERTS, "moe_intermediate_size": INNER})
     frozen = {id(entry.parameter): entry.parameter for entry in model.parameters()}
@@ -73,7 +75,7 @@ def casts_of_adapted_experts(targets: str) -> list[int]:
     for entry in model.parameters():
         is_adapter = id(entry.parameter) not in frozen
         entry.parameter.requires_grad = is_adapter
-        entry.parameter.dtype = DType.FLOAT32 if is_adapter else DType.BFLOAT16
+        entry.parameter.dtype = DType.FLOAT32 if is_adapter else frozen_dtype
     for _, stack in model.stacks():
         stack.checkpoints = True
     tape = Tape(autocast=DType.BFLOAT16, caches_casts=True)
@@ -89,8 +91,9 @@ def test_factors_of_adapted_experts_are_cast_by_peft_and_not_kept():
     assert casts_of_adapted_experts("gate_proj,up_proj,down_proj") == []
 
 
-def test_factors_of_an_adapted_router_are_multiplied_and_their_copies_kept():
-    assert casts_of_adapted_experts("gate") == [2 * 2 * WIDTH, 2 * EXPERTS * 2]
+@pytest.mark.parametrize("frozen_dtype", [DType.BFLOAT16, DType.FLOAT32])
+def test_factors_of_an_adapted_router_are_multiplied_and_their_copies_kept(frozen_dtype: DType):
+    assert casts_of_adapted_experts("gate", frozen_dtype) == [2 * 2 * WIDTH, 2 * EXPERTS * 2]
 
 
 def test_each_layer_that_runs_again_leaves_its_own_copies_when_it_runs():

@@ -67,7 +67,8 @@ class LoraParameter(ReadingModule):
         if tape.switches_adapters_off:
             return self.base_layer(x, *args)
         parameter = owner.parameters_by_name[name]
-        factors = [ops.cast_weight(factor.weight, parameter.dtype, tape) for factor in (self.lora_A, self.lora_B)]
+        dtype = parameter.dtype if self.num_experts > 1 or tape.autocast is None else tape.autocast
+        factors = [ops.cast_weight(factor.weight, dtype, tape) for factor in (self.lora_A, self.lora_B)]
         # register_parametrization computes the weight once to check its shape.
         self._adapted(parameter, factors, tape)
         cached: list[Tensor] = []  # torch.nn.utils.parametrize.cached: computed at the first use, held to the end
@@ -89,7 +90,7 @@ class LoraParameter(ReadingModule):
         """``baddbmm(weight, B, A)``: saves the factors, of several experts as views."""
         kept = tuple(factor if isinstance(factor, Parameter) else factor.detached() for factor in factors)
         flops = 2 * weight.numel * self.rank
-        meta = (weight.shape, weight.dtype, [factor.shape for factor in factors], flops)
+        meta = (weight.shape, factors[0].dtype, [factor.shape for factor in factors], flops)
         node = tape.node((*factors, weight), _adapted_backward, kept, meta)
         if node is not None and is_kept and self.num_experts > 1:
             for factor in kept:
