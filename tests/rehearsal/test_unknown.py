@@ -122,6 +122,16 @@ def test_what_is_too_much_is_taken_from_activations_and_then_from_others(found: 
     assert all(phase.peak.total == 0 for phase in nothing.timeline.phases)
 
 
+def test_all_layers_are_rehearsed_where_nobody_knows_how_many_there_are(
+    found: Estimate, monkeypatch: pytest.MonkeyPatch
+):
+    """Configurations that call their number otherwise (Kosmos-2)."""
+    monkeypatch.setattr("vlmplan.rehearsal.prefixes.NUM_LAYERS_KEYS", ("decoder_layers",))
+    corrected = with_rehearsed_activations(found, taking(-7))
+    assert corrected.peak_allocated_bytes == found.peak_allocated_bytes + 7
+    assert "memory is rehearsed;" in corrected.workload.model.notes[0]
+
+
 def test_the_notes_say_where_the_memory_comes_from(found: Estimate):
     (note,) = with_rehearsed_activations(found, off_by(0, 0, [])).workload.model.notes
     assert "memory is rehearsed; FLOPs and time are those of a generic decoder" in note

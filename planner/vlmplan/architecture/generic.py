@@ -6,7 +6,7 @@ Generic: what happens between the Linears of a layer (``generic_layers``), and w
 that keep states instead of attending are refused where they were not rehearsed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.captured.capture import ImageCapture
 from vlmplan.architecture.captured.running import ProgramRun
 from vlmplan.architecture.captured.tensors import into, picked
+from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES
+from vlmplan.architecture.families.mixtral import Mixtral
 from vlmplan.architecture.generic_groups import Group, Role, keep_bytes, use, use_own
 from vlmplan.architecture.generic_layers import GenericContext, GenericShape, LayerRun, output_step
 from vlmplan.architecture.generic_tree import NORMS, TreeBuilder
@@ -29,6 +31,18 @@ from vlmplan.units import DType
 
 MEETING = ("attend", "call")
 """How tokens meet what comes of images where they attend to it."""
+OLD_EXPERTS: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            *("afmoe", "beam", "cohere2_moe", "deepseek_v32", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash"),
+            "mellum",
+        ),
+        OLD_EXPERT_NAMES,
+    ),
+    "minimax": Mixtral.PARAMETER_TARGETS,
+}
+"""Model types without a family of which peft turns the names that experts had into parameters
+(``_MODEL_TO_CONVERSION_PATTERN`` in transformers 5.23 ``conversion_mapping.py``)."""
 GENERIC_TERMS = "activations, FLOPs and time are those of a generic decoder"
 """What a note says of the numbers of such a tree, as long as nothing better is known."""
 
@@ -204,20 +218,27 @@ def _fits(norm: Module, x: Tensor) -> bool:
 
 
 def build_generic(
-    layout: ModelLayout, rehearsed: RehearsedLayers | None = None, images: ImageCapture | None = None
+    layout: ModelLayout,
+    rehearsed: RehearsedLayers | None = None,
+    images: ImageCapture | None = None,
+    *,
+    model_type: str = "",
 ) -> GenericModel:
-    """The tree of ``layout``, with what rehearsals found of its layers, and what was captured of its images.
+    """The tree of ``layout``, with what rehearsals found of its layers, and what was captured of its images. Its
+    ``model_type`` says whether names of experts mean parameters.
 
     Raises InputError where its dimensions cannot be told.
     """
     shape = generic_shape(layout)
-    builder = TreeBuilder(layout, shape)
+    old_experts = OLD_EXPERTS.get(model_type, {})
+    builder = TreeBuilder(layout, shape, set(old_experts.values()))
     tree = builder.group("")
     names = {
         "EMBEDDINGS": layout.embeddings,
         "HEAD": layout.head,
         "PARTS": builder.parts(),
         "attention_linears": builder.attention_linears(),
+        "PARAMETER_TARGETS": old_experts,
     }
     return type(layout.class_name, (GenericModel,), names)(layout, shape, tree, rehearsed, images)
 

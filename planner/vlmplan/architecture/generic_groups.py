@@ -13,6 +13,7 @@ from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.units import DType
 
@@ -44,7 +45,7 @@ class BareNorm(Module):
         return ops.to(ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True)), x.dtype)
 
 
-class Group(Module):
+class Group(AdaptableModule):
     """A module with modules inside. They are known by name only, because any attribute of ours may be a name there.
 
     ``steps`` are the Linears and norms that it runs itself, ``blocks`` the names of the groups that it runs.
@@ -57,6 +58,7 @@ class Group(Module):
         role: Role,
         steps: Sequence[LinearOrNorm],
     ) -> None:
+        super().__init__()
         self.modules_by_name.update(children)
         self.parameters_by_name.update(parameters)
         self.role, self.steps = role, tuple(steps)
@@ -99,11 +101,11 @@ class ExpertsGroup(Group):
     def __init__(self, parameters: Mapping[str, Parameter], *, experts_per_token: int, activation: str) -> None:
         super().__init__({}, parameters, Role.EXPERTS, ())
         self.experts_per_token, self.activation = experts_per_token, activation
-        for weight in self._stacked():
+        for weight in self._stacked().values():
             weight.meets_autocast = False  # of grouped products, and a loop's are of slices, which are no leaves
 
-    def _stacked(self) -> list[Parameter]:
-        return [weight for weight in self.parameters_by_name.values() if len(weight.shape) == 3]
+    def _stacked(self) -> dict[str, Parameter]:
+        return {name: weight for name, weight in self.parameters_by_name.items() if len(weight.shape) == 3}
 
     def forward(self, x: Tensor) -> Tensor:
         """The experts' MLPs over the tokens sent to them."""
@@ -111,11 +113,12 @@ class ExpertsGroup(Group):
         num_rows = x.numel // width * self.experts_per_token
         flat, rows = x.view(x.numel // width, width), x.tape.tensor((num_rows,), DType.INT64)
         weights = self._stacked()
+        *first, last = weights
         selected = take_rows(flat, rows, (num_rows, width))
-        made = [grouped_linear(selected, weight) for weight in weights[:-1]]
+        made = [grouped_linear(selected, self.weight_of(name)) for name in first]
         del selected
-        gated = joined(made, weights[-1].shape[2], x, self.activation)
-        out = ops.resample(grouped_linear(gated, weights[-1]), *x.shape, saves_input=True)
+        gated = joined(made, weights[last].shape[2], x, self.activation)
+        out = ops.resample(grouped_linear(gated, self.weight_of(last)), *x.shape, saves_input=True)
         rest = [weight for weight in self.parameters_by_name.values() if len(weight.shape) != 3]
         return use(out, *rest, *made)
 

@@ -1,6 +1,6 @@
 """Building the modules of a model from its layout: leaves by their kind, groups by what is inside, layers shared."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from typing import Any
 
 from vlmplan.architecture.generic_groups import BareNorm, EmbeddingGroup, ExpertsGroup, Group, LinearOrNorm, Role
@@ -19,6 +19,7 @@ from vlmplan.architecture.modules import (
     Stack,
 )
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter_adapters import AdaptableLinear
 
 LINEAR = "Linear"
 """The class name of ``nn.Linear`` itself."""
@@ -30,8 +31,9 @@ PROJECTOR_WORDS = ("merger", "downsample", "projector", "connector", "resampler"
 class TreeBuilder:
     """Makes modules by name; tied weights and equal layers become one object."""
 
-    def __init__(self, layout: ModelLayout, shape: GenericShape) -> None:
-        self.layout, self.shape = layout, shape
+    def __init__(self, layout: ModelLayout, shape: GenericShape, adapted: Collection[str] = ()) -> None:
+        """``adapted``: ends of the names of parameters that take adapters as such."""
+        self.layout, self.shape, self.adapted = layout, shape, adapted
         self.described = {module.name: module for module in layout.modules}
         self.child_names: dict[str, list[str]] = {}
         for module in layout.modules:
@@ -72,7 +74,8 @@ class TreeBuilder:
             return None
         rows, columns = weight.shape
         if described.kind is ModuleKind.LINEAR:
-            kind = Linear if described.class_name == LINEAR else DerivedLinear
+            is_adapted = any(f"{described.name}.weight".endswith(f".{end}") for end in self.adapted)
+            kind = AdaptableLinear if is_adapted else Linear if described.class_name == LINEAR else DerivedLinear
             return _with_weights(kind(columns, rows, bias=bias is not None), weight, bias)
         if described.kind is ModuleKind.CONV1D:
             weight.shape = (columns, rows)  # stored (in, out)

@@ -34,6 +34,17 @@ class AdaptableModule(Module):
         return self.parameters_by_name[name] if adapted is None else adapted()
 
 
+class AdaptableLinear(Linear, AdaptableModule):
+    """A Linear of which the weight is adapted as a parameter: a router's, whose name means one."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        AdaptableModule.__init__(self)
+        Linear.__init__(self, in_features, out_features, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight_of("weight"), self.bias)
+
+
 class LoraParameter(ReadingModule):
     """``peft.tuners.lora.ParamWrapper``: around a module of which one parameter is adapted, or another wrapper.
 

@@ -36,5 +36,5 @@ def model_tree(model: ModelFiles) -> Model:
     if isinstance(model, ProbedModelFiles):
         from vlmplan.architecture.generic import build_generic
 
-        return build_generic(model.layout, model.rehearsed, model.images)
+        return build_generic(model.layout, model.rehearsed, model.images, model_type=model.model_type)
     return build_model(model.config)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from vlmplan.architecture.generic import GENERIC_TERMS
 from vlmplan.architecture.layer_bytes import UNCORRECTED
@@ -26,7 +27,7 @@ from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.phase_names import BACKWARD, FORWARD, REFERENCE
 from vlmplan.rehearsal.layers import Rehearse, layers_json, rehearsed_peaks
-from vlmplan.rehearsal.prefixes import BytesByKind, by_kind, layer_pattern, lengths, num_first_layers, shortened
+from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, num_first_layers, shortened
 from vlmplan.rehearsal.process import LongRehearsalError
 from vlmplan.step_bar import can_draw
 from vlmplan.user_cache import keep_text, kept_text
@@ -44,7 +45,7 @@ MOST_OPERATIONS = 400_000
 """Of a rehearsal with all layers: about half a minute of one core (measured: 8,000 to 20,000 operations a second). A
 choice."""
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
-SCHEMA = 5
+SCHEMA = 6
 """Version of what is kept."""
 
 Gaps = dict[tuple[str, str], int]
@@ -61,15 +62,13 @@ def with_rehearsed_activations(found: Estimate, rehearse: Rehearse | None = None
     if not isinstance(model, ProbedModelFiles):
         return found
     try:
-        pattern = layer_pattern(model)
-        missing = _kept_missing(found, pattern, rehearse or rehearsed_peaks)
+        missing = _kept_missing(found, rehearse or rehearsed_peaks)
     except VlmplanError as error:
         if recurrent_classes(model.layout) and model.rehearsed is UNCORRECTED:
             raise
         return _noted(found, f"Its activations are not rehearsed: {str(error).rstrip(chr(46))}.")
-    corrected = _corrected(found, {key: value.of(pattern) for key, value in missing.items()})
-    is_of_all = all(one.num_first == len(pattern) for one in missing.values())
-    terms = REHEARSED_TERMS if is_of_all else DRAWN_ON_TERMS
+    corrected = _corrected(found, missing.gaps)
+    terms = REHEARSED_TERMS if missing.is_of_all_layers else DRAWN_ON_TERMS
     notes = (note.replace(GENERIC_TERMS, terms) if GENERIC_TERMS in note else note for note in model.notes)
     return _with_notes(corrected, tuple(notes))
 
@@ -77,31 +76,41 @@ def with_rehearsed_activations(found: Estimate, rehearse: Rehearse | None = None
 # -- rehearsing ------------------------------------------------------------------------------------------------------
 
 
-def _kept_missing(found: Estimate, pattern: tuple[int, ...], rehearse: Rehearse) -> dict[tuple[str, str], BytesByKind]:
-    """What is missing by phase and moment (``resident``, ``peak``)."""
+class Missing(NamedTuple):
+    """``is_of_all_layers``: not drawn on from the first ones."""
+
+    gaps: Gaps
+    is_of_all_layers: bool
+
+
+def _kept_missing(found: Estimate, rehearse: Rehearse) -> Missing:
     place = ("activations", f"{_digest(found)}.json")
     kept = _read(kept_text(*place))
     if kept is not None:
         return kept
     with _shown_on_a_terminal(found.workload.model.id):
-        gaps = _gaps_by_length(found, pattern, rehearse)
-    missing = {
-        key: by_kind(pattern, {count: of_phases[key] for count, of_phases in gaps.items()})
-        for key in next(iter(gaps.values()))
-    }
-    content = [[*key, value.first, list(value.further.items()), value.num_first] for key, value in missing.items()]
+        missing = _missing(found, rehearse)
+    content = [missing.is_of_all_layers, [[*key, num_bytes] for key, num_bytes in missing.gaps.items()]]
     keep_text(json.dumps(content), *place)
     return missing
 
 
-def _gaps_by_length(found: Estimate, pattern: tuple[int, ...], rehearse: Rehearse) -> dict[int, Gaps]:
-    """What is missing with all layers, or with as many as the others are drawn on from."""
-    num_layers = len(pattern)
+def _missing(found: Estimate, rehearse: Rehearse) -> Missing:
+    """What is missing with all layers, or what is drawn on from the first ones. Raises InputError where these cannot be
+    told."""
     if found.recipe.task is None:  # whose rehearsals count no operations
         with suppress(LongRehearsalError):
-            return {num_layers: _gaps(_of_layers(found, num_layers), rehearse, MOST_OPERATIONS)}
+            return Missing(_gaps(_of_layers(found), rehearse, MOST_OPERATIONS), is_of_all_layers=True)
+    model = found.workload.model
+    assert isinstance(model, ProbedModelFiles)
+    pattern = layer_pattern(model)
     counts = lengths(pattern, _num_first(found, pattern))
-    return {count: _gaps(_of_layers(found, count), rehearse, None) for count in counts}
+    gaps = {count: _gaps(_of_layers(found, count), rehearse, None) for count in counts}
+    drawn_on = {
+        key: by_kind(pattern, {count: of_phases[key] for count, of_phases in gaps.items()}).of(pattern)
+        for key in gaps[counts[0]]
+    }
+    return Missing(drawn_on, is_of_all_layers=False)
 
 
 @contextmanager
@@ -144,20 +153,18 @@ def _digest(found: Estimate) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _read(text: str | None) -> dict[tuple[str, str], BytesByKind] | None:
+def _read(text: str | None) -> Missing | None:
     try:
-        return {
-            (name, moment): BytesByKind(first, dict(further), num_first)
-            for name, moment, first, further, num_first in json.loads(text or "null")
-        }
+        is_of_all_layers, rows = json.loads(text or "null")
+        return Missing({(name, moment): int(num_bytes) for name, moment, num_bytes in rows}, bool(is_of_all_layers))
     except (TypeError, ValueError):
         return None
 
 
-def _of_layers(found: Estimate, num_layers: int) -> Estimate:
-    """The estimate of the same setup with so many layers."""
+def _of_layers(found: Estimate, num_layers: int | None = None) -> Estimate:
+    """The estimate of the same setup with so many layers, or with all, without what is not rehearsed."""
     model = found.workload.model
-    short = described(model, shortened(model.config, num_layers))
+    short = described(model, model.config if num_layers is None else shortened(model.config, num_layers))
     assert isinstance(short, ProbedModelFiles)
     assert isinstance(model, ProbedModelFiles)
     short = replace(short, notes=(), rehearsed=model.rehearsed, images=model.images)
