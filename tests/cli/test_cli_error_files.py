@@ -83,7 +83,7 @@ def refused_file(option: str, name: str, *words: str) -> str:
         ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}}', ['device is "disk"', "nvme"]),
         (
             '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}',
-            ["--offload-params cpu", "stage 3"],
+            ["zero_optimization.offload_param.device cpu", "stage 3"],
         ),
     ],
 )

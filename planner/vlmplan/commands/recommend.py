@@ -178,7 +178,15 @@ def requested_recommendation(
 
     query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
     found = recommend_or_stretch(query if compares is None else replace(query, compares=compares))
-    return _with_rehearsed_plans(found)
+    return _with_rehearsed_plans(_in_words_of_file(found, request))
+
+
+def _in_words_of_file(found: "Recommendation", request: "Request") -> "Recommendation":
+    from vlmplan.request.setup import in_words_of_file
+
+    config, given = request.ds_config, request.recipe.names
+    rejected = [one._replace(reason=in_words_of_file(one.reason, config, given)) for one in found.rejected]
+    return replace(found, rejected=tuple(rejected))
 
 
 def _with_rehearsed_plans(found: "Recommendation") -> "Recommendation":

@@ -5,7 +5,13 @@ from vlmplan.deepspeed_config.content import KEYS, NEVER_PLANNED
 from vlmplan.deepspeed_config.file import DsConfig, settings_from_ds_config
 from vlmplan.deepspeed_config.keys import Effect, Key
 from vlmplan.deepspeed_config.lookup import find_key
-from vlmplan.deepspeed_config.merge import DEFAULT_GRADIENT_CLIPPING, batch_sizes, fixed_by_file, merged_recipe
+from vlmplan.deepspeed_config.merge import (
+    DEFAULT_GRADIENT_CLIPPING,
+    batch_sizes,
+    fixed_by_file,
+    merged_recipe,
+    with_keys_of_file,
+)
 from vlmplan.deepspeed_config.write import deepspeed_config
 
 __all__ = [
@@ -22,4 +28,5 @@ __all__ = [
     "fixed_by_file",
     "merged_recipe",
     "settings_from_ds_config",
+    "with_keys_of_file",
 ]

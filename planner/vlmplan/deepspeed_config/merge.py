@@ -1,5 +1,6 @@
 """The recipe of a ds_config.json and what the command line says beside it."""
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -110,6 +111,23 @@ def fixed_by_file(config: DsConfig, *, hidden_size: int | None, stage: Stage | N
         precision=precision,
         zero=config.zero_settings(stage, hidden_size=hidden_size),
     )
+
+
+def with_keys_of_file(sentence: str, config: DsConfig, given: Collection[str]) -> str:
+    """A sentence about a setup, with the file's keys for those options in it that the file decides and nobody gave.
+
+    What stays an option is what no file can say: ``--zero-stage none``.
+    """
+    said = sentence
+    for name, key in KEY_OF_FIELD.items():
+        option = option_name(name)
+        if name in given or getattr(config, name) is None:
+            continue
+        if name == "precision":
+            said = re.sub(rf"{option} ([\w-]+)", r"precision \1 (bf16.enabled, fp16.enabled)", said)
+        else:
+            said = re.sub(rf"{option}\b" + ("(?! none)" if name == "zero_stage" else ""), key, said)
+    return sentence if said == sentence else f"{config.source}: {said}"
 
 
 def _stage(config: DsConfig, recipe: Recipe, given: Collection[str], mistakes: Mistakes) -> int:

@@ -152,10 +152,22 @@ def resolved_recipe(
             f"--micro-batch {recipe.micro_batch} x --grad-accum {recipe.grad_accum} x {cluster.num_gpus} GPUs are "
             f"{samples:,} samples a step; at most {MAX_NUM_SAMPLES:,} can be planned"
         )
-    if made_for is not None:
-        refuse_what_is_beyond(made_for, recipe, model)
-    warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
-    return recipe, [problem.sentence for problem in warnings]
+    try:
+        if made_for is not None:
+            refuse_what_is_beyond(made_for, recipe, model)
+        warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
+    except InputError as error:
+        raise InputError(in_words_of_file(str(error), ds_config, given)) from None
+    return recipe, [in_words_of_file(problem.sentence, ds_config, given) for problem in warnings]
+
+
+def in_words_of_file(sentence: str, ds_config: "DsConfig | None", given: frozenset[str]) -> str:
+    """A sentence about a setup, which names keys of the DeepSpeed file for options that it decides and nobody gave."""
+    if ds_config is None:
+        return sentence
+    from vlmplan.deepspeed_config import with_keys_of_file
+
+    return with_keys_of_file(sentence, ds_config, given)
 
 
 def _completed(
