@@ -35,6 +35,8 @@ NUMBERED: Mapping[str, tuple[str, ...]] = {"qwen3_omni_moe_thinker": ("0", "2")}
 Linears by the last parts of their names then, and these mean layers too."""
 PATCH_CONVOLUTION = "patch_embed.proj"
 """A convolution that the name of a Linear means too, which peft cannot adapt where ZeRO-3 has sharded it."""
+PATCH_CONVOLUTION_TYPES = frozenset({"glm4v_moe", *NUMBERED})
+"""Model types whose convolution all Linears mean too: peft takes them by the last parts of their names, see above."""
 KEPT = ("dtype", "torch_dtype", "quantization_config")
 """Of the whole checkpoint: what its thinker's files are like."""
 

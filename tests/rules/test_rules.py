@@ -59,6 +59,7 @@ GEMMA_3N = ModelFacts(id="gemma-3n", model_types=frozenset({"gemma3n_text"}))
 DEEPSEEK_V4 = ModelFacts(id="deepseek-v4", model_types=frozenset({"deepseek_v4"}), has_indexer=True)
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
+GLM_4_5V = ModelFacts(id="glm-4.5v", model_types=frozenset({"glm4v_moe", "glm4v_moe_text", "glm4v_moe_vision"}))
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
 QWEN = ModelFacts(id="qwen2-vl-2b", model_types=frozenset({"qwen2_vl"}), weights_dtype="bfloat16")
 
@@ -75,6 +76,7 @@ LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
 FSDP = Recipe(fsdp=True)
 LORA = Recipe(method=Method.LORA)
+ZERO_3_LORA = Recipe(method=Method.LORA, zero_stage=3)
 SHARED = Recipe(zero_stage=3, sequence_parallel=2)
 TILED, KERNELS = Recipe(zero_stage=3, tiled_mlp=True), Recipe(zero_stage=3, linear_attention=LinearAttention.FLA)
 LLAMA = ModelFacts(id="a-llama", model_types=frozenset({"llama"}), num_heads=32, num_kv_heads=8)
@@ -502,6 +504,22 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(lora_targets="attention"), model=QWEN3_OMNI),
             case(PLAIN, model=QWEN3_OMNI),
             case(LORA, model=LLAMA),
+        ],
+    ),
+    "a_sharded_convolution_has_no_adapter": (
+        [
+            case(ZERO_3_LORA, model=GLM_4_5V),
+            case(ZERO_3_LORA.with_changes(lora_exclude="qkv"), model=GLM_4_5V),
+            case(ZERO_3_LORA.with_changes(lora_exclude="0,2"), model=QWEN3_OMNI),
+        ],
+        [
+            case(ZERO_3_LORA.with_changes(lora_exclude=default_lora_exclude(GLM_4_5V)), model=GLM_4_5V),
+            case(ZERO_3_LORA.with_changes(lora_exclude="proj"), model=GLM_4_5V),
+            case(ZERO_3_LORA.with_changes(lora_targets="attention"), model=GLM_4_5V),
+            case(ZERO_3_LORA.with_changes(train_vision=False), model=GLM_4_5V),
+            case(LORA.with_changes(zero_stage=2), model=GLM_4_5V),
+            case(ZERO_3, model=GLM_4_5V),
+            case(ZERO_3_LORA, model=QWEN),
         ],
     ),
     "adapter_options_need_adapters": (

@@ -14,7 +14,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AdapterDtype, LossKind, Method, Precision
 from vlmplan.recipe_settings import ADAPTER_FIELDS, option_name
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
-from vlmplan.thinkers import NUMBERED, PATCH_CONVOLUTION
+from vlmplan.thinkers import NUMBERED, PATCH_CONVOLUTION, PATCH_CONVOLUTION_TYPES
 
 ADAPTER_RULES = RuleBook()
 
@@ -65,8 +65,9 @@ def default_lora_exclude(model: ModelFacts) -> str | None:
             return name
     if model.model_types & INDEXING_TYPES:
         return ",".join((GROUPED_LINEAR, *(INDEXER_LINEARS if model.has_indexer else ())))
-    numbered = _numbered(model)
-    return ",".join((*numbered, PATCH_CONVOLUTION)) if numbered else None
+    if not model.model_types & PATCH_CONVOLUTION_TYPES:
+        return None
+    return ",".join((*_numbered(model), PATCH_CONVOLUTION))
 
 
 def _numbered(model: ModelFacts) -> tuple[str, ...]:
@@ -147,6 +148,23 @@ def numbered_linears_have_no_adapters(context: RuleContext) -> str | None:
         f"--lora-targets all-linear is refused by peft for {model.id}: it takes the Linears of the mergers by their "
         f"names, {' and '.join(numbered)}, which are those of layers too; give --lora-exclude "
         f"{default_lora_exclude(model)} with it, or --lora-targets attention"
+    )
+
+
+@ADAPTER_RULES.error(
+    "peft 0.21 tuners/lora/layer.py _ConvNd: it counts the dimensions of the kernel, of which ZeRO-3 leaves one (seen)"
+)
+def a_sharded_convolution_has_no_adapter(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    if model is None or not recipe.trains_adapters or not model.model_types & PATCH_CONVOLUTION_TYPES:
+        return None
+    if recipe.zero_stage != 3 or recipe.lora_targets != ALL_LINEAR or not recipe.train_vision:
+        return None
+    if any(_leaves_out(recipe, name) for name in (PATCH_CONVOLUTION, PATCH_CONVOLUTION.rpartition(".")[2])):
+        return None
+    return (
+        f"--lora-targets all-linear means {PATCH_CONVOLUTION} of {model.id} too, a convolution that peft cannot adapt "
+        f"where ZeRO-3 has sharded it; give --lora-exclude {default_lora_exclude(model)} with it, or --freeze-vision"
     )
 
 
