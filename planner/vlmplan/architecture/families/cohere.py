@@ -114,6 +114,4 @@ def decoder(config: Config) -> CohereDecoder:
     return model
 
 
-def causal_lm(config: Config) -> ScaledCausalLM:
-    """``CohereForCausalLM`` or ``Cohere2ForCausalLM``."""
-    return ScaledCausalLM(decoder(config), config)
+causal_lm = ScaledCausalLM

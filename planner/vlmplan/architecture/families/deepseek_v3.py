@@ -12,6 +12,7 @@ from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedE
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, stack_of_kinds
 from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
 
@@ -88,9 +89,9 @@ class PlainLatent(CausalLM):
     """``Mistral4ForCausalLM`` and ``YoutuForCausalLM``: names mean Linears alone."""
 
 
-def causal_lm(config: Config) -> CausalLM:
+def causal_lm(decoder: Module, config: Config) -> CausalLM:
     """``DeepseekV3ForCausalLM`` and its copies."""
     family = DeepseekV3 if config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") else PlainLatent
-    causal = family(decoder(config), config)
+    causal = family(decoder, config)
     causal.attention_linears = latent_shape(config).linears
     return causal

@@ -180,9 +180,9 @@ def decoder(config: Config) -> StreamDecoder:
     return StreamDecoder(shape, attention.rotary_widths, streams, stack_of_kinds(kinds, layer))
 
 
-def causal_lm(config: Config) -> CausalLM:
+def causal_lm(decoder: Module, config: Config) -> CausalLM:
     """``DeepseekV4ForCausalLM``."""
-    causal = CausalLM(decoder(config), config)
+    causal = CausalLM(decoder, config)
     kinds = set(attention_kinds(config))
     causal.attention_linears = (*ATTENTION_LINEARS, *(() if kinds == {SLIDING} else COMPRESSOR_LINEARS))
     return causal

@@ -47,6 +47,4 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, stack_of_kinds(kinds, layer))
 
 
-def causal_lm(config: Config) -> Dots:
-    """``Dots1ForCausalLM``."""
-    return Dots(decoder(config), config)
+causal_lm = Dots

@@ -105,6 +105,6 @@ class ErnieMoe(CausalLM):
     PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
 
-def causal_lm(config: Config) -> CausalLM:
+def causal_lm(decoder: Module, config: Config) -> ErnieMoe:
     """``Ernie4_5_MoeForCausalLM``."""
-    return ErnieMoe(decoder(config), config, has_bias=config.boolean("use_bias"))
+    return ErnieMoe(decoder, config, has_bias=config.boolean("use_bias"))

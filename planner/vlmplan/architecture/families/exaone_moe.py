@@ -55,6 +55,4 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, stack_of_kinds(list(zip(windows, is_sparse, strict=True)), layer))
 
 
-def causal_lm(config: Config) -> ExaoneMoe:
-    """``ExaoneMoeForCausalLM``."""
-    return ExaoneMoe(decoder(config), config)
+causal_lm = ExaoneMoe

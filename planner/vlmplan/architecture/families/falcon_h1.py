@@ -134,6 +134,4 @@ def decoder(config: Config) -> FalconH1Decoder:
     )
 
 
-def causal_lm(config: Config) -> ScaledCausalLM:
-    """``FalconH1ForCausalLM``."""
-    return ScaledCausalLM(decoder(config), config)
+causal_lm = ScaledCausalLM

@@ -38,6 +38,4 @@ def decoder(config: Config) -> FlexOlmoDecoder:
     return FlexOlmoDecoder(config, decoder_shape(config))
 
 
-def causal_lm(config: Config) -> Olmoe:
-    """``FlexOlmoForCausalLM``."""
-    return Olmoe(decoder(config), config)
+causal_lm = Olmoe

@@ -16,7 +16,7 @@ from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, causal_masks
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.model import CappedCausalLM
 from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -265,8 +265,4 @@ def decoder(config: Config, *, is_causal: bool = True) -> GemmaDecoder:
     return GemmaDecoder(gemma_shape(config, is_causal=is_causal), layer)
 
 
-def causal_lm(config: Config) -> CausalLM:
-    """``GemmaForCausalLM``, ``Gemma2ForCausalLM``, ``VaultGemmaForCausalLM`` or ``Gemma3ForCausalLM``."""
-    model = CausalLM(decoder(config), config)
-    model.caps_logits = config.get("final_logit_softcapping") is not None
-    return model
+causal_lm = CappedCausalLM

@@ -305,8 +305,4 @@ def decoder(config: Config) -> Gemma3nDecoder:
     return Gemma3nDecoder(gemma3n_shape(config), config)
 
 
-def causal_lm(config: Config) -> Gemma4Text:
-    """``Gemma3nForCausalLM``."""
-    result = Gemma4Text(decoder(config), config)
-    result.caps_logits = config.get("final_logit_softcapping") is not None
-    return result
+causal_lm = Gemma4Text

@@ -26,7 +26,7 @@ from vlmplan.architecture.families.gemma4_shape import (
     gemma4_shape,
 )
 from vlmplan.architecture.families.llama import GatedMlp, causal_masks, stack_of_kinds
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.model import CappedCausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module
 from vlmplan.architecture.tensor import GraphNode, Tensor
 
@@ -285,19 +285,15 @@ def decoder(config: Config) -> Gemma4Decoder:
     return Gemma4Decoder(gemma4_shape(config), config)
 
 
-class Gemma4Text(CausalLM):
+class Gemma4Text(CappedCausalLM):
     """``Gemma4ForCausalLM``."""
 
     def last_hidden_state(self, batch: Any, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        x = self.model.embed(ids)
-        per_layer = self.model.embed_per_layer(ids)
+        x = self.decoder.embed(ids)
+        per_layer = self.decoder.embed_per_layer(ids)
         held = [] if per_layer is None else [per_layer]
         del per_layer
-        return self.model.forward(x, held, backend)
+        return self.decoder.forward(x, held, backend)
 
 
-def causal_lm(config: Config) -> Gemma4Text:
-    """``Gemma4ForCausalLM``."""
-    result = Gemma4Text(decoder(config), config)
-    result.caps_logits = config.get("final_logit_softcapping") is not None
-    return result
+causal_lm = Gemma4Text

@@ -89,6 +89,4 @@ class Glm4Moe(CausalLM):
     PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
 
-def causal_lm(config: Config) -> CausalLM:
-    """``Glm4MoeForCausalLM``."""
-    return Glm4Moe(decoder(config), config)
+causal_lm = Glm4Moe

@@ -11,8 +11,8 @@ from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import causal_masks
-from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.modules import Conv1D, Embedding, LayerNorm, Linear, Module, Stack, require_positions
+from vlmplan.architecture.model import Batch, CausalLM
+from vlmplan.architecture.modules import Conv1D, Embedding, LayerNorm, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -125,20 +125,15 @@ class GPT2Decoder(Module):
             return self.ln_f(hidden)
 
 
-class GPT2(Model):
+class GPT2(CausalLM):
     """``GPT2LMHeadModel``."""
 
+    DECODER = "transformer"
     EMBEDDINGS = "transformer.wte"
     attention_linears = ("attn.c_attn", "attn.c_proj")
 
-    def __init__(self, shape: GPT2Shape, *, ties_weights: bool) -> None:
-        self.transformer = GPT2Decoder(shape)
-        self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
-        if ties_weights:
-            self.tie_weights()
-
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.transformer(self.transformer.embed(ids), backend)
+        return self.decoder(self.decoder.embed(ids), backend)
 
 
 def gpt2_shape(config: Config) -> GPT2Shape:
@@ -166,6 +161,4 @@ def decoder(config: Config) -> GPT2Decoder:
     return GPT2Decoder(gpt2_shape(config))
 
 
-def causal_lm(config: Config) -> GPT2:
-    """``GPT2LMHeadModel``."""
-    return GPT2(gpt2_shape(config), ties_weights=config.boolean("tie_word_embeddings"))
+causal_lm = GPT2

@@ -11,7 +11,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, causal_masks, decoder_shape
 from vlmplan.architecture.families.partial_rotary import partly_rotated
-from vlmplan.architecture.model import Batch, Model
+from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -103,20 +103,12 @@ class NeoXDecoder(Module):
             return self.final_layer_norm(hidden)
 
 
-class NeoX(Model):
+class NeoX(CausalLM):
     """``GPTNeoXForCausalLM``."""
 
+    DECODER = "gpt_neox"
     EMBEDDINGS = "gpt_neox.embed_in"
     attention_linears = ("query_key_value", "dense")
-
-    def __init__(self, model: NeoXDecoder, *, ties_weights: bool) -> None:
-        self.gpt_neox = model
-        self.lm_head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-        if ties_weights:
-            self.tie_weights()
-
-    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.gpt_neox.forward(self.gpt_neox.embed(ids), backend)
 
 
 def _rotary_fraction(config: Config) -> float:
@@ -133,6 +125,4 @@ def decoder(config: Config) -> NeoXDecoder:
     return NeoXDecoder(shape, width, is_parallel=is_parallel, dropout=config.number("hidden_dropout"))
 
 
-def causal_lm(config: Config) -> NeoX:
-    """``GPTNeoXForCausalLM``."""
-    return NeoX(decoder(config), ties_weights=config.boolean("tie_word_embeddings"))
+causal_lm = NeoX

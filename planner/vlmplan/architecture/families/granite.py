@@ -79,6 +79,4 @@ def decoder(config: Config) -> GraniteDecoder:
     return GraniteDecoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
 
 
-def causal_lm(config: Config) -> ScaledCausalLM:
-    """``GraniteForCausalLM``, ``HyperCLOVAXForCausalLM``."""
-    return ScaledCausalLM(decoder(config), config)
+causal_lm = ScaledCausalLM

@@ -50,6 +50,4 @@ def decoder(config: Config) -> GraniteDecoder:
     return GraniteDecoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
 
 
-def causal_lm(config: Config) -> ScaledCausalLM:
-    """``GraniteMoeForCausalLM``, ``GraniteMoeSharedForCausalLM``."""
-    return ScaledCausalLM(decoder(config), config)
+causal_lm = ScaledCausalLM

@@ -145,6 +145,4 @@ def decoder(config: Config) -> GraniteHybridDecoder:
     return GraniteHybridDecoder(config, shape)
 
 
-def causal_lm(config: Config) -> ScaledCausalLM:
-    """``GraniteMoeHybridForCausalLM``."""
-    return ScaledCausalLM(decoder(config), config)
+causal_lm = ScaledCausalLM

@@ -110,9 +110,9 @@ class KimiLinear(CausalLM):
     experts in it: names mean Linears alone."""
 
 
-def causal_lm(config: Config) -> KimiLinear:
+def causal_lm(decoder: Module, config: Config) -> KimiLinear:
     """``KimiLinearForCausalLM``."""
-    causal = KimiLinear(decoder(config), config, ties_weights=False)
+    causal = KimiLinear(decoder, config, ties_weights=False)
     if LINEAR not in layer_types(config):
         causal.attention_linears = latent_shape(config).linears
     return causal

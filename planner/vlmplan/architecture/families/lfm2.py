@@ -173,6 +173,4 @@ def decoder(config: Config) -> Lfm2Decoder:
     return Lfm2Decoder(config)
 
 
-def causal_lm(config: Config) -> Lfm2:
-    """``Lfm2ForCausalLM``."""
-    return Lfm2(decoder(config), config)
+causal_lm = Lfm2

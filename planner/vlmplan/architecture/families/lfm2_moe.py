@@ -67,6 +67,4 @@ def decoder(config: Config) -> Lfm2Decoder:
     return Lfm2Decoder(config, stack_of_kinds(kinds, layer))
 
 
-def causal_lm(config: Config) -> Lfm2:
-    """``Lfm2MoeForCausalLM``."""
-    return Lfm2(decoder(config), config)
+causal_lm = Lfm2

@@ -4,8 +4,6 @@ Source: transformers 5.23 ``models/mamba2/modeling_mamba2.py`` and ``configurati
 where ``residual_in_fp32`` says so. The model's forward asks for the type of its head's weight.
 """
 
-from typing import Any
-
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
@@ -17,8 +15,8 @@ from vlmplan.architecture.families.state_space import (
     StateSpaceShape,
     state_space_shape,
 )
-from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.model import Batch, CausalLM
+from vlmplan.architecture.modules import Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -52,22 +50,17 @@ class Mamba2Block(Module):
         return ops.add(residual, x)
 
 
-class Mamba2(Model):
+class Mamba2(CausalLM):
     """``Mamba2ForCausalLM``."""
 
+    DECODER = "backbone"
     EMBEDDINGS = "backbone.embeddings"
     widens_logits = True
     reads_own_head = True
 
-    def __init__(self, backbone: UnpositionedDecoder, head: Linear, *, ties_weights: bool) -> None:
-        self.backbone = backbone
-        self.lm_head: Any = head
-        if ties_weights:
-            self.tie_weights()
-
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         """In the type of the head."""
-        hidden = self.backbone(self.backbone.embed(ids), backend)
+        hidden = self.decoder(self.decoder.embed(ids), backend)
         ids.tape.locals.append(hidden.detached())
         return ops.to(hidden, getattr(self.lm_head, "base_layer", self.lm_head).weight.dtype)
 
@@ -80,7 +73,4 @@ def decoder(config: Config) -> UnpositionedDecoder:
     return UnpositionedDecoder(config.integer("vocab_size"), layers, RMSNorm(width), attends=False)
 
 
-def causal_lm(config: Config) -> Mamba2:
-    """``Mamba2ForCausalLM``."""
-    head = Linear(config.integer("hidden_size"), config.integer("vocab_size"))
-    return Mamba2(decoder(config), head, ties_weights=config.boolean("tie_word_embeddings"))
+causal_lm = Mamba2

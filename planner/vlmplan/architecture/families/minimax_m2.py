@@ -76,6 +76,4 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
     return PartlyRotatedDecoder(shape, rotary_width(config, shape), layers)
 
 
-def causal_lm(config: Config) -> Mixtral:
-    """``MiniMaxM2ForCausalLM``."""
-    return Mixtral(decoder(config), config)
+causal_lm = Mixtral

@@ -9,6 +9,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, decoder_shape
 from vlmplan.architecture.families.moe import moe_layers
 from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Module
 
 
 class Mixtral(CausalLM):
@@ -43,6 +44,6 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, moe_layers(config, shape))
 
 
-def causal_lm(config: Config) -> CausalLM:
+def causal_lm(decoder: Module, config: Config) -> CausalLM:
     """``MixtralForCausalLM`` or ``Qwen3MoeForCausalLM``."""
-    return (Mixtral if config.model_type == "mixtral" else Qwen3Moe)(decoder(config), config)
+    return (Mixtral if config.model_type == "mixtral" else Qwen3Moe)(decoder, config)

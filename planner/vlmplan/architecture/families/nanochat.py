@@ -17,7 +17,7 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
 )
 from vlmplan.architecture.families.llama4 import l2_normed
-from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.model import CappedCausalLM
 from vlmplan.architecture.modules import Embedding, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -79,8 +79,4 @@ def decoder(config: Config) -> NanoChatDecoder:
     return NanoChatDecoder(replace(decoder_shape(config), mlp_bias=False))
 
 
-def causal_lm(config: Config) -> CausalLM:
-    """``NanoChatForCausalLM``."""
-    model = CausalLM(decoder(config), config)
-    model.caps_logits = config.get("final_logit_softcapping") is not None
-    return model
+causal_lm = CappedCausalLM

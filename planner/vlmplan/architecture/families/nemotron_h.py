@@ -6,6 +6,7 @@ token is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from vlmplan.architecture import ops
@@ -199,6 +200,4 @@ def decoder(config: Config) -> UnpositionedDecoder:
     return UnpositionedDecoder(shape.vocab_size, layers, CastRMSNorm(shape.hidden_size), attends=True)
 
 
-def causal_lm(config: Config) -> NemotronH:
-    """``NemotronHForCausalLM``."""
-    return NemotronH(decoder(config), config, ties_weights=False)
+causal_lm = partial(NemotronH, ties_weights=False)

@@ -40,6 +40,4 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, Stack.of(OlmoeLayer(config, shape), shape.num_layers, label="layers"))
 
 
-def causal_lm(config: Config) -> Olmoe:
-    """``OlmoeForCausalLM``."""
-    return Olmoe(decoder(config), config)
+causal_lm = Olmoe

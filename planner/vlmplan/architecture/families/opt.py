@@ -155,8 +155,9 @@ class Opt(Model):
     EMBEDDINGS = "model.decoder.embed_tokens"
     attention_linears = ("q_proj", "k_proj", "v_proj", "out_proj")
 
-    def __init__(self, shape: OptShape, *, ties_weights: bool) -> None:
-        self.model = OptModel(OptDecoder(shape))
+    def __init__(self, decoder: OptDecoder, *, ties_weights: bool) -> None:
+        shape = decoder.shape
+        self.model = OptModel(decoder)
         self.lm_head = Linear(shape.embedding_width, shape.vocab_size)
         if ties_weights:
             self.tie_weights()
@@ -193,6 +194,6 @@ def decoder(config: Config) -> OptDecoder:
     return OptDecoder(opt_shape(config))
 
 
-def causal_lm(config: Config) -> Opt:
+def causal_lm(decoder: OptDecoder, config: Config) -> Opt:
     """``OPTForCausalLM``."""
-    return Opt(opt_shape(config), ties_weights=config.boolean("tie_word_embeddings"))
+    return Opt(decoder, ties_weights=config.boolean("tie_word_embeddings"))

@@ -5,6 +5,7 @@ head.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
@@ -111,6 +112,4 @@ def decoder(config: Config) -> PhiDecoder:
     return PhiDecoder(shape, layer, rotary_width, dropout=config.number("embd_pdrop"))
 
 
-def causal_lm(config: Config) -> Phi:
-    """``PhiForCausalLM``."""
-    return Phi(decoder(config), config, has_bias=True)
+causal_lm = partial(Phi, has_bias=True)

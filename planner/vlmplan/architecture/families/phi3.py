@@ -125,6 +125,4 @@ def decoder(config: Config) -> Phi3Decoder:
     return Phi3Decoder(shape, phi3_rules(config, shape.head_dim))
 
 
-def causal_lm(config: Config) -> Phi3ForCausalLM:
-    """``Phi3ForCausalLM``."""
-    return Phi3ForCausalLM(decoder(config), config)
+causal_lm = Phi3ForCausalLM

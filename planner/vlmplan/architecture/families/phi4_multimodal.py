@@ -79,7 +79,7 @@ class Phi4Multimodal(Phi3ForCausalLM):
 
     def spectrogram_shape(self, batch: Batch) -> tuple[int, ...]:
         assert batch.audio is not None
-        num_bins = self.model.embed_tokens_extend.audio_embed.encoder.num_bins
+        num_bins = self.decoder.embed_tokens_extend.audio_embed.encoder.num_bins
         return (batch.num_audios, batch.audio.num_padded_frames, num_bins)
 
     def more_audio_inputs(self, batch: Batch) -> Sequence[Input]:
@@ -91,11 +91,11 @@ class Phi4Multimodal(Phi3ForCausalLM):
     def _tile(self, image: ImageShape) -> tuple[int, int, int]:
         """(channels, height, width)."""
         height, width = image.resized_height // image.num_tile_rows, image.resized_width // image.num_tile_columns
-        return (self.model.embed_tokens_extend.image_embed.img_processor.embeddings.num_channels, height, width)
+        return (self.decoder.embed_tokens_extend.image_embed.img_processor.embeddings.num_channels, height, width)
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        embeddings = self.model.embed_tokens_extend(ids, self.model.embed(ids), pixels, batch, backend)
-        return self.model.forward(embeddings, backend)
+        embeddings = self.decoder.embed_tokens_extend(ids, self.decoder.embed(ids), pixels, batch, backend)
+        return self.decoder.forward(embeddings, backend)
 
 
 def decoder(config: Config) -> Phi4Decoder:

@@ -92,6 +92,4 @@ class Qwen3Next(CausalLM):
     PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
 
-def causal_lm(config: Config) -> Qwen3Next:
-    """``Qwen3NextForCausalLM``."""
-    return Qwen3Next(decoder(config), config)
+causal_lm = Qwen3Next

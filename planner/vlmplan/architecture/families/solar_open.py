@@ -32,6 +32,4 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
 
 
-def causal_lm(config: Config) -> SolarOpen:
-    """``SolarOpenForCausalLM``."""
-    return SolarOpen(decoder(config), config)
+causal_lm = SolarOpen

@@ -86,7 +86,7 @@ TEXT_FAMILIES = {
     "youtu": "deepseek_v3",
 }
 """Model_types of language models, and the modules of families: with ``decoder(config)``, the model without its head as
-composite models hold it, and ``causal_lm(config)`` where that with its head is not a plain ``CausalLM``."""
+composite models hold it, and ``causal_lm``, which makes the whole of that and the config; without it ``CausalLM``."""
 
 
 def text_decoder(config: Config) -> Any:
@@ -101,7 +101,7 @@ def text_decoder(config: Config) -> Any:
 def text_model(config: Config) -> Model:
     """The ``...ForCausalLM`` of a text configuration. Raises UnknownNameError for a model_type without a family."""
     family = _family(config)
-    return family.causal_lm(config) if hasattr(family, "causal_lm") else CausalLM(family.decoder(config), config)
+    return getattr(family, "causal_lm", CausalLM)(family.decoder(config), config)
 
 
 def _family(config: Config) -> Any:
