@@ -210,3 +210,16 @@ def test_where_the_host_is_short_of_what_is_loaded_in_float32_its_type_is_the_ch
     host = first["costs"]["host_bytes_per_node"]
     assert host["before"] > 15 * 2**30 >= host["after"]
     assert first["verdict"] == "fits"
+
+
+def test_an_engine_that_accelerate_decides_is_replaced_by_a_whole_file_of_deepspeed():
+    """Not by the changed keys alone, as if the rest stood in this file."""
+    text = "model_name_or_path: qwen2.5-7b\ndataset_name: d\ndtype: bfloat16\naccelerate_config: zero2\noutput_dir: o\n"
+    Path("trl.yaml").write_text(text, encoding="utf-8")
+    machine = ("--gpu", "rtx-4090:4", "--host-ram", "512")
+    assert call("check", "trl.yaml", *machine, "--fix", "--write", "fits.yaml").code == DONE
+    assert "deepspeed: fits.deepspeed.json" in Path("fits.yaml").read_text()
+    section = json.loads(Path("fits.deepspeed.json").read_text())
+    assert section["zero_optimization"]["stage"] == 3
+    assert section["train_batch_size"] == section["bf16"]["enabled"] == "auto"
+    assert call("check", "fits.yaml", *machine).code == DONE

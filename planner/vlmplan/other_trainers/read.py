@@ -121,6 +121,8 @@ class OpenedConfig:
     unsaved: Mapping[str, JsonDict] = field(default_factory=dict[str, JsonDict], hash=False)
     notes: tuple[str, ...] = ()
     is_alone: bool = False
+    by_launcher: frozenset[str] = frozenset()
+    """Those of ``values`` that accelerate's launcher decides: this file does not hold them."""
 
     @property
     def source(self) -> str:
@@ -158,6 +160,7 @@ def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool =
         environment=environment,
         notes=notes,
         is_alone=is_alone,
+        by_launcher=frozenset(decided.keys() - values.keys()),
     )
 
 
@@ -192,6 +195,7 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
         run=run,
         notes=notes,
         is_alone=is_alone,
+        by_launcher=frozenset(decided.keys() - given.keys()),
     )
 
 

@@ -42,7 +42,8 @@ def deepspeed_source(opened: OpenedConfig) -> DeepSpeedSource | None:
     if value is None or str(value).strip().casefold() in ("", "none", "null"):
         return None
     if isinstance(value, Mapping):
-        return DeepSpeedSource(content=dict(cast(Mapping[str, Any], value)))
+        name = "accelerate's" if "deepspeed" in opened.by_launcher else None
+        return DeepSpeedSource(content=dict(cast(Mapping[str, Any], value)), name=name)
     name = str(value)
     if opened.trainer == "swift" and name in NAMED_DEEPSPEED:
         return DeepSpeedSource(content=dict(NAMED_DEEPSPEED[name]), name=name)
