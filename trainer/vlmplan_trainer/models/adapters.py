@@ -65,9 +65,22 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise InputError(f"--lora-targets {recipe.lora_targets}: {error}") from None
+    if embeddings is not None:
+        _tie_copies(adapted)
     if recipe.changes_base:
         _own_storage(adapted)
     return adapted
+
+
+def _tie_copies(model: Any) -> None:
+    """A head that shares the embedding's weight shares that of its copy too. peft finds such a head by what the whole
+    model's class says of shared weights (``_get_module_names_tied_with_embedding`` of 0.21), and BLIP-2's says nothing
+    of those in its language model."""
+    modules = model.get_input_embeddings(), model.get_output_embeddings()
+    copied = [one for one in modules if hasattr(one, "modules_to_save")]
+    if len(copied) == len(modules) and copied[0].original_module.weight is copied[1].original_module.weight:
+        embedding, head = (one.modules_to_save["default"] for one in copied)
+        head.weight = embedding.weight
 
 
 def _task_type(model: Any) -> Any:
