@@ -190,3 +190,11 @@ def test_a_name_that_no_stack_of_experts_has_is_refused_with_those_that_there_ar
 def test_experts_that_all_linear_adapts_already_are_refused():
     with pytest.raises(InputError, match="another target adapts it already"):
         adapted(MIXTRAL, "all-linear,experts.down_proj")
+
+
+def test_stacked_experts_have_no_weight_that_adapters_could_be_taken_out_of():
+    """peft 0.21 reads ``weight`` of the module with the experts, which it has not: a run ended while it loaded."""
+    settings = AdapterSettings(rank=RANK, changes_base=True)
+    with pytest.raises(InputError, match=r"--lora-init olora and pissa .* gate_up_proj, down_proj"):
+        add_lora(build_model(MIXTRAL), settings, targets="all-linear", frozen=())
+    add_lora(build_model(MIXTRAL), settings, targets="q_proj,v_proj", frozen=())

@@ -250,7 +250,8 @@ def _check_stacked(stacked: Sequence[str], ranks: Collection[str], places: Seque
 
 
 def _check_parameters(ranks: Collection[str], settings: AdapterSettings) -> None:
-    """Raise InputError for what peft's ``ParamWrapper`` does not do."""
+    """Raise InputError for what peft's ``ParamWrapper`` does not do: ``pissa_init`` and ``olora_init`` read
+    ``get_base_layer().weight``, which a module of stacked experts has not."""
     said = {"--lora-dropout": f"is {settings.dropout}" if settings.dropout else ""}
     said["--use-dora"] = "is set" if settings.use_dora else ""
     for option, value in said.items():
@@ -259,6 +260,13 @@ def _check_parameters(ranks: Collection[str], settings: AdapterSettings) -> None
                 f"{option} {value}, but peft adapts the parameters {', '.join(ranks)} of this model whole, which it "
                 f"does without that alone; leave it off, or give other --lora-targets"
             )
+    whole = [name for name in ranks if name.rpartition(".")[2] != "weight"]
+    if settings.changes_base and whole:
+        raise InputError(
+            f"--lora-init olora and pissa take adapters out of the weight of a layer, but peft adapts the parameters "
+            f"{', '.join(whole)} of this model whole, which are not such a weight; give --lora-init default, or other "
+            f"--lora-targets"
+        )
 
 
 def _absence(absent: Sequence[str], places: Sequence[Place]) -> str:
