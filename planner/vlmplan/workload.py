@@ -53,6 +53,11 @@ class ModelFiles:
         return None
 
     @property
+    def can_checkpoint(self) -> bool:
+        """Whether transformers can run its layers again in backward; true where nobody asked."""
+        return True
+
+    @property
     def has_audio_tower(self) -> bool:
         """Whether it has a tower for sound."""
         return bool(self.config.get("audio_config"))

@@ -23,6 +23,11 @@ def test_a_shorter_configuration_keeps_everything_but_layers():
     assert num_layers_of({"model_type": "x"}) is None
 
 
+def test_what_some_layers_have_by_number_is_cut():
+    whole = {"num_hidden_layers": 5, "per_layer_config": {"0": "a", "3": "b"}, "id2label": {"4": "no"}}
+    assert shortened(whole, 3) == {"num_hidden_layers": 3, "per_layer_config": {"0": "a"}, "id2label": {"4": "no"}}
+
+
 def test_a_text_with_a_letter_for_each_layer_is_cut_and_no_other_of_its_length():
     whole = {"model_type": "abcde", "num_hidden_layers": 5, "hybrid_override_pattern": "M-M*E"}
     assert shortened(whole, 2) == {

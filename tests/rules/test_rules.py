@@ -57,9 +57,11 @@ PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma",
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
 GEMMA_3N = ModelFacts(id="gemma-3n", model_types=frozenset({"gemma3n_text"}))
 DEEPSEEK_V4 = ModelFacts(id="deepseek-v4", model_types=frozenset({"deepseek_v4"}), has_indexer=True)
+PHIMOE = ModelFacts(id="phi-3.5-moe", model_types=frozenset({"phimoe"}))
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
 GLM_4_5V = ModelFacts(id="glm-4.5v", model_types=frozenset({"glm4v_moe", "glm4v_moe_text", "glm4v_moe_vision"}))
+XLNET = ModelFacts(id="xlnet", model_types=frozenset({"xlnet"}), attention=frozenset({"eager"}), can_checkpoint=False)
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
 QWEN = ModelFacts(id="qwen2-vl-2b", model_types=frozenset({"qwen2_vl"}), weights_dtype="bfloat16")
 
@@ -344,6 +346,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(attention=FLASH), model=QWEN),
         ],
     ),
+    "layers_run_again_where_the_model_can": (
+        [case(PLAIN, model=XLNET), case(LORA.with_changes(activation_checkpointing=True), model=XLNET)],
+        [case(PLAIN.with_changes(activation_checkpointing=False), model=XLNET), case(PLAIN, model=QWEN)],
+    ),
     "packed_checkpoints_are_not_quantised_again": (
         [case(PLAIN.with_changes(method=Method.QLORA), model=model) for model in (GPT_OSS, FP8)],
         [
@@ -439,9 +445,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(lora_exclude=default_lora_exclude(MAMBA)), model=MAMBA),
         ],
     ),
-    "a_router_of_two_results_stays_as_it_is": (
+    "a_router_of_several_results_stays_as_it_is": (
         [
             case(LORA, model=LLAMA_4),
+            case(LORA, model=PHIMOE),
             case(LORA.with_changes(lora_exclude="lm_head"), model=LLAMA_4),
             case(LORA.with_changes(method=Method.QLORA), model=LLAMA_4),
         ],

@@ -81,6 +81,13 @@ class ModelLayout:
             result.setdefault(name.rpartition(".")[0], []).append(name)
         return result
 
+    @property
+    def can_checkpoint(self) -> bool:
+        """Whether layers of the language model support activation checkpointing."""
+        return any(
+            not self.text or name.startswith(tuple(f"{text}." for text in self.text)) for name in self.checkpointed
+        )
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a parameter under any of its names."""
         return self.shapes[self.tied.get(name, name)]

@@ -26,6 +26,10 @@ class ProbedModelFiles(ModelFiles):
     def attention(self) -> frozenset[str]:
         return self.layout.attention
 
+    @property
+    def can_checkpoint(self) -> bool:
+        return self.layout.can_checkpoint
+
 
 def model_tree(model: ModelFiles) -> Model:
     """A new module tree of ``model``, to be changed at will.

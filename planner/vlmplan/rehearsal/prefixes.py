@@ -27,6 +27,8 @@ LEAST_LAYERS: Mapping[str, int] = {"rwkv": 2}
 by which transformers divides."""
 TYING_TYPES = frozenset({"zamba"})
 """Types of which transformers refuses a model with one layer that could share its weights with others, and no other."""
+BY_LAYER = "per_layer_config"
+"""What transformers 5 calls what some layers have in another way, by their numbers (``configuration_utils.py``)."""
 LETTERS = "pattern"
 """End of the names of texts with a letter for each layer (``hybrid_override_pattern``)."""
 
@@ -102,7 +104,8 @@ def num_layers_of(config: Mapping[str, Any]) -> int | None:
 
 
 def shortened(config: Mapping[str, Any], num_layers: int) -> JsonDict:
-    """``config`` with the first ``num_layers`` layers of its language model; what has an entry for each is cut too."""
+    """``config`` with the first ``num_layers`` layers of its language model: what has an entry for each, or for some,
+    is cut too."""
     values = deepcopy(dict(config))
     section = _text_section(values)
     key = _key_of(section)
@@ -112,6 +115,9 @@ def shortened(config: Mapping[str, Any], num_layers: int) -> JsonDict:
         is_text = isinstance(value, str) and name.endswith(LETTERS)
         if (is_text or isinstance(value, list)) and len(cast(Sequence[Any], value)) == whole:
             section[name] = value[:num_layers]
+        if name == BY_LAYER and isinstance(value, dict):
+            by_layer = cast(JsonDict, value)
+            section[name] = {at: of_layer for at, of_layer in by_layer.items() if int(at) < num_layers}
     counts = [name for name in (*NUM_LAYERS_KEYS, *OTHER_KEYS) if section.get(name) == whole]
     section.update(dict.fromkeys(counts, num_layers))
     return values

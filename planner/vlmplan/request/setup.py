@@ -225,6 +225,7 @@ def _defaults(decided: DecidedRecipe, cluster: Cluster, facts: ModelFacts) -> De
         lora_exclude=default_lora_exclude(facts) if adapts_all else None,
         # On a CPU there is no caching allocator: large blocks go back to the system when they are freed.
         expandable_segments=gpu.is_cpu,
+        activation_checkpointing=None if facts.can_checkpoint else False,
         vision_activation_checkpointing=decided.activation_checkpointing,
     )
 

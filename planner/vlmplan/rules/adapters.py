@@ -18,7 +18,7 @@ from vlmplan.thinkers import NUMBERED, PATCH_CONVOLUTION, PATCH_CONVOLUTION_TYPE
 
 ADAPTER_RULES = RuleBook()
 
-TYPES_WITH_A_ROUTER_OF_TWO_RESULTS = frozenset({"llama4", "llama4_text"})
+TYPES_WITH_LINEAR_ROUTERS = frozenset({"llama4", "llama4_text", "phimoe"})
 ROUTER = "router"
 """Their name for it."""
 HEAD = "lm_head"
@@ -60,7 +60,11 @@ def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
 def default_lora_exclude(model: ModelFacts) -> str | None:
     """What adapters on all Linears leave out where the user names neither: layers that peft cannot adapt."""
     without_output = (TYPES_WITHOUT_OUT_PROJ, STATE_OUTPUT)
-    for types, name in ((TYPES_WITH_A_ROUTER_OF_TWO_RESULTS, ROUTER), without_output, (CLAMPING_TYPES, READ_WEIGHT)):
+    for types, name in (
+        (TYPES_WITH_LINEAR_ROUTERS, ROUTER),
+        without_output,
+        (CLAMPING_TYPES, READ_WEIGHT),
+    ):
         if model.model_types & types:
             return name
     if model.model_types & INDEXING_TYPES:
@@ -76,17 +80,17 @@ def _numbered(model: ModelFacts) -> tuple[str, ...]:
 
 
 @ADAPTER_RULES.error(
-    "transformers modeling_llama4.py Llama4Router: a Linear of two results; peft tuners/lora/layer.py Linear.forward "
-    "(seen: it fails with LoRA and with QLoRA)"
+    "transformers modeling_llama4.py Llama4Router and modeling_phimoe.py PhimoeTopKRouter: Linears of several results; "
+    "peft tuners/lora/layer.py Linear.forward (seen: it fails with LoRA and with QLoRA)"
 )
-def a_router_of_two_results_stays_as_it_is(context: RuleContext) -> str | None:
+def a_router_of_several_results_stays_as_it_is(context: RuleContext) -> str | None:
     model, recipe = context.model, context.recipe
-    if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITH_A_ROUTER_OF_TWO_RESULTS:
+    if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITH_LINEAR_ROUTERS:
         return None
     if recipe.lora_targets != ALL_LINEAR or _leaves_out(recipe, ROUTER):
         return None
     return (
-        f"--lora-targets all-linear adapts the router of {model.id}, whose two results peft cannot add to; give "
+        f"--lora-targets all-linear adapts the router of {model.id}, whose several results peft cannot add to; give "
         f"--lora-exclude router with it, or --lora-targets attention"
     )
 

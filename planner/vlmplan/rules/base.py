@@ -43,6 +43,8 @@ class ModelFacts(NamedTuple):
     """What its checkpoint is packed with."""
     has_indexer: bool = False
     """Whether some layer chooses keys by weights to which no gradient comes."""
+    can_checkpoint: bool = True
+    """Whether its layers can be run again in backward."""
 
 
 class RuleContext(NamedTuple):
@@ -143,6 +145,7 @@ def model_facts(files: ModelFiles) -> ModelFacts:
         attention=files.attention,
         quant_method=files.quant_method,
         has_indexer=files.model_type in INDEXING_TYPES and CHOOSING in attention_kinds(own),
+        can_checkpoint=files.can_checkpoint,
     )
 
 

@@ -53,6 +53,14 @@ def attention_is_one_the_model_has(context: RuleContext) -> str | None:
     )
 
 
+@MODEL_RULES.error("transformers modeling_utils.py: gradient_checkpointing is an attribute of the models that have it")
+def layers_run_again_where_the_model_can(context: RuleContext) -> str | None:
+    model = context.model
+    if model is None or model.can_checkpoint or not context.recipe.activation_checkpointing:
+        return None
+    return f"transformers has no activation checkpointing for {model.id}; give --no-activation-checkpointing"
+
+
 DEQUANTISED = {"mxfp4": "MXFP4", "fp8": "FP8"}
 """What checkpoints may be packed with that are trained all the same, in 16 bits."""
 BITSANDBYTES = "bitsandbytes"

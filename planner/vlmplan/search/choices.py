@@ -58,7 +58,8 @@ class RecipeChoices:
         return _open(self._fixed.method, tuple(Method))
 
     def _switches(self) -> list[Switches]:
-        languages = _open(self._fixed.activation_checkpointing, (False, True))
+        checkpoints = (False, True) if self._facts.can_checkpoint else (False,)
+        languages = _open(self._fixed.activation_checkpointing, checkpoints)
         losses = _open(self._fixed.loss, SEARCHED_LOSSES)
         found: dict[Switches, None] = {}
         for language, loss in product(languages, losses):
@@ -70,7 +71,8 @@ class RecipeChoices:
     def engines(self, cluster: Cluster, method: Method) -> list[Engine]:
         """The engines of one method that can run there.
 
-        Rules ask a card for its maker and what it can compute, and for nothing else; none asks for checkpointing.
+        Rules ask a card for its maker and what it can compute, and for nothing else; of checkpointing they ask whether
+        the model has it.
         """
         gpu = cluster.node.gpu
         kind = (gpu.vendor, gpu.compute_capability, gpu.supports_bf16)
