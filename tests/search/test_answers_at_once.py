@@ -52,44 +52,34 @@ def test_where_answers_of_a_step_do_not_fit_fewer_at_once_are_proposed():
     assert "--steps-per-generation 4" in told.out
 
 
+FEW = ("--seq-len", "1024", "--num-generations", "4", "--generation", "vllm", "--method", "full", "--task", "grpo")
+
+
 def test_vllm_that_is_too_large_for_a_gpu_is_shared():
-    words = (
-        "--model",
-        "qwen2.5-7b",
-        "--gpu",
-        "rtx-4090:2",
-        "--task",
-        "grpo",
-        "--seq-len",
-        "1024",
-        "--num-generations",
-        "4",
-    )
-    told = call("estimate", *words, "--generation", "vllm", "--method", "lora", "--grad-accum", "4")
+    told = call("estimate", "--model", "qwen2.5-vl-3b", "--gpu", "a100-sxm4-40gb:2", *FEW, "--grad-accum", "4")
     assert told.code == 3
     assert "shared by 2 GPUs" in told.out
     assert "--vllm-tensor-parallel 2" in told.out
 
 
+def test_vllm_that_leaves_the_trainer_no_room_sleeps():
+    told = call("estimate", "--model", "qwen2.5-vl-7b", "--gpu", "h100-sxm:2", *FEW)
+    assert told.code == 3
+    way = " ".join(told.out.split("to fit: ")[1].replace("\\\n", " ").split())
+    assert "vLLM asleep in training (level 2)" in " ".join(told.out.split())
+    assert "--no-expandable-segments" in way
+    words = way.split(" Cheapest")[0].split()
+    assert "--vllm-sleep-level" in words
+    assert call(*words[1:]).code == 0
+
+
 @pytest.mark.sweep
 def test_a_search_that_finds_nothing_says_that_vllm_can_be_shared():
-    words = (
-        "--model",
-        "mistral-7b",
-        "--gpu",
-        "v100-sxm2-16gb:2",
-        "--task",
-        "grpo",
-        "--seq-len",
-        "2048",
-        "--num-generations",
-        "4",
-    )
-    vllm = ("--max-completion-tokens", "64", "--generation", "vllm", "--vllm-sleep-level", "1", "--method", "qlora")
-    told = call("recommend", *words, *vllm)
+    words = ("--model", "qwen2.5-14b", "--gpu", "rtx-5090:2", *FEW, "--host-ram", "1000")
+    told = call("recommend", *words)
     assert told.code == 3
     assert "shared by 2 GPUs" in told.out
-    assert call("recommend", *words, *vllm, "--vllm-tensor-parallel", "2").code == 0
+    assert call("recommend", *words, "--vllm-tensor-parallel", "2").code == 0
 
 
 @pytest.mark.parametrize("sizes", [(), ("--micro-batch", "3"), ("--grad-accum", "5"), ("--global-batch", "32")])

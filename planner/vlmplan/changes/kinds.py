@@ -238,6 +238,15 @@ def _answers_at_once(at: RequestedSetup) -> Levels:
     return tuple(levels)
 
 
+def _sleeping_vllm(at: RequestedSetup) -> Levels:
+    """GRPO: vLLM gives its memory back while the trainer trains, and keeps none of it on the host: level 2, TRL's."""
+    task = at.recipe.task
+    if task is None or not task.uses_vllm_here or task.vllm_sleep_level == 2:
+        return ()
+    allocator = {"expandable_segments": False} if at.recipe.expandable_segments else {}
+    return (Change(name="vLLM asleep in training (level 2)", options={"vllm_sleep_level": 2, **allocator}),)
+
+
 def _shared_vllm(at: RequestedSetup) -> Levels:
     """GRPO: more GPUs that share vLLM's weights, of those of a node."""
     task, per_node = at.recipe.task, at.cluster.node.num_gpus
@@ -255,6 +264,7 @@ KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _tiled_mlps,
     _text_checkpointing,
     _answers_at_once,
+    _sleeping_vllm,
     _shared_vllm,
     _micro_batch,
     _vision_checkpointing,
