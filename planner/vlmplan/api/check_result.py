@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 class Configuration(Result):
     """What another trainer is started with, as that trainer takes it."""
 
-    __slots__ = ()
-
     @property
     def source(self) -> str:
         """The file."""
@@ -64,8 +62,6 @@ class Configuration(Result):
 class Fix(Record):
     """A change of the trainer's own file, and what it costs."""
 
-    __slots__ = ()
-
     @property
     def changes(self) -> tuple[Mapping[str, Any], ...]:
         """Each key that changes: ``file``, ``key``, and its value ``before`` and ``after``, None where it has none."""
@@ -112,8 +108,6 @@ class Fix(Record):
 
 class CheckResult(Result):
     """A configuration as it was read, and its estimate: what ``vlmplan check`` answers (schema ``vlmplan.check/1``)."""
-
-    __slots__ = ()
 
     @property
     def config(self) -> Configuration:

@@ -10,8 +10,6 @@ from vlmplan.api.record import Record, Result
 class Variant(Record):
     """A setup that differs in one choice."""
 
-    __slots__ = ()
-
     @property
     def name(self) -> str:
         """The choice in words."""
@@ -50,8 +48,6 @@ class Variant(Record):
 class CompareResult(Result):
     """One setup beside others that differ in one choice: what ``vlmplan estimate --compare`` answers (schema
     ``vlmplan.comparison/1``)."""
-
-    __slots__ = ()
 
     @property
     def by(self) -> str:

@@ -9,8 +9,6 @@ from vlmplan.api.way_out import WithWayOut
 class DiagnoseResult(WithWayOut):
     """Why a run ran out of memory: what ``vlmplan diagnose`` answers (schema ``vlmplan.diagnosis/1``)."""
 
-    __slots__ = ()
-
     @property
     def cause(self) -> str:
         """``true_need``, ``fragmentation``, ``other_processes`` and the like, as the document names them."""

@@ -11,8 +11,6 @@ from vlmplan.api.way_out import Answer
 class Phase(Record):
     """A phase of the run on the fullest GPU."""
 
-    __slots__ = ()
-
     @property
     def name(self) -> str:
         """``load``, ``init``, ``forward``, ``backward``, ``step`` or ``save``."""
@@ -39,8 +37,6 @@ class Phase(Record):
 
 class EstimateResult(Answer, Planned):
     """One setup on one kind of GPU: what ``vlmplan estimate`` answers (schema ``vlmplan.estimate/1``)."""
-
-    __slots__ = ()
 
     @property
     def verdict(self) -> Verdict:

@@ -6,8 +6,6 @@ from vlmplan.api.record import Record
 class OnMachine(Record):
     """Something on GPUs of one kind."""
 
-    __slots__ = ()
-
     @property
     def gpu(self) -> str:
         """The GPU by its name in the catalog."""
@@ -21,8 +19,6 @@ class OnMachine(Record):
 
 class Timed(Record):
     """A run with its time and price."""
-
-    __slots__ = ()
 
     @property
     def hours(self) -> float | None:
@@ -38,8 +34,6 @@ class Timed(Record):
 
 class Priced(Timed):
     """A run on a machine that has a price."""
-
-    __slots__ = ()
 
     @property
     def usd_per_hour(self) -> float | None:

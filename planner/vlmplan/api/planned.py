@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 class Planned:
     """What can be trained as it is: it has a plan, or with ``for_`` the files of another trainer."""
 
-    __slots__ = ()
     _more: Mapping[str, Any]
 
     def _plan_text(self) -> str:

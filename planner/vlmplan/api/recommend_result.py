@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 class RankedPlan(OnMachine, Priced, Planned):
     """A setup that fits, with its machine and what the whole run costs there."""
 
-    __slots__ = ()
-
     @property
     def rank(self) -> int:
         """The plan's place among all, from 1."""
@@ -50,8 +48,6 @@ class RankedPlan(OnMachine, Priced, Planned):
 class Rejection(OnMachine):
     """A machine on which nothing fits."""
 
-    __slots__ = ()
-
     @property
     def reason(self) -> str:
         """Why, in a sentence."""
@@ -69,8 +65,6 @@ class Rejection(OnMachine):
 class RecommendResult(Answer):
     """The best setups over many kinds of hardware: what ``vlmplan recommend`` answers (schema
     ``vlmplan.recommendation/1``)."""
-
-    __slots__ = ()
 
     @property
     def fits(self) -> bool:
@@ -122,8 +116,6 @@ class RecommendResult(Answer):
 class Change(Timed):
     """One change of the best plan, and what it buys."""
 
-    __slots__ = ()
-
     @property
     def name(self) -> str:
         """The change in words."""
@@ -165,8 +157,6 @@ class Change(Timed):
 
 class AdviseResult(Answer):
     """What each single change of the best plan buys: what ``vlmplan advise`` answers (schema ``vlmplan.advice/1``)."""
-
-    __slots__ = ()
 
     @property
     def fits(self) -> bool:

@@ -51,8 +51,6 @@ class Record:
 class Result(Record):
     """An answer as a whole."""
 
-    __slots__ = ()
-
     def __str__(self) -> str:
         """What the command prints, without colours."""
         return self._more["text"]

@@ -10,8 +10,6 @@ from vlmplan.api.record import Record, Result, Verdict
 class ToFit(Record):
     """The least changes with which a setup that does not fit does, on the same cards."""
 
-    __slots__ = ()
-
     @property
     def changes(self) -> tuple[str, ...]:
         """Each change in words."""
@@ -53,8 +51,6 @@ class ToFit(Record):
 class OtherMachine(OnMachine, Priced):
     """The cheapest other machine that has room for a setup as it is."""
 
-    __slots__ = ()
-
     @property
     def command(self) -> str:
         """The command line that asks for it there."""
@@ -66,8 +62,6 @@ class OtherMachine(OnMachine, Priced):
 
 class WithWayOut(Result):
     """A result that says what to do where nothing fits."""
-
-    __slots__ = ()
 
     @property
     def to_fit(self) -> ToFit | None:
@@ -90,8 +84,6 @@ class WithWayOut(Result):
 
 class Answer(WithWayOut):
     """A result with sentences on its numbers."""
-
-    __slots__ = ()
 
     @property
     def caveats(self) -> tuple[str, ...]:
