@@ -77,6 +77,12 @@ class Batch:
         return self.micro_batch * self.images_per_sample
 
     @property
+    def num_vision_sequences(self) -> int:
+        """Tiles, frames or images that the tower runs on one by one."""
+        assert self.image is not None
+        return self.num_images * self.image.num_vision_sequences
+
+    @property
     def num_audios(self) -> int:
         return self.micro_batch * self.audios_per_sample
 

@@ -8,7 +8,8 @@ from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Mlp
-from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.families.vision_tower import EqualLayers
+from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -82,11 +83,6 @@ class VisionEmbeddings(Module):
         return ops.add(embeddings, self.position_embedding)
 
 
-class VisionEncoder(Module):
-    def __init__(self, config: Config) -> None:
-        self.layers = Stack.of(VisionLayer(config), config.integer("num_hidden_layers"), label="vision")
-
-
 class BlipVision(Module):
     """``Blip2VisionModel``."""
 
@@ -94,7 +90,7 @@ class BlipVision(Module):
 
     def __init__(self, config: Config) -> None:
         self.embeddings = VisionEmbeddings(config)
-        self.encoder = VisionEncoder(config)
+        self.encoder = EqualLayers(VisionLayer(config), config)
         self.post_layernorm = LayerNorm(config.integer("hidden_size"))
 
     def forward(self, pixels: Tensor, backend: AttentionBackend) -> tuple[Tensor, Tensor]:

@@ -100,7 +100,7 @@ class VisionEmbeddings(ReadingModule):
 
     def forward(self, pixels: Tensor, batch: Batch) -> Tensor:
         tape = pixels.tape
-        num_sequences = num_vision_sequences(batch)
+        num_sequences = batch.num_vision_sequences
         patches = self.patch_embedding(ops.to(pixels, self.patch_embedding.weight.dtype))
         num_patches, width = patches.shape[0] // num_sequences, patches.shape[1]
         if num_patches + self.has_class_token != self.num_positions:
@@ -118,12 +118,6 @@ class VisionEmbeddings(ReadingModule):
 def position_ids(empty: Tensor, embeddings: VisionEmbeddings) -> Tensor:
     """The buffer ``position_ids``: its bytes are the model's, not the micro batch's."""
     return Tensor(empty.storage, (1, embeddings.num_positions), empty.dtype)
-
-
-def num_vision_sequences(batch: Batch) -> int:
-    """Tiles in the micro batch."""
-    assert batch.image is not None
-    return batch.num_images * batch.image.num_vision_sequences
 
 
 class ClipVision(Module):
@@ -150,7 +144,3 @@ class ClipVision(Module):
         with pixels.tape.section("vision.pooling"):
             pooled = self.post_layernorm(ops.part(last, last.shape[0], last.shape[2]))
         return VisionOutput(last, held, pooled)
-
-
-def tower(config: Config, feature_layers: Sequence[int]) -> ClipVision:
-    return ClipVision(config, feature_layers)

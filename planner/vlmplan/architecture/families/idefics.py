@@ -13,9 +13,10 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Attention, EncoderLayer
 from vlmplan.architecture.families.text import text_decoder
+from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.images.shape import ImageShape
 from vlmplan.architecture.model import Batch, Model, Part
-from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Kind
@@ -76,11 +77,6 @@ class VisionEmbeddings(Module):
         return ops.add(patches, self.position_embedding(position_ids))
 
 
-class VisionEncoder(Module):
-    def __init__(self, config: Config) -> None:
-        self.layers = Stack.of(VisionLayer(config), config.integer("num_hidden_layers"), label="vision")
-
-
 class VisionTransformer(Module):
     """``Idefics2VisionTransformer``."""
 
@@ -88,7 +84,7 @@ class VisionTransformer(Module):
 
     def __init__(self, config: Config) -> None:
         self.embeddings = VisionEmbeddings(config)
-        self.encoder = VisionEncoder(config)
+        self.encoder = EqualLayers(VisionLayer(config), config)
         self.post_layernorm = LayerNorm(config.integer("hidden_size"))
 
     def forward(self, pixels: Tensor, image: ImageShape, backend: AttentionBackend) -> Tensor:
@@ -204,20 +200,14 @@ class Idefics(Model):
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
         num_channels = self.model.vision_model.embeddings.num_channels
-        return (num_pictures(batch), num_channels, *picture_size(batch))
+        return (batch.num_vision_sequences, num_channels, *picture_size(batch))
 
     def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
         """``pixel_attention_mask``."""
-        return [((num_pictures(batch), *picture_size(batch)), DType.INT64)]
+        return [((batch.num_vision_sequences, *picture_size(batch)), DType.INT64)]
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         return self.model.forward(ids, pixels, batch, backend)
-
-
-def num_pictures(batch: Batch) -> int:
-    """Tiles or quarters of the micro batch."""
-    assert batch.image is not None
-    return batch.num_images * batch.image.num_vision_sequences
 
 
 def picture_size(batch: Batch) -> tuple[int, int]:

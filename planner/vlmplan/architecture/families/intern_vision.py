@@ -10,7 +10,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.clip_vision import Mlp, num_vision_sequences
+from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, RMSNorm
@@ -108,7 +108,7 @@ class VisionEmbeddings(Module):
     def forward(self, pixels: Tensor, batch: Batch) -> Tensor:
         tape = pixels.tape
         patches = self.patch_embeddings(pixels)
-        num_tiles, width = num_vision_sequences(batch), patches.shape[-1]
+        num_tiles, width = batch.num_vision_sequences, patches.shape[-1]
         num_patches = patches.shape[0] // num_tiles
         class_tokens = ops.expand_weight(self.cls_token, (num_tiles, 1, width), tape)
         x = ops.concatenate([class_tokens, patches], (num_tiles, num_patches + 1, width))

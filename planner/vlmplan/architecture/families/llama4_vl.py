@@ -9,11 +9,11 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.clip_vision import num_vision_sequences
 from vlmplan.architecture.families.llama4 import rotated_as_complex
 from vlmplan.architecture.families.text import text_model
+from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.model import Batch, Model, Part
-from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
@@ -70,13 +70,6 @@ class VisionLayer(Module):
         x = self.post_attention_layernorm(x)
         x = self.mlp(x)
         return ops.add(residual, x)
-
-
-class VisionEncoder(Module):
-    """``Llama4VisionEncoder``."""
-
-    def __init__(self, config: Config) -> None:
-        self.layers = Stack.of(VisionLayer(config), config.integer("num_hidden_layers"), label="vision")
 
 
 class UnfoldedPatches(Module):
@@ -147,11 +140,11 @@ class VisionModel(Module):
         self.patch_embedding = UnfoldedPatches(self.tile[0] * patch**2, width)
         self.layernorm_pre = LayerNorm(width)
         self.layernorm_post = LayerNorm(width)
-        self.model = VisionEncoder(config)
+        self.model = EqualLayers(VisionLayer(config), config)
         self.vision_adapter = PixelShuffle(config)
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> Tensor:
-        tape, num_tiles = pixels.tape, num_vision_sequences(batch)
+        tape, num_tiles = pixels.tape, batch.num_vision_sequences
         with tape.section("vision.embedding"):
             x = self.patch_embedding(pixels, num_tiles, self.num_patches)
             width = x.shape[-1]
@@ -199,7 +192,7 @@ class Llama4(Model):
         self.language_model: Any = text_model(text)
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
-        return (num_vision_sequences(batch), *self.vision_model.tile)
+        return (batch.num_vision_sequences, *self.vision_model.tile)
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         tape, decoder = ids.tape, self.language_model.model

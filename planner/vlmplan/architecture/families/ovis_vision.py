@@ -12,7 +12,6 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.clip_vision import num_vision_sequences
 from vlmplan.architecture.families.vision_tower import Encoder
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm
@@ -93,7 +92,7 @@ class VisionEmbeddings(Module):
 
     def forward(self, pixels: Tensor, batch: Batch) -> Tensor:
         patches = self.patch_embedding(ops.to(pixels, self.patch_embedding.weight.dtype))
-        num_tiles = num_vision_sequences(batch)
+        num_tiles = batch.num_vision_sequences
         num_patches, width = patches.shape[0] // num_tiles, patches.shape[1]
         if num_patches != self.num_positions:
             raise InputError(f"the vision tower takes tiles of {self.num_positions} patches, not {num_patches}")

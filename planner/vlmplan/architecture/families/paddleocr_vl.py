@@ -22,8 +22,9 @@ from vlmplan.architecture.families.packed_patches import (
 )
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel, ties_either
 from vlmplan.architecture.families.siglip_vision import SiglipLayer
+from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.model import Batch, Part
-from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -64,20 +65,13 @@ class VisionEmbeddings(Module):
         return x
 
 
-class VisionEncoder(Module):
-    """``PaddleOCRVisionEncoder``."""
-
-    def __init__(self, config: Config) -> None:
-        self.layers = Stack.of(VisionLayer(config), config.integer("num_hidden_layers"), label="vision")
-
-
 class VisionTransformer(Module):
     """``PaddleOCRVisionTransformer``: patches to hidden states (patches, width)."""
 
     def __init__(self, config: Config) -> None:
         self.head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
         self.embeddings = VisionEmbeddings(config)
-        self.encoder = VisionEncoder(config)
+        self.encoder = EqualLayers(VisionLayer(config), config)
         self.post_layernorm = LayerNorm(config.integer("hidden_size"))
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> Tensor:

@@ -113,7 +113,3 @@ class PixtralVision(ReadingModule):
         last, held = self.transformer.run(x, lambda layer, hidden: layer(hidden, context))
         del positions
         return VisionOutput(last, held)
-
-
-def tower(config: Config, feature_layers: Sequence[int]) -> PixtralVision:
-    return PixtralVision(config, feature_layers)

@@ -9,8 +9,9 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.idefics import VisionAttention, VisionContext, padding_mask
 from vlmplan.architecture.families.siglip_vision import PoolingHead, SiglipLayer
+from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.images.shape import ImageShape
-from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadWeight
@@ -70,19 +71,12 @@ def _resized_backward(node: GraphNode, grads: Grads) -> Grads:
     return [tape.gradient(*node.meta)]
 
 
-class Siglip2Encoder(Module):
-    """``Siglip2Encoder``."""
-
-    def __init__(self, config: Config) -> None:
-        self.layers = Stack.of(Siglip2Layer(config), config.integer("num_hidden_layers"), label="vision")
-
-
 class Siglip2Vision(Module):
     """``Siglip2VisionModel``: pixels (sequences, patches, values) to hidden states (sequences, patches, width)."""
 
     def __init__(self, config: Config) -> None:
         self.embeddings = Siglip2Embeddings(config)
-        self.encoder = Siglip2Encoder(config)
+        self.encoder = EqualLayers(Siglip2Layer(config), config)
         self.post_layernorm = LayerNorm(config.integer("hidden_size"))
         self.head = PoolingHead(config) if config.boolean("vision_use_head") else None
 

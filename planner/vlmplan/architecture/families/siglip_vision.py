@@ -99,7 +99,3 @@ class SiglipVision(Module):
             last = self.post_layernorm(last)
             pooled = None if self.head is None else self.head(last)
         return VisionOutput(last, held, pooled)
-
-
-def tower(config: Config, feature_layers: Sequence[int]) -> SiglipVision:
-    return SiglipVision(config, feature_layers)

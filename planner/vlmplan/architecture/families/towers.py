@@ -8,11 +8,11 @@ from vlmplan.architecture.config import Config
 from vlmplan.errors import UnknownNameError
 
 TOWERS = {
-    "clip_vision_model": "clip_vision",
-    "pixtral": "pixtral_vision",
-    "siglip_vision_model": "siglip_vision",
+    "clip_vision_model": ("clip_vision", "ClipVision"),
+    "pixtral": ("pixtral_vision", "PixtralVision"),
+    "siglip_vision_model": ("siglip_vision", "SiglipVision"),
 }
-"""Vision model_types and the modules of families with their ``tower(config, feature_layers)``."""
+"""Vision model_types, and the modules of families with the class of the tower."""
 
 
 def vision_tower(config: Config, feature_layers: Sequence[int] = ()) -> Any:
@@ -23,5 +23,5 @@ def vision_tower(config: Config, feature_layers: Sequence[int] = ()) -> Any:
     """
     if config.model_type not in TOWERS:
         raise UnknownNameError(f"{config.path}.model_type", config.model_type, TOWERS)
-    module = import_module(f"vlmplan.architecture.families.{TOWERS[config.model_type]}")
-    return module.tower(config, feature_layers)
+    family, tower = TOWERS[config.model_type]
+    return getattr(import_module(f"vlmplan.architecture.families.{family}"), tower)(config, feature_layers)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from vlmplan.architecture.config import Config
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -27,6 +28,13 @@ class VisionOutput:
     def through(self, change: Callable[[Tensor], Tensor]) -> "VisionOutput":
         """The output with what ``change`` makes of the hidden states that were asked for."""
         return VisionOutput(self.last_hidden_state, [change(state) for state in self.hidden_states], self.pooled)
+
+
+class EqualLayers(Module):
+    """An encoder of nothing but ``layers``, all like ``layer``."""
+
+    def __init__(self, layer: Module, config: Config) -> None:
+        self.layers = Stack.of(layer, config.integer("num_hidden_layers"), label="vision")
 
 
 class Encoder(Module):
