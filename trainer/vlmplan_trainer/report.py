@@ -1,6 +1,6 @@
 """Whether the prediction held: planned beside measured memory, time and money, as report.json and as a table."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -33,13 +33,7 @@ class ReportedFigure:
         return self.planned / self.measured - 1
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "unit": self.unit,
-            "planned": self.planned,
-            "measured": self.measured,
-            "error": self.error,
-        }
+        return asdict(self) | {"error": self.error}
 
 
 def lines(

@@ -1,7 +1,7 @@
 """What ``vlmplan models`` shows: each report holds the JSON document and the blocks made of the same numbers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,27 +141,8 @@ def _image_json(image: ImageShape) -> dict[str, int]:
 def _anatomy_json(anatomy: ModelAnatomy) -> JsonDict:
     return {
         "ties_embeddings": anatomy.ties_embeddings,
-        "stacks": [
-            {
-                "name": stack.name,
-                "part": stack.part.value,
-                "num_layers": stack.num_layers,
-                "num_kinds": stack.num_kinds,
-                "can_checkpoint": stack.can_checkpoint,
-            }
-            for stack in anatomy.stacks
-        ],
-        "linears": [
-            {
-                "name": linear.name,
-                "part": linear.part.value,
-                "in_features": linear.in_features,
-                "out_features": linear.out_features,
-                "count": linear.count,
-                "is_head": linear.is_head,
-            }
-            for linear in anatomy.linears
-        ],
+        "stacks": [asdict(stack) | {"part": stack.part.value} for stack in anatomy.stacks],
+        "linears": [asdict(linear) | {"part": linear.part.value} for linear in anatomy.linears],
         "lora": {
             "rank": LORA_RANK,
             "targets": {

@@ -10,6 +10,10 @@ from vlmplan.units import SECONDS_PER_HOUR, duration_text
 
 LEAST_FIRST = ("batch", "network", "step", "efficiency")
 TITLES = ("nodes", "GPUs", "batch", "step", "network", "samples/s", "efficiency", "run", "usd", "")
+POINT_FIELDS = (
+    *("num_nodes", "num_gpus", "micro_batch", "grad_accum", "samples_per_step", "verdict", "step_seconds"),
+    *("communication_seconds", "samples_per_second", "efficiency"),
+)
 
 
 def document(found: Scaling | None) -> JsonDict | None:
@@ -24,20 +28,8 @@ def document(found: Scaling | None) -> JsonDict | None:
 
 
 def _point_json(point: ScalingPoint) -> JsonDict:
-    return {
-        "num_nodes": point.num_nodes,
-        "num_gpus": point.num_gpus,
-        "micro_batch": point.micro_batch,
-        "grad_accum": point.grad_accum,
-        "samples_per_step": point.samples_per_step,
-        "verdict": point.verdict.value,
-        "step_seconds": point.step_seconds,
-        "communication_seconds": point.communication_seconds,
-        "samples_per_second": point.samples_per_second,
-        "efficiency": point.efficiency,
-        "hours": point.run_seconds / SECONDS_PER_HOUR,
-        "usd": point.usd,
-    }
+    values = {name: getattr(point, name) for name in POINT_FIELDS}
+    return values | {"verdict": point.verdict.value, "hours": point.run_seconds / SECONDS_PER_HOUR, "usd": point.usd}
 
 
 def print_scaling(found: Scaling | None) -> None:

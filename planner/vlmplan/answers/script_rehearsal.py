@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from vlmplan.answers.rehearsal import (
 from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.rehearsal.result import RehearsedPhase
-from vlmplan.rehearsal.script import ScriptRehearsal, UnknownRead
+from vlmplan.rehearsal.script import ScriptRehearsal
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import counted, duration_text, gib_text
@@ -78,14 +79,10 @@ def document(found: ScriptRehearsal) -> JsonDict:
         "not_rehearsed": [{"what": one.what, "bytes": one.num_bytes} for one in found.not_rehearsed],
         "not_counted": [],
         "caveats": [],
-        "unknown_values": [_read_json(one) for one in found.unknown],
-        "bounded_shapes": [_read_json(one) for one in found.bounded],
+        "unknown_values": list(map(asdict, found.unknown)),
+        "bounded_shapes": list(map(asdict, found.bounded)),
         "notes": list(found.notes),
     }
-
-
-def _read_json(one: UnknownRead) -> JsonDict:
-    return {"file": one.file, "line": one.line, "what": one.what, "count": one.count}
 
 
 def print_script_rehearsal(found: ScriptRehearsal) -> None:
