@@ -83,7 +83,7 @@ def _planned_json(planned: Planned) -> JsonDict:
         "host_bytes_per_node": estimate.host.peak_bytes,
         "verdict": estimate.verdict.value,
         "seq_len": estimate.workload.seq_len,
-        "tensors": [_tensor_json(one) for one in planned.tensors],
+        "tensors": [asdict(one) | {"part": one.part.name.lower()} for one in planned.tensors],
         "weight": None if planned.weight is None else asdict(planned.weight) | {"shape": list(planned.weight.shape)},
         "unplanned_bytes": planned.unplanned_bytes,
         "longer_samples": None if longer is None else asdict(longer),
@@ -91,10 +91,6 @@ def _planned_json(planned: Planned) -> JsonDict:
         "narrower": [{"change": one.name, **_device_json(one.estimate)} for one in planned.narrower],
         "notes": list(planned.notes),
     }
-
-
-def _tensor_json(tensor: TensorSize) -> JsonDict:
-    return asdict(tensor) | {"part": tensor.part.name.lower()}
 
 
 def _device_json(estimate: "Estimate") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from vlmplan.answers.host_and_disk import host_and_disk_json, host_and_disk_line
 from vlmplan.answers.setups import TASK_TITLES, recipe_text
 from vlmplan.answers.used_calibration import reference_json, reference_line
 from vlmplan.communication import volume_json
-from vlmplan.engines.components import COMPONENT_NAMES, Components
+from vlmplan.engines.components import COMPONENT_NAMES
 from vlmplan.estimation import Estimate, VaryingLengths
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import cluster_text
@@ -248,12 +248,8 @@ def print_memory(estimate: Estimate) -> None:
     click.echo(texts[0] + next(title for title in titles if len(texts[0] + title) <= width))
     for phase, text in zip(phases, texts[1:], strict=True):
         click.echo(text + bar(phase.peak.as_json(), limit_bytes=limit, bytes_per_cell=bytes_per_cell))
-    shown = [name for name in COMPONENT_NAMES if any(_has(phase.peak, name) for phase in phases)]
+    shown = [name for name in COMPONENT_NAMES if any(getattr(phase.peak, name) > 0 for phase in phases)]
     click.echo(legend(shown, width))
-
-
-def _has(components: Components, name: str) -> bool:
-    return getattr(components, name) > 0
 
 
 def component_table(estimate: Estimate) -> Table:

@@ -57,7 +57,7 @@ def _models_table(rows: Sequence[ModelFacts]) -> Table:
             facts.model.id,
             facts.model.model_type,
             count_text(facts.num_params),
-            *(_count_cell(facts.num_params_by_part.get(part, 0)) for part in Part),
+            *(count_text(count) if (count := facts.num_params_by_part.get(part)) else UNKNOWN for part in Part),
             UNKNOWN if facts.context_length is None else f"{facts.context_length:,}",
             _tokens_cell(facts),
             facts.model.hub_id or UNKNOWN,
@@ -155,10 +155,6 @@ def _anatomy_json(anatomy: ModelAnatomy) -> JsonDict:
             },
         },
     }
-
-
-def _count_cell(count: int) -> str:
-    return count_text(count) if count else UNKNOWN
 
 
 def _tokens_cell(facts: ModelFacts) -> str:

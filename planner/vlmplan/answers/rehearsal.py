@@ -290,13 +290,9 @@ def collectives_table(found: RehearsedDevice) -> Table:
     """Collectives of a step by kind."""
     sent = collectives(found)
     rows = [(kind, f"{one['count']:,}", gib_text(one["bytes"])) for kind, one in sent["by_kind"].items()]
-    rows.append(("in all", f"{sum(one['count'] for one in sent['by_kind'].values()):,}", _per_step(sent)))
+    rows.append(("in all", f"{sum(one['count'] for one in sent['by_kind'].values()):,}", gib_text(sent["per_step"])))
     titles = ("messages of a step", "number", "bytes")
     return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]))
-
-
-def _per_step(sent: dict[str, int]) -> str:
-    return gib_text(sent["per_step"])
 
 
 def print_over_time(found: RehearsedDevice) -> None:

@@ -190,7 +190,8 @@ def disk_bytes(plan: Plan, options: TrainerOptions) -> int:
     which goes on has there already."""
     merged = 2 * plan.num_params if options.merge_adapters else 0  # 16-bit weights
     one = plan.expected.checkpoint_bytes
-    there = min(_checkpoints_there(options.output_dir), options.keep_last) if options.resume else 0
+    num_there = sum(1 for _ in options.output_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
+    there = min(num_there, options.keep_last) if options.resume else 0
     runs = [plan.run_disk(saving) for saving in savings(plan, options)]
     at_once, kept = max(run.num_at_once for run in runs), max(run.num_kept for run in runs)
     return max(max(1, at_once - there) * one, max(0, kept - there) * one + plan.expected.export_bytes + merged)
@@ -205,10 +206,6 @@ def savings(plan: Plan, options: TrainerOptions) -> list[Saving]:
     if options.save_seconds is not None:
         found.append(replace(at_end, interval=Interval.MINUTES, every=options.save_seconds / 60))
     return found
-
-
-def _checkpoints_there(folder: Path) -> int:
-    return sum(1 for _ in folder.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
 
 
 def _disk_problems(plan: Plan, options: TrainerOptions, facts: Facts) -> Iterator[str]:

@@ -152,13 +152,9 @@ def _phase(section: JsonObject) -> RehearsedPhase:
         name=section.text("name"),
         seconds=section.number("seconds"),
         components=Components(**{name: components.count(name) for name in components.values}),
-        largest=tuple(_allocation(one) for one in section.objects("largest")),
+        largest=tuple(Allocation(num_bytes=one.count("num_bytes"), **_made(one)) for one in section.objects("largest")),
         **{name: section.count(name) for name in counts},
     )
-
-
-def _allocation(section: JsonObject) -> Allocation:
-    return Allocation(num_bytes=section.count("num_bytes"), **_made(section))
 
 
 def _made(section: JsonObject) -> dict[str, Any]:

@@ -66,7 +66,8 @@ def with_rehearsed_activations(found: Estimate, rehearse: Rehearse | None = None
     except VlmplanError as error:
         if recurrent_classes(model.layout) and model.rehearsed is UNCORRECTED:
             raise
-        return _noted(found, f"Its activations are not rehearsed: {str(error).rstrip(chr(46))}.")
+        note = f"Its activations are not rehearsed: {str(error).rstrip(chr(46))}."
+        return _with_notes(found, (*found.workload.model.notes, note))
     corrected = _corrected(found, missing.gaps)
     terms = REHEARSED_TERMS if missing.is_of_all_layers else DRAWN_ON_TERMS
     notes = (note.replace(GENERIC_TERMS, terms) if GENERIC_TERMS in note else note for note in model.notes)
@@ -220,10 +221,6 @@ def _more(moment: Components, num_bytes: int, first: str) -> Components:
         if not num_bytes:
             break
     return Components(**values)
-
-
-def _noted(found: Estimate, note: str) -> Estimate:
-    return _with_notes(found, (*found.workload.model.notes, note))
 
 
 def _with_notes(found: Estimate, notes: tuple[str, ...]) -> Estimate:
