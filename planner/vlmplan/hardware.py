@@ -178,7 +178,7 @@ class Gpu:
 
     @property
     def pcie_bytes_per_second(self) -> float | None:
-        """To or from the host, one direction; ``None`` when generation or lanes are not known."""
+        """Bytes per second to or from the host, one direction; ``None`` when generation or lanes are not known."""
         if self.pcie_gen is None or self.pcie_lanes is None:
             return None
         return PCIE_BYTES_PER_SECOND_PER_LANE[self.pcie_gen] * self.pcie_lanes

@@ -251,7 +251,7 @@ def messages_in(text: str) -> list[MemoryMessage]:
 
 
 def _matches(form: _Form, text: str) -> Iterator[re.Match[str]]:
-    """From the last on; the search by a literal is what makes a long log quick."""
+    """The matches, the last first; the search by a literal is what makes a long log quick."""
     at, last_start, count = len(text), len(text) + 1, 0
     for _ in range(MAX_MARKS):
         at = text.rfind(form.mark, 0, at)
@@ -272,7 +272,7 @@ def line_start(text: str, at: int, *, most: int = MAX_LINE_CHARACTERS) -> int:
 
 
 def _with_details(found: list[MemoryMessage], text: str) -> Iterator[MemoryMessage]:
-    """With what each says between itself and the next one."""
+    """The messages with what each says between itself and the next one."""
     ends = [message.start for message in found[1:]] + [len(text)]
     for message, end in zip(found, ends, strict=False):
         yield _detailed(message, text[message.start : min(end, message.start + WINDOW_CHARACTERS)])

@@ -116,7 +116,7 @@ def data_mark(path: Path) -> DataMark:
 
 
 def _mark_if_readable(path: Path | None) -> DataMark | None:
-    """None where the file cannot be read; the caller says so if it needs it."""
+    """The mark of a file; None where it cannot be read: the caller says so if it needs it."""
     try:
         return None if path is None else data_mark(path)
     except OSError:

@@ -81,7 +81,7 @@ class Saving:
 
     @property
     def _most_stay(self) -> int | None:
-        """Those that stay beside the one being written; the newest and the best are never removed."""
+        """The most checkpoints that stay beside the one being written; the newest and the best are never removed."""
         return None if self.keep_last is None else max(self.keep_last, 1 + self.keeps_best)
 
 

@@ -38,7 +38,8 @@ class ZeroSettings:
                 raise InputError(f"zero_optimization.{name} is {value}; {allowed} elements are needed")
 
     def __hash__(self) -> int:
-        """Of the sizes that tell most settings apart: all twelve take longer than to compare the few that are left."""
+        """The hash of the sizes that tell most settings apart: all twelve take longer than to compare the few that are
+        left."""
         return hash((self.reduce_bucket_size, self.stage3_prefetch_bucket_size, self.overlap_comm))
 
     @lru_cache(maxsize=1024)  # noqa: B019 a few settings, asked for thousands of times in a search

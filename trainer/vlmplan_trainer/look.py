@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _accounts(plan: Plan, options: Options) -> "dict[str, SampleCounts | None]":
-    """By "train" and "eval"."""
+    """What was found, by "train" and "eval"."""
     task = plan.recipe.task
     if task is None:
         from vlmplan_trainer.data.read import read_data

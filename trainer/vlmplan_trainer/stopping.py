@@ -47,7 +47,7 @@ class StopRequest:
             os.kill(os.getpid(), signum)
 
     def ask(self) -> None:
-        """As if the terminal had gone away, which is the last of the signals."""
+        """Ask as if the terminal had gone away, which is the last of the signals."""
         if self.signum is None:
             self.signum, self._since = SIGNALS[-1], time.monotonic()
 

@@ -205,7 +205,7 @@ def attention_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: P
 
 
 def _cast(x: Tensor) -> Tensor:
-    """As autocast has it for a product."""
+    """x in the type that autocast computes products in."""
     return x if x.tape.autocast is None else ops.to(x, x.tape.autocast)
 
 

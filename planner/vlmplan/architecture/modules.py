@@ -35,7 +35,7 @@ class Module:
     modules_by_name: dict[str, "Module"]
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
-        """With its tables, before any ``__init__``, so that subclasses have nothing to call first."""
+        """A module has its tables before any ``__init__`` runs, so that subclasses have nothing to call first."""
         made = object.__new__(cls)
         made.parameters_by_name, made.modules_by_name = {}, {}
         return made

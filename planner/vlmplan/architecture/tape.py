@@ -88,7 +88,7 @@ class Visit:
 
     @property
     def _containers(self) -> list[OpenContainer]:
-        """Those that have begun here."""
+        """The containers that have begun here."""
         return self._tape.open_containers[self._num_around :]
 
     def _is_open(self, module: Any) -> bool:
@@ -160,7 +160,7 @@ class Tape(ForwardTape):
 
     @cached_property
     def shared_gradients(self) -> dict[ParameterUse, Tensor]:
-        """Of the weights that layers share, as far as they are."""
+        """The gradients of weights that layers share, as far as they are there."""
         return {}
 
     @cached_property

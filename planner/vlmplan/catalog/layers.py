@@ -96,7 +96,7 @@ def _providers_with_newer_lists(fetched: Iterable[Fields], shipped: Iterable[Fie
 
 
 def _newest_days(offers: Iterable[Fields]) -> dict[object, date]:
-    """By provider, the day of its newest price; for one without a day the first there is."""
+    """The day of the newest price of each provider; for one without a day the first there is."""
     newest: dict[object, date] = {}
     for offer in offers:
         day = day_and_whether_month(offer.get("as_of"))[0] or date.min

@@ -90,7 +90,8 @@ def known_prices(
 
 
 def _median(values: Sequence[float]) -> float:
-    """As ``statistics.median``, whose module takes as long to import as a command needs for all of its prices."""
+    """The same as ``statistics.median``, whose module takes as long to import as a command needs for all of its
+    prices."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 

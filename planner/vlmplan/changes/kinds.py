@@ -111,7 +111,8 @@ def _micro_batch(at: RequestedSetup) -> Levels:
 
 
 def _text_checkpointing(at: RequestedSetup) -> Levels:
-    """Of the language model; that of the vision tower stays, which follows it where the user says nothing."""
+    """Checkpointing of the language model; that of the vision tower stays, which follows it where the user says
+    nothing."""
     if at.recipe.activation_checkpointing:
         return ()
     options = {
@@ -130,7 +131,7 @@ def _activations_on_host(at: RequestedSetup) -> Levels:
 
 
 def _tiled_mlps(at: RequestedSetup) -> Levels:
-    """Of samples that are longer than they are wide."""
+    """Tiled MLPs, for samples that are longer than they are wide."""
     config = Config(at.workload.model.config)
     text = config.section("text_config") if "text_config" in config else config
     num_tokens = -(-at.workload.seq_len // at.recipe.sequence_parallel)
@@ -142,7 +143,7 @@ def _tiled_mlps(at: RequestedSetup) -> Levels:
 
 
 def _delta_kernels(at: RequestedSetup) -> Levels:
-    """Of gated delta nets, of which only the packages are asked for."""
+    """Kernels of gated delta nets, of which only the packages are asked for."""
     is_recurrent = model_facts(at.workload.model).model_types & GATED_DELTA_TYPES
     if at.recipe.linear_attention is LinearAttention.FLA or not is_recurrent:
         return ()

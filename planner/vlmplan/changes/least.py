@@ -247,7 +247,7 @@ class _Search:
 
 
 def _options(chosen: _Chosen) -> dict[str, OptionValue]:
-    """Those of all changes, of one option the last."""
+    """The options of all changes, of one option the last value."""
     return {name: value for change in chosen.changes for name, value in change.options.items()}
 
 

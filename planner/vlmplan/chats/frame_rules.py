@@ -171,7 +171,8 @@ class FrameRule(NamedTuple):
         return found + found[-1:] * (self.merged_frames - len(found))
 
     def _limited(self, indices: list[int]) -> list[int]:
-        """As many as the user allows, evenly of those that are taken, where the processor has no limit of its own."""
+        """As many frames as the user allows, evenly of those that are taken, where the processor has no limit of its
+        own."""
         return _evenly(indices, self.most_frames)
 
     def _indices(self, header: VideoHeader) -> list[int]:
@@ -246,7 +247,7 @@ class FrameRule(NamedTuple):
         return sorted({*_spread(first, last, self.wanted_frames(header.seconds))})
 
     def _of_llava_onevision(self, header: VideoHeader) -> list[int]:
-        """As many of every video, which the model takes in one tensor."""
+        """The same number of frames of every video, as the model takes all in one tensor."""
         if header.num_frames < self._number:
             raise InputError(
                 f"it has {counted(header.num_frames, 'frame')}, and {self._number} of every video are taken; fewer "
@@ -330,7 +331,7 @@ def refuse_together(rule: FrameRule, headers: Sequence[VideoHeader], *, has_imag
 
 
 def _evenly(indices: list[int], most: int | None) -> list[int]:
-    """At most ``most`` of them, the first and the last among them."""
+    """At most ``most`` of the indices, the first and the last among them."""
     if most is None or len(indices) <= most:
         return indices
     if most == 1:

@@ -57,7 +57,8 @@ def opened_sound(source: Path | bytes) -> Generator[BinaryIO]:
 
 
 def _wave_seconds(file: BinaryIO) -> float | None:
-    """Of PCM as ``wave`` reads it; None for anything else, and where the header says more than the file has."""
+    """The seconds of PCM as ``wave`` reads it; None for anything else, and where the header says more than the file
+    has."""
     try:
         with wave.open(file) as found:
             seconds = found.getnframes() / found.getframerate()

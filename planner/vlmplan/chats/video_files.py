@@ -142,7 +142,8 @@ def _of_moov(moov: bytes) -> VideoHeader:
 
 
 def _quarter_turns(header: bytes) -> int:
-    """By the first row of the matrix in ``tkhd``; 0 for one that turns by another angle, as where there is none."""
+    """Quarter turns by the first row of the matrix in ``tkhd``; 0 for one that turns by another angle, as where there
+    is none."""
     place = 52 if header[:1] == b"\x01" else 40
     if len(header) < place + 8:
         return 0

@@ -108,7 +108,7 @@ def _printed(prepared: "PreparedRun", way_out: "WayOut | None", text: "Callable[
 
 
 def _exit_code(prepared: "PreparedRun") -> int:
-    """Of a run that is not started."""
+    """The exit code of a run that is not started."""
     return VlmplanError.exit_code if prepared.findings.problems else 0
 
 

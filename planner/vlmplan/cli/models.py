@@ -85,7 +85,8 @@ def _one(name: str, size: tuple[int, int]) -> "ModelReport":
 def _facts(
     words: tuple[str, ...], terms: ClickValues, *, sort: str, size: tuple[int, int]
 ) -> "tuple[list[ModelFacts], list[ModelFiles]]":
-    """Of the model that is named or of the packaged ones that are wanted; and those that vlmplan cannot plan."""
+    """The facts of the model that is named or of the packaged ones that are wanted; and those that vlmplan cannot
+    plan."""
     from vlmplan.models import find_model
     from vlmplan.models.facts import model_facts
     from vlmplan.models.listing import ModelFilter, names_one_model, packaged_facts, sorted_facts

@@ -141,7 +141,7 @@ def covering_every_order(samples: SampleShapes, amounts: ImageAmounts, *, limit:
 
 
 def most_sounds(samples: SampleShapes) -> Sounds:
-    """As many sounds as any of the samples has, each as many seconds as the longest."""
+    """The most sounds that any of the samples has, each as many seconds as the longest."""
     shapes = samples.shapes
     return Sounds(max(shape.num_sounds for shape in shapes), max(shape.seconds for shape in shapes))
 

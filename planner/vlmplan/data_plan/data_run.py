@@ -152,7 +152,7 @@ class DataRuns:
         )
 
     def _run_seconds(self, run: "_Run", coverings: "_Coverings", grad_accum: int) -> float | None:
-        """Of the drawn steps. In each micro step the ranks wait for the slowest."""
+        """Seconds of the drawn steps. In each micro step the ranks wait for the slowest."""
         of_text = self._line([Covering(seq_len=length) for length in _spread(*run.lengths, NUM_LENGTHS)])
         of_images, of_sounds = self._line_of_patches(run, coverings), self._line_of_sounds(run, coverings)
         if of_text is None or of_images is None or of_sounds is None:
@@ -199,7 +199,7 @@ class DataRuns:
         return straight(sorted(dict(points).items()))
 
     def _more_seconds(self, covers: Covering) -> float | None:
-        """Of a step on such samples beside one on as much text."""
+        """What a step on such samples takes beside one on as much text."""
         whole, of_text = self.seconds(covers), self.seconds(covers.of_text)
         return None if whole is None or of_text is None else whole - of_text
 

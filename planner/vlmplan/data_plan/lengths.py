@@ -175,7 +175,7 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
 
 
 def _sound_tokens(shapes: Sequence[Shape], sounds: SoundAmounts) -> dict[float, int]:
-    """By the seconds of the longest sound of each sample, and of a blank one; empty without sounds."""
+    """Tokens by the seconds of the longest sound of each sample, and of a blank one; empty without sounds."""
     seconds = {shape.seconds for shape in shapes if shape.num_sounds}
     return {one: sounds.num_tokens(one) for one in sorted({*seconds, BLANK_SECONDS})} if seconds else {}
 

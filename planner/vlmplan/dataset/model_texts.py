@@ -74,7 +74,7 @@ def model_texts(model: ModelFiles) -> ModelTexts | None:
 
 
 def _placeholders(model: ModelFiles) -> tuple[int, ...]:
-    """By config.json, or its sections on what sees and hears (Phi-4-multimodal)."""
+    """The placeholders by config.json, or its sections on what sees and hears (Phi-4-multimodal)."""
     sections = [model.config, *(model.config.get(name) for name in ("vision_config", "audio_config"))]
     named = [cast("Mapping[str, Any]", section) for section in sections if isinstance(section, Mapping)]
     values = [section.get(key) for section in named for key in PLACEHOLDER_KEYS]

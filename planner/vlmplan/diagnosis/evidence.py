@@ -81,7 +81,7 @@ def _vagueness(message: MemoryMessage) -> int:
 
 
 def _of_the_last_time(text: str, found: list[_Found]) -> list[_Found]:
-    """Those after which the run did not go on."""
+    """The messages after which the run did not go on."""
     last = found[-1:]
     steps = _steps_done(text, found[-1])
     for one in reversed(found[:-1]):

@@ -58,7 +58,8 @@ def frames_before(text: str, start: int) -> list[Frame]:
 
 
 def _of_bare_code(found: list[Line]) -> list[Frame]:
-    """Of a cut of a log that begins between a frame and its source line, which Python indents by four blanks."""
+    """The frames of a cut of a log that begins between a frame and its source line, which Python indents by four
+    blanks."""
     lines = [line.text for line in found[:MAX_LINES_OF_A_CALL] if line.text.strip(" ^~")]
     is_code = bool(lines) and lines[0].startswith("    ")
     return [Frame(file="", line=0, function="", code=lines[0].strip()[:300])] if is_code else []

@@ -49,7 +49,8 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """None is what no traceback tells. ``is_recomputed``: in backward, the forward of a checkpointed layer."""
+    """Where memory ran out. None is what no traceback tells. ``is_recomputed``: in backward, the forward of a
+    checkpointed layer."""
 
     phase: Phase | None = None
     part: Part | None = None

@@ -152,7 +152,7 @@ def _batch_of(found: Diagnosis, estimate: Estimate) -> int:
 
 
 def _with_host(found: Diagnosis, request: Request, present: Estimate, trials: Trials) -> tuple[Request, Estimate]:
-    """With the host memory that the message tells of, where the setup says nothing of it."""
+    """The setup with the host memory that the message tells of, where the setup says nothing of it."""
     message = found.evidence.message
     if not message.is_on_host or message.total_bytes is None or present.cluster.node.host_ram_bytes is not None:
         return request, present

@@ -25,7 +25,7 @@ def peak_bound(
     accumulates: bool,
     micro_batch_bytes: int | None = None,
 ) -> int:
-    """At least the highest moment of the timeline of ``engine``, whose model states are ``states``.
+    """An upper bound of the highest moment of the timeline of ``engine``, whose model states are ``states``.
 
     ``accumulates``: a step has several micro batches; ``micro_batch_bytes``: a closer bound of forward and backward,
     where there is one.
@@ -43,8 +43,9 @@ def peak_bound(
 
 
 def peak_floor(states: ModelStates, profile: MicroBatchProfile, workspace_bytes: int) -> int:
-    """At most the highest moment of the timeline beside libraries' workspaces: the model states, with the micro batch's
-    own tensors or the update, without anything that gradients, buckets or gathered weights take meanwhile.
+    """A lower bound of the highest moment of the timeline beside libraries' workspaces: the model states, with the
+    micro batch's own tensors or the update, without anything that gradients, buckets or gathered weights take
+    meanwhile.
 
     While the engine is built there are no ``workspace_bytes`` yet.
     """

@@ -93,7 +93,7 @@ class MuonZero12(GroupedZero12):
             self.sink.free(PARTITION)
 
     def _work_on_gradients(self, number: int) -> None:
-        """Of Muon's group momentum, which the first step makes, and every update."""
+        """Momentum of Muon's group, which the first step makes, and every update."""
         if self.groups[number].uses_muon and self._is_last:
             self._keep_momentum()
             for at, shape in enumerate(self.orthogonalised):

@@ -184,7 +184,7 @@ class MuonZero3(Zero3):
         self.sink.free(events[-1].name)
 
     def _has_states(self, number: int) -> bool:
-        """Of Muon's sub-groups the gradient is the update already."""
+        """Whether the step has states of the sub-group: of Muon's the gradient is the update already."""
         return not self._uses_muon[number]
 
     # -- in closed form ------------------------------------------------------------------------------------------

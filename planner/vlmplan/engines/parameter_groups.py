@@ -42,6 +42,6 @@ def parameter_groups(table: ParameterTable, recipe: Recipe) -> Sequence[Sequence
 
 
 def chosen_of_groups(table: ParameterTable, recipe: Recipe, ordinals: Iterable[int]) -> list[list[int]]:
-    """Those of ``ordinals`` that each group has, in the group's order."""
+    """The ``ordinals`` that each group has, in the group's order."""
     chosen = set(ordinals)
     return [[ordinal for ordinal in group if ordinal in chosen] for group in parameter_groups(table, recipe)]

@@ -22,7 +22,7 @@ class PlainPyTorch(Engine):
 
     @property
     def _updated_ordinals(self) -> Iterable[int]:
-        """Those parameters."""
+        """The ordinals of the parameters that the optimizer updates."""
         return self.table.reduced_ordinals
 
     @property

@@ -125,7 +125,7 @@ class Zero3(Zero3Formulas):
         return self.shards.sub_groups
 
     def _keep_momentum(self, number: int) -> None:
-        """For an optimizer that has states of a sub-group before its first step."""
+        """Make the momentum of an optimizer that has states of a sub-group before its first step."""
 
     def _modules_of_checkpoint(self) -> list[list[NamedParameter]]:
         """The own weights of each module, in order, without adapters."""

@@ -46,7 +46,7 @@ class Estimator(TracedModel):
     """A traced model, and what its recipes take on clusters."""
 
     def __init__(self, workload: Workload, recipe: Recipe, *, widest_head: int | None = None) -> None:
-        """As of ``TracedModel``."""
+        """The arguments are those of ``TracedModel``."""
         super().__init__(workload, recipe, widest_head=widest_head)
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)

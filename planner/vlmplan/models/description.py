@@ -78,7 +78,7 @@ def _notes_on(name: str, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _notes_on_checkpoint(files: ModelFiles) -> Iterator[str]:
-    """In which type a checkpoint holds weights that are planned in 16 bits."""
+    """The type in which a checkpoint holds weights that are planned in 16 bits."""
     if files.is_mxfp4:
         yield (
             f"The checkpoint of {files.id} holds its experts in MXFP4, which cannot be trained: they are dequantised "

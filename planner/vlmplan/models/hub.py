@@ -189,7 +189,7 @@ def _fetched(wanted: HubId) -> HubFiles:
 
 
 def _keep(wanted: HubId, files: HubFiles) -> None:
-    """For the next time; not by the thread that asks, which may have been given up on."""
+    """Keep the files for the next time; not by the thread that asks, which may have been given up on."""
     kept = {"schema": KEPT_SCHEMA, "fetched_at": time.time(), "source": files.source, "texts": dict(files.texts)}
     keep_text(json.dumps(kept), *_place(wanted))
 

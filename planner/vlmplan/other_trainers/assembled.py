@@ -285,7 +285,8 @@ def found_folder(name: str, folder: Path, source: str, key: str) -> Path:
 
 
 def _places(name: str, folder: Path) -> list[Path]:
-    """From here, from a configuration's own folder, and from those above it; none for a name that no file can have."""
+    """The paths of ``name`` from here, from a configuration's own folder, and from those above it; none for a name that
+    no file can have."""
     with suppress(OSError, RuntimeError):  # RuntimeError: a home that nobody has
         path = Path(name).expanduser()
         return [path] if path.is_absolute() else [path, *(parent / path for parent in (folder, *folder.parents))]

@@ -87,7 +87,7 @@ class Launched:
         return in_file_form(self.options) if self.program == "accelerate-launch" else {}
 
     def num_processes(self, environment: Mapping[str, str]) -> int | None:
-        """Of all machines; None where it is not said."""
+        """The processes of all machines; None where it is not said."""
         options = self.options
         if self.program == "accelerate-launch":
             return count(options.get("num_processes", ""))

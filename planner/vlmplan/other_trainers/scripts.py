@@ -51,7 +51,7 @@ class ScriptRun:
 
     @property
     def num_processes(self) -> int | None:
-        """That it starts on all machines; None where it does not say."""
+        """The processes that it starts on all machines; None where it does not say."""
         return self.launched.num_processes(self.environment)
 
 

@@ -103,8 +103,8 @@ class _Variables:
         self._num_characters = 0
 
     def value(self, name: str) -> str | None:
-        """None where the script does not set it. Raises InputError where variables stand for more than any run needs:
-        each may hold the one before it several times."""
+        """The value; None where the script does not set it. Raises InputError where variables stand for more than any
+        run needs: each may hold the one before it several times."""
         found = self.values.get(name)
         self._num_characters += len(found or "")
         if self._num_characters > MAX_CHARACTERS:

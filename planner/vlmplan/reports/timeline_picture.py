@@ -84,7 +84,7 @@ class _Plot:
         yield f'<text x="{LEFT}" y="{HEIGHT - 10}" class="tick">allocations and releases, in order: {events}</text>'
 
     def areas(self) -> Iterator[str]:
-        """From the bottom up; each reaches from the sum of those before it to its own."""
+        """The areas from the bottom up; each reaches from the sum of those before it to its own."""
         below = [0] * len(self._moments)
         for place, name in enumerate(self._names):
             above = [low + live[place] for low, (_, live) in zip(below, self._moments, strict=True)]

@@ -147,7 +147,7 @@ def _given(asked: VideoRequest) -> str:
 
 
 def _num_frames(asked: VideoRequest, model: ModelFiles) -> int:
-    """As many as are said, or as the model's processor takes of so many seconds."""
+    """As many frames as are said, or as the model's processor takes of so many seconds."""
     if asked.frames is not None:
         return asked.frames
     assert asked.seconds is not None
@@ -184,7 +184,7 @@ def _clip(model: ModelFiles, num_frames: int, size: tuple[int, int], said_size: 
 
 
 def _num_tokens(model: ModelFiles, found: VideoImages) -> int:
-    """Of one video in the language model."""
+    """Tokens of one video in the language model."""
     if model.model_type in CLIP_MODEL_TYPES:
         return clip_shape(model.config, model.preprocessor, num_frames=found.frames_per_image).num_tokens
     size = {"width": found.width, "height": found.height}

@@ -43,7 +43,7 @@ class SetupSpace(RecipeSpace):
         shared: SharedTraces | None = None,
         made_for: "Tool | None" = None,
     ) -> None:
-        """As of ``RecipeSpace``."""
+        """The arguments are those of ``RecipeSpace``."""
         super().__init__(workload, fixed, global_batch, shared=shared, made_for=made_for)
         self.num_considered = 0
         self._with_fewer = IdentityCache[Recipe, Recipe](with_answers_of)
@@ -146,7 +146,7 @@ class SetupSpace(RecipeSpace):
                 return
 
     def _fastest_size(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> BatchSize:
-        """Of batches that all fit; the largest where a speed is not known."""
+        """The fastest of batches that all fit; the largest where a speed is not known."""
         if not recipe.masks_its_row:
             return sizes[-1]
         return min(reversed(sizes), key=lambda size: self.models.seconds(recipe, cluster, size) or 0.0)

@@ -87,7 +87,8 @@ def _plain_bytes(recipe: Recipe, p: int) -> int:
 
 
 def _deepspeed_bytes(recipe: Recipe, p: int, m: int) -> int:
-    """Of ``step`` in ``zero/stage_1_and_2.py`` and ``stage3.py``, with p bytes a gradient and m a master weight:
+    """Bytes that ``step`` moves in ``zero/stage_1_and_2.py`` and ``stage3.py``, with p bytes a gradient and m a master
+    weight:
 
     - the largest and the smallest value of 16-bit gradients, to see whether they are finite;
     - the norm, of float64 copies (float32 in stage 0, which keeps gradients apart);

@@ -51,7 +51,7 @@ def matmuls(device: torch.device, types: Sequence[str], limit_seconds: float) ->
 def _product_seconds(
     tokens: int, inside: int, outside: int, dtype: torch.dtype, device: torch.device, limit_seconds: float
 ) -> Measured:
-    """Of one Linear layer's forward. Random numbers: zeros take less power and so run faster."""
+    """Seconds of one Linear layer's forward. Random numbers: zeros take less power and so run faster."""
     x = torch.randn(tokens, inside, device=device, dtype=dtype)
     weight = torch.randn(outside, inside, device=device, dtype=dtype)
     out = torch.empty(tokens, outside, device=device, dtype=dtype)

@@ -47,7 +47,7 @@ def operations(device: torch.device, asked: dict[str, Any], limit_seconds: float
 
 
 def _phase_seconds(model: Any, tokens: Any, limit_seconds: float) -> list[tuple[float, float]]:
-    """Of forward and of backward, again and again, until the host has asked for all of it."""
+    """Seconds of forward and of backward, again and again, until the host has asked for all of it."""
     found: list[tuple[float, float]] = []
     end = time.monotonic() + limit_seconds
     while len(found) < NUM_WARM + NUM_STEPS and (time.monotonic() < end or len(found) <= NUM_WARM):

@@ -100,8 +100,8 @@ def rates(seconds: dict[tuple[str, int], list[float]], sizes: tuple[int, int], n
 def _collective_seconds(
     name: str, num_bytes: int, num_ranks: int, device: torch.device, limit_seconds: float
 ) -> list[float]:
-    """Of collectives whose larger side is ``num_bytes``, one after the other, by this rank's clock: each waits for all
-    before the clock starts. All ranks take as many."""
+    """Seconds of collectives whose larger side is ``num_bytes``, one after the other, by this rank's clock: each waits
+    for all before the clock starts. All ranks take as many."""
     whole = torch.zeros(num_bytes // 4 // num_ranks * num_ranks, device=device)
     part = torch.zeros(len(whole) // num_ranks, device=device)
     calls = {

@@ -64,7 +64,7 @@ def _of_torch(capture: Capture, function: Any) -> Any:
         is_causal: bool = False,
         **more: Any,
     ) -> Any:
-        """As ``_of_transformers``, but for the result, which has heads before tokens."""
+        """The same as ``_of_transformers``, but for the result, which has heads before tokens."""
         if not capture.is_on or capture.depth or query.dim() != 4:
             return function(query, key, value, attn_mask, dropout_p, is_causal, **more)
         result = _result(capture, query, value)

@@ -67,7 +67,7 @@ def refuse_images_as_words(model_type: str) -> None:
 
 
 def _programs(request: dict[str, Any], one: Captured, *, packs: bool) -> list[Any]:
-    """Of one sample, of two, and of three and more."""
+    """The programs of one sample, of two, and of three and more."""
     few, many = (_captured(request, count, packs=packs) for count in (FEW, MANY))
     return [
         program_json(one.instructions, one.inputs, 1),

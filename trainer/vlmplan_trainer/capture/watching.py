@@ -35,7 +35,7 @@ def watch(model: nn.Module, capture: Capture, language: Sequence[str]) -> None:
 
 
 def _layers(model: nn.Module, language: Sequence[str]) -> Sequence[nn.Module]:
-    """Of the language model: the longest list that it has itself, or is."""
+    """The layers of the language model: the longest list that it has itself, or is."""
     named = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     return max([list(module) for name, module in named if _is_own(name, language)], key=len, default=[])
 

@@ -177,7 +177,7 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
 
 
 def _planned_sounds(workload: Workload) -> PlannedSounds | None:
-    """None for a model that hears nothing."""
+    """What is planned of sounds; None for a model that hears nothing."""
     if no_sounds(workload.model) is not None:
         return None
     return PlannedSounds(

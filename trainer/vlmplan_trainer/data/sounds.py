@@ -115,7 +115,7 @@ class SoundMeter:
         return sound_shape(self._planned.model, seconds).num_feature_tokens
 
     def _num_tokens(self, seconds: float) -> int:
-        """That stand in the text for a sound, with what the processor writes around it. Raises what
+        """Tokens that stand in the text for a sound, with what the processor writes around it. Raises what
         ``num_feature_tokens`` does."""
         ids = self.blank["input_ids"][0]
         around = len(ids) - int((ids == self._processor.audio_token_id).sum())
@@ -153,7 +153,7 @@ def waveform(part: SoundPart, *, rate: int, name: str) -> Waveform:
 
 
 def _decoded(content: Path | bytes, rate: int, wanted: int) -> Waveform:
-    """At least ``wanted`` values, where there are so many, and not much more."""
+    """The sound, decoded: at least ``wanted`` values, where there are so many, and not much more."""
     av: Any = importlib.import_module("av")
     resampler = av.AudioResampler(format="fltp", rate=rate)  # ffmpeg's own mix to one channel is no mean
     pieces: list[Any] = []

@@ -93,7 +93,7 @@ class ChatTemplate:
         return sample.turns[0].text if sample.is_plain else self._text(sample, sample.turns, is_prompt=True)
 
     def _template_for(self, sample: Sample) -> str | None:
-        """That of chats with videos where one shows some."""
+        """The template of chats with videos where one shows some."""
         return self._of_videos if sample.videos else self._template
 
     def _refuse_what_cannot_be_written(self, sample: Sample) -> None:

@@ -148,8 +148,8 @@ class VideoMeter:
         }
 
     def _num_tokens(self, header: VideoHeader) -> int:
-        """That stand in the text for a video, with what is written between its frames. Raises what ``num_patches``
-        does."""
+        """Tokens that stand in the text for a video, with what is written between its frames. Raises what
+        ``num_patches`` does."""
         return len(self._processor.tokenizer(self._text(header), add_special_tokens=False, verbose=False)["input_ids"])
 
     def _text(self, header: VideoHeader, num_shown: int | None = None) -> str:
@@ -235,7 +235,7 @@ def frames_of(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
 
 
 def _listed_frames(part: VideoPart, indices: Sequence[int], *, name: str) -> Tensor:
-    """Those of a video that is a list of images, upright and in RGB as images are."""
+    """Frames of a video that is a list of images, upright and in RGB as images are."""
     found, size = dict[int, Tensor](), (part.header.width, part.header.height)
     for index in {*indices}:
         image = opened(part.frames[index], name=f"{name}, frame {index + 1}, {part.frames[index]},")

@@ -74,7 +74,7 @@ def _attributes_without_video(cls: Any) -> list[str]:
 
 
 def _arguments_without_video(cls: Any, *given: Any, **named: Any) -> list[Any]:
-    """None for the part, which some classes (SmolVLM's) ask for if only to pass it on."""
+    """The arguments with None for the part, which some classes (SmolVLM's) ask for if only to pass it on."""
     found = [*super(cls, cls)._get_arguments_from_pretrained(*given, **named)]
     found.insert(cls.__mro__[1].get_attributes().index(VIDEO), None)
     return found

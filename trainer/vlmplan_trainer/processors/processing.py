@@ -133,7 +133,7 @@ def processed(
 
 
 def _processor_class(config: Any, settings: Mapping[str, Any]) -> Any:
-    """By what the files say, by transformers' table, or the one class beside the model's configuration."""
+    """The class by what the files say, by transformers' table, or the one class beside the model's configuration."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     named = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.model_type)
@@ -180,7 +180,8 @@ def _class_named(name: str) -> Any:
 
 
 def _image_processor(config: Any, settings: Mapping[str, Any]) -> Any:
-    """With the settings of preprocessor_config.json, or defaults and the size that the vision tower fixes."""
+    """The processor with the settings of preprocessor_config.json, or defaults and the size that the vision tower
+    fixes."""
     kind = _image_processor_class(config, settings)
     try:
         if settings:

@@ -302,7 +302,7 @@ class Rehearsal(TorchDispatchMode):
 
 
 def _is_on_cpu(tensors: torch.Tensor | Sequence[torch.Tensor]) -> bool:
-    """Of one tensor, or of several that are together."""
+    """Whether one tensor, or several that are together, are on the host."""
     first = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
     return first.is_cpu
 

@@ -169,7 +169,7 @@ def _varlen_forward(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwa
 def _varlen_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, ends: Tensor, *args: Any
 ) -> Result:
-    """As ``_backward``; the sums have ``FLASH_TILE`` rows more for each sequence (``mha_varlen_bwd``)."""
+    """The same as ``_backward``; the sums have ``FLASH_TILE`` rows more for each sequence (``mha_varlen_bwd``)."""
     tokens, heads, head_dim = query.shape
     rows = tokens + FLASH_TILE * (ends.shape[0] - 1)
     width = -(-head_dim // FLASH_HEAD) * FLASH_HEAD

@@ -74,7 +74,7 @@ class PhaseMeter(Meter):
             self._note(key, seconds=time.perf_counter() - start, flops=self._rehearsal.flops - flops)
 
     def _watch(self, key: tuple[str, int]) -> None:
-        """In the last step: look when the peak of the step before is reached."""
+        """Look, in the last step, when the peak of the step before is reached."""
         before = self._phases.get((key[0], key[1] - 1))
         if self.owners is None or before is None or key[1] != self._num_steps or "components" in before:
             return

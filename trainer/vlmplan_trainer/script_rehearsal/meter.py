@@ -28,7 +28,8 @@ class ScriptMeter(PhaseMeter):
             self._known |= self.owners.held()
 
     def _component(self, number: int, phase: str) -> str:
-        """By name; else by what allocated it and when; a small storage that is gone by the phase of the peak."""
+        """The component by name; else by what allocated it and when; a small storage that is gone by the phase of the
+        peak."""
         entry = self._entry(number)
         if number in self._known or self.owners is None or entry is None:
             return component_of(number, phase, self._known)

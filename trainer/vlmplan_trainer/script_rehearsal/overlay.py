@@ -162,7 +162,7 @@ def files_elsewhere(overlay: Overlay) -> Iterator[None]:
 
 
 def _answers(overlay: Overlay) -> dict[str, Callable[..., Any]]:
-    """Of ``os``: functions by name, where this system has them."""
+    """Functions of ``os`` by name, where this system has them."""
     kept: Callable[[Any], Any] = lambda path: overlay.place(path, keeps_content=True)  # noqa: E731
     found: dict[str, Callable[..., Any]] = {}
     for names, where in ((READING, overlay.seen), (CHANGING, kept), (MAKING, overlay.place)):

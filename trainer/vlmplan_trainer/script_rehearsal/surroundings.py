@@ -81,7 +81,7 @@ def enter_shims(
 
 
 def _import_libraries() -> None:
-    """Those that look at torch while they are imported see it as it is."""
+    """Import the libraries that look at torch while they are imported: they see it as it is."""
     import transformers
 
     for name in ("deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine", "transformers.modeling_utils"):

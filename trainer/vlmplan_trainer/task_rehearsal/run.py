@@ -117,7 +117,7 @@ def _enter_surroundings(stack: ExitStack, request: TaskRequest, notes: Notes) ->
 def _train(
     request: TaskRequest, task: TrainingTask, meter: TaskMeter, mode: ScriptRehearsal, attribution: ScriptAttribution
 ) -> None:
-    """As ``trl_training.run`` does, from the meeting of ranks to the checkpoint behind the last step."""
+    """Train as ``trl_training.run`` does, from the meeting of ranks to the checkpoint behind the last step."""
     plan, options = request.plan, _options(request.folder)
     device = device_of(plan)
     join_ranks(plan)
@@ -152,7 +152,7 @@ def _name_folder(loaded: LoadedModel, folder: Path) -> None:
 
 
 def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: Fake) -> TaskData:
-    """As many equal rows as all steps take, each as long as the plan says."""
+    """Equal rows, as many as all steps take, each as long as the plan says."""
     plan, samples = request.plan, request.samples
     has_tower = sees_images(loaded.config)
     of_images = 0 if samples.image is None else samples.image.num_tokens * samples.images_per_sample

@@ -151,7 +151,7 @@ class PlannedTrainer:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As TRL writes it, published as every checkpoint of this trainer is."""
+        """A checkpoint as TRL writes it, published as every checkpoint of this trainer is."""
         planned, arguments = self.planned, self._trainer.args
         save: Any = super()._save_checkpoint  # pyright: ignore[reportAttributeAccessIssue]
 

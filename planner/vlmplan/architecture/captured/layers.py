@@ -67,7 +67,7 @@ def stretches(program: Program, is_layer: Any) -> list[Stretch]:
 
 
 def _end(instructions: Sequence[Instruction], start: int) -> int:
-    """Behind the end of the layer that begins at ``start``."""
+    """The place behind the layer that begins at ``start``."""
     name = instructions[start].values["module"]
     place = start + 1
     while not (instructions[place].op == "end_layer" and instructions[place].values["module"] == name):

@@ -93,7 +93,7 @@ def _copied(call: Call) -> Tensor:
 
 
 def _cloned(call: Call) -> Tensor:
-    """In the element type that it has: autocast's where that of the captured model is the weights'."""
+    """A copy in the element type that the tensor has: autocast's where that of the captured model is the weights'."""
     return ops.copy(call.tensor(), *call.shape)
 
 

@@ -132,13 +132,13 @@ def _in_chunks(x: Tensor, last: str, sizes: Mapping[str, int], *, gradient_order
 
 
 def _remaining_decay(cum_decay: Tensor) -> Tensor:
-    """From each token to the end of its chunk."""
+    """The decay from each token to the end of its chunk."""
     last = ops.part(cum_decay, *cum_decay.shape[:-1], 1)
     return _exponential(chunks.difference(last, cum_decay, cum_decay.shape))
 
 
 def _chunk_decays(cum_decay: Tensor) -> Tensor:
-    """From each chunk, and what was before the first, to each behind it, and what comes after the last."""
+    """The decay from each chunk, and what was before the first, to each behind it, and what comes after the last."""
     batch, num_heads, num_chunks, _ = cum_decay.shape
     last = ops.part(cum_decay, batch, num_heads, num_chunks)
     return _exponential(segment_sum(chunks.pad(last, batch, num_heads, num_chunks + 1)))

@@ -137,7 +137,7 @@ class OverlappingKeys(WindowKeys):
     NUM_SERIES = 2
 
     def slots(self, kv: Tensor, gate: Tensor) -> list[Tensor]:
-        """And what both are copied from."""
+        """What is summed and what weights it, and what both are copied from."""
         return [self._laid_out(kv), self._laid_out(gate), kv, gate]
 
     def _laid_out(self, x: Tensor) -> Tensor:

@@ -200,7 +200,7 @@ class Gemma3nDecoder(Gemma4Decoder):
     def forward(
         self, x: Tensor, per_layer: list[Tensor], backend: AttentionBackend, masks: Masks | None = None
     ) -> Tensor:
-        """As ``Gemma4Decoder.forward``."""
+        """``per_layer`` and ``masks`` are as in ``Gemma4Decoder.forward``."""
         tape = x.tape
         parts = self._project(x, per_layer)
         with tape.section("positions"):

@@ -127,7 +127,7 @@ class Gemma4Model(Module):
             return [encoded, self.embed_vision(encoded)]
 
     def _masks(self, x: Tensor, backend: AttentionBackend) -> Masks:
-        """As of ``causal_masks``; sdpa skips none in which blocks of tokens see each other."""
+        """What ``causal_masks`` makes; but sdpa skips none in which blocks of tokens see each other."""
         blocks = self.block_windows if backend.implementation == "sdpa" else ()
         windows = [window for window in (None, self.language_model.shape.window) if window not in blocks]
         batch_size, num_tokens, _ = x.shape

@@ -112,7 +112,7 @@ class NeoX(CausalLM):
 
 
 def _rotary_fraction(config: Config) -> float:
-    """In ``rope_parameters``, else under the name that it once had."""
+    """The rotated part of each head: in ``rope_parameters``, else under the name that it once had."""
     default = config.number("rotary_pct", ROTARY_FRACTION)
     return config.mapping("rope_parameters").number("partial_rotary_factor", default)
 

@@ -198,7 +198,7 @@ def _exponential(x: Tensor) -> Tensor:
 
 
 def _decays(decay: Tensor, mask: Tensor, pairs: tuple[int, ...]) -> Tensor:
-    """From each token of a chunk to each behind it, by element."""
+    """The decay from each token of a chunk to each behind it, by element."""
     *rows, size, _, width = pairs
     differences = chunks.difference(decay.view(*rows, size, 1, width), decay.view(*rows, 1, size, width), pairs)
     differences = chunks.masked_fill(differences, mask)

@@ -57,7 +57,7 @@ class KimiDecoder(Decoder):
     """``KimiLinearModel``."""
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """None."""
+        """Two empty tensors: there are no positions."""
         nothing = x.tape.tensor((0,), x.dtype)
         return nothing, nothing
 

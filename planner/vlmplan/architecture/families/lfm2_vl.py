@@ -81,7 +81,7 @@ class Lfm2VlModel(Module):
         return self.language_model(embeddings, backend)
 
     def _features(self, last: Tensor, image: ImageShape) -> list[Tensor]:
-        """Of each sequence without what fills it up: (tokens, width of the decoder)."""
+        """The features of each sequence without what fills it up: (tokens, width of the decoder)."""
         num_sequences, num_patches, width = last.shape
         features: list[Tensor] = []
         for index in range(num_sequences):

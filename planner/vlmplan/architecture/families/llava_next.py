@@ -32,7 +32,7 @@ class LlavaNextModel(LlavaModel):
         return super().image_features(tiles, batch, backend)
 
     def selected(self, output: VisionOutput) -> Tensor:
-        """As in LLaVA, but the first feature is dropped after the hidden states are put side by side."""
+        """What LLaVA selects, but the first feature is dropped after the hidden states are put side by side."""
         states = output.hidden_states
         features = states[0] if len(states) == 1 else side_by_side(states)
         return self.foldable(self.without_first(features), is_sliced=self.drops_first_feature)

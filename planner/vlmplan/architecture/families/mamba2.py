@@ -59,7 +59,7 @@ class Mamba2(CausalLM):
     reads_own_head = True
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        """In the type of the head."""
+        """The hidden states in the type of the head."""
         hidden = self.decoder(self.decoder.embed(ids), backend)
         ids.tape.locals.append(hidden.detached())
         return ops.to(hidden, getattr(self.lm_head, "base_layer", self.lm_head).weight.dtype)

@@ -55,7 +55,7 @@ class UnpositionedAttention(Attention):
     """``NemotronHAttention``."""
 
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
-        """As they are."""
+        """Queries and keys as they are."""
         return q, k
 
 

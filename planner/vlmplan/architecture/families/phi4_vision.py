@@ -69,7 +69,8 @@ class Phi4Vision(Module):
 
 
 def _feature_layer(config: Config, num_layers: int) -> int:
-    """Whose result is used: an index into the embeddings and the results of all layers; 0 would ask for none."""
+    """The layer whose result is used: an index into the embeddings and the results of all layers; 0 would ask for
+    none."""
     value: object = config.get("feature_layer")
     if isinstance(value, int) and not isinstance(value, bool) and value and abs(value) <= num_layers:
         return value

@@ -87,7 +87,7 @@ class PixtralVision(ReadingModule):
         self.transformer = Encoder(lambda: PixtralLayer(config), config.integer("num_hidden_layers"), feature_layers)
 
     def read_modules(self) -> Sequence[Module]:
-        """For the type that pixels are cast to."""
+        """The convolution, whose weight has the type that pixels are cast to."""
         return (self.patch_conv,)
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> VisionOutput:

@@ -115,7 +115,7 @@ def _qwen3_vl(video: _Video) -> VideoImages:
 
 
 def _glm4v(video: _Video) -> VideoImages:
-    """As Qwen3-VL."""
+    """GLM-4V does as Qwen3-VL does."""
     settings = video.settings
     most = GLM46V_MOST_FRAMES if is_glm46v(video.config, settings) else GLM_MOST_FRAMES
     video.check(least=video.merged_frames, most=most)

@@ -28,7 +28,7 @@ def only(grads: Grads) -> Tensor:
 
 
 def summed_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    """Of what was expanded from the shape in ``meta``: g summed over the copies."""
+    """The gradient of what was expanded from the shape in ``meta``: g, summed over the copies."""
     g = only(grads)
     return (reduced(g, node.meta, g.dtype),)
 

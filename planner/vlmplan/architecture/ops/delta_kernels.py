@@ -138,9 +138,9 @@ def _delta_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
 def _gradients(
     tape: ForwardTape, keys: tuple[int, ...], values: tuple[int, ...], dtype: DType, beta_dtype: DType
 ) -> list[Tensor]:
-    """Of queries and keys of unit length, values, decay and beta: what forward made, again, then gradients of the
-    states and of what they are made of. That of keys comes twice; those of heads that share queries and keys are
-    summed."""
+    """The gradients of queries and keys of unit length, values, decay and beta: what forward made, again, then
+    gradients of the states and of what they are made of. That of keys comes twice; those of heads that share queries
+    and keys are summed."""
     batch, num_tokens, _, key_dim = keys
     rows, value_dim = values[:3], values[-1]
     wide_keys = (*rows, key_dim)

@@ -86,7 +86,7 @@ def _kimi_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def _gradients(tape: ForwardTape, shape: tuple[int, ...], dtype: DType) -> list[Tensor]:
-    """Of queries and keys of unit length, in float32, values, decay and beta, in float32."""
+    """The gradients of queries and keys of unit length, in float32, values, decay and beta, in float32."""
     rows, width = shape[:3], shape[3]
     _count_products(tape, shape, dtype, passes=3)
     inside = [tape.tensor(shape, dtype) for _ in range(4)]

@@ -86,7 +86,7 @@ class ScriptEditor:
         return Splice(self._words[first + 1][1][0], self._words[last][1][1], _word(value))
 
     def _removed(self, first: int, last: int) -> Splice:
-        """With the blanks before it and the backslash that continued the line."""
+        """The span of the words with the blanks before it and the backslash that continued the line."""
         return Splice(self._words[first - 1][1][1], self._words[last][1][1], "")
 
     def _inserted(self, key: str, value: Any, near: Sequence[str], removed: set[str]) -> Splice:
