@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laws import law
-from vlmplan.changes.kinds import Change, Space
+from vlmplan.changes.change import Change
+from vlmplan.changes.kinds import Space
 from vlmplan.changes.least import least_combination
 from vlmplan.request import Request, parse
 

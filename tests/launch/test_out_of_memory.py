@@ -9,7 +9,8 @@ import pytest
 
 from cli_calls import isolate, request_of_words
 from vlmplan.catalog import load_catalog
-from vlmplan.changes.kinds import Change, Space, all_changes
+from vlmplan.changes.change import Change
+from vlmplan.changes.kinds import Space, all_changes
 from vlmplan.cli.launch import launch
 from vlmplan.cli.option_words import words_of
 from vlmplan.launch.facts import FLASH_ATTENTION

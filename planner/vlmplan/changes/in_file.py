@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from vlmplan.changes.kinds import Change, Space, all_changes
+from vlmplan.changes.change import Change
+from vlmplan.changes.kinds import Space, all_changes
 from vlmplan.changes.known_samples import known_sample_changes
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster

@@ -11,11 +11,12 @@ the rules to say. Three groups, in the order in which they may be asked for:
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from vlmplan.architecture.config import Config
+from vlmplan.changes.change import Change, Levels
+from vlmplan.changes.rollouts import answers_at_once, shared_vllm, sleeping_vllm
 from vlmplan.errors import InputError
-from vlmplan.estimation import fewer_at_once, with_answers_of
 from vlmplan.evaluation import Kept
 from vlmplan.recipe import PLAIN, Recipe, engine_name
 from vlmplan.recipe_choices import (
@@ -29,7 +30,7 @@ from vlmplan.recipe_choices import (
     WeightDtype,
     is_worth_tiling,
 )
-from vlmplan.request import Options, OptionValue
+from vlmplan.request import OptionValue
 from vlmplan.request.setup import RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
@@ -52,23 +53,6 @@ def without_plain_options(weight_dtype: WeightDtype | None) -> dict[str, OptionV
     stays, unless DeepSpeed has none of it."""
     options: dict[str, OptionValue] = dict.fromkeys(PLAIN_OPTIONS)
     return options if weight_dtype is WeightDtype.FLOAT32 else {**options, "weight_dtype": None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One change; ``options`` replace those of the command line, None takes one away.
-
-    ``keeps_results``: the same model comes out, but for rounding.
-    """
-
-    name: str
-    options: Options = field(hash=False)
-    keeps_results: bool = True
-    is_larger: bool = False
-    """More than a setting: another engine, or memory of the host."""
-
-
-Levels = tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,45 +212,13 @@ def _evaluation_accumulation(at: RequestedSetup) -> Levels:
     return (Change(name="evaluation's outputs to the host after every batch", options={"eval_accumulation": 1}),)
 
 
-def _answers_at_once(at: RequestedSetup) -> Levels:
-    """GRPO: fewer micro batches whose answers are generated together, each time the next that makes whole groups."""
-    levels: list[Change] = []
-    recipe, num_gpus = at.recipe, at.cluster.num_gpus
-    while (steps := fewer_at_once(recipe, num_gpus)) is not None:
-        name = f"{steps * recipe.micro_batch} answers generated at once"
-        levels.append(Change(name=name, options={"steps_per_generation": steps}))
-        recipe = with_answers_of(recipe, steps)
-    return tuple(levels)
-
-
-def _sleeping_vllm(at: RequestedSetup) -> Levels:
-    """GRPO: vLLM gives its memory back while the trainer trains, and keeps none of it on the host: level 2, TRL's."""
-    task = at.recipe.task
-    if task is None or not task.uses_vllm_here or task.vllm_sleep_level == 2:
-        return ()
-    allocator = {"expandable_segments": False} if at.recipe.expandable_segments else {}
-    return (Change(name="vLLM asleep in training (level 2)", options={"vllm_sleep_level": 2, **allocator}),)
-
-
-def _shared_vllm(at: RequestedSetup) -> Levels:
-    """GRPO: more GPUs that share vLLM's weights, of those of a node."""
-    task, per_node = at.recipe.task, at.cluster.node.num_gpus
-    if task is None or not task.uses_vllm_here:
-        return ()
-    wider = [count for count in divisors(per_node) if count > task.vllm_tensor_parallel]
-    return tuple(
-        Change(name=f"vLLM's weights shared by {count} GPUs", options={"vllm_tensor_parallel": count}, is_larger=True)
-        for count in wider
-    )
-
-
 KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _activations_on_host,
     _tiled_mlps,
     _text_checkpointing,
-    _answers_at_once,
-    _sleeping_vllm,
-    _shared_vllm,
+    answers_at_once,
+    sleeping_vllm,
+    shared_vllm,
     _micro_batch,
     _vision_checkpointing,
     _chunked_loss,

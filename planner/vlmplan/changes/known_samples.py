@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from vlmplan.changes.kinds import Change
+from vlmplan.changes.change import Change
 from vlmplan.data_plan import DataSource
 from vlmplan.data_plan.lengths import limits_at
 

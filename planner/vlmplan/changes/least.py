@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from vlmplan.changes.kinds import Change, Levels, Space
+from vlmplan.changes.change import Change, Levels
+from vlmplan.changes.kinds import Space
 from vlmplan.request import OptionValue, Request
 
 SAME_SECONDS_FRACTION = 0.01

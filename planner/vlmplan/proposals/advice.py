@@ -10,7 +10,7 @@ from datetime import date
 
 from vlmplan.catalog import Catalog
 from vlmplan.catalog.price_lists import Spread
-from vlmplan.changes.kinds import Change
+from vlmplan.changes.change import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
 from vlmplan.proposals.searches import Searches

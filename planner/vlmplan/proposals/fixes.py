@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.catalog import load_catalog
+from vlmplan.changes.change import Change
 from vlmplan.changes.in_file import FileSetups
-from vlmplan.changes.kinds import Change, Space, engine_changes
+from vlmplan.changes.kinds import Space, engine_changes
 from vlmplan.changes.least import LARGER_WEIGHT, SAME_SECONDS_FRACTION, Combination, least_combination
 from vlmplan.changes.trials import Trials
 from vlmplan.data_plan.data_run import DataRun

@@ -5,7 +5,8 @@ What saves memory comes from ``changes.kinds``; here is besides what costs money
 
 from collections.abc import Iterator, Sequence
 
-from vlmplan.changes.kinds import SHARES, Change, Space, all_changes, image_change, text_change
+from vlmplan.changes.change import Change
+from vlmplan.changes.kinds import SHARES, Space, all_changes, image_change, text_change
 from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.recipe_settings import ADAPTER_FIELDS
 from vlmplan.request import HardwareRequest, Options, OptionValue, Request
