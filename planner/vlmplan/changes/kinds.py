@@ -40,10 +40,7 @@ from vlmplan.units import divisors
 
 SHARES = ((3, 4), (1, 2), (1, 4))
 """Parts to which text and images are cut. A choice."""
-PLAIN_OPTIONS = (
-    *("fuses_optimizer", "caches_casts", "upcasts_frozen", "adapter_dtype"),
-    "gradient_as_bucket_view",
-)
+PLAIN_OPTIONS = ("fuses_optimizer", "caches_casts", "upcasts_frozen", "adapter_dtype", "gradient_as_bucket_view")
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
 FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "sync_each_batch", "reduces_in_float32")
 
@@ -83,6 +80,11 @@ def all_changes(at: RequestedSetup) -> Space:
 # -- keeping ---------------------------------------------------------------------------------------------------------
 
 
+def _one(name: str, options: Options, *, applies: bool = True, is_larger: bool = False) -> Levels:
+    """A kind of a single level, where it applies."""
+    return (Change(name=name, options=options, is_larger=is_larger),) if applies else ()
+
+
 def _micro_batch(at: RequestedSetup) -> Levels:
     """Every smaller micro batch that makes the same global batch."""
     micro_batch, grad_accum = at.recipe.micro_batch, at.recipe.grad_accum
@@ -97,21 +99,15 @@ def _micro_batch(at: RequestedSetup) -> Levels:
 def _text_checkpointing(at: RequestedSetup) -> Levels:
     """Checkpointing of the language model; that of the vision tower stays, which follows it where the user says
     nothing."""
-    if at.recipe.activation_checkpointing:
-        return ()
-    options = {
-        "activation_checkpointing": True,
-        "vision_activation_checkpointing": at.recipe.vision_activation_checkpointing,
-    }
-    return (Change(name="activation checkpointing", options=options),)
+    tower = {"vision_activation_checkpointing": at.recipe.vision_activation_checkpointing}
+    options = {"activation_checkpointing": True, **tower}
+    return _one("activation checkpointing", options, applies=not at.recipe.activation_checkpointing)
 
 
 def _activations_on_host(at: RequestedSetup) -> Levels:
     """Inputs of checkpointed layers; of a model whose layers are not checkpointed it takes checkpointing too."""
-    if at.recipe.offload_activations or at.cluster.node.gpu.is_cpu:
-        return ()
-    options = {"offload_activations": True}
-    return (Change(name="layer inputs on the host", options=options, is_larger=True),)
+    applies = not (at.recipe.offload_activations or at.cluster.node.gpu.is_cpu)
+    return _one("layer inputs on the host", {"offload_activations": True}, applies=applies, is_larger=True)
 
 
 def _tiled_mlps(at: RequestedSetup) -> Levels:
@@ -121,31 +117,27 @@ def _tiled_mlps(at: RequestedSetup) -> Levels:
     num_tokens = -(-at.workload.seq_len // at.recipe.sequence_parallel)
     if at.recipe.tiled_mlp or "hidden_size" not in text:
         return ()
-    if not is_worth_tiling(num_tokens, text.integer("hidden_size")):
-        return ()
-    return (Change(name="tiled MLPs", options={"tiled_mlp": True}),)
+    applies = is_worth_tiling(num_tokens, text.integer("hidden_size"))
+    return _one("tiled MLPs", {"tiled_mlp": True}, applies=applies)
 
 
 def _delta_kernels(at: RequestedSetup) -> Levels:
     """Kernels of gated delta nets, of which only the packages are asked for."""
-    is_recurrent = model_facts(at.workload.model).model_types & GATED_DELTA_TYPES
-    if at.recipe.linear_attention is LinearAttention.FLA or not is_recurrent:
-        return ()
-    return (Change(name="kernels of gated delta nets", options={"linear_attention": LinearAttention.FLA.value}),)
+    is_recurrent = bool(model_facts(at.workload.model).model_types & GATED_DELTA_TYPES)
+    applies = is_recurrent and at.recipe.linear_attention is not LinearAttention.FLA
+    return _one("kernels of gated delta nets", {"linear_attention": LinearAttention.FLA.value}, applies=applies)
 
 
 def _vision_checkpointing(at: RequestedSetup) -> Levels:
-    if at.recipe.vision_activation_checkpointing or not at.workload.has_encoded_inputs:
-        return ()
+    applies = at.workload.has_encoded_inputs and not at.recipe.vision_activation_checkpointing
     options = {"vision_activation_checkpointing": True}
-    return (Change(name="activation checkpointing of the vision tower", options=options),)
+    return _one("activation checkpointing of the vision tower", options, applies=applies)
 
 
 def _chunked_loss(at: RequestedSetup) -> Levels:
     keeps_logits = at.recipe.evaluation is not None and at.recipe.evaluation.kept is not Kept.LOSS
-    if at.recipe.loss is LossKind.CHUNKED or keeps_logits:
-        return ()
-    return (Change(name="chunked loss", options={"loss": LossKind.CHUNKED.value}),)
+    applies = at.recipe.loss is not LossKind.CHUNKED and not keeps_logits
+    return _one("chunked loss", {"loss": LossKind.CHUNKED.value}, applies=applies)
 
 
 def _attention(at: RequestedSetup) -> Levels:
@@ -160,39 +152,35 @@ def _attention(at: RequestedSetup) -> Levels:
 
 def _uncached_casts(at: RequestedSetup) -> Levels:
     is_used = at.recipe.caches_casts and at.recipe.autocast is not None
-    return (Change(name="no cached casts", options={"caches_casts": False}),) if is_used else ()
+    return _one("no cached casts", {"caches_casts": False}, applies=is_used)
 
 
 def _fused_optimizer(at: RequestedSetup) -> Levels:
     """One kernel needs no copy of a state."""
     is_foreach = at.recipe.optimizer is OptimizerKind.ADAMW and not at.recipe.fuses_optimizer
-    return (Change(name="fused optimizer", options={"fuses_optimizer": True}),) if is_foreach else ()
+    return _one("fused optimizer", {"fuses_optimizer": True}, applies=is_foreach)
 
 
 def _no_upcast(at: RequestedSetup) -> Levels:
-    if not at.recipe.upcasts_frozen:
-        return ()
-    return (Change(name="no float32 copies of frozen weights", options={"upcasts_frozen": False}),)
+    options = {"upcasts_frozen": False}
+    return _one("no float32 copies of frozen weights", options, applies=at.recipe.upcasts_frozen)
 
 
 def _narrow_loading(at: RequestedSetup) -> Levels:
     """What DeepSpeed casts to 16 bit anyway is loaded so: every rank's host memory has a quarter of it at the most."""
-    if not at.recipe.casts_loaded:
-        return ()
-    return (Change(name="weights loaded in 16 bit", options={"weight_dtype": WeightDtype.TABLE.value}),)
+    options = {"weight_dtype": WeightDtype.TABLE.value}
+    return _one("weights loaded in 16 bit", options, applies=at.recipe.casts_loaded)
 
 
 def _expandable_segments(at: RequestedSetup) -> Levels:
-    if at.cluster.node.gpu.is_cpu or at.recipe.expandable_segments:
-        return ()
-    return (Change(name="expandable segments", options={"expandable_segments": True}),)
+    applies = not (at.cluster.node.gpu.is_cpu or at.recipe.expandable_segments)
+    return _one("expandable segments", {"expandable_segments": True}, applies=applies)
 
 
 def _evaluation_keeps(at: RequestedSetup) -> Levels:
     evaluation = at.recipe.evaluation
-    if evaluation is None or evaluation.kept is Kept.LOSS:
-        return ()
-    return (Change(name="evaluation for the loss alone", options={"eval_keeps": Kept.LOSS.value}),)
+    keeps_more = evaluation is not None and evaluation.kept is not Kept.LOSS
+    return _one("evaluation for the loss alone", {"eval_keeps": Kept.LOSS.value}, applies=keeps_more)
 
 
 def _evaluation_batch(at: RequestedSetup) -> Levels:
@@ -207,9 +195,8 @@ def _evaluation_batch(at: RequestedSetup) -> Levels:
 def _evaluation_accumulation(at: RequestedSetup) -> Levels:
     """What is kept moves to the host after every batch."""
     evaluation = at.recipe.evaluation
-    if evaluation is None or evaluation.kept is Kept.LOSS or evaluation.accumulation == 1:
-        return ()
-    return (Change(name="evaluation's outputs to the host after every batch", options={"eval_accumulation": 1}),)
+    applies = evaluation is not None and evaluation.kept is not Kept.LOSS and evaluation.accumulation != 1
+    return _one("evaluation's outputs to the host after every batch", {"eval_accumulation": 1}, applies=applies)
 
 
 KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (

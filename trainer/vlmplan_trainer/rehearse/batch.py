@@ -140,8 +140,7 @@ def _as_processed(config: Any, samples: Samples, preprocessor: Mapping[str, Any]
 
 
 def _laid_out(values: dict[str, torch.Tensor], samples: Samples) -> dict[str, torch.Tensor]:
-    """The tensors as the trainer's data loader leaves them: where they are one row, with positions in place of the
-    mask."""
+    """The tensors as the data loader leaves them: where they are one row, with positions in place of the mask."""
     if samples.sequences is None:
         return values
     parts = {
