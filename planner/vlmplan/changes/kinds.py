@@ -30,7 +30,7 @@ from vlmplan.recipe_choices import (
     WeightDtype,
     is_worth_tiling,
 )
-from vlmplan.request import OptionValue
+from vlmplan.request import Options, OptionValue
 from vlmplan.request.setup import RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
