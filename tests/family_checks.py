@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from tape_probe import predicted_step
@@ -25,6 +25,7 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     real_config.get_text_config().use_cache = False  # the decoder of a composite model asks its own configuration
     has_class_of_images = type(real_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     auto_class = AutoModelForImageTextToText if has_class_of_images else AutoModelForCausalLM
+    auto_class = AutoModelForSeq2SeqLM if real_config.is_encoder_decoder else auto_class
     chosen: Any = attention
     if getattr(real_config, "audio_config", None) is not None and model_type in EAGER_TOWER_TYPES:
         chosen = dict.fromkeys(("", *real_config.sub_configs), attention) | {"audio_config": "eager"}

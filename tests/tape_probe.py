@@ -35,12 +35,15 @@ def predicted_step(
     keeps_gradients: bool = False,
     uses_fla: bool = False,
     caches_casts: bool = False,
+    makes_loss_inside: bool = True,
 ) -> Predicted:
-    """As on CPU under a dispatch mode: no kernel workspaces, gradients summed into new tensors, wide dropout masks."""
+    """As on CPU under a dispatch mode: no kernel workspaces, gradients summed into new tensors, wide dropout masks.
+
+    ``makes_loss_inside``: the model's own forward makes the loss."""
     tree = model if isinstance(model, Model) else build_model(model)
     for _, stack in tree.stacks():
         stack.checkpoints = checkpoints
-    ways = {"accumulates_in_place": False, "fuses_dropout": False, "makes_loss_inside": True}
+    ways = {"accumulates_in_place": False, "fuses_dropout": False, "makes_loss_inside": makes_loss_inside}
     tape = Tape(autocast=autocast, caches_casts=caches_casts, follows_weights=False, **ways)
     backend = AttentionBackend(implementation=implementation, has_workspaces=False, uses_fla=uses_fla)
     trace = tree.run(tape, batch, backend, loss=loss)

@@ -139,9 +139,9 @@ def test_no_module_is_longer_than_can_be_read_in_one_sitting():
 
 
 CONTRACT = set(
-    "chats errors files json_reader launch lora_targets memory_messages muon phase_names plan recipe recipe_choices "
-    "recipe_settings run_record sample_audio sampler shortage step_bar thinkers training training_task units "
-    "versions workload".split()
+    "chats encoder_decoder errors files json_reader launch lora_targets memory_messages muon phase_names plan recipe "
+    "recipe_choices recipe_settings run_record sample_audio sampler shortage step_bar thinkers training training_task "
+    "units versions workload".split()
 )
 """What of the planner the trainer may import: what both have to agree on."""
 

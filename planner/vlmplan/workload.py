@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from vlmplan.encoder_decoder import DEFAULT_TARGET_LEN, is_encoder_decoder
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
 from vlmplan.saving import Saving
@@ -58,6 +59,11 @@ class ModelFiles:
         return True
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether an encoder reads the prompt and a decoder writes the answer."""
+        return is_encoder_decoder(self.config)
+
+    @property
     def has_audio_tower(self) -> bool:
         """Whether it has a tower for sound."""
         return bool(self.config.get("audio_config"))
@@ -110,6 +116,7 @@ class Workload:
 
     ``seq_len`` are tokens per sample in the language model, image tokens included. Where rows are packed they are those
     of a row, which counts as a sample everywhere, and ``sample_len`` those of the samples in it; None: one fills it.
+    Of a model with an encoder and a decoder they are those of the prompt, and ``target_len`` those of the answer.
     ``global_batch`` is samples per optimizer step over all GPUs; None where micro batch and accumulation decide it.
     ``saving`` says when checkpoints are written and how many stay, which no byte and second of training depends on.
     ``video_fps`` frames of each second and ``video_frames`` of each video are taken at the most where samples have
@@ -121,6 +128,7 @@ class Workload:
     model: ModelFiles
     seq_len: int = DEFAULT_SEQ_LEN
     sample_len: int | None = None
+    target_len: int | None = None
     images_per_sample: int = 0
     image_width: int = DEFAULT_IMAGE_SIZE[0]
     image_height: int = DEFAULT_IMAGE_SIZE[1]
@@ -155,11 +163,29 @@ class Workload:
                 f"--sample-len is {self.sample_len}; 1 to {self.seq_len}, the tokens of a packed row (--seq-len), is "
                 f"needed"
             )
+        self._check_target()
         if not 0 < self.epochs <= MAX_COUNT:
             raise InputError(f"--epochs is {self.epochs}; a number above 0 and at most {MAX_COUNT:,} is needed")
         if self.global_batch is not None and not 1 <= self.global_batch <= MAX_COUNT:
             allowed = "1 or more" if self.global_batch < 1 else f"at most {MAX_COUNT:,}"
             raise InputError(f"--global-batch is {self.global_batch}; {allowed} is needed")
+
+    def _check_target(self) -> None:
+        if self.target_len is None:
+            return
+        if not self.model.is_encoder_decoder:
+            raise InputError(
+                f"--target-len {self.target_len} is for models with an encoder and a decoder; {self.model.id} reads "
+                f"prompt and answer as one text, of --seq-len"
+            )
+        if not 1 <= self.target_len <= MAX_COUNT:
+            allowed = "1 or more" if self.target_len < 1 else f"at most {MAX_COUNT:,}"
+            raise InputError(f"--target-len is {self.target_len}; {allowed} is needed")
+
+    @property
+    def target_tokens(self) -> int:
+        """Tokens of an answer that a decoder of its own writes; 0 where ``seq_len`` counts them."""
+        return (self.target_len or DEFAULT_TARGET_LEN) if self.model.is_encoder_decoder else 0
 
     @property
     def has_encoded_inputs(self) -> bool:
@@ -179,6 +205,7 @@ class Workload:
             "model": self.model.id,
             "seq_len": self.seq_len,
             "sample_len": self.sample_len,
+            **({} if self.target_len is None else {"target_len": self.target_len}),
             "images_per_sample": self.images_per_sample,
             "image_size": f"{self.image_width}x{self.image_height}" if self.images_per_sample else None,
             "audios_per_sample": self.audios_per_sample,

@@ -57,6 +57,7 @@ PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma",
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
 GEMMA_3N = ModelFacts(id="gemma-3n", model_types=frozenset({"gemma3n_text"}))
 DEEPSEEK_V4 = ModelFacts(id="deepseek-v4", model_types=frozenset({"deepseek_v4"}), has_indexer=True)
+BART = ModelFacts(id="bart", model_types=frozenset({"bart"}), is_encoder_decoder=True)
 PHIMOE = ModelFacts(id="phi-3.5-moe", model_types=frozenset({"phimoe"}))
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
@@ -332,6 +333,21 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "activations_leave_a_gpu": (
         [case(PLAIN.with_changes(offload_activations=True), cluster(1, **CPU))],
         [case(PLAIN.with_changes(offload_activations=True), cluster(1)), case(PLAIN, cluster(1, **CPU))],
+    ),
+    "both_stacks_are_planned_so": (
+        [
+            case(PLAIN.with_changes(attention=FLASH), model=BART),
+            case(PLAIN.with_changes(loss=LossKind.MODEL), model=BART),
+            case(PLAIN.with_changes(fsdp=True), cluster(2), model=BART),
+            case(for_task(TaskKind.DPO), model=BART),
+            case(PLAIN.with_changes(train_embeddings=True, method=Method.LORA), model=BART),
+            case(PLAIN.with_changes(evaluation=Evaluation(batch=1, new_tokens=8)), model=BART),
+        ],
+        [
+            case(PLAIN, model=BART),
+            case(PLAIN.with_changes(attention=EAGER, loss=LossKind.FULL), model=BART),
+            case(PLAIN.with_changes(attention=FLASH), model=QWEN),
+        ],
     ),
     "attention_is_one_the_model_has": (
         [

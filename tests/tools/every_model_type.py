@@ -26,6 +26,7 @@ from planned import cluster
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import estimate
+from vlmplan.models import context_length
 from vlmplan.models import probe as model_probe
 from vlmplan.models.description import with_layout
 from vlmplan.models.tree import model_tree
@@ -138,7 +139,8 @@ def row_of(model_type: str) -> TypeRow:
         counted = sum(named.parameter.numel for named in model_tree(files).parameters())
         facts = model_facts(files)
         recipe = RECIPE.with_changes(attention=default_attention(facts), lora_exclude=default_lora_exclude(facts))
-        estimate(Workload(model=files, seq_len=NUM_TOKENS), recipe, cluster())
+        num_tokens = min(NUM_TOKENS, context_length(files) or NUM_TOKENS)
+        estimate(Workload(model=files, seq_len=num_tokens), recipe, cluster())
     except VlmplanError as error:
         refusal = one_line(str(error))
     if NEEDS_TIMM in refusal and model_type in COUNTED_WITH_TIMM:

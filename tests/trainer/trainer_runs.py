@@ -26,7 +26,7 @@ WORKLOADS = {
 def planned(model: Path, *, num_ranks: int = 2, **options: Any) -> Plan:
     """A plan for the tiny model in a folder; ``options`` are those of ``vlmplan estimate``."""
     family = json.loads((model / "config.json").read_text())["model_type"]
-    given = {"model": str(model), "gpu": f"cpu:{num_ranks}", **WORKLOADS[family], **options}
+    given = {"model": str(model), "gpu": f"cpu:{num_ranks}", **WORKLOADS.get(family, {}), **options}
     if given.get("micro_batch") is None:
         given["micro_batch"] = 1
     estimate, _ = requested_estimate(parse(given), ())

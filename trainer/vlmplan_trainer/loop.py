@@ -12,7 +12,7 @@ from torch import Tensor
 from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, STEP
 from vlmplan_trainer.data.videos import SECONDS_OF_ROWS
 from vlmplan_trainer.engines import Engine
-from vlmplan_trainer.labels import IGNORED_LABEL
+from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.schedule import learning_rate_at
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
@@ -210,9 +210,10 @@ class Trainer:
 
 
 def real_tokens(batch: Batch) -> int:
-    """Tokens that are no padding, of which a flat row has none."""
+    """Tokens that are no padding, of which a flat row has none; those of a decoder's answers too."""
     mask = batch.get("attention_mask")
-    return batch["input_ids"].numel() if mask is None else int(mask.sum())
+    num_answered = label_tokens(batch) if TARGET_LABELS in batch else 0
+    return num_answered + (batch["input_ids"].numel() if mask is None else int(mask.sum()))
 
 
 def _with_pixels(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -225,5 +226,6 @@ def _with_pixels(batch: Batch, dtype: torch.dtype) -> Batch:
 
 def label_tokens(batch: Batch) -> int:
     """Tokens that the loss is over: labels are predicted from the token before them, so the first never counts."""
-    labels = batch[SHIFTED_LABELS] if SHIFTED_LABELS in batch else batch["labels"][:, 1:]
+    names = [name for name in (SHIFTED_LABELS, TARGET_LABELS) if name in batch]
+    labels = batch[names[0]] if names else batch["labels"][:, 1:]
     return int((labels != IGNORED_LABEL).sum())

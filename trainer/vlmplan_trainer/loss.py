@@ -22,14 +22,16 @@ from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
 from vlmplan.recipe_choices import chunk_tokens as chunk_tokens_of
 from vlmplan_trainer.cross_entropy import LogitRule, Product, chunked_cross_entropy
-from vlmplan_trainer.labels import IGNORED_LABEL
+from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.liger_loss import liger_cross_entropy
 from vlmplan_trainer.models.base_model import base_model
+from vlmplan_trainer.models.decoder_inputs import decoder_input_ids
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 
 CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 SCALE_KEYS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 """Configuration keys of factors; Granite divides by ``logits_scaling``, HyperCLOVA X multiplies."""
+ADDED_LOGITS = "final_logits_bias"
 PROBE = (-24.0, -1.0, 0.5, 8.0)
 PROBE_TOLERANCE_FRACTION = 0.02
 """bfloat16 rounds three times at most: 3 / 256 of the value."""
@@ -50,7 +52,8 @@ def language_loss(
     """The sum of the label tokens' losses over ``num_items``, a float32 scalar.
 
     ``kind``: full, chunked or liger. ``batch`` is what the model's forward takes and ``labels`` (batch, tokens), those
-    of the tokens themselves, or ``shift_labels``, those of the tokens after them.
+    of the tokens themselves, or ``shift_labels``, those of the tokens after them, or ``target_labels``, answers that a
+    decoder is to write, which it is given shifted as its class does that.
     ``num_items`` None: over the label tokens of this micro batch, so that the loss is their mean, and 0 without any.
     ``chunk_tokens`` None: as the planner counts. ``hold`` gets the logits of the plain path. Under DeepSpeed this has
     to run inside the forward of the engine's module, whose result the loss must be: the engine prepares backward from
@@ -58,6 +61,8 @@ def language_loss(
     Raises InputError for a model whose logits no rule here describes.
     """
     inputs = model_inputs(batch)
+    if TARGET_LABELS in batch:
+        inputs["decoder_input_ids"] = decoder_input_ids(model, batch[TARGET_LABELS])
     labels = _labels_of_next(batch).reshape(-1)
     if num_items is None:
         num_items = (labels != IGNORED_LABEL).sum().clamp(min=1)
@@ -68,8 +73,9 @@ def language_loss(
 
 
 def _labels_of_next(batch: Mapping[str, Any]) -> Tensor:
-    if SHIFTED_LABELS in batch:
-        return batch[SHIFTED_LABELS]
+    for name in (SHIFTED_LABELS, TARGET_LABELS):
+        if name in batch:
+            return batch[name]
     return pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[..., 1:]
 
 
@@ -89,9 +95,11 @@ def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
 
     Padding is on the right, where no token before it looks, and its own losses are ignored. With ``attention_mask``
     transformers would make a mask of micro_batch × tokens² for all layers, and torch's causal kernels, which are
-    planned with, would not run. Models in which tokens look ahead get ``token_type_ids`` and need the mask.
+    planned with, would not run. Models in which tokens look ahead get ``token_type_ids`` and need the mask, and so do
+    encoders.
     """
-    needless = {"labels", SHIFTED_LABELS} | (set() if "token_type_ids" in batch else {"attention_mask"})
+    looks_ahead = not batch.keys().isdisjoint(("token_type_ids", TARGET_LABELS))
+    needless = {"labels", SHIFTED_LABELS, TARGET_LABELS} | (set() if looks_ahead else {"attention_mask"})
     return {name: value for name, value in batch.items() if name not in needless}
 
 
@@ -141,6 +149,7 @@ def _run_fused(
     heard: list[Tensor] = []
 
     def sum_of_losses(products: list[Product], bias: Tensor | None) -> Tensor:
+        bias = bias if added is None else added[0]
         num_tokens = products[0].x.shape[0]
         if num_tokens != labels.shape[0]:
             raise InputError(f"the model has {num_tokens} outputs for {labels.shape[0]} labels; use --loss full")
@@ -151,7 +160,7 @@ def _run_fused(
         hidden = args[0].detach()
         return hidden.new_tensor(PROBE).view(*(1 for _ in hidden.shape[:-1]), -1)  # no more for more tokens
 
-    with _computing(head, sum_of_losses):
+    with _computing(head, sum_of_losses), _without_added_logits(model) as added:
         hook = head.register_forward_hook(keep_and_probe)  # behind DeepSpeed's, which watch over the loss
         try:
             logits = model(**inputs).logits
@@ -163,6 +172,22 @@ def _run_fused(
             f"chunks is of one result of it; use --loss full"
         )
     return heard[0], logits.detach().flatten(0, -2)[0]
+
+
+@contextmanager
+def _without_added_logits(model: nn.Module) -> Iterator[Tensor | None]:
+    """What the model adds to its logits, one row, while it adds nothing; None for most (BART and its like add
+    ``final_logits_bias``)."""
+    owner = base_model(model)
+    added: Tensor | None = getattr(owner, ADDED_LOGITS, None)
+    if added is None:
+        yield None
+        return
+    setattr(owner, ADDED_LOGITS, added.new_zeros((1, 1)))
+    try:
+        yield added
+    finally:
+        setattr(owner, ADDED_LOGITS, added)
 
 
 Sum = Callable[[list[Product], Tensor | None], Tensor]

@@ -28,6 +28,17 @@ PROJECTOR_WORDS = ("qformer", "perceiver", "projector", "resampler", "connector"
 """Parts of the names of modules that stand between an encoder and the language model."""
 CAUSAL_TYPES_WITH_IMAGES = ("phi4_multimodal",)
 """Whose class for text alone takes images too: transformers has none for both (``modeling_auto.py``)."""
+ENCODERS_OF_OTHERS = {
+    "florence2": "the encoder of images and text",
+    "pix2struct": "the encoder of patches of an image with the prompt drawn into it",
+    "pp_formulanet": "the encoder of an image alone, so that there is no prompt",
+    "t5gemma2": "the encoder of images and text, and the decoder attends to both stacks at once",
+    "udop": "the encoder of words with the boxes in which they stand on a page, which no sample has",
+    "vision-encoder-decoder": "the encoder of an image alone, so that there is no prompt",
+    "whisper": "the encoder of a spectrogram of thirty seconds, so that there is no prompt",
+}
+"""What is read by models with an encoder and a decoder that is not the text of a prompt alone, or otherwise than text
+is read."""
 PARALLEL_KEYS = ("use_parallel_residual", "parallel_attn", "use_parallel_block")
 """What configurations call attention and MLP that both read the layer's input."""
 
@@ -121,13 +132,17 @@ def model_class(config: Any) -> Any:
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     )
 
+    from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES
+
     if config.is_encoder_decoder:
+        if config.model_type in ENCODER_DECODER_TYPES:
+            return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]
+        why = ENCODERS_OF_OTHERS.get(config.model_type, "both of a kind of its own")
         raise RefusedModelError(
-            "unsupported",
-            f"the model_type {config.model_type!r} has an encoder and a decoder, of whose two inputs (input_ids and "
-            f"decoder_input_ids, or pixels and these) the trainer makes one",
+            "unsupported", f"the model_type {config.model_type!r} has an encoder and a decoder, {why}"
         )
     for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
         if type(config) in mapping:

@@ -41,6 +41,7 @@ def about_result(plan: Plan, folder: Path, processing: Processing, *, has_random
 def loading_lines(plan: Plan, folder: Path, *, is_vision: bool) -> list[str]:
     """Three lines of Python that leave ``model`` and ``processor`` (``tokenizer`` of a text model)."""
     auto = "AutoModelForImageTextToText" if is_vision else "AutoModelForCausalLM"
+    auto = "AutoModelForSeq2SeqLM" if plan.workload.target_tokens else auto
     auto = thinker_class(plan.workload.model.model_type) or auto
     reader, name = ("AutoProcessor", "processor") if is_vision else ("AutoTokenizer", "tokenizer")
     last = f"{name} = {reader}.from_pretrained({str(folder)!r})"

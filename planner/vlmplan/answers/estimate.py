@@ -342,6 +342,8 @@ def workload_text(estimate: Estimate) -> str:
     if workload.audios_per_sample:
         encoded.append(f"{counted(workload.audios_per_sample, 'sound')} of {workload.audio_seconds:g} s")
     with_them = f" with {' and '.join(encoded)}" if encoded else ""
+    if workload.target_tokens:
+        with_them += f", answers of {workload.target_tokens:,}"
     entries, task = counted(workload.num_samples, "sample"), estimate.recipe.task
     if task is not None and task.is_grpo:
         entries = f"{counted(workload.num_samples, 'prompt')} with {task.samples_per_prompt} answers each, rows"

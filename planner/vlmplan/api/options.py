@@ -26,6 +26,7 @@ class SampleOptions(TypedDict, total=False):
 
     seq_len: int | None
     sample_len: int | None
+    target_len: int | None
     images_per_sample: int | None
     image_size: str | tuple[int, int] | None
     videos_per_sample: int | None

@@ -85,12 +85,14 @@ class Scores:
     """What a model does with its attention scores besides scaling and masking them.
 
     ``caps`` them through ``tanh`` (Gemma 2); drops weights out with probability ``dropout``; ``upcasts`` is False where
-    the eager softmax stays in the model's type (GPT-2).
+    the eager softmax stays in the model's type (GPT-2). ``casts_back``: what autocast or that makes of the softmax is
+    cast to the queries' type, where it is not left to the product to do so (BART).
     """
 
     caps: bool = False
     dropout: float = 0.0
     upcasts: bool = True
+    casts_back: bool = True
 
 
 PLAIN_SCORES = Scores()

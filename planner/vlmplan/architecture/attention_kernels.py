@@ -166,10 +166,9 @@ def eager_attention(
         weights = ops.add(weights, mask)
     elif is_masked:
         weights = ops.shift(weights)
-    if rules.upcasts:
-        weights = ops.to(ops.softmax(weights, DType.FLOAT32), q.dtype)
-    else:
-        weights = ops.to(ops.softmax(weights), q.dtype)
+    weights = ops.softmax(weights, DType.FLOAT32 if rules.upcasts else None)
+    if rules.casts_back:
+        weights = ops.to(weights, q.dtype)
     weights = ops.dropout(weights, rules.dropout, is_module=False)
     tape.layer_locals.append(weights.detached())
     value_shape = (batch, num_heads, num_tokens, v.shape[-1])

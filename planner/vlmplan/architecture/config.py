@@ -18,7 +18,7 @@ MAX_LAYERS = 1000
 LAYER_KEYS = frozenset(
     (
         *("num_hidden_layers", "num_global_layers", "depth", "layers", "resampler_depth", "conf_num_hidden_layers"),
-        "num_blocks",
+        *("num_blocks", "encoder_layers", "decoder_layers"),
         "altup_num_inputs",  # each of which has projections of its own
     )
 )

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
@@ -35,10 +35,10 @@ KERNELS_PER_SLICE = 2
 
 
 def whole_logits(
-    hidden: Tensor, head: Module, *, caps: bool = False, scales: bool = False, widens: bool = False
+    hidden: Tensor, head: Any, *, caps: bool = False, scales: bool = False, widens: bool = False, adds: bool = False
 ) -> Tensor:
-    """The logits of all tokens, capped (Gemma 2), scaled (Granite) or cast to float32 (Mamba-2) where the model does
-    that."""
+    """The logits of all tokens, capped (Gemma 2), scaled (Granite), with a constant added (BART) or cast to float32
+    (Mamba-2) where the model does that."""
     with hidden.tape.charged_to(Kind.LOGITS):
         logits = head(hidden)
         if scales:
@@ -46,7 +46,16 @@ def whole_logits(
         if caps:
             for change in (ops.scale, ops.tanh, ops.scale):
                 logits = change(logits)  # each goes when the next one is there, unless it was saved
+        if adds:
+            logits = ops.add(logits, _constant_row(head))
         return ops.to(logits, DType.FLOAT32) if widens else logits
+
+
+def _constant_row(head: Any) -> Parameter:
+    """A buffer of the model, in the type in which its head is."""
+    row = Parameter(head.weight.shape[0])
+    row.requires_grad, row.dtype = False, head.weight.dtype
+    return row
 
 
 def full_loss(logits: Tensor) -> Tensor:

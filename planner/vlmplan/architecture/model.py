@@ -58,6 +58,8 @@ class Batch:
     """Ranks that share each sample; ``num_tokens`` are those of one."""
     sequences: PackedLengths | None = None
     pixel_dtypes: tuple[DType, ...] = ()
+    target_tokens: int = 0
+    """Of each answer that a decoder writes, where ``num_tokens`` are the prompt's; 0: one stack has both."""
     scored_tokens: int | None = None
     """Tokens of each row that have a label, where TRL's head looks at them alone; None: all but the first."""
 
@@ -118,6 +120,8 @@ class Model(Module):
     """Whether logits are divided by a number (Granite)."""
     widens_logits = False
     """Whether the model itself casts logits to float32 (Mamba-2)."""
+    adds_to_logits = False
+    """Whether a constant is added to logits (BART)."""
     reads_own_head = False
     """Whether its forward reads the weight of the head that it calls (Mamba-2)."""
     model_type = ""
@@ -142,7 +146,8 @@ class Model(Module):
     @property
     def logit_changes(self) -> dict[str, bool]:
         """What becomes of logits behind the head."""
-        return {"caps": self.caps_logits, "scales": self.scales_logits, "widens": self.widens_logits}
+        changes = {"caps": self.caps_logits, "scales": self.scales_logits, "widens": self.widens_logits}
+        return changes | {"adds": self.adds_to_logits}
 
     @cached_property
     def reader(self) -> ReadHead:
@@ -328,7 +333,9 @@ class Model(Module):
 
 def _id_inputs(batch: Batch) -> list[Input]:
     """input_ids, labels and attention_mask, or position_ids where all are one row; and the places of tokens where ranks
-    share samples, the same for all."""
+    share samples, the same for all. Of an encoder and a decoder input_ids, attention_mask and the answers."""
+    if batch.target_tokens:
+        return [*[(batch.token_shape, DType.INT64)] * 2, ((batch.micro_batch, batch.target_tokens), DType.INT64)]
     inputs: list[Input] = [(batch.token_shape, DType.INT64)] * 3
     return inputs if batch.sequence_parallel == 1 else [*inputs, ((1, batch.num_tokens), DType.INT64)]
 

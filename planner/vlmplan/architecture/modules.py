@@ -290,11 +290,11 @@ class Embedding(Module):
         return ops.embedding(ids, self.weight)
 
 
-def require_positions(num_tokens: int, num_positions: int) -> None:
-    """Raise InputError for a sequence that runs over the rows of a table of learned positions, where torch would."""
+def require_positions(num_tokens: int, num_positions: int, *, option: str = "--seq-len") -> None:
+    """Raise InputError for a sequence that runs over the rows of a table of positions, where torch would."""
     if num_tokens > num_positions:
         raise InputError(
-            f"--seq-len is {num_tokens}, but the model has learned positions for {num_positions} tokens; "
+            f"{option} is {num_tokens}, but the model has learned positions for {num_positions} tokens; "
             f"give at most that many"
         )
 

@@ -13,11 +13,13 @@ class Parameter:
     take ``numel`` times the width of ``dtype`` (4-bit weights). ``meets_autocast`` is False where no operation that
     uses it itself is one that autocast casts for (``grouped_mm``, sums, products of its views). ``reads_constants``:
     what it is multiplied with has no gradient, so that no graph holds a cast of it. ``shared_uses``: how many layers
-    of a stack use it where several hold it (Zamba), 0 for a layer's own.
+    of a stack use it where several hold it (Zamba), 0 for a layer's own. ``is_constant``: transformers' class
+    computes it, and freezes it.
     """
 
     __slots__ = (
         "dtype",
+        "is_constant",
         "meets_autocast",
         "numel",
         "reads_constants",
@@ -40,6 +42,7 @@ class Parameter:
         self.meets_autocast = True
         self.reads_constants = False
         self.shared_uses = 0
+        self.is_constant = False
 
     def layer_of(self, layer: int | None) -> int | None:
         """The layer that it is a weight of, where one of ``layer`` uses it; None where several share it."""

@@ -37,7 +37,8 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     parameters: list[Parameter] = []
     copies: list[Parameter] = []
     for part, parameter in model.distinct_parameters():
-        parameter.requires_grad = not recipe.trains_adapters and part not in frozen
+        is_trained = not recipe.trains_adapters and part not in frozen
+        parameter.requires_grad = is_trained and not parameter.is_constant
         parameter.dtype = recipe.frozen_dtype
         parameters.append(parameter)
     if recipe.trains_adapters:

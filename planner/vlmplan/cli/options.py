@@ -54,6 +54,7 @@ WORKLOAD: tuple[Decorator, ...] = (
     ),
     count("--seq-len", "Tokens per sample, those of images and sound included.  [default: 1024]"),
     count("--sample-len", "Tokens per sample where --seq-len is that of packed rows.  [default: one fills a row]"),
+    count("--target-len", "Tokens per answer where a decoder of its own writes it (BART).  [default: 128]"),
     count("--images-per-sample", "Images in each sample.  [default: 1 for models that see, else 0]"),
     click.option("--image-size", metavar="WxH", help="Pixels of each image.  [default: 448x448]"),
     count("--videos-per-sample", "Videos in each sample, in place of images.  [default: 1 where videos are told of]"),

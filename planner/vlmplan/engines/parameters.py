@@ -181,6 +181,16 @@ class ParameterTable(FlatBuffer):
         return self._model.head.weight.numel if self._model.ties_weights else 0
 
     @cached_property
+    def num_tied_copies(self) -> int:
+        """Modules beside the input embedding that share its weight with the head: the head, and the embeddings of an
+        encoder and a decoder."""
+        if not self._model.ties_weights:
+            return 0
+        shared = self._model.head.weight
+        own = [one.parameters_by_name.values() for _, one in self._model.distinct_modules()]
+        return sum(weight is shared for weights in own for weight in weights) - 1
+
+    @cached_property
     def tied_bytes(self) -> int:
         """Bytes of that weight; 0 where the head has its own."""
         return self._model.head.weight.num_bytes if self._model.ties_weights else 0

@@ -61,9 +61,11 @@ class Zero3(Zero3Formulas):
         sink, modules = self.sink, self._modules_of_checkpoint()
         for entries in modules:
             self._shard_module(entries)
-        if tied := self.table.tied_numel * self.recipe.precision.dtype.num_bytes:
+        tied = self.table.tied_numel * self.recipe.precision.dtype.num_bytes
+        for number in range(self.table.num_tied_copies):
+            shard = 0 if self.offloads_weights else -(-tied // self.num_ranks)
             sink.allocate("tied", Component.TEMPORARIES, tied)
-            sink.allocate("tied shard", Component.WEIGHTS, 0 if self.offloads_weights else -(-tied // self.num_ranks))
+            sink.allocate(f"tied shard {number}", Component.WEIGHTS, shard)
             sink.free("tied")
         for entries in modules:
             shards = [self.shards.shard_bytes(entry.parameter) for entry in entries]
@@ -76,7 +78,8 @@ class Zero3(Zero3Formulas):
                 sink.allocate("original", Component.TEMPORARIES, copied)
                 sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
                 sink.free("original")
-        sink.free("tied shard")
+        for number in range(self.table.num_tied_copies):
+            sink.free(f"tied shard {number}")
 
     def build(self) -> None:
         """Adapters are sharded; trained shards move through the host into one tensor (``defragment`` in

@@ -35,6 +35,7 @@ def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio
     return Batch(
         micro_batch=recipe.rows,
         num_tokens=-(-workload.seq_len // recipe.sequence_parallel),
+        target_tokens=workload.target_tokens,
         sequence_parallel=recipe.sequence_parallel,
         images_per_sample=workload.images_per_sample,
         image=image,

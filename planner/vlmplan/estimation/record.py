@@ -152,10 +152,12 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of all rows of the model's input: of both answers to each prompt in DPO."""
+        """Tokens of all rows of the model's input: of both answers to each prompt in DPO, of prompts and answers where
+        an encoder and a decoder take them apart."""
         if self.step_seconds is None:
             return None
-        return self.recipe.rows_per_step(self.cluster.num_gpus) * self.workload.seq_len / self.step_seconds
+        num_tokens = self.workload.seq_len + self.workload.target_tokens
+        return self.recipe.rows_per_step(self.cluster.num_gpus) * num_tokens / self.step_seconds
 
     @property
     def num_steps(self) -> int:

@@ -32,7 +32,7 @@ def _fixed_differences(before: Plan, plan: Plan, *, is_begun: bool) -> Iterator[
         yield "another config.json of the model", "this one"
     pairs = {
         name: (getattr(before.workload, name), getattr(plan.workload, name))
-        for name in ("seq_len", "images_per_sample", "audios_per_sample", "audio_seconds")
+        for name in ("seq_len", "target_len", "images_per_sample", "audios_per_sample", "audio_seconds")
     }
     if before.workload.images_per_sample and plan.workload.images_per_sample:
         pairs["image_size"] = (_image_size(before), _image_size(plan))

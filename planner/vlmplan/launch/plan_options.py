@@ -34,6 +34,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
         workload=WorkloadRequest(
             seq_len=workload.seq_len,
             sample_len=workload.sample_len,
+            target_len=workload.target_len,
             images_per_sample=workload.images_per_sample,
             image_size=(workload.image_width, workload.image_height) if workload.images_per_sample else None,
             num_samples=workload.num_samples,

@@ -84,6 +84,7 @@ def _workload(section: JsonObject, model: JsonObject) -> Workload:
         ),
         **counts,
         sample_len=section.maybe("sample_len", section.count) if "sample_len" in section else None,
+        target_len=section.maybe("target_len", section.count) if "target_len" in section else None,
         epochs=section.number("epochs"),
         global_batch=section.maybe("global_batch", section.count),
         video_fps=section.maybe("video_fps", section.number) if "video_fps" in section else None,

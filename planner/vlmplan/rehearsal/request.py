@@ -55,6 +55,7 @@ def _samples_json(recipe: Recipe, workload: Workload) -> JsonDict:
     return {
         "micro_batch": recipe.micro_batch,
         "num_tokens": workload.seq_len,
+        "target_tokens": workload.target_tokens,
         "sequences": None if packed is None else [length for length, count in packed.runs for _ in range(count)],
         "images_per_sample": workload.images_per_sample,
         "image": None if image is None else asdict(image),

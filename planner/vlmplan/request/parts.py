@@ -50,6 +50,7 @@ class WorkloadRequest:
 
     seq_len: int | None = None
     sample_len: int | None = None
+    target_len: int | None = None
     images_per_sample: int | None = None
     image_size: tuple[int, int] | None = None
     num_samples: int | None = None

@@ -316,7 +316,9 @@ OPTIONS: Mapping[str, _Option] = {
     "gpu": _Option(part="hardware", field="gpus", reads=parse_gpu_choice, write=_gpu_texts, is_repeatable=True),
     "num_nodes": _Option(part="hardware", field="num_nodes"),
     "ds_config": _Option(part="", field="ds_config", reads=_ds_config, write=_path_of),
-    **_part("workload", "seq_len", "sample_len", "images_per_sample", "num_samples", "epochs", "global_batch"),
+    **_part(
+        "workload", "seq_len", "sample_len", "target_len", "images_per_sample", "num_samples", "epochs", "global_batch"
+    ),
     **_part("workload", "audios_per_sample", "audio_seconds", "save_every", "keep_last"),
     "host_ram": _Option(part="hardware", field="host_ram_gib"),
     "disk": _Option(part="hardware", field="disk_gib"),

@@ -24,7 +24,7 @@ from vlmplan.sample_audio import encoded_kinds, encoded_tokens, sample_audio
 from vlmplan.sample_images import sample_image
 from vlmplan.saving import Interval, Saving, saving_of
 from vlmplan.training_task import TrainingTask
-from vlmplan.units import counted
+from vlmplan.units import MAX_COUNT, counted
 from vlmplan.workload import (
     DEFAULT_EPOCHS,
     DEFAULT_IMAGE_SIZE,
@@ -86,6 +86,7 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
         model=model,
         seq_len=DEFAULT_SEQ_LEN if asked.seq_len is None else asked.seq_len,
         sample_len=asked.sample_len,
+        target_len=asked.target_len,
         images_per_sample=images,
         image_width=width,
         image_height=height,
@@ -100,6 +101,8 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
         audio_seconds=asked.audio_seconds or 0.0,
         clip_frames=asked.clip_frames,
     )
+    if model.is_encoder_decoder:
+        return _with_lengths_of_both(workload, asked)
     are_images_decided = asked.images_per_sample is not None or asked.image_size is not None
     is_decided = asked.seq_len is not None or (are_images_decided and not asked.num_audios)
     if asked.seq_len is None and (longest := _longest_sample(workload)) is not None:
@@ -107,6 +110,13 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
     if is_decided or encoded_tokens(workload) <= DEFAULT_SEQ_LEN:
         return workload
     return replace(workload, seq_len=seq_len_with_text(encoded_tokens(workload)))
+
+
+def _with_lengths_of_both(workload: Workload, asked: WorkloadRequest) -> Workload:
+    """Prompts and answers no longer than there are positions for, where nobody says how long they are."""
+    longest = context_length(workload.model) or MAX_COUNT
+    target_len = min(workload.target_tokens, longest) if asked.target_len is None else asked.target_len
+    return replace(workload, seq_len=asked.seq_len or min(workload.seq_len, longest), target_len=target_len)
 
 
 def _longest_sample(workload: Workload) -> int | None:
@@ -304,6 +314,8 @@ def length_notes(workload: Workload, asked: WorkloadRequest) -> list[str]:
             f"--seq-len is taken as {workload.seq_len:,}: the Q-Former, which reads the text too, has learned "
             f"positions for {positions:,} tokens"
         )
+    elif asked.seq_len is None and workload.target_tokens and workload.seq_len != DEFAULT_SEQ_LEN:
+        notes.append(f"--seq-len is taken as {workload.seq_len:,}: the model has positions for no more")
     elif asked.seq_len is None and workload.seq_len != DEFAULT_SEQ_LEN:
         notes.append(
             f"--seq-len is taken as {workload.seq_len:,}: the {encoded_kinds(workload)} of a sample take "

@@ -12,6 +12,7 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     liger     what Liger's kernels run on, and for which models
     models    attention, checkpoints, types of weights, loss, batch
     adapters  on what there can be none, and their options
+    encoder_decoder  models that read with one stack and write with another
     sequences what GPUs that share a sample can do
     tiles     MLPs and gated delta nets of long samples
     batches   rows without padding

@@ -41,6 +41,7 @@ class ModelFacts(NamedTuple):
     attention: frozenset[str] | None = None
     quant_method: str | None = None
     """What its checkpoint is packed with."""
+    is_encoder_decoder: bool = False
     has_indexer: bool = False
     """Whether some layer chooses keys by weights to which no gradient comes."""
     can_checkpoint: bool = True
@@ -144,6 +145,7 @@ def model_facts(files: ModelFiles) -> ModelFacts:
         has_windows=slides,
         attention=files.attention,
         quant_method=files.quant_method,
+        is_encoder_decoder=files.is_encoder_decoder,
         has_indexer=files.model_type in INDEXING_TYPES and CHOOSING in attention_kinds(own),
         can_checkpoint=files.can_checkpoint,
     )

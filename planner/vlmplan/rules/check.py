@@ -9,6 +9,7 @@ from vlmplan.rules.adapters import ADAPTER_RULES
 from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity
 from vlmplan.rules.batches import BATCH_RULES
 from vlmplan.rules.devices import DEVICE_RULES
+from vlmplan.rules.encoder_decoder import ENCODER_DECODER_RULES
 from vlmplan.rules.engines import ENGINE_RULES
 from vlmplan.rules.fsdp import FSDP_RULES
 from vlmplan.rules.liger import LIGER_RULES
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     *MUON_RULES,
     *TORCHAO_RULES,
     *DEVICE_RULES,
+    *ENCODER_DECODER_RULES,
     *MODEL_RULES,
     *ADAPTER_RULES,
     *LIGER_RULES,

@@ -30,6 +30,8 @@ def attention_implementations(model: ModelFacts) -> tuple[AttentionImplementatio
     order = (AttentionImplementation.FLASH_ATTENTION_2, AttentionImplementation.SDPA, AttentionImplementation.EAGER)
     if model.attention is not None:
         return tuple(kind for kind in order if kind.value in model.attention)
+    if model.is_encoder_decoder:
+        return order[1:]  # see rules.encoder_decoder
     return tuple(kind for kind in order if not refused.get(kind, frozenset()) & model.model_types)
 
 

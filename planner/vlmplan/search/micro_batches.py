@@ -75,7 +75,8 @@ class TracedBatches:
         largest: int,
         ends: tuple[Switches, Switches],
     ) -> None:
-        first_full = -(-chunk_tokens(estimator.model.head.weight.shape[0]) // estimator.workload.seq_len)
+        scored = estimator.workload.target_tokens or estimator.workload.seq_len
+        first_full = -(-chunk_tokens(estimator.model.head.weight.shape[0]) // scored)
         inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
         if recipe.masks_its_row:
             inner |= set(range(2, min(largest, MAX_MASKED + 1)))

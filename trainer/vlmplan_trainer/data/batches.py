@@ -18,17 +18,18 @@ from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
 from vlmplan.sampler import Shares, epoch_order
 from vlmplan_trainer.data.downscaling import PIXELS
-from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
+from vlmplan_trainer.data.encode import SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
 from vlmplan_trainer.data.sounds import FEATURES, FEATURES_OF_MASK, MASK
 from vlmplan_trainer.data.videos import VIDEO_PIXELS
+from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
 PADS_TO = 8
 """Tensor cores want multiples of 8 tokens."""
-PADDED_WITH = {"image_attention_mask": 1}
-"""What tiles that are not there are made of, where not of zeros: Phi-4-multimodal's processor lets all of their patches
-see each other, and its model leaves them out afterwards."""
+PADDED_WITH = {"image_attention_mask": 1, TARGET_LABELS: IGNORED_LABEL}
+"""What is not there is made of, where not of zeros: Phi-4-multimodal's processor lets all patches of tiles that are not
+there see each other, and its model leaves them out afterwards; behind the end of an answer nothing is learnt."""
 SIZES_OF_PACKED = {"pixel_values": "target_sizes", "pixel_values_videos": "target_sizes_videos"}
 """What has images in its last dimension, and what is beside it then: MiniCPM-V 4.6 takes ``pixel_values[:1]`` alone."""
 

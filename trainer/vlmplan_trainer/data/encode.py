@@ -63,6 +63,9 @@ class Encoder:
     has the sentences of those that no scan had found, by their sources.
     """
 
+    needs_places = True
+    """Whether the tokenizer has to say where tokens stand in a text."""
+
     def __init__(
         self,
         processor: Any,
@@ -84,7 +87,7 @@ class Encoder:
             raise InputError(
                 f"training of {model_type} is not supported: its processor does not say where images stand"
             )
-        if not getattr(self.tokenizer, "is_fast", False):
+        if self.needs_places and not getattr(self.tokenizer, "is_fast", False):
             raise InputError(f"the model's {type(self.tokenizer).__name__} does not say where tokens stand in a text; "
                              "a fast tokenizer (tokenizer.json) is needed")  # fmt: skip
         self._template = ChatTemplate(processor)
@@ -257,6 +260,11 @@ class Encoder:
         decides it, around any that has none."""
         bos = self.tokenizer.bos_token
         return (self.is_vision or rendered.is_plain) and not (bos is not None and rendered.text.startswith(bos))
+
+    def measure(self, sample: Sample) -> tuple[int, int]:
+        """Tokens of a sample before the cut, and its images that are made smaller; of encoders that know it without a
+        scan's help."""
+        raise NotImplementedError(type(self).__name__)
 
     def fit(self, size: Size) -> Downscaling:
         assert self._fitter is not None

@@ -17,10 +17,11 @@ from vlmplan.sample_audio import no_sounds
 from vlmplan.training import TrainerOptions
 from vlmplan.units import counted
 from vlmplan.workload import Workload
-from vlmplan_trainer.data.batches import refuse_too_few
+from vlmplan_trainer.data.batches import PADS_TO, refuse_too_few
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.flat_batches import BATCHES
+from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
 from vlmplan_trainer.data.sounds import PlannedSounds, refuse_sounds_without_packages
 from vlmplan_trainer.data.videos import VideoLimits, refuse_videos_without_packages
@@ -51,6 +52,8 @@ class SampleCounts:
     median_length: float
     longest: int
     seq_len: int
+    target_len: int = 0
+    """Of answers, where a decoder writes them and the lengths are those of prompts; 0: of both together."""
     is_evaluation: bool = False
     sentences: tuple[str, ...]
     """Of the first samples that are left out, each with its place."""
@@ -73,11 +76,14 @@ class SampleCounts:
         use = "evaluate" if self.is_evaluation else "train"
         lines = [
             f"{counted(self.num_samples, 'sample')} to {use} on, {images}" + (f" ({forms})" if forms else ""),
-            f"{self.shortest:,} to {self.longest:,} tokens in a sample, {self.median_length:,.0f} in the middle one",
+            f"{self.shortest:,} to {self.longest:,} tokens in a {'prompt' if self.target_len else 'sample'}, "
+            f"{self.median_length:,.0f} in the middle one",
         ]
         if self.num_truncated:
+            or_answers = f" or --target-len {self.target_len}" if self.target_len else ""
             lines.append(
-                f"{self.num_truncated:,} of {total:,} samples are longer than --seq-len {self.seq_len} and are cut"
+                f"{self.num_truncated:,} of {total:,} samples are longer than --seq-len {self.seq_len}{or_answers} and "
+                f"are cut"
             )
         if self.num_images_reduced:
             lines.append(f"{self.num_images_reduced:,} images are larger than the plan's and are made smaller")
@@ -163,6 +169,15 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
     """What makes inputs of the model of samples, as the plan has them."""
     workload = plan.workload
     size = (workload.image_width, workload.image_height) if workload.images_per_sample else None
+    if workload.target_tokens:
+        return PairEncoder(
+            processing.processor,
+            model_type=processing.model_type,
+            seq_len=workload.seq_len,
+            target_len=workload.target_tokens,
+            target_pads_to=PADS_TO if options.dummy_data is None else workload.target_tokens,
+            skips_bad=options.skip_bad_samples,
+        )
     return Encoder(
         processing.processor,
         model_type=processing.model_type,
@@ -188,7 +203,8 @@ def _planned_sounds(workload: Workload) -> PlannedSounds | None:
 def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> GatheredData:
     say_phase(f"looking at {counted(len(samples), 'sample')}")
     scan = scanned(encoder, samples)
-    account = account_of(name, report, scan, seq_len=encoder.seq_len)
+    target_len = encoder.target_len if isinstance(encoder, PairEncoder) else 0
+    account = replace(account_of(name, report, scan, seq_len=encoder.seq_len), target_len=target_len)
     return GatheredData(samples=samples, scan=scan, account=account)
 
 

@@ -59,7 +59,7 @@ def scanned(encoder: Encoder, samples: Iterable[Sample], measure: "Measure | Non
     sample where nothing else is said. Raises InputError for the first bad one unless ``encoder.skips_bad``. Samples
     that do not fit the plan are left out.
     """
-    measure = measure or _measured
+    measure = measure or (_measured if encoder.needs_places else type(encoder).measure)
     kept: list[Sample] = []
     lengths: list[int] = []
     truncated: set[str] = set()
@@ -80,7 +80,7 @@ def scanned(encoder: Encoder, samples: Iterable[Sample], measure: "Measure | Non
         kept.append(sample)
         lengths.append(min(num_tokens, encoder.seq_len))
         num_reduced += reduced
-        if num_tokens > encoder.seq_len:
+        if num_tokens > encoder.seq_len or sample.source in encoder.truncated:
             truncated.add(sample.source)
     encoder.truncated |= truncated
     encoder.skipped |= skipped

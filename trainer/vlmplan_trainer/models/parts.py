@@ -31,6 +31,10 @@ MERGERS_OF_TOWERS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("minicpmv4_6",
 """Modules between a tower's layers, which are the tower's as its other layers are, by model_type."""
 
 
+CONSTANT_CLASSES = ("SinusoidalPositionalEmbedding",)
+"""Ends of the names of classes whose weights are computed once and frozen (Pegasus, Marian)."""
+
+
 class Parts:
     """The parts of a transformers model that has no adapters yet, by prefixes of names."""
 
@@ -90,7 +94,13 @@ def frozen_parts(recipe: Recipe) -> frozenset[Part]:
 def freeze(model: nn.Module, parts: Parts, recipe: Recipe) -> None:
     """Let what the recipe trains need gradients: nothing where adapters will be, else all parts but the frozen ones."""
     frozen = frozen_parts(recipe)
+    constants = {
+        id(parameter)
+        for module in model.modules()
+        if type(module).__name__.endswith(CONSTANT_CLASSES)
+        for parameter in module.parameters()
+    }
     for name, parameter in model.named_parameters():
-        is_trained = not recipe.trains_adapters and parts[name] not in frozen
+        is_trained = not recipe.trains_adapters and parts[name] not in frozen and id(parameter) not in constants
         if parameter.is_floating_point():
             parameter.requires_grad_(is_trained)

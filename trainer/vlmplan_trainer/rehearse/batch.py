@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.encode import SEQUENCE_KEYS
-from vlmplan_trainer.data.flat_rows import flat_row
 from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.probe import model_class
 from vlmplan_trainer.rehearse.canvas import write_sequences_apart
+from vlmplan_trainer.rehearse.rows import laid_out, pairs
 from vlmplan_trainer.rehearse.sounds import AudioSpec, audio_token, sound_inputs, with_sounds
 
 FIRST_IMAGE = 4
@@ -76,6 +75,7 @@ class Samples:
     sequences: tuple[int, ...] | None = None
     audios_per_sample: int = 0
     audio: AudioSpec | None = None
+    target_tokens: int = 0  # of each answer, where a decoder writes it; ``num_tokens`` are the prompt's then
 
     @property
     def num_images(self) -> int:
@@ -95,6 +95,8 @@ def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] |
     image processor, which is asked where no function here says what it makes."""
     if samples.image is not None and config.model_type not in _FAMILIES:
         return _as_processed(config, samples, preprocessor)
+    if samples.target_tokens:
+        return MicroBatch(pairs(samples.micro_batch, samples.num_tokens, samples.target_tokens), {})
     token = _image_token(config, samples.image)
     ids = _token_ids(config, samples, token)
     labels = ids.clone()
@@ -111,7 +113,7 @@ def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] |
     if samples.image is not None:
         more, of_images = _FAMILIES[config.model_type](config, samples, samples.image, ids, token)
         values, shapes = values | more, shapes | of_images
-    return MicroBatch(_laid_out(values, samples), shapes)
+    return MicroBatch(laid_out(values, samples.sequences), shapes)
 
 
 def _as_processed(config: Any, samples: Samples, preprocessor: Mapping[str, Any] | None) -> MicroBatch:
@@ -136,21 +138,7 @@ def _as_processed(config: Any, samples: Samples, preprocessor: Mapping[str, Any]
         labels[tensors["input_ids"] == token] = IGNORED_LABEL
     values = {name: value for name, value in tensors.items() if not value.is_floating_point()}
     shapes = {name: tuple(value.shape) for name, value in tensors.items() if value.is_floating_point()}
-    return MicroBatch(_laid_out(values | {"labels": labels}, samples), shapes)
-
-
-def _laid_out(values: dict[str, torch.Tensor], samples: Samples) -> dict[str, torch.Tensor]:
-    """The tensors as the data loader leaves them: where they are one row, with positions in place of the mask."""
-    if samples.sequences is None:
-        return values
-    parts = {
-        name: [part for row in tensor for part in row.split(samples.sequences)]
-        for name, tensor in values.items()
-        if name in SEQUENCE_KEYS
-    }
-    count = len(parts["input_ids"])
-    rows = [{name: tensors[index][None] for name, tensors in parts.items()} for index in range(count)]
-    return {name: value for name, value in values.items() if name not in SEQUENCE_KEYS} | flat_row(rows, pad_id=0)
+    return MicroBatch(laid_out(values | {"labels": labels}, samples.sequences), shapes)
 
 
 def _image_token(config: Any, image: ImageSpec | None) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.text import TEXT_FAMILIES, text_model
 from vlmplan.architecture.model import Model
+from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, is_encoder_decoder
 from vlmplan.errors import InputError, UnknownNameError
 
 VISION_FAMILIES = {
@@ -50,9 +51,17 @@ VISION_FAMILIES = {
     "qwen3_vl_moe": "qwen3_vl_moe",
     "smolvlm": "idefics3",
 }
-FAMILIES: Mapping[str, str] = dict(sorted((TEXT_FAMILIES | VISION_FAMILIES).items()))
-"""The Hugging Face model_types, and the modules that describe them; those of ``VISION_FAMILIES`` have a function
-``build(config) -> Model``."""
+FAMILIES: Mapping[str, str] = dict(
+    sorted((TEXT_FAMILIES | VISION_FAMILIES | dict.fromkeys(ENCODER_DECODER_TYPES, "bart")).items())
+)
+"""The Hugging Face model_types, and the modules that describe them; those that are not among ``TEXT_FAMILIES`` have a
+function ``build(config) -> Model``."""
+
+
+def has_family(values: Mapping[str, Any]) -> bool:
+    """Whether ``build_model`` builds a ``config.json``. It does not where that is of a decoder without its encoder."""
+    model_type = values.get("model_type")
+    return model_type in FAMILIES and (model_type not in ENCODER_DECODER_TYPES or is_encoder_decoder(values))
 
 
 def build_model(values: Mapping[str, Any]) -> Model:
@@ -63,12 +72,12 @@ def build_model(values: Mapping[str, Any]) -> Model:
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise InputError("config.json has no model_type; it does not describe a Hugging Face model")
-    if model_type not in FAMILIES:
+    if not has_family(values):
         raise UnknownNameError("model_type", model_type, FAMILIES)
     config = Config(values)
     if model_type in TEXT_FAMILIES:
         model = text_model(config)
     else:
-        model = import_module(f"vlmplan.architecture.families.{VISION_FAMILIES[model_type]}").build(config)
+        model = import_module(f"vlmplan.architecture.families.{FAMILIES[model_type]}").build(config)
     model.model_type = model_type
     return model

@@ -29,6 +29,11 @@ WHOLE_MODELS: Final = (
     "--for transformers writes a program that loads its thinker"
 )
 """trl/scripts/sft.py: AutoModelForImageTextToText or AutoModelForCausalLM, or the class of ``architectures``."""
+ONE_TEXT: Final = (
+    "it takes prompt and answer for one text, and a model with an encoder and a decoder is given both apart; train "
+    "with vlmplan launch"
+)
+"""transformers' own trainer for such models is Seq2SeqTrainer."""
 PACKS_ALL: Final = (
     "it packs all Linears in 4 bits, and Gemma 3n clamps the weights of some while it trains, which no packed weight "
     "can be; give --method lora, or train with vlmplan launch, which leaves those in 16 bits"
@@ -55,6 +60,8 @@ def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
     """Why the tool cannot train the recipe, as a sentence; None if it can."""
     if recipe.fsdp and TOOLS[tool].without_fsdp is not None:
         return TOOLS[tool].without_fsdp
+    if model.is_encoder_decoder:
+        return f"{TOOLS[tool].title}: {ONE_TEXT}"
     if tool is Tool.TRL and thinker_class(model.model_type) is not None:
         return f"{TOOLS[tool].title}: {WHOLE_MODELS}"
     if recipe.method is Method.QLORA and model.model_type in CLAMPING_TYPES:

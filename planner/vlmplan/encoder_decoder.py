@@ -1,0 +1,23 @@
+"""Models that read a prompt with an encoder and write the answer with a decoder: which are planned and trained so.
+
+Their prompt may have ``--seq-len`` tokens and their answer ``--target-len``, what transformers' examples for
+``Seq2SeqTrainer`` call ``max_source_length`` and ``max_target_length``, with the same defaults
+(``examples/pytorch/summarization/run_summarization.py``: 1024 and 128).
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+ENCODER_DECODER_TYPES: Final = frozenset(
+    ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart")
+)
+DEFAULT_TARGET_LEN = 128
+
+
+def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of one of these types, with both parts: the decoder alone is another model.
+
+    >>> is_encoder_decoder({"model_type": "bart"}), is_encoder_decoder({"model_type": "llama"})
+    (True, False)
+    """
+    return config.get("model_type") in ENCODER_DECODER_TYPES and config.get("is_encoder_decoder") is not False

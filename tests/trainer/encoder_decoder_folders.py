@@ -1,0 +1,52 @@
+"""Small models with an encoder and a decoder, their tokenizer beside them, in folders."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
+
+BEGIN, PAD, END = 0, 1, 2
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 64,
+    "bos_token_id": BEGIN,
+    "pad_token_id": PAD,
+    "eos_token_id": END,
+    "forced_eos_token_id": END,
+    "decoder_start_token_id": END,
+}
+
+
+def small_model(kind: str, **changes: Any) -> Any:
+    """A model of that type with weights that are drawn."""
+    torch.manual_seed(0)
+    return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, **SIZES, **changes), dtype=torch.float32)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, with a token at the beginning and one at the end, as BART's."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    learn = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(["Sort these colours: red, green, blue, white"], learn)
+    made.post_processor = processors.RobertaProcessing(("</s>", END), ("<s>", BEGIN))
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
+
+
+def write_model(folder: Path, kind: str) -> Path:
+    """What ``from_pretrained`` loads."""
+    small_model(kind).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

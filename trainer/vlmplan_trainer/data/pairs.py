@@ -1,0 +1,75 @@
+"""A sample as what an encoder reads and what a decoder is to write, each with the tokens that its tokenizer adds.
+
+The answer is the last turn, the assistant's, or the completion; the prompt is all that was said before, a turn a line,
+without a chat template: models with an encoder and a decoder have none. Both are cut at the plan's lengths, as
+transformers' examples for ``Seq2SeqTrainer`` do it.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from vlmplan.chats.samples import Sample
+from vlmplan.errors import InputError
+from vlmplan_trainer.data.encode import Encoded, Encoder
+from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
+
+
+class Pair(NamedTuple):
+    """Texts."""
+
+    prompt: str
+    answer: str
+
+
+class PairEncoder(Encoder):
+    """Encodes samples for a model with an encoder and a decoder.
+
+    ``target_len`` is the plan's length of answers, and those of a sample are padded to a multiple of
+    ``target_pads_to``.
+    """
+
+    needs_places = False
+
+    def __init__(self, processor: Any, *, target_len: int, target_pads_to: int, **more: Any) -> None:
+        super().__init__(processor, **more)
+        self.target_len, self._target_pads_to = target_len, target_pads_to
+
+    def encode(self, sample: Sample) -> Encoded:
+        """The tensors of a sample. Raises InputError naming it."""
+        pair = self.pair(sample)
+        prompt = self._prompt(pair, max_length=self.seq_len)
+        answer = self._answer(pair, max_length=self.target_len)
+        missing = min(-len(answer) % self._target_pads_to, self.target_len - len(answer))
+        ids = torch.tensor([prompt])
+        labels = torch.tensor([answer + [IGNORED_LABEL] * missing])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), TARGET_LABELS: labels}
+
+    def encode_or_nothing(self, sample: Sample) -> Encoded:
+        """As ``encode``: a text that a scan has encoded can be encoded again."""
+        return self.encode(sample)
+
+    def measure(self, sample: Sample) -> tuple[int, int]:
+        """Tokens of the prompt before the cut, and no images; an answer that is cut is noted."""
+        pair = self.pair(sample)
+        if len(self._answer(pair)) > self.target_len:
+            self.truncated.add(sample.source)
+        return len(self._prompt(pair)), 0
+
+    def pair(self, sample: Sample) -> Pair:
+        """Prompt and answer. Raises InputError for what an encoder of text cannot take, and for a chat that ends with
+        no answer."""
+        self._refuse_unseen_images(sample)
+        *before, last = sample.turns
+        if last.role != "assistant" or not before:
+            raise InputError(
+                f"{sample.source}: a model with an encoder and a decoder learns the last turn, the assistant's, from "
+                f"what comes before it; the sample has no such turns"
+            )
+        return Pair(prompt="\n".join(turn.text for turn in before), answer=last.text)
+
+    def _prompt(self, pair: Pair, **cut: int) -> list[int]:
+        return list(self.tokenizer(pair.prompt, truncation=bool(cut), verbose=False, **cut)["input_ids"])
+
+    def _answer(self, pair: Pair, **cut: int) -> list[int]:
+        return list(self.tokenizer(text_target=pair.answer, truncation=bool(cut), verbose=False, **cut)["input_ids"])
