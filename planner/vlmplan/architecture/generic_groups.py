@@ -58,7 +58,6 @@ class Group(AdaptableModule):
         role: Role,
         steps: Sequence[LinearOrNorm],
     ) -> None:
-        super().__init__()
         self.modules_by_name.update(children)
         self.parameters_by_name.update(parameters)
         self.role, self.steps = role, tuple(steps)

@@ -25,8 +25,7 @@ class AdaptableModule(Module):
     is_transposed = False
     """Whether stacked weights are (experts, in, out), in place of (experts, out, in)."""
 
-    def __init__(self) -> None:
-        self.adapted_weights: dict[str, Callable[[], Tensor]] = {}
+    adapted_weights: Mapping[str, Callable[[], Tensor]] = {}
 
     def weight_of(self, name: str) -> Operand:
         """The parameter ``name``, or the result of the adapter around this module."""
@@ -88,11 +87,12 @@ class LoraParameter(ReadingModule):
             cached.append(self._adapted(parameter, factors, tape, is_kept=True))
             return cached[0]
 
-        owner.adapted_weights[name] = adapted
+        before, owner.adapted_weights = owner.adapted_weights, {**owner.adapted_weights, name: adapted}
         try:
             return self.base_layer(x, *args)
         finally:
-            del owner.adapted_weights[name], adapted
+            owner.adapted_weights = before
+            del adapted
             cached.clear()
 
     def _adapted(

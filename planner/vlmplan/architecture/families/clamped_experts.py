@@ -44,7 +44,6 @@ class ScoringRouter(AdaptableModule):
         *,
         looks_up: bool,
     ) -> None:
-        super().__init__()
         self.weight = Parameter(num_experts, hidden_size)
         self.num_per_token, self.score, self.looks_up = num_per_token, score, looks_up
 

@@ -8,7 +8,7 @@ DeepSeek and GLM-4.7 for those of Qwen2-MoE's in transformers 4; it knows none o
 
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
-from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, stack_of_kinds
 from vlmplan.architecture.model import CausalLM
@@ -79,19 +79,9 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
     return kind(shape, latent.rotary_width, layers)
 
 
-class DeepseekV3(CausalLM):
-    """``DeepseekV2ForCausalLM``, ``DeepseekV3ForCausalLM`` and its copy in GLM-4.7-Flash."""
-
-    PARAMETER_TARGETS = OLD_EXPERT_NAMES
-
-
-class PlainLatent(CausalLM):
-    """``Mistral4ForCausalLM`` and ``YoutuForCausalLM``: names mean Linears alone."""
-
-
 def causal_lm(decoder: Module, config: Config) -> CausalLM:
-    """``DeepseekV3ForCausalLM`` and its copies."""
-    family = DeepseekV3 if config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") else PlainLatent
+    """``DeepseekV3ForCausalLM`` and its copies; names of Mistral 4 and Youtu mean Linears alone."""
+    family = NamedExpertsLM if config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") else CausalLM
     causal = family(decoder, config)
     causal.attention_linears = latent_shape(config).linears
     return causal

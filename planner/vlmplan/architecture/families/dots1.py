@@ -6,7 +6,7 @@ Source: transformers 5.23 ``models/dots1/modeling_dots1.py`` and ``configuration
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
 from vlmplan.architecture.families.llama import (
     Decoder,
     DecoderLayer,
@@ -15,7 +15,6 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     windows_by_type,
 )
-from vlmplan.architecture.model import CausalLM
 
 
 class DotsLayer(DecoderLayer):
@@ -25,12 +24,6 @@ class DotsLayer(DecoderLayer):
         super().__init__(shape, window)
         if block is not None:
             self.mlp = block
-
-
-class Dots(CausalLM):
-    """``Dots1ForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
-
-    PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
 
 def decoder(config: Config) -> Decoder:
@@ -47,4 +40,4 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, stack_of_kinds(kinds, layer))
 
 
-causal_lm = Dots
+causal_lm = NamedExpertsLM

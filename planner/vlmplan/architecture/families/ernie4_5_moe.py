@@ -10,10 +10,9 @@ from dataclasses import replace
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.ernie4_5 import ErnieDecoder, ErnieLayer
-from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock
+from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, decoder_shape, stack_of_kinds
 from vlmplan.architecture.families.moe import Experts, top
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
@@ -38,7 +37,6 @@ class ErnieRouter(AdaptableModule):
     """``Ernie4_5_MoeTopKRouter``: probabilities in float32, without autocast."""
 
     def __init__(self, num_experts: int, hidden_size: int, num_per_token: int) -> None:
-        super().__init__()
         self.weight = Parameter(num_experts, hidden_size)
         self.weight.meets_autocast = False
         self.moe_statics = Statics(num_experts)
@@ -99,12 +97,6 @@ def decoder(config: Config) -> ErnieDecoder:
     return ErnieDecoder(shape, stack_of_kinds(is_sparse, lambda sparse: ErnieMoeLayer(config, shape, is_sparse=sparse)))
 
 
-class ErnieMoe(CausalLM):
-    """``Ernie4_5_MoeForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
-
-    PARAMETER_TARGETS = OLD_EXPERT_NAMES
-
-
-def causal_lm(decoder: Module, config: Config) -> ErnieMoe:
+def causal_lm(decoder: Module, config: Config) -> NamedExpertsLM:
     """``Ernie4_5_MoeForCausalLM``."""
-    return ErnieMoe(decoder, config, has_bias=config.boolean("use_bias"))
+    return NamedExpertsLM(decoder, config, has_bias=config.boolean("use_bias"))

@@ -7,7 +7,7 @@ predicts more than one token is left out by transformers (``_keys_to_ignore_on_l
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
 from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
@@ -18,7 +18,6 @@ from vlmplan.architecture.families.llama import (
     windows_by_type,
 )
 from vlmplan.architecture.families.smollm3 import PositionlessAttention
-from vlmplan.architecture.model import CausalLM
 
 
 class ExaoneMoeLayer(DecoderLayer):
@@ -31,12 +30,6 @@ class ExaoneMoeLayer(DecoderLayer):
         self.self_attn = (Attention if rotates else PositionlessAttention)(shape, window)
         if block is not None:
             self.mlp = block
-
-
-class ExaoneMoe(CausalLM):
-    """``ExaoneMoeForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
-
-    PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
 
 def decoder(config: Config) -> Decoder:
@@ -55,4 +48,4 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, stack_of_kinds(list(zip(windows, is_sparse, strict=True)), layer))
 
 
-causal_lm = ExaoneMoe
+causal_lm = NamedExpertsLM

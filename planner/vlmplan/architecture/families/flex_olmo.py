@@ -4,10 +4,10 @@ Source: transformers 5.23 ``models/flex_olmo/modeling_flex_olmo.py``.
 """
 
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.group_router import NamedExpertsLM
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, decoder_shape
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
 from vlmplan.architecture.families.olmo import OlmoAttention, PostNormLayer
-from vlmplan.architecture.families.olmoe import Olmoe
 from vlmplan.architecture.modules import Stack, WideRMSNorm
 from vlmplan.units import DType
 
@@ -38,4 +38,4 @@ def decoder(config: Config) -> FlexOlmoDecoder:
     return FlexOlmoDecoder(config, decoder_shape(config))
 
 
-causal_lm = Olmoe
+causal_lm = NamedExpertsLM

@@ -9,7 +9,7 @@ from dataclasses import replace
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.glm4v import rotary_fraction
-from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
 from vlmplan.architecture.families.llama import (
     Attention,
     DecoderLayer,
@@ -19,7 +19,6 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
 )
 from vlmplan.architecture.families.partial_rotary import partly_rotated
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -83,10 +82,4 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
     return PartlyRotatedDecoder(shape, rotary_width(config, shape), moe_layers(config, shape))
 
 
-class Glm4Moe(CausalLM):
-    """``Glm4MoeForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
-
-    PARAMETER_TARGETS = OLD_EXPERT_NAMES
-
-
-causal_lm = Glm4Moe
+causal_lm = NamedExpertsLM

@@ -67,7 +67,6 @@ class GptOssRouter(AdaptableModule):
     """``GptOssTopKRouter``: a softmax over the k largest logits, in the model's type."""
 
     def __init__(self, num_experts: int, hidden_size: int, num_per_token: int) -> None:
-        super().__init__()
         self.weight = Parameter(num_experts, hidden_size)
         self.bias = Parameter(num_experts)
         self.num_per_token = num_per_token

@@ -53,7 +53,6 @@ class LogitRouter(AdaptableModule):
     """``GraniteMoeHybridTopKRouter``: the k largest logits of each token, and a softmax among them."""
 
     def __init__(self, num_experts: int, hidden_size: int, num_per_token: int) -> None:
-        super().__init__()
         self.weight = Parameter(num_experts, hidden_size)
         self.num_per_token = num_per_token
 

@@ -17,6 +17,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp
 from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
+from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
@@ -42,7 +43,13 @@ OLD_EXPERT_NAMES: Mapping[str, str] = {
     "up_proj": "gate_up_proj",
     "down_proj": "down_proj",
 }
-"""``PARAMETER_TARGETS`` of these models."""
+"""``PARAMETER_TARGETS`` of models of experts."""
+
+
+class NamedExpertsLM(CausalLM):
+    """A text model whose names of experts peft takes for those that Qwen2-MoE's have in transformers 4."""
+
+    PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
 
 class GroupRouter(AdaptableModule):
@@ -51,7 +58,6 @@ class GroupRouter(AdaptableModule):
     def __init__(
         self, num_experts: int, hidden_size: int, num_per_token: int, *, num_groups: int, normalizes: bool
     ) -> None:
-        super().__init__()
         self.weight = Parameter(num_experts, hidden_size)
         self.num_per_token, self.num_groups, self.normalizes = num_per_token, num_groups, normalizes
 
@@ -96,7 +102,6 @@ class GreedyRouter(AdaptableModule):
     are filled with zeros before the k best are taken."""
 
     def __init__(self, num_experts: int, hidden_size: int, num_per_token: int, *, num_groups: int | None) -> None:
-        super().__init__()
         self.weight = Parameter(num_experts, hidden_size)
         self.num_per_token, self.num_groups = num_per_token, num_groups
 

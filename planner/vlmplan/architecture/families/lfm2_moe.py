@@ -21,7 +21,6 @@ class BiasedRouter(AdaptableModule):
     """``Lfm2MoeTopKRouter``: (logits, scores, indices) of the k experts of each token."""
 
     def __init__(self, config: Config, hidden_size: int) -> None:
-        super().__init__()
         self.weight = Parameter(config.integer("num_experts"), hidden_size)
         self.num_per_token = config.integer("num_experts_per_tok")
         self.has_bias, self.normalizes = config.boolean("use_expert_bias"), config.boolean("norm_topk_prob")

@@ -132,7 +132,6 @@ class Llama4Experts(AdaptableModule):
     is_transposed = True
 
     def __init__(self, num_experts: int, hidden_size: int, inner: int, activation: str) -> None:
-        super().__init__()
         self.gate_up_proj = Parameter(num_experts, hidden_size, 2 * inner)
         self.down_proj = Parameter(num_experts, inner, hidden_size)
         self.activation = ops.activation_module(activation)

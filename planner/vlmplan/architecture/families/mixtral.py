@@ -6,6 +6,7 @@ Source: transformers 5.23 ``models/mixtral/modeling_mixtral.py`` and ``models/qw
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.group_router import NamedExpertsLM
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, decoder_shape
 from vlmplan.architecture.families.moe import moe_layers
 from vlmplan.architecture.model import CausalLM
@@ -16,17 +17,6 @@ class Mixtral(CausalLM):
     """``MixtralForCausalLM``. The names of its experts in transformers 4 still work as LoRA targets."""
 
     PARAMETER_TARGETS = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
-
-
-class Qwen3Moe(CausalLM):
-    """``Qwen3MoeForCausalLM``."""
-
-    PARAMETER_TARGETS = {
-        "gate": "gate.weight",
-        "gate_proj": "gate_up_proj",
-        "up_proj": "gate_up_proj",
-        "down_proj": "down_proj",
-    }
 
 
 def moe_shape(config: Config) -> DecoderShape:
@@ -46,4 +36,4 @@ def decoder(config: Config) -> Decoder:
 
 def causal_lm(decoder: Module, config: Config) -> CausalLM:
     """``MixtralForCausalLM`` or ``Qwen3MoeForCausalLM``."""
-    return (Mixtral if config.model_type == "mixtral" else Qwen3Moe)(decoder, config)
+    return (Mixtral if config.model_type == "mixtral" else NamedExpertsLM)(decoder, config)

@@ -49,7 +49,6 @@ class Experts(AdaptableModule):
         has_bias: bool = False,
         has_gate: bool = True,
     ) -> None:
-        super().__init__()
         self.up_name, width = ("gate_up_proj", 2 * intermediate_size) if has_gate else ("up_proj", intermediate_size)
         up, down = (width, hidden_size), (hidden_size, intermediate_size)
         setattr(self, self.up_name, Parameter(num_experts, *(up[::-1] if is_transposed else up)))
@@ -199,7 +198,6 @@ class TopKRouter(AdaptableModule):
     def __init__(
         self, num_experts: int, hidden_size: int, num_per_token: int, *, casts_scores: bool, normalizes: bool = True
     ) -> None:
-        super().__init__()
         self.weight = Parameter(num_experts, hidden_size)
         self.num_per_token, self.casts_scores, self.normalizes = num_per_token, casts_scores, normalizes
 

@@ -4,11 +4,10 @@ Source: transformers 5.23 ``models/olmoe/modeling_olmoe.py``.
 """
 
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES
+from vlmplan.architecture.families.group_router import NamedExpertsLM
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
 from vlmplan.architecture.families.olmo import WholeNormAttention
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Stack
 from vlmplan.json_reader import not_allowed
 
@@ -26,12 +25,6 @@ class OlmoeLayer(DecoderLayer):
         self.mlp = SparseMoeBlock(router, experts, registers_gate_first=True)
 
 
-class Olmoe(CausalLM):
-    """``OlmoeForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
-
-    PARAMETER_TARGETS = OLD_EXPERT_NAMES
-
-
 def decoder(config: Config) -> Decoder:
     """Raises InputError where it clips."""
     if config.get("clip_qkv") is not None:
@@ -40,4 +33,4 @@ def decoder(config: Config) -> Decoder:
     return Decoder(shape, Stack.of(OlmoeLayer(config, shape), shape.num_layers, label="layers"))
 
 
-causal_lm = Olmoe
+causal_lm = NamedExpertsLM

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import GatedDeltaNet, GatedRMSNorm, Projections, delta_shape
-from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES
+from vlmplan.architecture.families.group_router import NamedExpertsLM
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, GatedMlp, stack_of_kinds
 from vlmplan.architecture.families.moe import has_experts
 from vlmplan.architecture.families.qwen3_5 import (
@@ -23,7 +23,6 @@ from vlmplan.architecture.families.qwen3_5 import (
     rotary_width,
 )
 from vlmplan.architecture.families.qwen3_5_moe import SharedExpertBlock
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -86,10 +85,4 @@ def decoder(config: Config) -> Qwen3NextDecoder:
     return Qwen3NextDecoder(shape, stack_of_kinds(kinds, layer), rotary_width(config, shape.head_dim))
 
 
-class Qwen3Next(CausalLM):
-    """``Qwen3NextForCausalLM``."""
-
-    PARAMETER_TARGETS = OLD_EXPERT_NAMES
-
-
-causal_lm = Qwen3Next
+causal_lm = NamedExpertsLM

@@ -6,9 +6,8 @@ Source: transformers 5.23 ``models/solar_open/modeling_solar_open.py`` and ``con
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Stack
 
 
@@ -20,16 +19,10 @@ class SolarOpenLayer(DecoderLayer):
         self.mlp = block
 
 
-class SolarOpen(CausalLM):
-    """``SolarOpenForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
-
-    PARAMETER_TARGETS = OLD_EXPERT_NAMES
-
-
 def decoder(config: Config) -> Decoder:
     shape = replace(decoder_shape(config), output_bias=False)
     layer = SolarOpenLayer(shape, shared_experts_block(config, shape))
     return Decoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
 
 
-causal_lm = SolarOpen
+causal_lm = NamedExpertsLM
