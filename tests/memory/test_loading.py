@@ -64,10 +64,17 @@ def test_stage_3_gathers_one_module_beside_all_shards_while_it_loads():
     assert load.peak.total == shards([*WEIGHTS, EMBEDDING], 3) + 2 * EMBEDDING
 
 
-def test_a_tied_head_is_a_weight_of_its_own_until_stage_3_has_loaded():
+def test_a_tied_head_is_a_weight_of_its_own_while_stage_3_loads():
     load = stage_3(ties=True)
-    assert load.resident.total == shards(WEIGHTS, 3)
+    assert load.resident.total == shards([*WEIGHTS, EMBEDDING], 3)
     assert load.peak.total == shards([*WEIGHTS, EMBEDDING], 3) + 2 * EMBEDDING
+
+
+def test_hpz_keeps_a_secondary_partition_of_the_tied_head_too_while_it_loads():
+    both = [*WEIGHTS, EMBEDDING]
+    load = stage_3(num_ranks=4, hpz=2, ties=True)
+    assert load.resident.total == shards(both, 4) + shards(both, 2)
+    assert load.peak.total == shards(both, 4) + shards(both, 2) + 2 * EMBEDDING
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -78,8 +85,8 @@ def test_stage_3_with_offloaded_weights_has_nothing_but_the_module_and_its_shard
 
 
 def test_adapters_are_whole_until_the_engine_of_stage_3_cuts_them_up():
-    load = stage_3(method=Method.LORA, lora_rank=5, lora_targets="q_proj")
-    assert load.resident.total == shards(WEIGHTS, 3) + 2 * (2 * 5 * (12 + 12))
+    load = stage_3(method=Method.LORA, lora_rank=5, lora_targets="q_proj", ties=False)
+    assert load.resident.total == shards([*WEIGHTS, EMBEDDING], 3) + 2 * (2 * 5 * (12 + 12))
 
 
 def test_the_first_cpu_rank_holds_the_whole_checkpoint_as_well():
@@ -95,6 +102,17 @@ def test_hooks_of_stage_3_gather_trained_weights_alone(method: Method, largest: 
     recipe = Recipe(zero_stage=3, method=method, lora_rank=16)
     init = estimator(recipe).timeline(recipe, cluster(num_gpus=3)).phases[1]
     assert init.peak.total - init.resident.total == 3 * 2 * -(-largest // 3)  # cut among three, so padded
+
+
+def test_adapters_of_packed_weights_come_in_16_bits_and_are_made_wide_after_the_embedding():
+    """``set_types`` of the trainer goes through all weights in the order of the model, whose first is the embedding."""
+    recipe = Recipe(method=Method.QLORA, zero_stage=None, upcasts_frozen=True, lora_rank=2)
+    table = estimator(recipe, vocab_size=3500).table
+    load = load_phase(table, recipe, 1)
+    embedding, norms, adapters = 3500 * 12, 5 * NORM, table.num_trained
+    packed = table.total_bytes - 4 * (embedding + norms + adapters)
+    assert load.resident.total == table.total_bytes
+    assert load.peak.total == packed + 2 * (norms + adapters) + (2 + 4) * embedding
 
 
 # In the host's memory

@@ -124,6 +124,9 @@ class Engine:
         elif is_on_cpu or self.recipe.method is Method.QLORA:
             self._load_weights()
 
+    def end_load(self) -> None:
+        """What only reference cycles hold after loading goes, before ``build``."""
+
     def build(self) -> None:
         """The engine is made: weights come to the device where they have not yet, then what it keeps beside them."""
         if not self._is_loaded:
@@ -363,12 +366,13 @@ MAGNITUDE = ".lora_magnitude_vector."
 
 
 def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
-    """Bytes of a weight as it arrives that are not those it stays in: 16 bits before 4, or before peft's float32."""
+    """Bytes of a weight as it arrives that are not those it stays in: 16 bits before 4, or before float32, peft's of
+    what it freezes and the trainer's of adapters beside packed weights."""
     if parameter.stored_bytes is not None:
         return parameter.numel * parameter.dtype.num_bytes
-    is_upcast = recipe.loaded_dtype is not DType.FLOAT32 and recipe.upcasts_frozen
-    is_upcast = is_upcast and not parameter.requires_grad and parameter.dtype is DType.FLOAT32
-    return parameter.numel * recipe.precision.dtype.num_bytes if is_upcast else 0
+    is_wide = parameter.dtype is DType.FLOAT32 and recipe.loaded_dtype is not DType.FLOAT32
+    is_upcast = recipe.method is Method.QLORA if parameter.requires_grad else recipe.upcasts_frozen
+    return parameter.numel * recipe.precision.dtype.num_bytes if is_wide and is_upcast else 0
 
 
 def weight(entry: NamedParameter) -> tuple[str, str]:

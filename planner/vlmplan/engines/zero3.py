@@ -55,8 +55,9 @@ class Zero3(Zero3Formulas):
     def load(self, *, is_on_cpu: bool) -> None:
         """``deepspeed.zero.Init`` shards every module once it is built, and gathers it once more, all its own weights
         together, for the values that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``). A
-        tied head is a weight of its own until the end (``no_tie_weights``). Adapters are added whole; of what is
-        trained in a copy the original is gathered to be copied (peft's ``ModulesToSaveWrapper.update``)."""
+        tied head is a weight of its own (``no_tie_weights``), and reference cycles hold it until the engine is made.
+        Adapters are added whole; of what is trained in a copy the original is gathered to be copied (peft's
+        ``ModulesToSaveWrapper.update``)."""
         del is_on_cpu
         sink, modules = self.sink, self._modules_of_checkpoint()
         for entries in modules:
@@ -65,7 +66,9 @@ class Zero3(Zero3Formulas):
         for number in range(self.table.num_tied_copies):
             shard = 0 if self.offloads_weights else -(-tied // self.num_ranks)
             sink.allocate("tied", Component.TEMPORARIES, tied)
-            sink.allocate(f"tied shard {number}", Component.WEIGHTS, shard)
+            sink.allocate(("tied shard", number), Component.WEIGHTS, shard)
+            copied = -(-tied // self.recipe.hpz) if self.shards.has_secondary else 0
+            sink.allocate(("tied copy", number), Component.WEIGHTS, copied)
             sink.free("tied")
         for entries in modules:
             shards = [self.shards.shard_bytes(entry.parameter) for entry in entries]
@@ -78,14 +81,18 @@ class Zero3(Zero3Formulas):
                 sink.allocate("original", Component.TEMPORARIES, copied)
                 sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
                 sink.free("original")
+
+    def end_load(self) -> None:
         for number in range(self.table.num_tied_copies):
-            sink.free(f"tied shard {number}")
+            self.sink.free(("tied shard", number))
+            self.sink.free(("tied copy", number))
 
     def build(self) -> None:
         """Adapters are sharded; trained shards move through the host into one tensor (``defragment`` in
         ``zero/utils.py``); then master copies, the bucket, gradients, and every trained weight is whole for a moment
         when it gets the hook that takes its gradient (``create_reduce_and_remove_grad_hooks``)."""
         sink = self.sink
+        self.end_load()
         if self.recipe.trains_adapters:
             for entry in self.trained:
                 self._shard(entry)

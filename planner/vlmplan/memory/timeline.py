@@ -106,11 +106,11 @@ class StartedRun:
         engine.step(is_first=False)
         step = _ended(STEP, tracker)
         beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
-        is_evaluated = bool(beside) and not isinstance(evaluated, Rollout)
-        begun = tracker.peak if is_evaluated else step.resident
+        last = step if isinstance(evaluated, Rollout) else [step, *beside][-1]
+        begun = tracker.peak if last is not step else step.resident
         saving = step.resident + Components(weights=engine.saving_bytes)
-        left = beside[-1].resident if is_evaluated and engine.saves_whole else step.resident
-        save = Phase(name=SAVE, resident=left, peak=higher(saving, begun))
+        left = last if engine.saves_whole else step
+        save = Phase(name=SAVE, resident=left.resident, peak=higher(saving, begun))
         if self._is_of_any_rank and len(stretches) > 1:
             walked = WalkedStep(
                 before=highest([*within, *forwards, replace(backward, peak=earlier)]),
@@ -167,7 +167,10 @@ def _load(engine: Engine, tracker: PeakTracker, *, is_on_cpu: bool, read_bytes: 
     tracker.allocate("checkpoint", Component.TEMPORARIES, read_bytes)
     engine.load(is_on_cpu=is_on_cpu)
     tracker.free("checkpoint")
-    return _ended(LOAD, tracker)
+    phase = _ended(LOAD, tracker)
+    engine.end_load()
+    tracker.start_phase()
+    return phase
 
 
 def _ended(name: str, tracker: PeakTracker) -> Phase:
