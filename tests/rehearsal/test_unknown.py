@@ -92,7 +92,7 @@ def off_by(first: int, further: int, asked: list[int], *, operations_per_layer: 
 
 
 @pytest.mark.parametrize(
-    ("operations_per_layer", "rehearsed"), [(MOST_OPERATIONS // NUM_LAYERS, [5]), (MOST_OPERATIONS, [5, 1, 2])]
+    ("operations_per_layer", "rehearsed"), [(MOST_OPERATIONS // NUM_LAYERS, [5]), (MOST_OPERATIONS, [5, 2, 3])]
 )
 def test_what_the_formulas_miss_is_that_of_all_layers(found: Estimate, operations_per_layer: int, rehearsed: list[int]):
     """As they were rehearsed, or drawn on from the first ones where all have too many operations."""
@@ -138,7 +138,7 @@ def test_the_notes_say_where_the_memory_comes_from(found: Estimate):
     long = off_by(0, 0, [], operations_per_layer=MOST_OPERATIONS)
     other = replace(found, recipe=RECIPE.with_changes(micro_batch=3))
     (note,) = with_rehearsed_activations(other, long).workload.model.notes
-    assert "memory is rehearsed, with one layer and with two, and drawn on to all" in note
+    assert "memory is rehearsed with its first layers and drawn on to all" in note
     assert "generic decoder" in note
 
 
@@ -149,6 +149,18 @@ def taking(num_bytes: int) -> Rehearse:
         return {p.name: (p.resident.total, p.peak.total - num_bytes) for p in short.timeline.phases}
 
     return rehearse
+
+
+def test_no_more_micro_batches_are_rehearsed_than_differ(found: Estimate):
+    asked: list[int] = []
+
+    def rehearse(short: Estimate, most_operations: int | None) -> Peaks:
+        asked.append(short.recipe.grad_accum)
+        return {}
+
+    for grad_accum in (1, 2, 3, 16, 17):  # the last is that of the three before
+        with_rehearsed_activations(replace(found, recipe=RECIPE.with_changes(grad_accum=grad_accum)), rehearse)
+    assert asked == [1, 2, 3]
 
 
 def test_what_was_rehearsed_once_is_kept(found: Estimate):
@@ -200,16 +212,17 @@ def test_each_recommended_plan_is_rehearsed_as_an_estimate_of_it_is(found: Estim
 @pytest.mark.sweep
 @pytest.mark.long
 @pytest.mark.parametrize("zero_stage", [None, 3])
-def test_a_rehearsal_of_all_layers_is_what_is_planned_and_two_tell_of_five(
+def test_a_rehearsal_of_all_layers_is_what_is_planned_and_three_tell_of_five(
     found: Estimate, monkeypatch: pytest.MonkeyPatch, zero_stage: int | None
 ):
-    """The real thing, and what is drawn on from one and two layers where nothing is sharded."""
+    """The real thing, and what is drawn on from two and three layers where nothing is sharded."""
     recipe = RECIPE.with_changes(zero_stage=zero_stage)
     planned = estimate(found.workload, recipe, cluster("rtx-4090", 1 if zero_stage is None else 2))
     corrected = with_rehearsed_activations(planned)
     assert "memory is rehearsed;" in corrected.workload.model.notes[0], corrected.workload.model.notes
-    with pytest.raises(LongRehearsalError):
-        rehearsed_peaks(planned, 1000)
+    for most_operations in (1000, 4000):  # it gives up in forward, and in backward
+        with pytest.raises(LongRehearsalError):
+            rehearsed_peaks(planned, most_operations)
     seen = rehearsed_peaks(planned)
     for phase in corrected.timeline.phases:
         assert (phase.resident.total, phase.peak.total) == seen[phase.name]
@@ -218,7 +231,7 @@ def test_a_rehearsal_of_all_layers_is_what_is_planned_and_two_tell_of_five(
     monkeypatch.setattr("vlmplan.rehearsal.unknown.MOST_OPERATIONS", 1000)
     monkeypatch.setattr("vlmplan.rehearsal.unknown.SCHEMA", -1)  # what was kept is of all layers
     drawn_on = with_rehearsed_activations(planned)
-    assert "rehearsed, with one layer" in drawn_on.workload.model.notes[0], drawn_on.workload.model.notes
+    assert "rehearsed with its first layers" in drawn_on.workload.model.notes[0], drawn_on.workload.model.notes
     for phase in drawn_on.timeline.phases:
         if phase.name in OF_ACTIVATIONS:
             assert phase.peak.total == pytest.approx(seen[phase.name][1], rel=1e-3)

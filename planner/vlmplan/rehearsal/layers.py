@@ -167,10 +167,11 @@ def rehearsed_peaks(short: Estimate, most_operations: int | None = None) -> Peak
     """
     from vlmplan.rehearsal.comparison import compared
     from vlmplan.rehearsal.process import run_rehearsal
-    from vlmplan.rehearsal.request import request_json
+    from vlmplan.rehearsal.request import LEAST_STEPS, request_json
 
     plan = plan_from_estimate(short)
     request = request_json(plan, short, rank=short.timeline.rank)
+    request["num_steps"] = LEAST_STEPS - 1  # nobody asks what is alive at a peak
     if most_operations is not None:
         request["most_operations"] = most_operations
     found = compared(run_rehearsal(request, plan, say=lambda text: None), short)

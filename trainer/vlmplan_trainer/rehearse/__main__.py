@@ -9,25 +9,27 @@ Progress goes to standard error, a phase a line.
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from vlmplan_trainer.answering import Answering, say_phase_begins
+
+TOO_LONG = {"is_too_long": True}
 
 
 def main() -> int:
     answering = Answering()
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # nothing is compiled, so that no compiler need be imported
     warnings.filterwarnings("ignore")
-    answering.end(answering.answer(_rehearsed))
+    answering.end(answering.answer(lambda request: _rehearsed(request, lambda: answering.end(TOO_LONG))))
     return 0
 
 
-def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
+def _rehearsed(request: dict[str, Any], give_up: Callable[[], None]) -> dict[str, Any]:
     from transformers.utils import logging
 
     from vlmplan.plan import plan_from_json
     from vlmplan_trainer.rehearse.batch import ImageSpec, Samples
-    from vlmplan_trainer.rehearse.dispatch import TooManyOperationsError
     from vlmplan_trainer.rehearse.run import Request, rehearse
     from vlmplan_trainer.rehearse.sounds import AudioSpec
 
@@ -47,12 +49,10 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
         ),
         compute_capability=capability,
         say=say_phase_begins,
+        give_up=give_up,
         **request,
     )
-    try:
-        return rehearse(asked)
-    except TooManyOperationsError:
-        return {"is_too_long": True}
+    return rehearse(asked)
 
 
 if __name__ == "__main__":

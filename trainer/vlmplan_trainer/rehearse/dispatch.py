@@ -63,12 +63,12 @@ class Operation:
     results: Results | None
 
 
-class TooManyOperationsError(Exception):
-    """A rehearsal has come to more operations than it was to do at most."""
-
-
 class Rehearsal(TorchDispatchMode):
-    """Stands between the trainer and fake tensors. Raises TooManyOperationsError behind ``most_operations``."""
+    """Stands between the trainer and fake tensors.
+
+    ``give_up`` is called behind ``most_operations`` and has to end the process: an exception out of backward makes
+    torch abort.
+    """
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Rehearsal(TorchDispatchMode):
         maker: Callable[[], str],
         *,
         most_operations: int = sys.maxsize,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.fake_mode, self.ledger, self._maker = fake_mode, ledger, maker
@@ -84,7 +85,7 @@ class Rehearsal(TorchDispatchMode):
         self.work = Work()
         """What runs now makes the card do."""
         self.flops = 0
-        self.num_operations, self.most_operations = 0, most_operations
+        self.num_operations, self._most_operations, self._give_up = 0, most_operations, give_up
         self._operations: dict[int, Operation] = {}
         fake_mode.cache_enabled = False  # see shapes
 
@@ -116,8 +117,8 @@ class Rehearsal(TorchDispatchMode):
             return NotImplemented  # it calls operations on this rank's part, which come here
         kwargs = kwargs or {}
         self.num_operations += 1
-        if self.num_operations > self.most_operations:
-            raise TooManyOperationsError
+        if self.num_operations > self._most_operations:
+            self._give_up()
         operation = self._operations.get(id(func)) or self._met(func)
         if operation.special is not None:
             result = operation.special(self, func, args, kwargs)

@@ -46,7 +46,7 @@ class Request:
     """What is rehearsed: one rank of a plan, ``num_steps`` optimizer steps on equal samples.
 
     ``compute_capability`` chooses attention's kernels; ``total_bytes`` is what DeepSpeed is told that a card has.
-    With more than ``most_operations`` it raises TooManyOperationsError.
+    ``give_up`` is called behind ``most_operations``, and has to end the process.
     """
 
     plan: Plan
@@ -57,6 +57,7 @@ class Request:
     total_bytes: int = 80 * 2**30
     saves: bool = True
     most_operations: int = sys.maxsize
+    give_up: Callable[[], None] = lambda: None
     say: Callable[[str], None] = lambda text: None
 
 
@@ -143,7 +144,9 @@ def _on_fake_tensors(
         if plan.recipe.fsdp:
             stack.enter_context(telling_of_resized_storages(lambda storage: ledger.resized(storage, attribution)))
         stack.enter_context(fake_mode)
-        mode = Rehearsal(fake_mode, ledger, attribution, most_operations=request.most_operations)
+        mode = Rehearsal(
+            fake_mode, ledger, attribution, most_operations=request.most_operations, give_up=request.give_up
+        )
         yield stack.enter_context(mode)
 
 
