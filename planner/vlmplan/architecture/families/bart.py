@@ -80,7 +80,6 @@ class BartAttention(Module):
     """Attention among tokens, or to ``states`` of the encoder."""
 
     def __init__(self, shape: BartShape, *, is_causal: bool) -> None:
-        super().__init__()
         self.shape, self.is_causal = shape, is_causal
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = (
             Linear(shape.width, shape.width, bias=True) for _ in range(4)
@@ -100,7 +99,6 @@ class BartLayer(Module):
     """A layer of the encoder, or with cross-attention one of the decoder; norms stand before each part, or after it."""
 
     def __init__(self, shape: BartShape, *, is_decoder: bool) -> None:
-        super().__init__()
         self.shape, self.is_decoder = shape, is_decoder
         self.self_attn = BartAttention(shape, is_causal=is_decoder)
         if is_decoder:
@@ -158,7 +156,6 @@ class BartStack(Module):
     """``BartEncoder`` or ``BartDecoder``."""
 
     def __init__(self, shape: BartShape, *, is_decoder: bool) -> None:
-        super().__init__()
         kind = shape.kind
         self.shape, self.is_decoder = shape, is_decoder
         self.embed_tokens = Embedding(shape.vocab_size, shape.width)
@@ -234,7 +231,6 @@ class BartModel(Module):
     """``BartModel``: both stacks, and the token table of both, which is theirs too where weights are tied."""
 
     def __init__(self, encoder: BartShape, decoder: BartShape, *, has_table: bool, ties_weights: bool) -> None:
-        super().__init__()
         self.shared = Embedding(encoder.vocab_size, encoder.width) if has_table else None
         self.encoder = BartStack(encoder, is_decoder=False)
         self.decoder = BartStack(decoder, is_decoder=True)
@@ -250,7 +246,6 @@ class Bart(Model):
     adds_to_logits = True
 
     def __init__(self, encoder: BartShape, decoder: BartShape, *, has_table: bool, ties_weights: bool) -> None:
-        super().__init__()
         self.model = BartModel(encoder, decoder, has_table=has_table, ties_weights=ties_weights)
         self.lm_head = Linear(decoder.width, decoder.vocab_size)
         if ties_weights:
