@@ -11,7 +11,6 @@ from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
     DecoderLayer,
-    DecoderShape,
     RotaryContext,
     decoder_shape,
 )
@@ -40,9 +39,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class ErnieLayer(DecoderLayer):
     """``Ernie4_5DecoderLayer``."""
 
-    def __init__(self, shape: DecoderShape) -> None:
-        super().__init__(shape)
-        self.self_attn = ErnieAttention(shape, None)
+    attention = ErnieAttention
 
 
 class ErnieDecoder(Decoder):

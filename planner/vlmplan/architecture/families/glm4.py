@@ -27,9 +27,7 @@ class Glm4Attention(Attention):
 class Glm4Layer(DecoderLayer):
     """``Glm4DecoderLayer``."""
 
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        super().__init__(shape, rotary_width)
-        self.self_attn = Glm4Attention(shape, rotary_width)
+    attention = Glm4Attention
 
 
 class PartlyRotatedDecoder(Decoder):

@@ -5,6 +5,7 @@ the decoder and the inner width of the blocks' MLP; ``intermediate_size`` is the
 """
 
 from dataclasses import replace
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -175,8 +176,10 @@ class Attention(Module):
 class DecoderLayer(Module):
     """Attention and MLP with a norm before and behind each."""
 
+    attention: Any = Attention
+
     def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        self.self_attn = Attention(shape, rotary_width)
+        self.self_attn = self.attention(shape, rotary_width)
         self.mlp = Phi3Mlp(shape)
         self.input_layernorm = RMSNorm(shape.hidden_size)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size)

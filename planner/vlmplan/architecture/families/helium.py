@@ -11,7 +11,6 @@ from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
     DecoderLayer,
-    DecoderShape,
     RotaryContext,
     decoder_shape,
 )
@@ -31,11 +30,8 @@ class HeliumAttention(Attention):
 class HeliumLayer(DecoderLayer):
     """``HeliumDecoderLayer``."""
 
-    def __init__(self, shape: DecoderShape) -> None:
-        super().__init__(shape)
-        self.self_attn = HeliumAttention(shape, None)
-        self.input_layernorm = WideRMSNorm(shape.hidden_size)
-        self.post_attention_layernorm = WideRMSNorm(shape.hidden_size)
+    attention = HeliumAttention
+    norm = WideRMSNorm
 
 
 def decoder(config: Config) -> Decoder:

@@ -37,9 +37,7 @@ class HunYuanAttention(Attention):
 class HunYuanLayer(DecoderLayer):
     """``HunYuanDenseV1DecoderLayer``."""
 
-    def __init__(self, shape: DecoderShape, window: int | None) -> None:
-        super().__init__(shape, window)
-        self.self_attn = HunYuanAttention(shape, window)
+    attention = HunYuanAttention
 
 
 def decoder(config: Config) -> Decoder:

@@ -5,7 +5,7 @@ Source: transformers 5.23 ``models/llama/modeling_llama.py`` and the files deriv
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, heads_together
@@ -146,13 +146,16 @@ class GatedMlp(Module):
 class DecoderLayer(Module):
     """Pre-norm attention and MLP, each added to the residual."""
 
+    attention: Any = Attention
+    norm: Any = RMSNorm
+
     def __init__(self, shape: DecoderShape, window: int | None = None) -> None:
-        self.self_attn = Attention(shape, window)
+        self.self_attn = self.attention(shape, window)
         self.mlp: Module = GatedMlp(
             shape.hidden_size, shape.intermediate_size, activation=shape.activation, bias=shape.mlp_bias
         )
-        self.input_layernorm = RMSNorm(shape.hidden_size)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size)
+        self.input_layernorm = self.norm(shape.hidden_size)
+        self.post_attention_layernorm = self.norm(shape.hidden_size)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         residual = x

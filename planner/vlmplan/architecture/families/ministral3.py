@@ -9,7 +9,6 @@ from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
     DecoderLayer,
-    DecoderShape,
     RotaryContext,
     decoder_shape,
     stack_of_kinds,
@@ -29,9 +28,7 @@ class Ministral3Attention(Attention):
 class Ministral3Layer(DecoderLayer):
     """``Ministral3DecoderLayer``."""
 
-    def __init__(self, shape: DecoderShape, window: int | None) -> None:
-        super().__init__(shape, window)
-        self.self_attn = Ministral3Attention(shape, window)
+    attention = Ministral3Attention
 
 
 def decoder(config: Config) -> Decoder:
