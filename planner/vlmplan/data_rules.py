@@ -95,3 +95,10 @@ def rules_of(tool: str | None) -> DataRules:
         most, fewest = LLAMA_FACTORY_PIXELS
         return DataRules(trainer=tool, max_pixels=most, min_pixels=fewest, videos=VideoRules())
     return DataRules(trainer=tool, pads_to=1, drops_long=tool == "ms-swift")
+
+
+def loader_workers_of(tool: str | None) -> int:
+    """Processes of each rank that open images where a trainer's configuration says nothing: ms-swift 4.6 takes one
+    (``trainers/arguments.py``), ``TrainingArguments`` none; None is the bundled one, which has none.
+    """
+    return int(tool == "ms-swift")

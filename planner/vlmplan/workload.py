@@ -119,6 +119,7 @@ class Workload:
     Of a model with an encoder and a decoder they are those of the prompt, and ``target_len`` those of the answer.
     ``global_batch`` is samples per optimizer step over all GPUs; None where micro batch and accumulation decide it.
     ``saving`` says when checkpoints are written and how many stay, which no byte and second of training depends on.
+    ``loader_workers`` are the processes of each rank that open images while the GPU computes; 0: it opens them itself.
     ``video_fps`` frames of each second and ``video_frames`` of each video are taken at the most where samples have
     videos, each of ``video_pixels`` at the most; None: as the model's processor takes them. ``clip_frames``: what
     counts as images are videos of so many frames, of a model that sees those otherwise than images; None: they are
@@ -138,6 +139,7 @@ class Workload:
     samples_per_entry: int = 1
     """Samples that one of ``num_samples`` makes: answers to a prompt, where they are generated."""
     saving: Saving = field(default_factory=Saving)
+    loader_workers: int = 0
     video_fps: float | None = None
     video_frames: int | None = None
     video_pixels: int | None = None

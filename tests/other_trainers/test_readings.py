@@ -270,6 +270,14 @@ def test_images_without_a_limit_of_pixels_are_a_note_where_larger_ones_take_more
     assert [tokens in note for note in notes] == ([] if tokens is None else [True])
 
 
+@pytest.mark.parametrize(("trainer", "default"), [(MS_SWIFT, 1), (LLAMA_FACTORY, 0), (TRL, 0)])
+def test_processes_that_open_images_are_as_the_trainer_has_them(read, trainer, default):
+    assert read(trainer).loader_workers == default
+    config = read(trainer | {"dataloader_num_workers": 4})
+    assert config.loader_workers == 4
+    assert "dataloader_num_workers" in {setting.key for setting in config.said}
+
+
 def test_the_bundled_names_of_ms_swift_are_no_files_of_others(read):
     with pytest.raises(InputError, match="deepspeed is zero2, which is no file"):
         read(LLAMA_FACTORY | {"deepspeed": "zero2"})

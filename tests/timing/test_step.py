@@ -282,3 +282,26 @@ def test_what_the_update_sends_hides_behind_nothing(stage: int):
     table = estimator(Method.FULL, stage, Precision.BF16).table
     sent = communication_seconds(step_collectives(table, found.recipe, num_ranks=4, trace=trace), found.cluster)
     assert 0 < sent.step <= found.step_time.communication < sent.total
+
+
+def test_images_that_workers_open_hide_behind_the_step_or_are_waited_for():
+    """Of one worker a step takes what it opens, if that is more than all else; of enough of them nothing is seen."""
+    files = shortened("llava-1.5-7b", num_hidden_layers=2)
+    gpu = shipped_gpus()["h100-sxm"]
+    on, recipe = Cluster(node=Node(gpu=gpu, num_gpus=1)), Recipe(micro_batch=2)
+    workload = Workload(model=files, seq_len=1024, images_per_sample=1, image_width=4000, image_height=3000)
+
+    def step(workers: int) -> Any:
+        estimator = Estimator(replace(workload, loader_workers=workers), recipe)
+        found = estimator.estimate(recipe, on)
+        besides = besides_computing(estimator.table, found.collectives, recipe, on, found.workload)
+        phases = micro_batch_seconds(estimator.trace(recipe, gpu.compute_capability), gpu, recipe)
+        assert besides.step_seconds(phases.phases) == pytest.approx(found.step_seconds)
+        return found.step_time
+
+    alone, one, many = step(0), step(1), step(999)
+    others = alone.total - alone.images
+    assert others < alone.images
+    assert one.total == pytest.approx(alone.images)
+    assert one.images == pytest.approx(alone.images - others)
+    assert (many.images, many.total) == (0, pytest.approx(others))

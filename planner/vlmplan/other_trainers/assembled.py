@@ -124,6 +124,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         notes=tuple(settings.notes),
         data_rules=replace(meaning.data_rules, trainer=meaning.trainer, order=arguments.order),
         saving=arguments.saving,
+        loader_workers=arguments.loader_workers,
         use_double_quant=meaning.use_double_quant if method is Method.QLORA else None,
         output_dir=arguments.output_dir,
     )

@@ -50,7 +50,7 @@ WITHOUT_EFFECT = frozenset(
     push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
     greater_is_better ignore_data_skip
     restore_callback_states_from_checkpoint full_determinism seed data_seed accelerator_config dataloader_drop_last
-    dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
     dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names length_column_name
     ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout debug skip_memory_metrics do_train do_predict
     local_rank use_cache
@@ -72,6 +72,7 @@ class Defaults:
     bf16: bool | None = False
     """None: neither bf16 nor fp16 unless said; the trainer makes them of the type of the weights."""
     optimizer: str = "adamw_torch_fused"
+    loader_workers: int = 0
     keeps_best: bool = False
     """Whether the best model is looked for in every run that evaluates."""
     writes_result: bool = True
@@ -96,6 +97,7 @@ class Arguments:
     order: Order = Order.RANDOM
     """Of the samples in an epoch."""
     saving: Saving = field(default_factory=Saving)
+    loader_workers: int = 0
     output_dir: str = ""
     """Where checkpoints go; empty where nothing is said."""
 
@@ -130,6 +132,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     output_dir = settings.text("output_dir", "")
     if settings.text("resume_from_checkpoint", "").casefold() not in ("", *NO):
         settings.note("it goes on from a checkpoint: what reading that takes of GPUs and hosts is in the estimate")
+    workers = settings.maybe_count("dataloader_num_workers")
     settings.ignore(WITHOUT_EFFECT)
     options |= read_evaluation(settings, defaults.evaluation)
     settings.ignore_all_of("fsdp_")
@@ -144,6 +147,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
         order=order,
         saving=saving,
         output_dir=output_dir,
+        loader_workers=defaults.loader_workers if workers is None else workers,
     )
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from vlmplan.data_rules import FOR_LONGEST, OF_EVERY_IMAGE, DataRules
+from vlmplan.data_rules import FOR_LONGEST, OF_EVERY_IMAGE, DataRules, loader_workers_of
 from vlmplan.evaluation import Kept
 from vlmplan.files import text_of
 from vlmplan.json_reader import parse_json_object
@@ -86,6 +86,7 @@ DEFAULTS = Defaults(
     accumulation=None,
     checkpointing=True,
     bf16=None,
+    loader_workers=loader_workers_of("ms-swift"),
     keeps_best=True,
     writes_result=False,
     evaluation=EvaluationRules(batch=1, runs=_evaluates, kept=_kept, generated=_generated),

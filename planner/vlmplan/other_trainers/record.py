@@ -46,5 +46,7 @@ class TrainerConfig:
     """When checkpoints are written, and how many stay."""
     output_dir: str = ""
     """Where; empty where nothing is said."""
+    loader_workers: int = 0
+    """Processes of each rank that open images while the GPU computes (``dataloader_num_workers``)."""
     use_double_quant: bool | None = None
     """Whether scales of 4-bit weights are quantised too; None where weights are not 4-bit, or nothing is said."""

@@ -36,7 +36,7 @@ def plan_from_estimate(
     node, recipe = estimate.cluster.node, estimate.recipe
     num_gpus = estimate.cluster.num_gpus
     return Plan(
-        workload=replace(estimate.workload, saving=Saving(), global_batch=_global_batch(estimate)),
+        workload=replace(estimate.workload, saving=Saving(), loader_workers=0, global_batch=_global_batch(estimate)),
         recipe=recipe,
         hardware=PlannedHardware(
             gpu_id=node.gpu.id,

@@ -185,7 +185,8 @@ class Plan:
         }
 
 
-WORKLOAD_FIELDS = tuple(item.name for item in fields(Workload) if item.name not in ("model", "saving"))
+OF_OTHER_TRAINERS = ("saving", "loader_workers")
+WORKLOAD_FIELDS = tuple(item.name for item in fields(Workload) if item.name not in ("model", *OF_OTHER_TRAINERS))
 """Those that a plan keeps: its checkpoints are the trainer's options."""
 
 

@@ -122,7 +122,7 @@ def configured_request(own: Request, opened: "OpenedConfig", find_model: Callabl
     clipping = DecidedRecipe(gradient_clipping=config.gradient_clipping, use_double_quant=config.use_double_quant)
     alone = replace(
         alone,
-        workload=replace(alone.workload, saving=config.saving),
+        workload=replace(alone.workload, saving=config.saving, loader_workers=config.loader_workers),
         recipe=alone.recipe.completed(clipping),
         ds_config=config.ds_config,
     )

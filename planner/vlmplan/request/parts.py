@@ -44,8 +44,8 @@ class WorkloadRequest:
     ``clip_frames`` is that of ``Workload``. Where the seconds of a sound are said and no number of sounds, a sample has
     one.
 
-    ``saving`` is what the configuration of another trainer says of its checkpoints; ``save_every`` steps and
-    ``keep_last`` are the user's own.
+    ``saving`` is what the configuration of another trainer says of its checkpoints, ``loader_workers`` what it says of
+    processes that open images; ``save_every`` steps and ``keep_last`` are the user's own.
     """
 
     seq_len: int | None = None
@@ -59,6 +59,7 @@ class WorkloadRequest:
     save_every: int | None = None
     keep_last: int | None = None
     saving: Saving | None = None
+    loader_workers: int | None = None
     video_fps: float | None = None
     video_frames: int | None = None
     video_pixels: int | None = None

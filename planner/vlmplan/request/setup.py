@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from vlmplan.data_rules import loader_workers_of
 from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
@@ -70,7 +71,15 @@ def requested_saving(request: Request) -> Saving:
     return saving
 
 
-def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None = None) -> Workload:
+def requested_loader_workers(request: Request) -> int:
+    """Processes that open images, as its configuration or the trainer that is planned for has them."""
+    asked, tool = request.workload.loader_workers, request.made_for
+    return loader_workers_of(None if tool is None else tool.value) if asked is None else asked
+
+
+def workload_of(
+    model: ModelFiles, asked: WorkloadRequest, saving: Saving | None = None, loader_workers: int = 0
+) -> Workload:
     """The workload; a model that takes images gets one per sample unless the user says otherwise.
 
     Where the user says nothing of length and images, and the default image takes more than the default length, or where
@@ -94,6 +103,7 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
         epochs=DEFAULT_EPOCHS if asked.epochs is None else asked.epochs,
         global_batch=asked.global_batch,
         saving=saving or Saving(),
+        loader_workers=loader_workers,
         video_fps=asked.video_fps,
         video_frames=asked.video_frames,
         video_pixels=asked.video_pixels,
@@ -267,7 +277,8 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     cluster, notes = machine
     ds_config = request.ds_config
     task = request.task.task()
-    workload = with_task(workload_of(model, request.workload, requested_saving(request)), task)
+    asked = workload_of(model, request.workload, requested_saving(request), requested_loader_workers(request))
+    workload = with_task(asked, task)
     decided = as_its_trainer(request, workload.model)
     if decided.grad_accum is None and workload.global_batch is None and ds_config is None:
         decided = replace(decided, grad_accum=whole_groups(task, decided.micro_batch or 1, cluster.num_gpus))

@@ -13,7 +13,15 @@ from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Method
 from vlmplan.request import Request, SearchRequest, network_notes
-from vlmplan.request.setup import fixed_recipe, length_notes, requested_saving, samples_per_step, with_task, workload_of
+from vlmplan.request.setup import (
+    fixed_recipe,
+    length_notes,
+    requested_loader_workers,
+    requested_saving,
+    samples_per_step,
+    with_task,
+    workload_of,
+)
 from vlmplan.search import Limits, Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.search.offers import OfferFilter
@@ -56,7 +64,8 @@ def search_query(
     if (rate := hardware.inter_node_bytes_per_second) is not None:
         found = [candidate.with_network(rate) for candidate in found]
     asked = replace(request.workload, global_batch=samples_per_step(request))
-    workload = with_task(workload_of(model, asked, requested_saving(request)), request.task.task())
+    samples = workload_of(model, asked, requested_saving(request), requested_loader_workers(request))
+    workload = with_task(samples, request.task.task())
     _refuse_groups(request, workload)
     refuse_other_steps(workload, fixed, [candidate.cluster for candidate in found])
     notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))

@@ -62,7 +62,7 @@ def offload_seconds(
 def image_seconds(
     workload: Workload, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED, *, gpu: Gpu | None = None
 ) -> float:
-    """What a rank's images of one step take in its own process, between micro batches: the trainer has no workers.
+    """What a rank's images of one step take in one process.
 
     ``gpu``: one whose calibration may have measured it, on the host beside it.
     """

@@ -141,13 +141,15 @@ class BesidesComputing(NamedTuple):
     overlapped_fraction: float
     grad_accum: int
     rest_seconds: float
+    loading_seconds: float
+    """What a step takes at the least."""
 
     def step_seconds(self, micro_batch: PhaseSeconds) -> float:
         """The expected total of a step with micro batches of (forward, recompute, backward) seconds."""
         n, overlapped = self.grad_accum, self.overlapped_fraction
         parts = _shown_seconds(micro_batch, self.communication, n, overlapped, Scenario.EXPECTED)
         forward, recompute, backward, shown = parts
-        return forward + recompute + backward + shown + self.rest_seconds
+        return max(self.loading_seconds, forward + recompute + backward + shown + self.rest_seconds)
 
 
 def _shown_seconds(
@@ -184,6 +186,7 @@ def besides_computing(
         overlapped_fraction=overlapped_fraction(recipe, cluster.num_gpus),
         grad_accum=recipe.grad_accum,
         rest_seconds=rest.total,
+        loading_seconds=rest.loading,
     )
 
 
@@ -193,8 +196,11 @@ class _Rest(NamedTuple):
     optimizer: float
     offload: float
     images: float
+    """Between micro batches, in the rank's own process."""
     fixed: float
     rollout: RolloutSeconds | None
+    loading: float
+    """Of images in processes beside it, which hides behind all else (torch's ``DataLoader`` with workers)."""
 
     @property
     def total(self) -> float:
@@ -212,6 +218,7 @@ def _step(
     overlapped = overlapped_fraction(recipe, cluster.num_gpus)
     parts = _shown_seconds(micro_batch, communication, recipe.grad_accum, overlapped, scenario)
     forward, recompute, backward, shown = parts
+    waited = max(0.0, rest.loading - sum(parts) - rest.total)
     return StepTime(
         forward=forward,
         recompute=recompute,
@@ -219,7 +226,7 @@ def _step(
         communication=shown,
         optimizer=rest.optimizer,
         offload=rest.offload,
-        images=rest.images,
+        images=rest.images + waited,
         fixed=rest.fixed,
         generation=None if rest.rollout is None else rest.rollout.generation,
         scoring=None if rest.rollout is None else rest.rollout.scoring,
@@ -244,4 +251,7 @@ def _rest(
         num_ranks = cluster.num_gpus
         optimizer = update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, scenario=scenario)
     images = image_seconds(workload, recipe, scenario, gpu=gpu)
-    return _Rest(optimizer, offload, images, STEP_SECONDS.at(scenario), rollout)
+    fixed = STEP_SECONDS.at(scenario)
+    if workload.loader_workers:
+        return _Rest(optimizer, offload, 0.0, fixed, rollout, images / workload.loader_workers)
+    return _Rest(optimizer, offload, images, fixed, rollout, 0.0)
