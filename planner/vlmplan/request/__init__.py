@@ -5,6 +5,7 @@ record    ``Request``; how every option of the command line is read and written
 parsing   the request of options, and of the configuration of another trainer beside them
 videos    videos of samples, as images
 machines  the cluster of a request
+habits    what its trainer does around the steps: when it saves, and which processes open images
 setup     workload and recipe of a request, completed by defaults; not handed out here, as it takes long to import
 """
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from vlmplan.data_rules import loader_workers_of
 from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
@@ -17,13 +16,14 @@ from vlmplan.models import context_length, qformer_positions, takes_images
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.recipe_settings import option_name
+from vlmplan.request.habits import requested_loader_workers, requested_saving
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
 from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, model_facts
 from vlmplan.sample_audio import encoded_kinds, encoded_tokens, sample_audio
 from vlmplan.sample_images import sample_image
-from vlmplan.saving import Interval, Saving, saving_of
+from vlmplan.saving import Saving
 from vlmplan.training_task import TrainingTask
 from vlmplan.units import MAX_COUNT, counted
 from vlmplan.workload import (
@@ -48,33 +48,6 @@ OPTIONS_IN_FILE = (
 """Options that a ds_config.json decides too, in the order in which contradictions are named."""
 MULTI_GPU_ZERO_STAGE = 2
 """Stage of an estimate for several GPUs where the user names none."""
-
-GATHERS_SHARDS = "stage3_gather_16bit_weights_on_model_save"
-
-
-def requested_saving(request: Request) -> Saving:
-    """When checkpoints are written, how many stay and what is in them: as the trainer that is planned for does it where
-    neither its configuration nor an option says otherwise.
-
-    Source of ``"auto"``: accelerate takes it for true (``deepspeed_config.auto``).
-    """
-    asked, config = request.workload, request.ds_config
-    saving = asked.saving or saving_of(None if request.made_for is None else request.made_for.value)
-    if asked.save_every is not None:
-        saving = replace(saving, interval=Interval.STEPS, every=asked.save_every)
-    if asked.keep_last is not None:
-        saving = replace(saving, keep_last=asked.keep_last)
-    if config is not None:
-        section = config.content.get("zero_optimization", {})
-        gathers = bool(section.get(GATHERS_SHARDS)) or f"zero_optimization.{GATHERS_SHARDS}" in config.autos
-        saving = replace(saving, gathers_shards=gathers)
-    return saving
-
-
-def requested_loader_workers(request: Request) -> int:
-    """Processes that open images, as its configuration or the trainer that is planned for has them."""
-    asked, tool = request.workload.loader_workers, request.made_for
-    return loader_workers_of(None if tool is None else tool.value) if asked is None else asked
 
 
 def workload_of(

@@ -13,11 +13,10 @@ from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Method
 from vlmplan.request import Request, SearchRequest, network_notes
+from vlmplan.request.habits import requested_loader_workers, requested_saving
 from vlmplan.request.setup import (
     fixed_recipe,
     length_notes,
-    requested_loader_workers,
-    requested_saving,
     samples_per_step,
     with_task,
     workload_of,
