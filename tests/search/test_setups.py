@@ -36,6 +36,8 @@ WITH_IMAGES = space("qwen2-vl-2b", global_batch=8)
 TURNS_BETWEEN_BATCHES = space(of_few_layers("llava-1.5-7b"), global_batch=8)
 """With so few layers another tensor is the highest at one sample than at eight."""
 WITH_IMAGES_FEW_LAYERS = space(of_few_layers("qwen2-vl-2b"), global_batch=8)
+WITH_EXPERTS = space(of_few_layers("qwen3-30b-a3b"), seq_len=256, global_batch=16)
+"""Until each of 128 experts has a few hundred tokens it is their weights that take long to read."""
 CHUNK_FILLS_LATE = space("llava-1.5-7b", seq_len=700)  # 32,064 words: a chunk of logits is 2,048 tokens
 FEW = 13
 """One estimate in so many is computed where the sweep computes all; a prime, so that it meets every size and engine."""
@@ -96,6 +98,7 @@ def test_exact_peak_is_between_the_floor_and_the_bound(where: SetupSpace, num_gp
     [
         (SMALL, 1, FEW),
         (WITH_IMAGES_FEW_LAYERS, 2, FEW),
+        (WITH_EXPERTS, 1, FEW),
         pytest.param(SMALL, 1, 1, marks=pytest.mark.sweep),
         pytest.param(WITH_IMAGES, 2, 1, marks=pytest.mark.sweep),
     ],

@@ -13,15 +13,18 @@ from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Conv1D, DerivedLinear, Embedding, Linear, Module, PatchEmbedding
 from vlmplan.architecture.packed_weight import Linear4bit
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.parameter_adapters import AdaptableModule, adapted_parameters, wrap_parameters
+from vlmplan.architecture.parameter_adapters import (
+    STACK_DIMENSIONS,
+    AdaptableModule,
+    adapted_parameters,
+    wrap_parameters,
+)
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError, nearest
 from vlmplan.lora_targets import is_stacked, layer_targets, stacked_targets
 from vlmplan.units import DType
 
 ADAPTABLE = (Linear, PatchEmbedding, Embedding)
-STACK_DIMENSIONS = 3
-"""Of the weights of all experts in one: (experts, out, in)."""
 
 
 class AdapterSettings(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.adapter_names import Place
+from vlmplan.architecture.model import Model
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
@@ -31,6 +32,15 @@ class AdaptableModule(Module):
         """The parameter ``name``, or the result of the adapter around this module."""
         adapted = self.adapted_weights.get(name)
         return self.parameters_by_name[name] if adapted is None else adapted()
+
+
+STACK_DIMENSIONS = 3
+"""Of the weights of all experts in one: (experts, out, in), or (experts, in, out)."""
+
+
+def has_stacked_experts(model: Model) -> bool:
+    modules = (module for _, module in model.distinct_modules() if isinstance(module, AdaptableModule))
+    return any(len(one.shape) == STACK_DIMENSIONS for module in modules for one in module.parameters_by_name.values())
 
 
 class AdaptableLinear(Linear, AdaptableModule):

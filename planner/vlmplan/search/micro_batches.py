@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from vlmplan.architecture.parameter_adapters import has_stacked_experts
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines import Engine, ModelStates, engine_of
 from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_profile
@@ -64,7 +65,9 @@ class TracedBatches:
 
     One chunk of logits grows with the batch only until it is full, so the last batch before that and the first one
     after are looked at as well. So is every batch up to ``MAX_MASKED`` where its samples are one row under a mask,
-    which begins with the second sample and grows with the square.
+    which begins with the second sample and grows with the square; and every doubling where tokens go to experts: their
+    products take as long as the weights of all experts are read, until each expert has so many tokens that it is the
+    products themselves which take longer.
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class TracedBatches:
         inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
         if recipe.masks_its_row:
             inner |= set(range(2, min(largest, MAX_MASKED + 1)))
+        if has_stacked_experts(estimator.model):
+            inner |= {1 << place for place in range(1, (largest - 1).bit_length())}
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
         self._ends = ends
