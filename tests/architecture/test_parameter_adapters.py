@@ -198,3 +198,18 @@ def test_stacked_experts_have_no_weight_that_adapters_could_be_taken_out_of():
     with pytest.raises(InputError, match=r"--lora-init olora and pissa .* gate_up_proj, down_proj"):
         add_lora(build_model(MIXTRAL), settings, targets="all-linear", frozen=())
     add_lora(build_model(MIXTRAL), settings, targets="q_proj,v_proj", frozen=())
+
+
+@pytest.mark.parametrize("name", ["glm-4.5v", "qwen3-omni-30b-a3b"])
+def test_experts_that_peft_would_adapt_although_they_are_frozen_are_refused(name):
+    """Seen with peft 0.21: GLM-4.5V with its language model frozen had 80 M trained weights in place of 0.7 M."""
+    config, settings = packaged_config(name), AdapterSettings(rank=RANK)
+    with pytest.raises(InputError, match=r"experts too, .* none of gate, gate_proj, up_proj, down_proj"):
+        add_lora(build_model(config), settings, targets="all-linear", frozen=[Part.LANGUAGE])
+    add_lora(build_model(config), settings, targets="qkv,proj", frozen=[Part.LANGUAGE])
+    add_lora(build_model(config), settings, targets="all-linear", frozen=[Part.VISION])
+
+
+def test_a_router_that_is_left_out_and_peft_would_adapt_is_refused():
+    with pytest.raises(InputError, match="left out"):
+        add_lora(build_model(MIXTRAL), AdapterSettings(rank=RANK), targets="all-linear", exclude="gate", frozen=())

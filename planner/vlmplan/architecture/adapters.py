@@ -191,6 +191,7 @@ def add_lora(
         place.parent.replace(place.child_name, _adapted(place, settings))
     if not targeted and not num_parameters:
         raise InputError(f"--lora-targets {targets}: no layer is left to adapt outside the frozen parts")
+    _check_closed([place for place in places if place not in open_places], ranks, model)
 
 
 ADAPTS_LINEARS = "only linear and embedding layers take adapters"
@@ -270,6 +271,21 @@ def _check_parameters(ranks: Collection[str], settings: AdapterSettings) -> None
             f"{', '.join(whole)} of this model whole, which are not such a weight; give --lora-init default, or other "
             f"--lora-targets"
         )
+
+
+def _check_closed(closed: Sequence[Place], ranks: Collection[str], model: Model) -> None:
+    """Raise InputError where peft adapts what is frozen or left out: it asks no pattern about parameters
+    (``_inject_parameters`` in ``tuners/tuners_utils.py``)."""
+    for place in closed:
+        if not isinstance(place.child, AdaptableModule):
+            continue
+        full = [f"{place.name}.{name}" for name in place.child.parameters_by_name]
+        if any(name.endswith(f".{suffix}") for name in full for suffix in ranks):
+            names = ", ".join(dict.fromkeys([*model.PARAMETER_TARGETS, *filter(is_stacked, ranks)]))
+            raise InputError(
+                f"peft would adapt {place.name} too, which is frozen or left out: it takes parameters wherever they "
+                f"are; give --lora-targets with none of {names}"
+            )
 
 
 def _absence(absent: Sequence[str], places: Sequence[Place]) -> str:
