@@ -8,7 +8,7 @@ DeepSeek and GLM-4.7 for those of Qwen2-MoE's in transformers 4; it knows none o
 
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
-from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, stack_of_kinds
 from vlmplan.architecture.model import CausalLM
@@ -17,16 +17,6 @@ from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
 
 DENSE, SPARSE = "dense", "sparse"
-
-
-class LatentLayer(DecoderLayer):
-    """``DeepseekV3DecoderLayer``: a dense MLP, or a mixture of experts."""
-
-    def __init__(self, shape: DecoderShape, latent: LatentShape, block: SharedExpertsBlock | None) -> None:
-        super().__init__(shape)
-        self.self_attn = LatentAttention(latent)
-        if block is not None:
-            self.mlp = block
 
 
 def sparse_layers(config: Config) -> list[bool]:
@@ -73,7 +63,9 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
     shape = latent_decoder_shape(config, latent)
     layers = stack_of_kinds(
         sparse_layers(config),
-        lambda sparse: LatentLayer(shape, latent, shared_experts_block(config, shape) if sparse else None),
+        lambda sparse: DecoderLayer(
+            shape, attention=LatentAttention(latent), mlp=shared_experts_block(config, shape) if sparse else None
+        ),
     )
     kind = ComplexDecoder if latent.rotates_complex else PartlyRotatedDecoder
     return kind(shape, latent.rotary_width, layers)

@@ -6,24 +6,14 @@ Source: transformers 5.23 ``models/dots1/modeling_dots1.py`` and ``configuration
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.llama import (
     Decoder,
     DecoderLayer,
-    DecoderShape,
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
 )
-
-
-class DotsLayer(DecoderLayer):
-    """``Dots1DecoderLayer``: a dense MLP, or a mixture of experts."""
-
-    def __init__(self, shape: DecoderShape, window: int | None, block: SharedExpertsBlock | None) -> None:
-        super().__init__(shape, window)
-        if block is not None:
-            self.mlp = block
 
 
 def decoder(config: Config) -> Decoder:
@@ -33,9 +23,9 @@ def decoder(config: Config) -> Decoder:
     num_dense = config.count("first_k_dense_replace")
     kinds = [(window, index >= num_dense) for index, window in enumerate(windows)]
 
-    def layer(kind: tuple[int | None, bool]) -> DotsLayer:
+    def layer(kind: tuple[int | None, bool]) -> DecoderLayer:
         window, is_sparse = kind
-        return DotsLayer(shape, window, shared_experts_block(config, shape) if is_sparse else None)
+        return DecoderLayer(shape, window, mlp=shared_experts_block(config, shape) if is_sparse else None)
 
     return Decoder(shape, stack_of_kinds(kinds, layer))
 

@@ -7,29 +7,16 @@ predicts more than one token is left out by transformers (``_keys_to_ignore_on_l
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
     DecoderLayer,
-    DecoderShape,
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
 )
 from vlmplan.architecture.families.smollm3 import PositionlessAttention
-
-
-class ExaoneMoeLayer(DecoderLayer):
-    """``ExaoneMoeDecoderLayer``: a dense MLP, or a mixture of experts."""
-
-    def __init__(
-        self, shape: DecoderShape, window: int | None, block: SharedExpertsBlock | None, *, rotates: bool
-    ) -> None:
-        super().__init__(shape, window)
-        self.self_attn = (Attention if rotates else PositionlessAttention)(shape, window)
-        if block is not None:
-            self.mlp = block
 
 
 def decoder(config: Config) -> Decoder:
@@ -40,10 +27,12 @@ def decoder(config: Config) -> Decoder:
     num_dense, types = config.count("first_k_dense_replace"), config.names_by_layer("mlp_layer_types")
     is_sparse = [index >= num_dense if types is None else types[index] == "sparse" for index in range(shape.num_layers)]
 
-    def layer(kind: tuple[int | None, bool]) -> ExaoneMoeLayer:
+    def layer(kind: tuple[int | None, bool]) -> DecoderLayer:
         window, sparse = kind
         block = shared_experts_block(config, shape) if sparse else None
-        return ExaoneMoeLayer(shape, window, block, rotates=not has_windows or window is not None)
+        rotates = not has_windows or window is not None
+        attention = (Attention if rotates else PositionlessAttention)(shape, window)
+        return DecoderLayer(shape, attention=attention, mlp=block)
 
     return Decoder(shape, stack_of_kinds(list(zip(windows, is_sparse, strict=True)), layer))
 

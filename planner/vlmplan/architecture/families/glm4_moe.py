@@ -9,7 +9,7 @@ from dataclasses import replace
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.glm4v import rotary_fraction
-from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.llama import (
     Attention,
     DecoderLayer,
@@ -51,11 +51,7 @@ class Glm4MoeAttention(Attention):
 class Glm4MoeLayer(DecoderLayer):
     """``Glm4MoeDecoderLayer``: a dense MLP, or a mixture of experts."""
 
-    def __init__(self, shape: DecoderShape, block: SharedExpertsBlock | None) -> None:
-        super().__init__(shape)
-        self.self_attn = Glm4MoeAttention(shape, None)
-        if block is not None:
-            self.mlp = block
+    attention = Glm4MoeAttention
 
 
 def moe_shape(config: Config) -> DecoderShape:
@@ -68,7 +64,7 @@ def moe_layers(config: Config, shape: DecoderShape) -> Stack:
     num_dense = config.count("first_k_dense_replace")
     is_sparse = [index >= num_dense for index in range(shape.num_layers)]
     return stack_of_kinds(
-        is_sparse, lambda sparse: Glm4MoeLayer(shape, shared_experts_block(config, shape) if sparse else None)
+        is_sparse, lambda sparse: Glm4MoeLayer(shape, mlp=shared_experts_block(config, shape) if sparse else None)
     )
 
 

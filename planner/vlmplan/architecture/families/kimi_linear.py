@@ -13,7 +13,7 @@ from vlmplan.architecture.families.deepseek_v3 import DENSE, SPARSE, latent_deco
 from vlmplan.architecture.families.group_router import shared_experts_block
 from vlmplan.architecture.families.kimi_delta import KimiDeltaAttention, kimi_delta_shape
 from vlmplan.architecture.families.latent_attention import LatentAttention, latent_shape
-from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, RotaryContext, stack_of_kinds
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, RotaryContext, stack_of_kinds
 from vlmplan.architecture.families.qwen3_5 import FULL, LINEAR
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module
@@ -41,16 +41,6 @@ class PlainLatentAttention(LatentAttention):
         k, v = self.expanded(latent, shared)
         mask = context.masks.get(None)
         return self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, is_cached=False))
-
-
-class KimiLayer(DecoderLayer):
-    """``KimiLinearDecoderLayer``."""
-
-    def __init__(self, shape: DecoderShape, mixer: Module, block: Module | None) -> None:
-        super().__init__(shape)
-        self.self_attn = mixer
-        if block is not None:
-            self.mlp = block
 
 
 class KimiDecoder(Decoder):
@@ -96,10 +86,10 @@ def decoder(config: Config) -> KimiDecoder:
     latent, delta = latent_shape(config), kimi_delta_shape(config)
     shape = latent_decoder_shape(config, latent)
 
-    def layer(kind: tuple[str, bool]) -> KimiLayer:
+    def layer(kind: tuple[str, bool]) -> DecoderLayer:
         name, is_sparse = kind
         mixer = KimiDeltaAttention(delta) if name == LINEAR else PlainLatentAttention(latent)
-        return KimiLayer(shape, mixer, shared_experts_block(config, shape) if is_sparse else None)
+        return DecoderLayer(shape, attention=mixer, mlp=shared_experts_block(config, shape) if is_sparse else None)
 
     kinds = list(zip(layer_types(config), sparse_layers(config), strict=True))
     return KimiDecoder(shape, stack_of_kinds(kinds, layer))

@@ -144,14 +144,21 @@ class GatedMlp(Module):
 
 
 class DecoderLayer(Module):
-    """Pre-norm attention and MLP, each added to the residual."""
+    """Pre-norm attention and MLP, each added to the residual; ``attention`` and ``mlp`` where they are others."""
 
     attention: Any = Attention
     norm: Any = RMSNorm
 
-    def __init__(self, shape: DecoderShape, window: int | None = None) -> None:
-        self.self_attn = self.attention(shape, window)
-        self.mlp: Module = GatedMlp(
+    def __init__(
+        self,
+        shape: DecoderShape,
+        window: int | None = None,
+        *,
+        attention: Module | None = None,
+        mlp: Module | None = None,
+    ) -> None:
+        self.self_attn: Any = self.attention(shape, window) if attention is None else attention
+        self.mlp = mlp or GatedMlp(
             shape.hidden_size, shape.intermediate_size, activation=shape.activation, bias=shape.mlp_bias
         )
         self.input_layernorm = self.norm(shape.hidden_size)
