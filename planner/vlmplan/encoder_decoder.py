@@ -8,9 +8,9 @@ Their prompt may have ``--seq-len`` tokens and their answer ``--target-len``, wh
 from collections.abc import Mapping
 from typing import Any, Final
 
-ENCODER_DECODER_TYPES: Final = frozenset(
-    ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart")
-)
+BART_TYPES: Final = frozenset(("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart"))
+"""Those that one family describes."""
+ENCODER_DECODER_TYPES: Final = BART_TYPES | {"bigbird_pegasus", "mvp"}
 DEFAULT_TARGET_LEN = 128
 
 

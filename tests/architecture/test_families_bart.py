@@ -4,7 +4,7 @@ import pytest
 
 from vlmplan.architecture.families import build_model, has_family
 from vlmplan.architecture.model import Batch
-from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES
+from vlmplan.encoder_decoder import BART_TYPES
 from vlmplan.errors import InputError, UnknownNameError
 
 SMALL: dict[str, Any] = {
@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 256,
     "attention_dropout": 0.0,
 }
-TYPES = {name: {"model_type": name, **SMALL} for name in sorted(ENCODER_DECODER_TYPES)}
+TYPES = {name: {"model_type": name, **SMALL} for name in sorted(BART_TYPES)}
 ALTERED = {
     "bart, untied": {**TYPES["bart"], "tie_word_embeddings": False},
     "marian, two tables": {

@@ -696,3 +696,16 @@ def test_images_that_samples_do_not_have_are_not_missed(olmo_files: ProbedModelF
     blind = replace(olmo_files, not_counted=("images", "sound"))
     assert workload_of(blind, WorkloadRequest()).model.not_counted == ("images", "sound")
     assert workload_of(blind, WorkloadRequest(images_per_sample=0)).model.not_counted == ("sound",)
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart"])
+def test_an_encoder_and_a_decoder_multiply_what_a_family_multiplies(probe: ModuleType, name: str):
+    """Of prompts and answers of their own lengths, keys and values of what the encoder has read among them."""
+    from test_families_bart import BATCH as PAIRS
+    from test_families_bart import TYPES
+
+    layout = layout_from_json({**probe.layout(TYPES[name]), "schema": LAYOUT_SCHEMA})
+    found, expected = (predicted_step(tree, PAIRS) for tree in (build_generic(layout), build_model(TYPES[name])))
+    assert found.end_live == 0
+    flops = [sum(work.flops for work in step.trace.works()) for step in (found, expected)]
+    assert flops[0] == pytest.approx(flops[1], rel=0.001)

@@ -57,6 +57,9 @@ PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma",
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
 GEMMA_3N = ModelFacts(id="gemma-3n", model_types=frozenset({"gemma3n_text"}))
 DEEPSEEK_V4 = ModelFacts(id="deepseek-v4", model_types=frozenset({"deepseek_v4"}), has_indexer=True)
+BIG_BIRD = ModelFacts(
+    id="bigbird", model_types=frozenset({"bigbird_pegasus"}), model_type="bigbird_pegasus", is_encoder_decoder=True
+)
 BART = ModelFacts(id="bart", model_types=frozenset({"bart"}), is_encoder_decoder=True)
 PHIMOE = ModelFacts(id="phi-3.5-moe", model_types=frozenset({"phimoe"}))
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
@@ -342,9 +345,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(for_task(TaskKind.DPO), model=BART),
             case(PLAIN.with_changes(train_embeddings=True, method=Method.LORA), model=BART),
             case(PLAIN.with_changes(evaluation=Evaluation(batch=1, new_tokens=8)), model=BART),
+            case(PLAIN, model=BIG_BIRD),
         ],
         [
             case(PLAIN, model=BART),
+            case(PLAIN.with_changes(precision=Precision.BF16_PURE), model=BIG_BIRD),
             case(PLAIN.with_changes(attention=EAGER, loss=LossKind.FULL), model=BART),
             case(PLAIN.with_changes(attention=FLASH), model=QWEN),
         ],

@@ -32,6 +32,7 @@ ENCODERS_OF_OTHERS = {
     "florence2": "the encoder of images and text",
     "pix2struct": "the encoder of patches of an image with the prompt drawn into it",
     "pp_formulanet": "the encoder of an image alone, so that there is no prompt",
+    "prophetnet": "whose class is trained to predict several tokens ahead, by a loss of its own",
     "t5gemma2": "the encoder of images and text, and the decoder attends to both stacks at once",
     "udop": "the encoder of words with the boxes in which they stand on a page, which no sample has",
     "vision-encoder-decoder": "the encoder of an image alone, so that there is no prompt",

@@ -29,6 +29,8 @@ from vlmplan.errors import InputError
 from vlmplan.notes import Caveat
 from vlmplan.units import DType
 
+ENCODER, DECODER = "encoder", "decoder"
+"""Names of the two stacks of a model that has both."""
 MEETING = ("attend", "call")
 """How tokens meet what comes of images where they attend to it."""
 OLD_EXPERTS: Mapping[str, Mapping[str, str]] = {
@@ -84,7 +86,7 @@ class GenericModel(Model):
             x = self._with_images(ids, x, seen)
         with ids.tape.section("positions"):
             context = GenericContext(self._backend(backend), self.shape, *self._positions(x))
-        x = self._through_layers(x, context)
+        x = self._written(batch, x, context) if batch.target_tokens else self._through_layers(x, context)
         if seen is not None:
             ids.tape.outputs += seen.leave()
         with ids.tape.section("norm"):
@@ -157,8 +159,17 @@ class GenericModel(Model):
         stacks = [module for _, module in self._outside_stacks() if isinstance(module, Stack)]
         return max(stacks, key=lambda stack: len(stack.pattern), default=None)
 
-    def _through_layers(self, x: Tensor, context: GenericContext) -> Tensor:
-        """x through all layers of the language model."""
+    def _written(self, batch: Batch, x: Tensor, context: GenericContext) -> Tensor:
+        """What a decoder makes of the answers, with what an encoder has made of x, the prompts, in sight."""
+        tape = x.tape
+        states = self._through_layers(x, replace(context, is_causal=False), part=ENCODER)
+        tape.locals.append(states.detached())
+        with tape.section("answers"):
+            answers = self.input_embeddings(tape.tensor((batch.micro_batch, batch.target_tokens), DType.INT64))
+        return self._through_layers(answers, replace(context, states=states), part=DECODER)
+
+    def _through_layers(self, x: Tensor, context: GenericContext, part: str | None = None) -> Tensor:
+        """x through all layers of the language model, or of the ``part`` that has this name in theirs."""
         layers, rehearsed = self.layers, self.rehearsed or UNCORRECTED
         kinds = (
             {} if layers is None else {id(layer): kind for kind, layer in zip(layers.alike, layers.kinds, strict=True)}
@@ -169,8 +180,15 @@ class GenericModel(Model):
             kind = kinds.get(id(layer))
             return out if kind is None else keep_bytes(out, *rehearsed.of(kind, hidden))
 
+        def look(layer: Group, hidden: Tensor, states: Tensor) -> Tensor:
+            return LayerRun(replace(context, states=states)).layer(layer, hidden)
+
         for name, module in self._outside_stacks():
-            if isinstance(module, Stack):
+            if part is not None and part not in name.split("."):
+                continue
+            if isinstance(module, Stack) and context.states is not None:
+                x = module.run_each(x, look, context.states, sharing=range(len(module.kinds)))
+            elif isinstance(module, Stack):
                 x = module.run(x, run)
             elif isinstance(module, Group) and module.role is Role.LIST:
                 for block in module.blocks:

@@ -33,12 +33,17 @@ class GenericShape:
 
 @dataclass(frozen=True, slots=True)
 class GenericContext:
-    """What every layer is called with besides the hidden states; cos and sin are None without rotary positions."""
+    """What every layer is called with besides the hidden states; cos and sin are None without rotary positions.
+
+    ``states`` are those of an encoder that a decoder attends to, in which tokens see each other (``is_causal`` off).
+    """
 
     backend: AttentionBackend
     shape: GenericShape
     cos: Tensor | None
     sin: Tensor | None
+    states: Tensor | None = None
+    is_causal: bool = True
 
 
 class LayerRun:
@@ -89,7 +94,9 @@ class LayerRun:
         if name is None:
             y, made = self._chain(layer, x)
             return use(x if y is None else y, *made)
-        block = layer.modules_by_name[name]
+        block, states = layer.modules_by_name[name], self.context.states
+        if states is not None and any(word in name for word in CROSS_WORDS) and isinstance(block, Group):
+            return self._cross_attention(block, x, states)
         return self.block(block, x) if isinstance(block, Group) else self.call(block, x)
 
     def block(self, block: Group, x: Tensor) -> Tensor:
@@ -143,11 +150,30 @@ class LayerRun:
         if cos is not None and sin is not None and q.shape[-1] == k.shape[-1] == cos.shape[-1]:
             q, k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
         scores = Scores(dropout=self.shape.attention_dropout)
-        out = attend(self.context.backend, q, k, v, is_causal=True, scores=scores)
+        out = attend(self.context.backend, q, k, v, is_causal=self.context.is_causal, scores=scores)
         del q, k, v
         if out.shape[-1] != last.in_width:
             out = ops.resample(out, *x.shape[:-1], last.in_width)
         return use(self.call(block.at(last.path), out), *made)
+
+    def _cross_attention(self, block: Group, x: Tensor, states: Tensor) -> Tensor:
+        """Attention of x to ``states``, of which keys and values are made."""
+        last = output_step(block.steps, x.shape[-1])
+        names = [step for step in block.steps if step is not last and not step.is_norm]
+        keys = [step for step in names if step.path[-1].startswith(KEY_LETTERS)]
+        if last is None or len(keys) != 2 or len(names) != 3:
+            return use(self.block(block, x), states)
+        heads: dict[bool, list[Tensor]] = {True: [], False: []}
+        for step in names:
+            source = states if step in keys else x
+            made: Tensor = self.call(block.at(step.path), source)
+            heads[step in keys].append(_in_heads(made, source.shape[0], source.shape[1], self.shape.head_dim))
+            del made
+        [q], [k, v] = heads.pop(False), heads.pop(True)
+        scores = Scores(dropout=self.shape.attention_dropout)
+        out = attend(self.context.backend, q, k, v, is_causal=False, scores=scores)
+        del q, k, v
+        return self.call(block.at(last.path), out)
 
     def _projections(self, block: Group, x: Tensor, last: LinearOrNorm) -> list[Tensor]:
         """The results of the Linears before attention, in order, normed where there are norms for them."""
@@ -246,6 +272,10 @@ def _narrowed(made: list[Tensor], normed: set[int], width: int) -> Tensor:
     return made[-1]
 
 
+CROSS_WORDS = ("encoder_attn", "cross_attn", "crossattention")
+"""Parts of the names of attention to what an encoder has read."""
+KEY_LETTERS = ("k", "v")
+"""Beginnings of the names of Linears that make keys and values."""
 OUTPUT_NAMES = ("o_proj", "o", "wo", "out", "output", "out_proj", "dense")
 """Names of the Linear behind attention, for models that register it first."""
 

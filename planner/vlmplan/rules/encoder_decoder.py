@@ -8,6 +8,8 @@ from vlmplan.recipe_choices import AttentionImplementation, LossKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
 ENCODER_DECODER_RULES = RuleBook()
+BLOCK_SPARSE = "bigbird_pegasus"
+"""Whose encoder attends to blocks of tokens."""
 
 
 @ENCODER_DECODER_RULES.error(
@@ -17,14 +19,20 @@ def both_stacks_are_planned_so(context: RuleContext) -> str | None:
     model = context.model
     if model is None or not model.is_encoder_decoder:
         return None
-    for option, why in _beyond(context.recipe):
+    for option, why in _beyond(context.recipe, model.model_type):
         return f"{option} is not for {model.id}, which has an encoder and a decoder: {why}"
     return None
 
 
-def _beyond(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _beyond(recipe: Recipe, model_type: str) -> Iterator[tuple[str, str]]:
     """Options that do not go with such a model, and why."""
     evaluation = recipe.evaluation
+    if recipe.autocast is not None and model_type == BLOCK_SPARSE:
+        yield (
+            f"--precision {recipe.precision.value} in plain PyTorch",
+            "its block-sparse attention writes what autocast casts into what it does not (torch: 'Expected self.dtype "
+            "to be equal to src.dtype'); give --zero-stage 1, or --precision bf16-pure",
+        )
     if recipe.attention is AttentionImplementation.FLASH_ATTENTION_2:
         yield (
             "--attention flash_attention_2",

@@ -28,10 +28,9 @@ def attention_implementations(model: ModelFacts) -> tuple[AttentionImplementatio
         AttentionImplementation.FLASH_ATTENTION_2: TYPES_WITHOUT_FLASH_ATTENTION,
     }
     order = (AttentionImplementation.FLASH_ATTENTION_2, AttentionImplementation.SDPA, AttentionImplementation.EAGER)
+    order = order[1:] if model.is_encoder_decoder else order  # see rules.encoder_decoder
     if model.attention is not None:
         return tuple(kind for kind in order if kind.value in model.attention)
-    if model.is_encoder_decoder:
-        return order[1:]  # see rules.encoder_decoder
     return tuple(kind for kind in order if not refused.get(kind, frozenset()) & model.model_types)
 
 
