@@ -65,6 +65,7 @@ def test_the_trainer_gets_plan_samples_rank_and_card(pretend: Pretend, tmp_path:
     assert request["samples"] == {
         "micro_batch": 2,
         "num_tokens": 512,
+        "target_tokens": 0,
         "images_per_sample": 0,
         "image": None,
         "sequences": None,
