@@ -101,8 +101,10 @@ class LlavaModel(Module):
 
     def foldable(self, features: Tensor, *, is_sliced: bool) -> Tensor:
         """Features as ``F.linear`` takes them: it folds the rows of all tiles into one matrix, and copies them for
-        that where they are a slice or where the tower keeps the channels first."""
+        that where they are a slice or where the tower keeps the channels first. DeepSpeed's keeps them as they are, and
+        its copy is gone when it returns (``LinearFunctionForZeroStage3``)."""
         copies = features.shape[0] > 1 and (is_sliced or self.vision_tower.keeps_channels_first)
+        copies = copies and not features.tape.keeps_linear_inputs
         return ops.copy(features) if copies else features
 
 
