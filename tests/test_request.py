@@ -12,6 +12,7 @@ from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.deepspeed_config import settings_from_ds_config
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.other_trainers.writing import Tool, objection
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.request import (
@@ -33,7 +34,7 @@ from vlmplan.request.setup import (
     workload_of,
 )
 from vlmplan.sample_images import image_tokens
-from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, DEFAULT_SEQ_LEN
+from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, DEFAULT_SEQ_LEN, ModelFiles
 
 NETWORK_NOTE = "the network between nodes is taken as 100 Gbit/s per node; --inter-node-gbit says otherwise"
 QWEN, LLAMA = model_files("qwen2-vl-2b"), model_files("tinyllama-1.1b")
@@ -109,6 +110,30 @@ def test_the_default_length_is_one_that_a_q_former_can_read():
     said = WorkloadRequest(seq_len=900)
     assert workload_of(model, said).seq_len == 900
     assert not length_notes(workload_of(model, said), said)
+
+
+@pytest.mark.parametrize(("positions", "lengths"), [(1024, (1024, 128)), (512, (512, 128)), (64, (64, 64))])
+def test_prompts_and_answers_are_no_longer_than_there_are_positions(positions: int, lengths: tuple[int, int]):
+    model = ModelFiles(id="a bart", config={"model_type": "bart", "max_position_embeddings": positions})
+    nothing = WorkloadRequest()
+    workload = workload_of(model, nothing)
+    assert (workload.seq_len, workload.target_len) == lengths
+    assert len(length_notes(workload, nothing)) == (positions < DEFAULT_SEQ_LEN)
+    said = WorkloadRequest(seq_len=48, target_len=16)
+    assert (workload_of(model, said).seq_len, workload_of(model, said).target_len) == (48, 16)
+
+
+def test_samples_of_an_encoder_and_a_decoder_are_not_measured(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart"}))
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}')
+    with pytest.raises(InputError, match="give --seq-len and --target-len"):
+        parse({"model": str(tmp_path), "data": tmp_path / "data.jsonl"})
+
+
+@pytest.mark.parametrize("tool", Tool)
+def test_no_other_trainer_is_written_an_encoder_and_a_decoder(tool: Tool):
+    model = ModelFiles(id="a bart", config={"model_type": "bart"})
+    assert "one text" in str(objection(tool, Recipe(), model))
 
 
 # Recipes

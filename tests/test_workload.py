@@ -1,9 +1,12 @@
 """Workloads: the amount of training, and values that no workload can have."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vlmplan.encoder_decoder import DEFAULT_TARGET_LEN
 from vlmplan.errors import InputError
 from vlmplan.workload import MAX_NUM_SAMPLES, ModelFiles, Workload
 
@@ -57,3 +60,19 @@ def test_json_says_a_size_of_images_only_where_there_are_some():
 def test_model_type_is_empty_where_the_config_has_none():
     assert FILES.model_type == "llama"
     assert ModelFiles(id="other", config={}).model_type == ""
+
+
+def test_answers_have_a_length_of_their_own_where_a_decoder_writes_them():
+    both = ModelFiles(id="a bart", config={"model_type": "bart"})
+    assert Workload(model=both).target_tokens == DEFAULT_TARGET_LEN
+    assert Workload(model=both, target_len=7).target_tokens == 7
+    assert Workload(model=both, target_len=7).as_json()["target_len"] == 7
+    assert Workload(model=FILES).target_tokens == 0
+    with pytest.raises(InputError, match="--target-len is 0; 1 or more is needed"):
+        Workload(model=both, target_len=0)
+
+
+@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "bart", "is_encoder_decoder": False}])
+def test_the_length_of_answers_is_refused_where_one_stack_reads_both(config: dict[str, Any]):
+    with pytest.raises(InputError, match="--target-len 7 is for models with an encoder and a decoder"):
+        Workload(model=ModelFiles(id="some", config=config), target_len=7)
