@@ -166,9 +166,9 @@ def eager_attention(
         weights = ops.add(weights, mask)
     elif is_masked:
         weights = ops.shift(weights)
-    weights = ops.softmax(weights, DType.FLOAT32 if rules.upcasts else None)
-    if rules.casts_back:
-        weights = ops.to(weights, q.dtype)
+    dtype = DType.FLOAT32 if rules.upcasts else None
+    # In one expression: the scores have their name until the cast is there.
+    weights = ops.to(ops.softmax(weights, dtype), q.dtype) if rules.casts_back else ops.softmax(weights, dtype)
     weights = ops.dropout(weights, rules.dropout, is_module=False)
     tape.layer_locals.append(weights.detached())
     value_shape = (batch, num_heads, num_tokens, v.shape[-1])

@@ -1,0 +1,31 @@
+"""What transformers' eager attention has at once while it makes weights of scores."""
+
+from vlmplan.architecture.attention_backend import Scores
+from vlmplan.architecture.attention_kernels import eager_attention
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Span
+from vlmplan.units import DType
+
+HEADS, TOKENS, WIDTH = 2, 64, 4
+SCORES = HEADS * TOKENS * TOKENS
+
+
+def peak_per_score(dtype: DType, rules: Scores) -> float:
+    """Bytes for each score at the most, where no backward follows and all else is small."""
+    tape = Tape()
+    with tape.section("attention"):
+        q, k, v = (tape.tensor((1, HEADS, TOKENS, WIDTH), dtype) for _ in range(3))
+        out = eager_attention(q, k, v, mask=None, is_masked=False, rules=rules, is_written_out=False)
+        tape.layer_locals.clear()
+        del out, q, k, v
+    spans = [one for one in tape.trace().sections["attention"].forward if isinstance(one, Span)]
+    return max(span.peak_bytes for span in spans) / SCORES
+
+
+def test_scores_are_there_until_the_softmax_of_them_has_been_cast_to_their_type():
+    """``attn_weights = softmax(attn_weights, dim=-1, dtype=torch.float32).to(query.dtype)`` gives the name away last.
+    The kernel casts float16 by itself, and of bfloat16 there is a cast before. Beside them the queries, keys and
+    values, which take far less."""
+    assert 2 + 4 + 2 <= peak_per_score(DType.FLOAT16, Scores()) < 2 + 4 + 2 + 0.5
+    assert 2 + 4 + 4 <= peak_per_score(DType.BFLOAT16, Scores()) < 2 + 4 + 4 + 0.5
+    assert 2 + 4 <= peak_per_score(DType.FLOAT16, Scores(casts_back=False)) < 2 + 4 + 0.5
