@@ -62,7 +62,9 @@ def _one_image(workload: Workload) -> ImageShape:
         why = f"vlmplan does not describe how {model.id} sees" if sees else f"{model.id} takes no images"
         raise InputError(f"--images-per-sample is {workload.images_per_sample}, but {why}")
     if workload.clip_frames is not None:
-        return clip_shape(model.config, model.preprocessor, num_frames=workload.clip_frames)
+        size = workload.image_width, workload.image_height
+        settings = model.preprocessor, model.video_settings
+        return clip_shape(model.config, *settings, num_frames=workload.clip_frames, size=size)
     return image_shape(
         model.config,
         model.preprocessor,

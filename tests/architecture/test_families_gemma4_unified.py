@@ -62,6 +62,12 @@ def test_a_step_with_images_keeps_and_peaks_as_in_transformers(size, checkpoints
     step(CONFIG, *size, checkpoints=checkpoints, tolerance=0.002)
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_step_with_videos_takes_what_its_frames_do(checkpoints):
+    step(CONFIG, 320, 480, micro_batch=1, num_frames=2, checkpoints=checkpoints, tolerance=0.002)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_frozen_embedder_keeps_nothing(attention):

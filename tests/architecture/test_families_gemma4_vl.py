@@ -63,6 +63,13 @@ def test_a_step_keeps_and_peaks_as_in_transformers(size, name, checkpoints):
     step(CONFIGS[name], *size, checkpoints=checkpoints, tolerance=0.002)
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_step_with_videos_takes_what_its_frames_do(name, checkpoints):
+    step(CONFIGS[name], 320, 480, micro_batch=1, num_frames=2, checkpoints=checkpoints, tolerance=0.002)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_frozen_tower_keeps_nothing(name):

@@ -1,6 +1,7 @@
 """Samples with videos as the bundled trainer takes them: by the rule of the model's own processor."""
 
 import json
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,19 @@ def test_a_plan_to_launch_has_room_for_the_patches_of_all_samples():
     assert room.seq_len < 1.05 * source.found.longest
 
 
+def test_frames_of_gemma_4_and_its_pictures_count_with_the_patches_that_fill_them_up():
+    chats("long.mp4", "cat.png", "long.mp4 cat.png")
+    long, picture, both = shapes("gemma-4-e2b")
+    assert long.image_tokens == 32 * (6 * 11 + 2)  # of 48 pixels: 7 rows of 360 pixels are more than 70 features hold
+    assert (long.patches, picture.patches) == (32 * 70 * 9, 280 * 9)
+    assert both.patches == long.patches + picture.patches
+    workload, blank = asked("gemma-4-e2b").workload, (280 + 70) * 9  # a picture and a frame in every micro batch
+    assert workload.images_per_sample == 2
+    assert workload.clip_frames == ceil((both.patches + blank) / (2 * 70 * 9))
+    [few, *_] = shapes("gemma-4-e2b", video_frames=8)
+    assert few.patches == 8 * 70 * 9
+
+
 def test_a_video_without_enough_frames_is_one_bad_sample():
     chats("one.mp4", "short.mp4", "https://a.b/c.mp4")
     source = asked().from_data.source
@@ -195,16 +209,14 @@ def test_a_video_without_enough_frames_is_one_bad_sample():
     ("model", "options", "sentence"),
     [
         ("llava-1.5-7b", {}, "videos are not read for models of type llava; they are for those of qwen2_vl"),
-        ("gemma-4-12b", {}, r"of type gemma4_unified \(a frame has fewer tokens than an image, by a rule of its own\)"),
+        ("minicpm-v-4.6", {}, r"of type minicpmv4_6 \(frames are sliced, and put side by side, by a rule of their own"),
         ("qwen2.5-0.5b", {}, "videos are not read for models of type qwen2; they are"),
         ("qwen2.5-vl-3b", {"images_per_sample": 2}, "--images-per-sample is 2, but the samples have videos"),
         ("qwen2.5-vl-3b", {"videos_per_sample": 2}, "--videos-per-sample does not go with --data"),
-        (
-            "internvl3-1b",
-            {"video_fps": 1, "video_size": "64x64"},
-            "makes a tile each, whatever their size; leave it off",
-        ),
-        ("smolvlm2-2.2b", {"video_size": "64x64"}, "makes a tile each, whatever their size; leave it off"),
+        ("internvl3-1b", {"video_fps": 1, "video_size": "64x64"}, "whose size the model's processor chooses itself"),
+        ("smolvlm2-2.2b", {"video_size": "64x64"}, "whose size the model's processor chooses itself; leave it off"),
+        ("gemma-4-12b", {"video_size": "64x64"}, "whose size the model's processor chooses itself; leave it off"),
+        ("gemma-4-12b", {"video_fps": 1}, "--video-fps is 1, but Gemma 4 takes videos of as many frames each"),
         ("qwen2.5-vl-3b", {"video_size": "64x64", "made_for": "trl"}, "--video-size with --data says"),
         ("qwen2.5-vl-3b", {"video_frames": 8, "made_for": "trl"}, "--video-frames with --data says"),
         ("glm-4.6v-flash", {"video_fps": 2}, "goes by a video's length; leave it off"),

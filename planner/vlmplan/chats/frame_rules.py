@@ -1,8 +1,8 @@
 """Which frames of a video a model is given, and what its processor writes between them: by the video's header alone.
 
 Source: ``sample_frames`` in transformers 5.23 models/*/video_processing_*.py of ``qwen2_vl``, ``qwen3_vl``, ``glm4v``,
-``glm46v``, ``internvl`` and ``smolvlm``, and in video_processing_utils.py for ``llava_onevision``. The planner counts
-by these rules, and the trainer decodes those frames.
+``glm46v``, ``internvl`` and ``smolvlm``, and in video_processing_utils.py for ``llava_onevision`` and ``gemma4``. The
+planner counts by these rules, and the trainer decodes those frames.
 """
 
 import struct
@@ -30,6 +30,8 @@ GLM_MOST_SECONDS = 300
 """``max_duration`` of ``Glm4vVideoProcessor``."""
 SKIPPED_SECONDS = 1
 """``skip_secs`` of ``SmolVLMVideoProcessor.sample_frames``: at both ends of a long video."""
+GEMMA4_FRAMES = 32
+"""``num_frames`` of ``Gemma4VideoProcessor``."""
 GLM_MOST_FRAMES, GLM46V_MOST_FRAMES = 600, 640
 """So many seconds at 2 frames a second, and ``MAX_FRAME_COUNT_DYNAMIC`` of ``sample_frames``."""
 
@@ -44,6 +46,8 @@ class Sampler(Enum):
     INTERNVL = "InternVLVideoProcessor"
     SMOLVLM = "SmolVLMVideoProcessor"
     LLAVA_ONEVISION = "LlavaOnevisionVideoProcessor"
+    GEMMA4 = "Gemma4VideoProcessor"
+    GEMMA4_UNIFIED = "Gemma4UnifiedVideoProcessor"
 
 
 SAMPLERS: Mapping[str, Sampler] = {
@@ -54,10 +58,11 @@ SAMPLERS: Mapping[str, Sampler] = {
     "internvl": Sampler.INTERNVL,
     "smolvlm": Sampler.SMOLVLM,
     "llava_onevision": Sampler.LLAVA_ONEVISION,
+    "gemma4": Sampler.GEMMA4,
+    "gemma4_unified": Sampler.GEMMA4_UNIFIED,
 }
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
 NOT_READ: Mapping[str, str] = {
-    **dict.fromkeys(("gemma4", "gemma4_unified"), "a frame has fewer tokens than an image, by a rule of its own"),
     **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), "frames are sliced, and put side by side, by a rule of their own"),
     **dict.fromkeys(
         ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"),
@@ -69,9 +74,15 @@ NOT_READ: Mapping[str, str] = {
     ),
 }
 """Model types to which transformers shows videos (``VIDEO_PROCESSOR_MAPPING_NAMES``), and why they are not read."""
-CLIP_SAMPLERS = (Sampler.SMOLVLM, Sampler.LLAVA_ONEVISION)
-"""Of models to which a frame is not what an image of any size is: SmolVLM cuts images into tiles and frames not, and
-LLaVA-OneVision pools the features of frames."""
+GEMMA4_SAMPLERS = (Sampler.GEMMA4, Sampler.GEMMA4_UNIFIED)
+CLIP_SAMPLERS = (Sampler.SMOLVLM, Sampler.LLAVA_ONEVISION, *GEMMA4_SAMPLERS)
+"""Of models to which a frame is not what an image of any size is: SmolVLM cuts images into tiles and frames not,
+LLaVA-OneVision pools the features of frames, and Gemma 4 has fewer patches for a frame than for an image."""
+FIXED_SAMPLERS: Mapping[Sampler, str] = {
+    Sampler.LLAVA_ONEVISION: "LLaVA-OneVision",
+    **dict.fromkeys(GEMMA4_SAMPLERS, "Gemma 4"),
+}
+"""Of models that are given as many frames of every video."""
 GLM_SAMPLERS = (Sampler.GLM4V, Sampler.GLM46V)
 """Of models that see two frames of a video exactly as an image: with its token, in a row of patches of its own."""
 ONE_INPUT_SAMPLERS = (Sampler.INTERNVL, Sampler.SMOLVLM, *GLM_SAMPLERS)
@@ -124,7 +135,7 @@ class FrameRule(NamedTuple):
                 return self.num_frames or max(1, int(seconds * self._rate))
             case Sampler.SMOLVLM:
                 return max(1, min(round(self._rate * seconds), self._number))
-            case Sampler.LLAVA_ONEVISION:
+            case Sampler.LLAVA_ONEVISION | Sampler.GEMMA4 | Sampler.GEMMA4_UNIFIED:
                 return self._number
 
     def indices(self, header: VideoHeader) -> list[int]:
@@ -165,8 +176,8 @@ class FrameRule(NamedTuple):
         """All of a list of frames, as processors take frames that were chosen before, or evenly as many as are allowed:
         no more than are taken of a video; one that is alone stands there often enough for a row of patches."""
         if self.sampler is Sampler.LLAVA_ONEVISION:
-            return self._of_llava_onevision(header)
-        most = {Sampler.INTERNVL: self.most_frames, Sampler.SMOLVLM: self.num_frames}
+            return self._of_as_many(header)
+        most = {Sampler.INTERNVL: self.most_frames, **dict.fromkeys(CLIP_SAMPLERS, self.num_frames)}
         found = _evenly([*range(header.num_frames)], most.get(self.sampler, self._max_frames))
         return found + found[-1:] * (self.merged_frames - len(found))
 
@@ -195,8 +206,8 @@ class FrameRule(NamedTuple):
                 return _steps(header.num_frames, wanted, first=header.num_frames / wanted / 2)
             case Sampler.SMOLVLM:
                 return self._of_smolvlm(header)
-            case Sampler.LLAVA_ONEVISION:
-                return self._of_llava_onevision(header)
+            case Sampler.LLAVA_ONEVISION | Sampler.GEMMA4 | Sampler.GEMMA4_UNIFIED:
+                return self._of_as_many(header)
 
     def _of_qwen2_vl(self, header: VideoHeader) -> list[int]:
         merged, total = self.merged_frames, header.num_frames
@@ -246,8 +257,8 @@ class FrameRule(NamedTuple):
             first, last = 0, header.num_frames - 1
         return sorted({*_spread(first, last, self.wanted_frames(header.seconds))})
 
-    def _of_llava_onevision(self, header: VideoHeader) -> list[int]:
-        """The same number of frames of every video, as the model takes all in one tensor."""
+    def _of_as_many(self, header: VideoHeader) -> list[int]:
+        """The same number of frames of every video."""
         if header.num_frames < self._number:
             raise InputError(
                 f"it has {counted(header.num_frames, 'frame')}, and {self._number} of every video are taken; fewer "
@@ -268,18 +279,20 @@ def frame_rule(
     where the user says so. Raises InputError for what it has no use for."""
     if max_pixels is not None and sampler in (Sampler.INTERNVL, *CLIP_SAMPLERS):
         raise InputError(
-            "--video-size with --data limits the pixels of frames, of which the model's processor makes a tile each, "
-            "whatever their size; leave it off"
+            "--video-size with --data limits the pixels of frames, whose size the model's processor chooses itself; "
+            "leave it off"
         )
     if sampler is Sampler.INTERNVL:
         fixed = settings.num_frames if fps is None else None
         return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=fixed, most_frames=most_frames)
     if sampler in CLIP_SAMPLERS:
-        if sampler is Sampler.LLAVA_ONEVISION and fps is not None:
+        if sampler in FIXED_SAMPLERS and fps is not None:
             raise InputError(
-                f"--video-fps is {fps:g}, but LLaVA-OneVision takes videos of as many frames each; give --video-frames"
+                f"--video-fps is {fps:g}, but {FIXED_SAMPLERS[sampler]} takes videos of as many frames each; give "
+                f"--video-frames"
             )
-        numbers = [number for number in (settings.num_frames, most_frames) if number is not None]
+        own = settings.num_frames or (GEMMA4_FRAMES if sampler in GEMMA4_SAMPLERS else None)
+        numbers = [number for number in (own, most_frames) if number is not None]
         return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=min(numbers, default=None))
     if sampler is Sampler.GLM46V and fps is not None:
         raise InputError(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from vlmplan.chats.frame_rules import FrameRule, Sampler
+from vlmplan.chats.frame_rules import GEMMA4_SAMPLERS, FrameRule, Sampler
 from vlmplan.chats.video_files import VideoHeader
 
 IMAGE_TOKEN, VIDEO_TAG = "<image>", "<video>"
@@ -42,7 +42,8 @@ def frame_texts(
     rule: FrameRule, indices: Sequence[int], header: VideoHeader, *, num_shown: int | None = None
 ) -> FrameTexts:
     """What the processor writes of the frames ``indices``; SmolVLM's says how many they are, ``num_shown`` of the
-    longest video of the sample. What it and InternVL's write around a frame is an image's own, and not among them."""
+    longest video of the sample. What it, InternVL's and Gemma 4's write around a frame is an image's own, and not among
+    them."""
     if rule.sampler in (Sampler.QWEN2_VL, Sampler.LLAVA_ONEVISION):
         return FrameTexts()
     if rule.sampler is Sampler.INTERNVL:
@@ -52,6 +53,9 @@ def frame_texts(
     seconds = [index / header.fps for index in indices]
     if rule.sampler is Sampler.SMOLVLM:
         return FrameTexts(texts=_of_smolvlm(seconds, header, num_shown or len(indices)))
+    if rule.sampler in GEMMA4_SAMPLERS:
+        times = [f"{_clock(second)} " for second in seconds]
+        return FrameTexts(texts=(times[0], *(f" {time}" for time in times[1:])))
     merged = rule.merged_frames
     seconds += [seconds[-1]] * (-len(seconds) % merged)
     firsts, lasts = seconds[::merged], seconds[merged - 1 :: merged]
@@ -71,8 +75,12 @@ def _of_smolvlm(seconds: Sequence[float], header: VideoHeader, num_shown: int) -
     begin = (
         f"You are provided the following series of {number_words(num_shown)} frames from a {length} [H:MM:SS] video.\n"
     )
-    times = [f"\nFrame from {int(second // 60):02d}:{int(second % 60):02d}:" for second in seconds]
+    times = [f"\nFrame from {_clock(second)}:" for second in seconds]
     return (begin + times[0], *times[1:], "\n\n")
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds // 60):02d}:{int(seconds % 60):02d}"
 
 
 def number_words(number: int) -> str:

@@ -36,10 +36,10 @@ class Covering:
 
     def image(self, amounts: ImageAmounts, size: Size | None = None) -> ImageShape:
         """What one of the images becomes, of another ``size`` where that is said."""
-        if self.clip_frames is not None:
-            return amounts.clip(self.clip_frames)
         shown = size or self.image_size
         assert shown is not None
+        if self.clip_frames is not None:
+            return amounts.clip(self.clip_frames, shown)
         return amounts.shape(shown, self.images_per_sample)
 
 
@@ -115,8 +115,8 @@ def clips_covering(
     tower."""
     assert samples.frame_patches is not None
     frames = math.ceil(num_patches / (count * samples.frame_patches))
-    taken = count * amounts.clip(frames).num_tokens
     size = samples.sizes[-1][1]
+    taken = count * amounts.clip(frames, size).num_tokens
     return Covering(seq_len=max(num_tokens, taken), images_per_sample=count, image_size=size, clip_frames=frames)
 
 

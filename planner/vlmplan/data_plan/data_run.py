@@ -254,7 +254,9 @@ class _Coverings:
 
     def patches_of(self, covers: Covering) -> int:
         """Patches that a micro batch of such samples has."""
-        return self._num_rows * covers.images_per_sample * covers.image(self._amounts).num_patches
+        image = covers.image(self._amounts)
+        patches = image.num_encoded_patches if image.is_clip else image.num_patches
+        return self._num_rows * covers.images_per_sample * patches
 
     def sound_seconds_of(self, covers: Covering) -> float:
         """Seconds of all sounds of a micro batch of such samples."""

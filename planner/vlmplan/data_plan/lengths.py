@@ -156,9 +156,11 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
     shapes: list[Shape] = []
     sizes: dict[Size, int] = {}
     refused: list[str] = []
+    shows_clips = dataset.has_videos and videos.are_clips
     for sample in dataset.samples:
         try:
-            shapes.append(_heard(sample, _shape(sample, amounts, videos, sizes), sounds))
+            shape = _shape(sample, amounts, videos, sizes, shows_clips=shows_clips)
+            shapes.append(_heard(sample, shape, sounds))
         except InputError as error:
             refused.append(str(error))
     if not shapes:
@@ -169,7 +171,7 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
         num_refused=len(refused),
         sentences=tuple(dict.fromkeys(refused))[:1],
         blank=_blank(dataset, amounts, videos, sounds),
-        frame_patches=amounts.clip(1).num_patches if dataset.has_videos and videos.are_clips else None,
+        frame_patches=amounts.clip(1, next(iter(sizes))).num_encoded_patches if shows_clips else None,
         sound_tokens=_sound_tokens(shapes, sounds),
     )
 
@@ -180,9 +182,11 @@ def _sound_tokens(shapes: Sequence[Shape], sounds: SoundAmounts) -> dict[float, 
     return {one: sounds.num_tokens(one) for one in sorted({*seconds, BLANK_SECONDS})} if seconds else {}
 
 
-def _shape(sample: SampleSize, amounts: ImageAmounts, videos: VideoAmounts, sizes: dict[Size, int]) -> Shape:
-    """One sample; the sizes of its images go into ``sizes``, with their patches. Raises InputError for what the model's
-    processor refuses."""
+def _shape(
+    sample: SampleSize, amounts: ImageAmounts, videos: VideoAmounts, sizes: dict[Size, int], *, shows_clips: bool
+) -> Shape:
+    """One sample; the sizes of its images go into ``sizes``, with their patches. Where ``shows_clips``, those count
+    that fill up an image too, as they do of frames. Raises InputError for what the model's processor refuses."""
     videos.refuse_together(sample)
     shown = [videos.seen(video) for video in sample.videos]
     image_tokens, patches = sum(video.num_tokens for video in shown), sum(video.num_patches for video in shown)
@@ -193,7 +197,7 @@ def _shape(sample: SampleSize, amounts: ImageAmounts, videos: VideoAmounts, size
     for seen in seen_sizes:
         made = amounts.shape(seen, len(seen_sizes))
         image_tokens += made.num_tokens
-        patches += made.num_patches
+        patches += made.num_encoded_patches if shows_clips else made.num_patches
         sizes[seen] = made.num_patches
     return Shape(sample.text_tokens + image_tokens, patches, num_images, image_tokens)
 
@@ -222,7 +226,8 @@ def _blank(dataset: Dataset, amounts: ImageAmounts, videos: VideoAmounts, sounds
     made = Shape(image.num_tokens + BLANK_TEXT_TOKENS)
     if shows_both:
         video = videos.blank(BLANK_SIDE)
-        made = Shape(made.tokens + video.num_tokens, image.num_patches + video.num_patches)
+        patches = image.num_encoded_patches if videos.are_clips else image.num_patches
+        made = Shape(made.tokens + video.num_tokens, patches + video.num_patches)
     if shows_and_sounds:
         tokens = made.tokens + sounds.num_tokens(BLANK_SECONDS)
         made = made._replace(tokens=tokens, num_sounds=1, seconds=BLANK_SECONDS)

@@ -22,6 +22,7 @@ class ImageAmounts:
     def __init__(self, model: ModelFiles, rules: DataRules, planned: Size | None = None) -> None:
         self._rules = rules
         self._config, self._preprocessor = image_settings(model.config, model.preprocessor)
+        self._video_settings = model.video_settings
         self._shape = lru_cache(KEPT_SIZES)(self._new_shape)
         self._downscaler = None if planned is None else ImageDownscaler(self, planned)
 
@@ -40,9 +41,9 @@ class ImageAmounts:
         """
         return self._shape(size, num_images)
 
-    def clip(self, num_frames: int) -> ImageShape:
-        """What a video of so many frames becomes, of a model that sees those otherwise than images."""
-        return clip_shape(self._config, self._preprocessor, num_frames=num_frames)
+    def clip(self, num_frames: int, size: Size) -> ImageShape:
+        """What a video of so many frames of this size becomes, of a model that sees those otherwise than images."""
+        return clip_shape(self._config, self._preprocessor, self._video_settings, num_frames=num_frames, size=size)
 
     def seen_size(self, size: Size) -> Size:
         """The size that the processor is given."""

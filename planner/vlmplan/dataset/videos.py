@@ -94,14 +94,14 @@ class VideoAmounts:
         """Frames of a video of this size, as the model's own processor makes them."""
         model = self._model
         found = video_images(model.config, model.video_settings, num_frames=num_frames, width=size[0], height=size[1])
-        shape = video_image_shape(model.config, model.preprocessor, found)
+        shape = video_image_shape(model.config, model.preprocessor, model.video_settings, found)
         at_once = self._frames_of_an_image((found.width, found.height), found.num_images)
         width, height = found.width, found.height
         return SeenVideo(
             num_images=-(-found.num_images // at_once),
             size=(width * at_once, height) if width < height else (width, height * at_once),
             num_tokens=found.num_images * shape.num_tokens,
-            num_patches=found.num_images * shape.num_patches,
+            num_patches=found.num_images * shape.num_encoded_patches,
         )
 
     def _frames_of_an_image(self, size: Size, most: int) -> int:

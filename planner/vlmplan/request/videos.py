@@ -12,7 +12,7 @@ from vlmplan.architecture.images.videos import (
     CLIP_MODEL_TYPES,
     VIDEO_MODEL_TYPES,
     VideoImages,
-    clip_shape,
+    video_image_shape,
     video_images,
 )
 from vlmplan.chats.frame_rules import why_not_read
@@ -186,7 +186,7 @@ def _clip(model: ModelFiles, num_frames: int, size: tuple[int, int], said_size: 
 def _num_tokens(model: ModelFiles, found: VideoImages) -> int:
     """Tokens of one video in the language model."""
     if model.model_type in CLIP_MODEL_TYPES:
-        return clip_shape(model.config, model.preprocessor, num_frames=found.frames_per_image).num_tokens
+        return video_image_shape(model.config, model.preprocessor, model.video_settings, found).num_tokens
     size = {"width": found.width, "height": found.height}
     image = image_shape(model.config, model.preprocessor, **size, num_images_per_sample=found.num_images)
     return found.num_images * image.num_tokens

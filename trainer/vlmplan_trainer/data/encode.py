@@ -278,8 +278,9 @@ class Encoder:
             return False
         fits = [self.fit((image.width, image.height)).canvas for image in sample.images]
         if self.video_meter.makes_clips:  # tiles, each of which is a frame to the vision tower
-            room = self._clip_frames or self.meter.num_tiles(self._image_size)
-            tiles = self.meter.num_tiles(fits[0]) if len(fits) == 1 else len(fits)
+            each = self.video_meter.frames_of_image
+            room = self._clip_frames or each or self.meter.num_tiles(self._image_size)
+            tiles = self.meter.num_tiles(fits[0]) if len(fits) == 1 and not each else len(fits) * (each or 1)
             tiles += sum(self.video_meter.num_patches(video.header) for video in sample.videos)
             return tiles <= self.images_per_sample * room
         patches = sum(self.meter.amounts(size)[1] for size in fits)
@@ -318,7 +319,7 @@ class Encoder:
             for number, (part, one) in enumerate(zip(sample.videos, metadata, strict=True), start=1)
         ]
         found = {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
-        return found | ({"videos_kwargs": {"return_tensors": "pt"}} if meter.writes_videos else {})  # which it needs
+        return found | ({"videos_kwargs": {"return_tensors": "pt"}} if meter.needs_tensors else {})
 
     def try_video(self, part: VideoPart, *, name: str) -> None:
         """Decode a video, of the first ones before training. Raises InputError, naming ``name``, for a broken one."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from vlmplan.chats.downscaling import Downscaling
 from vlmplan.chats.frame_rules import (
     CLIP_SAMPLERS,
+    GEMMA4_SAMPLERS,
     GLM_SAMPLERS,
     FrameRule,
     FrameSettings,
@@ -83,6 +84,15 @@ class VideoMeter:
         self.writes_videos = self.rule.sampler is Sampler.SMOLVLM
         """In the text, where no token of their own stands for them: their words are tokens together with those around.
         """
+        self.needs_tensors = self.writes_videos or self.rule.sampler in GEMMA4_SAMPLERS
+        """Whether numbers beside the pixels of videos have to be asked for as tensors."""
+        self.frames_of_image = self._frames_of_image() if self.rule.sampler in GEMMA4_SAMPLERS else None
+        """As many frames as an image has patches, whatever its size; None: that goes by its tiles."""
+
+    def _frames_of_image(self) -> int:
+        """Gemma 4 fills up the patches of an image, and of a frame, to the most that it has."""
+        of_image, of_frame = self._processor.image_processor, self._processor.video_processor
+        return -(-int(of_image.max_soft_tokens) // int(of_frame.max_soft_tokens))
 
     def num_patches(self, header: VideoHeader) -> int:
         """Patches of all frames in the vision tower; frames, for models that make a tile of each. Raises InputError for
@@ -161,12 +171,30 @@ class VideoMeter:
         if self.rule.sampler in (Sampler.INTERNVL, Sampler.LLAVA_ONEVISION):
             return self._processor.replace_video_token({VIDEO_PIXELS: [torch.empty(num_frames, 0)]}, 0)
         metadata = [VideoMetadata(**self.metadata(header))]
+        if self.rule.sampler in GEMMA4_SAMPLERS:
+            made = {"num_soft_tokens_per_video": [self._frame_tokens(header)], "video_metadata": metadata}
+            return self._processor.replace_video_token(made, 0)
         if self.rule.sampler is Sampler.SMOLVLM:
             pixels = torch.empty(1, num_shown or num_frames, 0)
             return self._processor.replace_video_token({"pixel_values": pixels, "video_metadata": metadata}, 0)
         grid = torch.tensor([self._grid(header)])
         made = {"video_grid_thw": grid, "video_metadata": metadata}
         return self._processor.replace_video_token(made, 0)
+
+    def _frame_tokens(self, header: VideoHeader) -> int:
+        """Of each frame of Gemma 4, by the processor's own resizing of a frame of nothing."""
+        part, (width, height) = self._processor.video_processor, header.shown_size
+        frame = torch.empty(1, 3, height, width, dtype=torch.uint8, device="meta")
+        kernel = part.pooling_kernel_size
+        sizes = {"patch_size": part.patch_size, "max_patches": part.max_soft_tokens * kernel**2}
+        try:
+            resized = part.aspect_ratio_preserving_resize(
+                frame, **sizes, pooling_kernel_size=kernel, resample=part.resample
+            )
+        except ValueError as error:  # such as one so thin that nothing is left of a side
+            raise InputError(f"the model's processor refuses it: {' '.join(str(error).split())}") from None
+        height, width = resized.shape[-2:]
+        return height // part.patch_size * (width // part.patch_size) // kernel**2
 
 
 def videos_as_images(made: dict[str, Tensor], are_videos: Sequence[bool]) -> dict[str, Tensor]:

@@ -142,10 +142,10 @@ def _as_processed(config: Any, samples: Samples, preprocessor: Mapping[str, Any]
 
 
 def _image_token(config: Any, image: ImageSpec | None) -> int | None:
-    """The id that features take the place of; of videos that of images too, but for LLaVA-OneVision's."""
+    """The id that features take the place of; SmolVLM's is that of images and videos."""
     if image is None:
         return None
-    if image.is_clip and config.model_type == "llava_onevision":
+    if image.is_clip and config.model_type != "smolvlm":
         return int(config.video_token_id)
     for section in (config, getattr(config, "vision_config", None)):
         for key in ("image_token_id", "image_token_index"):
@@ -237,17 +237,17 @@ def _squares(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor,
 
 def _padded_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
     """Patches with their columns and rows, filled up to one number of patches for all images (Gemma 4)."""
-    columns, rows = image.num_patch_columns, image.num_patch_rows
-    grid = torch.stack(torch.meshgrid(torch.arange(columns), torch.arange(rows), indexing="xy"), dim=-1)
-    places = torch.full((columns * rows + image.num_padding_patches, 2), -1)
-    places[: columns * rows] = grid.reshape(-1, 2)
-    values = {
-        "image_position_ids": places.repeat(samples.num_images, 1, 1),
-        "mm_token_type_ids": (ids == token).long(),
-    }
-    vision = config.vision_config
-    side = getattr(vision, "model_patch_size", vision.patch_size)
-    return values, {"pixel_values": (samples.num_images, len(places), 3 * side**2)}
+    columns, rows = torch.arange(image.num_patch_columns), torch.arange(image.num_patch_rows)
+    grid = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1).reshape(-1, 2)
+    places = torch.cat([grid, torch.full((image.num_padding_patches, 2), -1)])
+    places = places.repeat(samples.num_images * image.num_vision_sequences, 1, 1)
+    types = (ids == token).long()
+    side = getattr(config.vision_config, "model_patch_size", config.vision_config.patch_size)
+    pixels = (*places.shape[:2], 3 * side**2)
+    if not image.is_clip:
+        return {"image_position_ids": places, "mm_token_type_ids": types}, {"pixel_values": pixels}
+    frames = {"num_frames_per_video": torch.full((samples.num_images,), image.num_vision_sequences)}
+    return {"video_position_ids": places, "mm_token_type_ids": 2 * types} | frames, {"pixel_values_videos": pixels}
 
 
 def _packed_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:

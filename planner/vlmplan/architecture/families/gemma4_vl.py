@@ -82,7 +82,8 @@ class Gemma4Model(Module):
             with tape.section("scatter"):
                 features = ops.copy(held[-1])
                 held.append(features)
-                tape.outputs.append(features.detached())
+                if batch.image is not None and not batch.image.is_clip:  # ``image_hidden_states``
+                    tape.outputs.append(features.detached())
                 compare_sizes(features)
                 embeddings = ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
                 del features
@@ -171,14 +172,18 @@ class Gemma4(ImageTextModel):
         return self.model.vision_tower.patch_numel
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
+        """(images, or frames of all videos, patches, values)."""
         assert batch.image is not None
-        num_patches = batch.image.num_patches + batch.image.num_padding_patches
-        return (batch.num_images, num_patches, self.patch_numel)
+        num_patches = batch.image.num_patches_per_sequence + batch.image.num_padding_patches
+        return (batch.num_images * batch.image.num_vision_sequences, num_patches, self.patch_numel)
 
     def more_inputs(self, batch: Batch) -> Sequence[Input]:
-        """``image_position_ids`` and ``mm_token_type_ids``."""
+        """``image_position_ids`` or ``video_position_ids``, ``mm_token_type_ids``, and of videos
+        ``num_frames_per_video``."""
+        assert batch.image is not None
         places = (*self.pixel_shape(batch)[:-1], 2)
-        return [(places, DType.INT64), ((batch.micro_batch, batch.num_tokens), DType.INT64)]
+        made: list[Input] = [(places, DType.INT64), ((batch.micro_batch, batch.num_tokens), DType.INT64)]
+        return [*made, ((batch.num_images,), DType.INT64)] if batch.image.is_clip else made
 
     def spectrogram_shape(self, batch: Batch) -> tuple[int, ...]:
         assert batch.audio is not None

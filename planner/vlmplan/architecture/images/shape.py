@@ -38,8 +38,8 @@ class ImageShape:
     ``num_overview_columns x num_overview_rows`` patches of the whole image come before its tiles where these have
     another number (minicpmv4_6, minicpmv4_7); it is one of the ``num_vision_sequences``.
 
-    ``is_clip``: it is no image but a video whose model sees a frame otherwise than an image (smolvlm, llava_onevision),
-    each frame a sequence of its own.
+    ``is_clip``: it is no image but a video whose model sees a frame otherwise than an image (smolvlm, llava_onevision,
+    gemma4, gemma4_unified), each frame a sequence of its own.
     """
 
     num_tokens: int
@@ -70,6 +70,11 @@ class ImageShape:
         """Patch tokens of the whole image, thumbnail and padded tiles included."""
         num_tiles = self.num_vision_sequences - (self.num_overview_patches > 0)
         return self.num_overview_patches + num_tiles * self.num_patches_per_sequence
+
+    @property
+    def num_encoded_patches(self) -> int:
+        """``num_patches`` with those that fill up the sequences, which the vision encoder computes too."""
+        return self.num_patches + self.num_vision_sequences * self.num_padding_patches
 
     @property
     def num_overview_patches(self) -> int:

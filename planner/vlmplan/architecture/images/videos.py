@@ -2,7 +2,8 @@
 
 Follows transformers 5.23: ``resize`` and ``patchify`` of ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``,
 ``Glm4vVideoProcessor`` and ``Glm46VVideoProcessor`` (models/*/video_processing_*.py), and ``InternVLVideoProcessor``,
-``SmolVLMVideoProcessor`` and ``LlavaOnevisionVideoProcessor``, which make one tile of a frame. The towers of the former
+``SmolVLMVideoProcessor`` and ``LlavaOnevisionVideoProcessor``, which make one tile of a frame, and
+``Gemma4VideoProcessor``, which makes of a frame what images are with a smaller budget. The towers of the first four
 attend within the patches of ``temporal_patch_size`` frames (``cu_seqlens`` by ``grid_thw``: ``t`` sequences of
 ``h x w`` patches), which are those of one image, whose pixels stand there as often.
 """
@@ -18,6 +19,7 @@ from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.architecture.images.smart_resize import check_aspect_ratio, patch_and_merge_size, smart_resize
 from vlmplan.chats.frame_rules import (
     CLIP_SAMPLERS,
+    GEMMA4_SAMPLERS,
     GLM46V_MOST_FRAMES,
     GLM_MOST_FRAMES,
     QWEN_MOST_FRAMES,
@@ -30,6 +32,10 @@ BUDGET_SHARE = 0.9
 """Of ``max_video_tokens``, that all frames of Qwen2-VL share where ``cap_pixels_per_frame`` is on."""
 FLOOR_FACTOR = 1.05
 """Of ``size.shortest_edge``, below which that cap does not go."""
+
+
+FRAME_TOKENS = {"max_soft_tokens": 70}
+"""Of each frame in ``Gemma4VideoProcessor``, where its file says nothing else."""
 
 
 class VideoImages(NamedTuple):
@@ -152,17 +158,32 @@ def _internvl(video: _Video) -> VideoImages:
 def _clip(video: _Video) -> VideoImages:
     """The whole video, a tile of each frame."""
     video.check(least=1, most=10**6)
-    image = clip_shape(video.config, video.settings, num_frames=1)
+    image = clip_shape(video.config, video.settings, None, num_frames=1, size=(video.width, video.height))
     size = {"width": image.resized_width, "height": image.resized_height}
     return VideoImages(num_images=1, frames_per_image=video.num_frames, **size)
 
 
-def clip_shape(config: Mapping[str, Any], settings: Mapping[str, Any] | None, *, num_frames: int) -> ImageShape:
-    """A video of SmolVLM or LLaVA-OneVision, which is seen by frames of one tile whatever its size; ``settings`` are of
-    the processor of videos or of images, which have the tower's tile alike.
+def _gemma4(video: _Video) -> VideoImages:
+    """The whole video, its frames as they are stored: what they are resized to is not resized to itself again."""
+    video.check(least=1, most=10**6)
+    size = {"width": video.width, "height": video.height}
+    return VideoImages(num_images=1, frames_per_image=video.num_frames, **size)
 
-    SmolVLM's frame is an image that is not split. LLaVA-OneVision halves the sides of a frame's features, and puts a
-    newline behind those of all (``get_video_features`` in modeling_llava_onevision.py). Raises InputError for other
+
+def clip_shape(
+    config: Mapping[str, Any],
+    settings: Mapping[str, Any] | None,
+    video_settings: Mapping[str, Any] | None,
+    *,
+    num_frames: int,
+    size: tuple[int, int],
+) -> ImageShape:
+    """A video whose model sees a frame otherwise than an image; ``settings`` are those of the processor of images,
+    ``size`` the (width, height) of a frame.
+
+    SmolVLM's frame is an image that is not split, and LLaVA-OneVision's a tile, both whatever its size. The latter
+    halves the sides of a frame's features, and puts a newline behind those of all (``get_video_features`` in
+    modeling_llava_onevision.py). Gemma 4's is an image with the video processor's budget. Raises InputError for other
     models.
     """
     sampler = SAMPLERS.get(str(config.get("model_type")))
@@ -171,7 +192,11 @@ def clip_shape(config: Mapping[str, Any], settings: Mapping[str, Any] | None, *,
             f"clip_frames is {num_frames}, but a {config.get('model_type')} sees frames of videos as images"
         )
     whole, more = {"width": 1, "height": 1}, dict(settings or {})
-    if sampler is Sampler.SMOLVLM:
+    if sampler in GEMMA4_SAMPLERS:
+        frame = image_shape(config, FRAME_TOKENS | dict(video_settings or {}), width=size[0], height=size[1])
+        features = num_frames * frame.num_placeholder_tokens
+        tokens = num_frames * frame.num_tokens
+    elif sampler is Sampler.SMOLVLM:
         frame = image_shape(config, {**more, "do_image_splitting": False}, **whole)
         per_frame, others = frame.num_placeholder_tokens, frame.num_tokens - frame.num_placeholder_tokens
         tokens, features = num_frames * (per_frame + others), num_frames * per_frame
@@ -194,7 +219,8 @@ _OF_SAMPLER: Mapping[Sampler, Callable[[_Video], VideoImages]] = {
     Sampler.GLM4V: _glm4v,
     Sampler.GLM46V: _glm4v,
     Sampler.INTERNVL: _internvl,
-    **dict.fromkeys(CLIP_SAMPLERS, _clip),
+    **dict.fromkeys((Sampler.SMOLVLM, Sampler.LLAVA_ONEVISION), _clip),
+    **dict.fromkeys(GEMMA4_SAMPLERS, _gemma4),
 }
 _RULES: Mapping[str, Callable[[_Video], VideoImages]] = {name: _OF_SAMPLER[one] for name, one in SAMPLERS.items()}
 VIDEO_MODEL_TYPES = tuple(_RULES)
@@ -230,12 +256,16 @@ def video_images(
 
 
 def video_image_shape(
-    config: Mapping[str, Any], preprocessor: Mapping[str, Any] | None, found: VideoImages
+    config: Mapping[str, Any],
+    preprocessor: Mapping[str, Any] | None,
+    video_settings: Mapping[str, Any] | None,
+    found: VideoImages,
 ) -> ImageShape:
     """What one of the images of a video becomes. They have the size that the processor of videos gives them, whatever
     limits that of images has."""
     if config.get("model_type") in CLIP_MODEL_TYPES:
-        return clip_shape(config, preprocessor, num_frames=found.frames_per_image)
+        size = found.width, found.height
+        return clip_shape(config, preprocessor, video_settings, num_frames=found.frames_per_image, size=size)
     limits = {"min_pixels": None, "max_pixels": None, "size": {"shortest_edge": 1, "longest_edge": MAX_INTEGER}}
     resizes = SAMPLERS[str(config.get("model_type"))] is not Sampler.INTERNVL
     settings = {**(preprocessor or {}), **(limits if resizes else {})}
