@@ -10,7 +10,7 @@ from typing import Any, Final
 
 BART_TYPES: Final = frozenset(("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart"))
 """Those that one family describes."""
-ENCODER_DECODER_TYPES: Final = BART_TYPES | {"bigbird_pegasus", "mvp"}
+ENCODER_DECODER_TYPES: Final = BART_TYPES | {"bigbird_pegasus", "m2m_100", "mt5", "mvp", "t5", "umt5"}
 DEFAULT_TARGET_LEN = 128
 
 

@@ -23,6 +23,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": END,
     "forced_eos_token_id": END,
     "decoder_start_token_id": END,
+    "use_cache": False,
 }
 
 

@@ -181,7 +181,7 @@ class GenericModel(Model):
             return out if kind is None else keep_bytes(out, *rehearsed.of(kind, hidden))
 
         def look(layer: Group, hidden: Tensor, states: Tensor) -> Tensor:
-            return LayerRun(replace(context, states=states)).layer(layer, hidden)
+            return use(LayerRun(replace(context, states=states)).layer(layer, hidden), states)
 
         for name, module in self._outside_stacks():
             if part is not None and part not in name.split("."):

@@ -162,7 +162,7 @@ class LayerRun:
         names = [step for step in block.steps if step is not last and not step.is_norm]
         keys = [step for step in names if step.path[-1].startswith(KEY_LETTERS)]
         if last is None or len(keys) != 2 or len(names) != 3:
-            return use(self.block(block, x), states)
+            return self.block(block, x)
         heads: dict[bool, list[Tensor]] = {True: [], False: []}
         for step in names:
             source = states if step in keys else x
@@ -173,6 +173,8 @@ class LayerRun:
         scores = Scores(dropout=self.shape.attention_dropout)
         out = attend(self.context.backend, q, k, v, is_causal=False, scores=scores)
         del q, k, v
+        if out.shape[-1] != last.in_width:
+            out = ops.resample(out, *x.shape[:-1], last.in_width)
         return self.call(block.at(last.path), out)
 
     def _projections(self, block: Group, x: Tensor, last: LinearOrNorm) -> list[Tensor]:
@@ -272,7 +274,7 @@ def _narrowed(made: list[Tensor], normed: set[int], width: int) -> Tensor:
     return made[-1]
 
 
-CROSS_WORDS = ("encoder_attn", "cross_attn", "crossattention")
+CROSS_WORDS = ("encoder_attn", "cross_attn", "crossattention", "EncDecAttention")
 """Parts of the names of attention to what an encoder has read."""
 KEY_LETTERS = ("k", "v")
 """Beginnings of the names of Linears that make keys and values."""
