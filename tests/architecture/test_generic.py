@@ -709,3 +709,22 @@ def test_an_encoder_and_a_decoder_multiply_what_a_family_multiplies(probe: Modul
     assert found.end_live == 0
     flops = [sum(work.flops for work in step.trace.works()) for step in (found, expected)]
     assert flops[0] == pytest.approx(flops[1], rel=0.001)
+
+
+def test_keys_and_values_of_t5_are_made_of_what_its_encoder_has_read(probe: ModuleType):
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 320}
+    config = {"model_type": "t5", **sizes, "decoder_start_token_id": 0}
+    layout = layout_from_json({**probe.layout(config), "schema": LAYOUT_SCHEMA})
+    pairs = Batch(micro_batch=2, num_tokens=48, target_tokens=16)
+    step = predicted_step(build_generic(layout), pairs)
+    assert step.trace is not None
+    expected = 0
+    for module in layout.modules:
+        if module.kind is ModuleKind.LINEAR:
+            reads = "encoder" in module.name.split(".") or module.name.endswith(
+                ("EncDecAttention.k", "EncDecAttention.v")
+            )
+            num_tokens = pairs.micro_batch * (pairs.num_tokens if reads else pairs.target_tokens)
+            expected += 2 * num_tokens * math.prod(layout.shape(f"{module.name}.weight"))
+    forward = step.trace.works()[0]
+    assert forward.flops - forward.attention_flops == expected

@@ -95,7 +95,7 @@ class LayerRun:
             y, made = self._chain(layer, x)
             return use(x if y is None else y, *made)
         block, states = layer.modules_by_name[name], self.context.states
-        if states is not None and any(word in name for word in CROSS_WORDS) and isinstance(block, Group):
+        if states is not None and isinstance(block, Group) and _looks_at_encoder(name, block):
             return self._cross_attention(block, x, states)
         return self.block(block, x) if isinstance(block, Group) else self.call(block, x)
 
@@ -253,6 +253,12 @@ class LayerRun:
             q.view(batch, q.shape[-1] // head_dim, num_tokens, head_dim),
             *(_in_heads(part, batch, num_tokens, head_dim) for part in (k, v)),
         )  # pyright: ignore[reportReturnType]
+
+
+def _looks_at_encoder(name: str, block: Group) -> bool:
+    """Whether a block of a decoder, or the only one in it (T5), is attention to what an encoder has read."""
+    names = (name, *block.modules_by_name)
+    return block.role is Role.ATTENTION and any(word in one for one in names for word in CROSS_WORDS)
 
 
 def _in_heads(x: Tensor, batch: int, num_tokens: int, head_dim: int) -> Tensor:
