@@ -25,6 +25,9 @@ def test_what_does_not_go_with_fsdp_is_refused_by_a_search_too(besides):
 def test_a_ds_config_beside_fsdp_is_refused(tmp_path):
     config = tmp_path / "zero3.json"
     config.write_text('{"zero_optimization": {"stage": 3}}')
-    found = call("recommend", *WORDS, "--ds-config", str(config))
+    found = call("recommend", *WORDS, "--ds-config", str(config), "--json")
     assert found.code == DOES_NOT_FIT
-    assert "--zero-stage 3 DeepSpeed's; give one of the two" in found.out
+    [rejected] = found.document["rejected"]
+    assert rejected["reason"] == (
+        f"{config}: --fsdp is PyTorch's own sharding, and zero_optimization.stage 3 DeepSpeed's; give one of the two"
+    )

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planned import model_files
-from vlmplan.architecture.trace import Work
+from vlmplan.architecture.trace import Run, Section, Trace, Work
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.timing import BusySeconds, MicroBatchSeconds, Rates, phases_between, step_flops
+from vlmplan.timing import BusySeconds, MicroBatchSeconds, Rates, phases_between, saved_between, step_flops
 from vlmplan.timing.rates import HOOK_SECONDS, CheckpointSeconds, HookSeconds
 from vlmplan.timing.roofline import busy_seconds
 from vlmplan.workload import Workload
@@ -198,6 +198,21 @@ def test_large_product_is_bound_by_operations_and_a_thin_one_by_bytes():
     large, thin = Work(matmuls={(7 * 10**14, 11): 1}), Work(matmuls={(7, 11 * 10**11): 1})
     assert busy_seconds(phase(large), ROUND).matmuls == pytest.approx(7)
     assert busy_seconds(phase(thin), ROUND).matmuls == pytest.approx(1.1)
+
+
+def test_products_between_two_micro_batches_take_their_operations_or_their_bytes_there():
+    def trace_of(products: dict[tuple[int, int], int]) -> Trace:
+        return Trace({"layer": Section(forward_work=Work(matmuls=products))}, [Run("layer", None)])
+
+    weights, head = 4 * 10**12, 11  # 4 s to read the weights of all experts; a head of 2 s that comes in chunks
+    one = trace_of({(10**14, weights): 3, (2 * 10**14, head): 1})
+    eight = trace_of({(8 * 10**14, weights): 3, (2 * 10**14, head): 8})
+    evenly, there = 4 + (8 - 4) * 4 / 7, 5  # seconds of each of three: of five samples it is the operations
+    assert saved_between(ROUND, one, eight, 4 / 7) == pytest.approx((3 * (evenly - there), 0, 0))
+    assert saved_between(ROUND, one, trace_of({(8 * 10**14, weights): 3}), 4 / 7) == (0, 0, 0)
+    first, more = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (3.0, 3.0, 3.0, 3.0, 3.0, 3.0)
+    assert phases_between(first, more, 0.5, saved=(0.5, 0.0, 0.0)) == (2, 2, 2)  # the host's
+    assert phases_between(first, (*more[:3], *first[3:]), 0.5, saved=(0.5, 0.0, 0.0)) == (1.5, 2, 2)
 
 
 def test_every_product_has_its_ramp():

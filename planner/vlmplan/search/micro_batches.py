@@ -24,6 +24,7 @@ from vlmplan.timing import (
     demands_at,
     gpu_rates,
     phases_between,
+    saved_between,
 )
 
 MAX_MASKED = 16
@@ -65,9 +66,7 @@ class TracedBatches:
 
     One chunk of logits grows with the batch only until it is full, so the last batch before that and the first one
     after are looked at as well. So is every batch up to ``MAX_MASKED`` where its samples are one row under a mask,
-    which begins with the second sample and grows with the square; and every doubling where tokens go to experts: their
-    products take as long as the weights of all experts are read, until each expert has so many tokens that it is the
-    products themselves which take longer.
+    which begins with the second sample and grows with the square.
     """
 
     def __init__(
@@ -83,8 +82,6 @@ class TracedBatches:
         inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
         if recipe.masks_its_row:
             inner |= set(range(2, min(largest, MAX_MASKED + 1)))
-        if has_stacked_experts(estimator.model):
-            inner |= {1 << place for place in range(1, (largest - 1).bit_length())}
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
         self._ends = ends
@@ -92,6 +89,9 @@ class TracedBatches:
         is_cut = recipe.input_gradients is InputGradients.NONE
         self._labels = language_labels(estimator.model) if is_cut else ()
         self._tied = tied_weight(estimator.model)
+        self.has_experts = has_stacked_experts(estimator.model)
+        """Whose products take as long as the weights of all experts are read, until each expert has so many tokens that
+        it is the products themselves which take longer."""
         self._pairs: dict[int, TracePair] = {}
         self._batches: dict[Switches, MicroBatches] = {}
         self._demands: dict[tuple[int, Speed], PhaseDemands] = {}
@@ -120,6 +120,13 @@ class TracedBatches:
     def demands(self, size: int, switches: Switches, speed: Speed) -> PhaseDemands:
         """The demands of the micro batch of ``size`` samples, added up from its parts."""
         return added_demands([self._demands_of(part, speed) for part in self.pair(size).parts(switches)])
+
+    def saved_between(self, low: int, high: int, fraction: float, switches: Switches, speed: Speed) -> PhaseSeconds:
+        """What a micro batch between two others takes less than is between theirs."""
+        pairs = zip(self.pair(low).parts(switches), self.pair(high).parts(switches), strict=True)
+        parts = [saved_between(speed.rates, one, other, fraction) for one, other in pairs]
+        first, again, back = (sum(phase) for phase in zip(*parts, strict=True))
+        return first, again, back
 
     def _demands_of(self, part: Trace, speed: Speed) -> PhaseDemands:
         key = (id(part), speed)
@@ -212,7 +219,11 @@ class MicroBatches:
         key = (micro_batch, speed)
         if key not in self._phases:
             low, high, fraction = self._place(micro_batch)
-            self._phases[key] = phases_between(self._demands_of(low, speed), self._demands_of(high, speed), fraction)
+            saved = (0.0, 0.0, 0.0)
+            if self._traced.has_experts and low != high:
+                saved = self._traced.saved_between(low, high, fraction, self._switches, speed)
+            ends = self._demands_of(low, speed), self._demands_of(high, speed)
+            self._phases[key] = phases_between(*ends, fraction, saved)
         return self._phases[key]
 
     def _demands_of(self, size: int, speed: Speed) -> PhaseDemands:

@@ -22,6 +22,7 @@ from vlmplan.timing.roofline import (
     demands_at,
     micro_batch_seconds,
     phases_between,
+    saved_between,
     step_flops,
 )
 from vlmplan.timing.step import BesidesComputing, StepTime, TimedStep, besides_computing, timed_step
@@ -49,6 +50,7 @@ __all__ = [
     "micro_batch_seconds",
     "peak_flops_per_second",
     "phases_between",
+    "saved_between",
     "speed_note",
     "step_flops",
     "timed_step",

@@ -5,7 +5,7 @@ is what forward takes, as work is queued ahead. Recomputation and backward take 
 longer of the two for both together.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vlmplan.architecture.trace import Trace, Work
@@ -18,6 +18,8 @@ CAUSAL_FRACTION = 0.5
 """Part of causal attention that a fused kernel really computes."""
 
 
+Product = tuple[int, int]
+"""Floating point operations of a matrix product, and bytes that are read and written."""
 PhaseSeconds = tuple[float, float, float]
 """Of forward, recomputation and backward."""
 PhaseDemands = tuple[float, float, float, float, float, float]
@@ -52,7 +54,7 @@ def busy_seconds(work: Work, speed: Rates) -> BusySeconds:
     return BusySeconds(matmuls=matmuls, attention=attention, memory=memory)
 
 
-def product_seconds(flops: int, hbm_bytes: int, speed: Rates) -> float:
+def product_seconds(flops: float, hbm_bytes: float, speed: Rates) -> float:
     """One matrix product: its operations or its bytes, whichever takes longer, and its ramp."""
     computing, moving = flops / speed.matmul_flops_per_second, hbm_bytes / speed.bytes_per_second
     return (computing if computing > moving else moving) + speed.ramp_seconds
@@ -112,11 +114,39 @@ def phases_of(demands: PhaseDemands) -> PhaseSeconds:
     return max(forward, first), again, back
 
 
-def phases_between(low: PhaseDemands, high: PhaseDemands, fraction: float) -> PhaseSeconds:
-    """The phases of a micro batch between two others, ``fraction`` of the way: what keeps the GPU busy and what asking
-    takes grow evenly, the longer of the two does not."""
+def phases_between(
+    low: PhaseDemands, high: PhaseDemands, fraction: float, saved: PhaseSeconds = (0.0, 0.0, 0.0)
+) -> PhaseSeconds:
+    """The phases of a micro batch between two others, ``fraction`` of the way: what keeps the GPU busy, less what is
+    ``saved`` of it, and what asking takes grow evenly, the longer of the two does not."""
     first, second, third, fourth, fifth, sixth = [a + (b - a) * fraction for a, b in zip(low, high, strict=True)]
-    return phases_of((first, second, third, fourth, fifth, sixth))
+    return phases_of((first - saved[0], second - saved[1], third - saved[2], fourth, fifth, sixth))
+
+
+def saved_between(speed: Rates, low: Trace, high: Trace, fraction: float) -> PhaseSeconds:
+    """By phase, what the products of a micro batch between two others, ``fraction`` of the way, take less than that
+    part of the way: operations and bytes of each grow evenly, the longer of the two does not.
+
+    Nothing of products that the two have not both, each as often: a loss in chunks has more of them, not larger ones.
+    """
+    first, again, back = [
+        _saved(speed, one.matmuls, other.matmuls, fraction)
+        for one, other in zip(low.works(), high.works(), strict=True)
+    ]
+    return first, again, back
+
+
+def _saved(speed: Rates, low: Mapping[Product, int], high: Mapping[Product, int], fraction: float) -> float:
+    saved = 0.0
+    if len(low) != len(high):
+        return saved
+    for ((flops, num_bytes), count), ((more_flops, more_bytes), other) in zip(low.items(), high.items(), strict=True):
+        if count != other:
+            continue
+        least, most = product_seconds(flops, num_bytes, speed), product_seconds(more_flops, more_bytes, speed)
+        grown = flops + (more_flops - flops) * fraction, num_bytes + (more_bytes - num_bytes) * fraction
+        saved += count * (least + (most - least) * fraction - product_seconds(*grown, speed))
+    return saved
 
 
 def micro_batch_seconds(
