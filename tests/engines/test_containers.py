@@ -21,6 +21,16 @@ CONFIG = {
 }
 """Whose tower has a class embedding and positions of its own around its layers."""
 
+DECODER = {"model_type": "gemma4_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+PER_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100, "global_head_dim": 32}
+ENCODER = {"model_type": "gemma4_vision", "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2}
+GEMMA = {
+    "model_type": "gemma4",
+    "text_config": {**DECODER, **PER_LAYER, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100},
+    "vision_config": {**ENCODER, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 24},
+}
+"""Whose model reads the weight of the embedding inside of it."""
+
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_a_tower_with_weights_around_its_layers_is_fetched_first_in_backward_and_once(checkpoints):
@@ -38,3 +48,24 @@ def test_a_tower_with_weights_around_its_layers_is_fetched_first_in_backward_and
     assert modules.index(tower) < min(place for place, one in enumerate(modules) if id(one) in inside)
     released = [event for _, section in trace.backward() for event in section.backward if isinstance(event, Release)]
     assert tower not in [event.module for event in released]  # pixels have no gradient
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_an_embedding_that_the_model_reads_is_fetched_behind_the_head_in_backward_and_stays(checkpoints):
+    model = build_model(GEMMA)
+    for _, stack in model.stacks():
+        stack.checkpoints = checkpoints
+    batch = Batch(micro_batch=1, num_tokens=9, images_per_sample=0, image=None)
+    weight = model.head.weight
+    weight.requires_grad = False
+    trace = model.run(Tape(), batch, AttentionBackend(), loss=LossKind.CHUNKED)
+
+    def uses(events, kind):
+        modules = [event.module for event in events if isinstance(event, kind)]
+        return [place for place, one in enumerate(modules) if weight in one.parameters_by_name.values()]
+
+    forward = [event for _, section in trace.forward() for event in section.forward]
+    backward = [event for _, section in trace.backward() for event in section.backward]
+    assert uses(forward, Fetch)[:2] == [0, 1]  # the model, then the embedding inside of it
+    assert uses(backward, Fetch) == [0, 1]  # the head, then the model
+    assert len(uses(backward, Release)) == 1  # of the head: the ids that the model gets have no gradient

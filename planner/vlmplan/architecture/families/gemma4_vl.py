@@ -4,11 +4,13 @@ Source: transformers 5.23 ``models/gemma4/modeling_gemma4.py``, ``Gemma4ForCondi
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.containers import call_container
 from vlmplan.architecture.families.gemma import Masks
 from vlmplan.architecture.families.gemma4 import Gemma4Decoder, decoder
 from vlmplan.architecture.families.gemma4_audio import NUM_BINS, Gemma4Audio
@@ -65,15 +67,18 @@ class Gemma4Model(Module):
         return (self.language_model.shape.window,)
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
+        run = partial(self._forward, ids, pixels, batch, backend)
+        if not ids.tape.fetches_weights or not self.language_model.shape.per_layer_width:
+            return run()
+        return call_container(ids.tape, self._read_weight(), run, has_input_grad=False)
+
+    def _forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         tape, language_model = ids.tape, self.language_model
         text_ids = tape.tensor(ids.shape, DType.INT64)
         embeddings = language_model.embed(text_ids)
         # What lives until this function returns: ids and embeddings without images, each layer's part of the second
         # embedding, and what the tower returned.
         held: list[Tensor] = [text_ids]
-        read = self._read_weight() if tape.follows_weights and language_model.shape.per_layer_width else None
-        if read is not None:
-            tape.fetch(read)
         per_layer = language_model.embed_per_layer(text_ids)
         if per_layer is not None:
             held += [tape.tensor(embeddings.shape, embeddings.dtype), per_layer]
@@ -91,10 +96,7 @@ class Gemma4Model(Module):
             embeddings = self.with_sounds(ids, embeddings, batch, held)
         with tape.section("masks"):
             masks = self._masks(embeddings, backend)
-        hidden = language_model(embeddings, [] if per_layer is None else [per_layer], backend, masks)
-        if read is not None:
-            tape.release(read)
-        return hidden
+        return language_model(embeddings, [] if per_layer is None else [per_layer], backend, masks)
 
     @property
     def audio_width(self) -> int:
