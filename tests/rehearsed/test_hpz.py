@@ -68,11 +68,13 @@ def test_estimate_and_messages_are_those_of_a_rehearsal(method: Method):
 
 def test_second_copies_take_the_weights_shared_among_neighbours():
     weights = 2 * estimated(Method.FULL, 1).num_params
+    tied_head = 2 * 49_152 * 576  # until the engine is made it has a partition of its own, and a copy of that
     without, with_copies = (estimated(Method.FULL, hpz) for hpz in (1, 2))
     for before, after in zip(without.timeline.phases, with_copies.timeline.phases, strict=True):
-        kept = 0 if after.name in ("step", "save") else weights / 2
+        twice = tied_head / 2 if after.name == "load" else 0
+        kept = 0 if after.name in ("step", "save") else weights / 2 + twice
         assert after.resident.total - before.resident.total == pytest.approx(kept, rel=0.01)
-        peak = 0 if after.name == "save" else weights / 2
+        peak = 0 if after.name == "save" else weights / 2 + twice
         assert after.peak.total - before.peak.total == pytest.approx(peak, rel=0.01)
 
 
