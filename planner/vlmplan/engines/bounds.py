@@ -10,6 +10,7 @@ from itertools import repeat
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.module_order import training_sizes
+from vlmplan.engines.coordinator.secondary import gathers_apart
 from vlmplan.engines.coordinator.walk import NOTHING_GATHERED, RunBytes, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.engine import Engine, ModelStates
@@ -66,8 +67,13 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     walk = None
     recipe, num_ranks = engine.recipe, engine.num_ranks
     if engine.gathers_weights:
-        sizes = training_sizes(recipe)
-        walk = gather_walk(trace, sizes, wrappers=wrappers(recipe, engine.table), num_ranks=min(num_ranks, 2))
+        walk = gather_walk(
+            trace,
+            training_sizes(recipe),
+            wrappers=wrappers(recipe, engine.table),
+            num_ranks=min(num_ranks, 2),
+            is_apart=gathers_apart(recipe),
+        )
     rises = {key: section_rises(section) for key, section in trace.sections.items()}
     forward = [rises[run.key].forward for run in trace.schedule]
     backward = [rises[run.key].backward for run in reversed(trace.schedule)]

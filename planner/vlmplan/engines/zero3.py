@@ -16,6 +16,7 @@ from vlmplan.engines.collectives import overfills
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, training_sizes
 from vlmplan.engines.coordinator.replay import GatherReplay
+from vlmplan.engines.coordinator.secondary import gathers_apart
 from vlmplan.engines.coordinator.walk import gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.engine import weight
@@ -311,7 +312,11 @@ class Zero3(Zero3Formulas):
         is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
         num_ranks = self.num_ranks if is_padded else min(self.num_ranks, 2)
         walk = gather_walk(
-            trace, training_sizes(self.recipe), wrappers=wrappers(self.recipe, self.table), num_ranks=num_ranks
+            trace,
+            training_sizes(self.recipe),
+            wrappers=wrappers(self.recipe, self.table),
+            num_ranks=num_ranks,
+            is_apart=gathers_apart(self.recipe),
         )
         return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
 
@@ -329,6 +334,7 @@ class Zero3(Zero3Formulas):
             wrappers=wrappers(self.recipe, self.table),
             offloads=self.offloads_weights,
             sink=sink,
+            is_apart=not is_first and gathers_apart(self.recipe),
         )
 
 

@@ -86,8 +86,10 @@ SIZES = st.sampled_from(
 ) | st.integers(0, 8 * LAYER_NUMEL)
 
 
-def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2) -> WalkKey:
-    return WalkKey(shape=None, sizes=zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, trace=trace)
+def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2, is_apart: bool = False) -> WalkKey:
+    return WalkKey(
+        shape=None, sizes=zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, trace=trace, is_apart=is_apart
+    )
 
 
 @law(
@@ -97,18 +99,20 @@ def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2) -> WalkKey:
     reuse=SIZES,
     threshold=st.sampled_from([0, 128, 10 * 128]),
     num_ranks=st.sampled_from([1, 2, 3]),
+    is_apart=st.booleans(),
     quick=40,
     thorough=150,
 )
-def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, threshold, num_ranks):
+def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, threshold, num_ranks, is_apart):
     zero = ZeroSettings(
         stage3_prefetch_bucket_size=prefetch,
         stage3_max_live_parameters=live,
         stage3_max_reuse_distance=reuse,
         stage3_param_persistence_threshold=threshold,
     )
-    through_all = WalkedSchedule(key_of(trace, zero, num_ranks=num_ranks), trace.schedule, []).whole()
-    assert gather_walk(trace, zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks) == through_all
+    through_all = WalkedSchedule(key_of(trace, zero, num_ranks=num_ranks, is_apart=is_apart), trace.schedule, [])
+    short = gather_walk(trace, zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, is_apart=is_apart)
+    assert short == through_all.whole()
 
 
 def test_experts_of_a_leaf_lie_between_no_two_uses_of_others():

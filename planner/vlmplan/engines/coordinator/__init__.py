@@ -5,7 +5,8 @@ Its parts, each reading those above it:
 - ``records``: a weight, a module and an all-gather that is under way.
 - ``module_order``: whether DeepSpeed knows which module comes next; ``module_uses``: the modules in the order of their
   uses, and the weights of each; ``wrapper_modules``: modules around the model that prefetch too.
-- ``wait_order``: in which order a module waits for the all-gathers that bring its weights.
+- ``wait_order``: in which order a module waits for the all-gathers that bring its weights; ``secondary``: which of
+  them are two because of hpZ.
 - ``live_bytes``: bytes of whole weights and flat buffers; ``gathered_weights``: the coordinator itself, which fetches,
   prefetches and releases.
 - ``repeated_layers``: equal layers that a walk may leave out; ``walk``: a whole micro batch, walked through once;

@@ -41,13 +41,17 @@ class GatheredWeights(GatheredBytes):
         offloads: bool = False,
         sink: Sink = NULL_SINK,
         omitted: Mapping[int, Passed] | None = None,
+        is_apart: bool = False,
     ) -> None:
-        """``wrappers``: what the function of that name says of the recipe. ``omitted``: elements that the modules have
-        which the schedule leaves out before a step; distances between steps count them.
+        """``wrappers``: what the function of that name says of the recipe; ``is_apart``: what ``gathers_apart`` does.
+        ``omitted``: elements that the modules have which the schedule leaves out before a step; distances between steps
+        count them.
         """
         steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {})
         super().__init__(steps.weight_by_key, num_ranks=num_ranks, offloads=offloads, sink=sink)
-        self._zero, self._wrappers = zero, wrappers
+        self._zero, self._wrappers, self._is_apart = zero, wrappers, is_apart
+        for weight in self._weights.values():
+            weight.has_secondary = not (is_apart and weight.is_trained)
         self._knows_order = not loses_order(trace)
         self._max_live = zero.stage3_max_live_parameters
         self.sent = (GatherCounts(), GatherCounts())
@@ -70,7 +74,7 @@ class GatheredWeights(GatheredBytes):
 
     def begin_evaluation(self) -> None:
         """Forwards follow each other, of which the first goes as in training."""
-        self._decisions = {}
+        self._decisions, self._is_apart = {}, False
 
     def begin_forward(self) -> None:
         """A forward begins, after a step or after a forward without a backward: what is under way goes when it has
@@ -143,7 +147,7 @@ class GatheredWeights(GatheredBytes):
             if weight.storage is not None or ahead:
                 num_views = None if weight.storage is None else weight.storage.num_views
                 users = frozenset([name(user.key) for user in weight.users])
-                weights.append((name(weight.key), num_views, ahead, users))
+                weights.append((name(weight.key), num_views, ahead, users, weight.has_secondary))
         gathers = frozenset([(one.flat_bytes, one.num_waiting, one.is_done, *of) for one, of in waiting.items()])
         next_step = self.next_prefetched_step
         num_ahead = len(list(takewhile(lambda use: use[1] + self._shift == next_step, self._queue)))
@@ -250,7 +254,10 @@ class GatheredWeights(GatheredBytes):
         return self._peak
 
     def _gather(self, weights: list[GatheredWeight]) -> None:
-        self._start(weights)
+        later = [weight for weight in weights if not weight.has_secondary] if self._is_apart else []
+        for together in ([weight for weight in weights if weight not in later], later) if later else (weights,):
+            if together:
+                self._start(together)
         sent = self.sent[self._step >= self._first_of_backward]
         sent.add(
             [weight.num_bytes for weight in weights if weight.is_trained],

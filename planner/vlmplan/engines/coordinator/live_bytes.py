@@ -119,6 +119,7 @@ class GatheredBytes:
     def _take(self, weight: GatheredWeight, storage: GatheredStorage) -> None:
         """The whole weight goes, but for views of it."""
         weight.storage = None
+        weight.has_secondary = True
         storage.is_released = True
         self._num_available -= weight.numel
         if not storage.num_views:

@@ -20,7 +20,8 @@ class GatheredStorage:
 @dataclass(slots=True, eq=False)
 class GatheredWeight:
     """One weight of one layer, and where it stands. ``storage`` is there while it is whole, ``gather`` while it is on
-    its way; ``fetched_for`` is the last step that prefetch has counted on, ``uses`` are the steps that need it."""
+    its way; ``fetched_for`` is the last step that prefetch has counted on, ``uses`` are the steps that need it.
+    ``has_secondary``: it has its secondary partition, if weights have them (hpZ)."""
 
     key: Key
     numel: int
@@ -32,6 +33,7 @@ class GatheredWeight:
     fetched_for: int = -1
     uses: deque[int] = field(default_factory=deque[int])
     users: "set[GatheredModule]" = field(default_factory=set["GatheredModule"])
+    has_secondary: bool = True
 
 
 @dataclass(slots=True, eq=False)

@@ -89,8 +89,11 @@ class GatherWalk(NamedTuple):
         return self._replace(forward=forward, backward=backward)
 
 
-def gather_walk(trace: Trace, zero: ZeroSettings, *, wrappers: Wrappers, num_ranks: int = 2) -> GatherWalk:
-    """A micro batch on ``num_ranks``; one that is alone brings weights from the host.
+def gather_walk(
+    trace: Trace, zero: ZeroSettings, *, wrappers: Wrappers, num_ranks: int = 2, is_apart: bool = False
+) -> GatherWalk:
+    """A micro batch on ``num_ranks``; one that is alone brings weights from the host. ``is_apart``: as
+    ``gathers_apart`` says of the recipe.
 
     Any number of ranks above one sends the same, and has the same live but for what weights are padded by.
     """
@@ -102,10 +105,10 @@ def gather_walk(trace: Trace, zero: ZeroSettings, *, wrappers: Wrappers, num_ran
     )
     if not sizes.stage3_prefetch_bucket_size:
         wrappers = Wrappers(lost=wrappers.lost)  # the others would only prefetch
-    key = (gather_walk, sizes, wrappers, num_ranks)
+    key = (gather_walk, sizes, wrappers, num_ranks, is_apart)
     if key not in trace.memo:
         busy = _busy(trace)
-        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy))
+        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy, is_apart))
         trace.memo[key] = walk if busy is trace else walk.through(trace.schedule, busy.sections.keys())
     return trace.memo[key]
 
@@ -129,6 +132,7 @@ class WalkKey:
     wrappers: Wrappers
     num_ranks: int
     trace: Trace = field(compare=False)
+    is_apart: bool = False
 
     @property
     def reach(self) -> int:
@@ -229,6 +233,7 @@ class WalkedSchedule:
             wrappers=walk.wrappers,
             offloads=walk.num_ranks == 1,
             omitted=self._omitted(schedule, uses),
+            is_apart=walk.is_apart,
         )
         self._live: tuple[list[RunBytes], list[RunBytes]] = ([], [])
         self._left: list[int] = []

@@ -1,0 +1,19 @@
+"""Secondary partitions (hpZ) while weights are gathered: weights that have one and weights that have none come in
+all-gathers apart."""
+
+from vlmplan.recipe import Recipe
+
+
+def gathers_apart(recipe: Recipe) -> bool:
+    """Whether trained weights have no secondary partition yet when the micro batch begins whose memory is planned.
+
+    The optimizer's step drops them (``invalidate_secondary_tensor`` in deepspeed 0.19.8 ``zero/stage3.py``), and each
+    comes back when its weight is first released (``_partition_param_sec`` in ``zero/partition_parameters.py``), so that
+    the first forward after a step gathers trained and frozen weights apart (``__all_gather_params_`` in
+    ``zero/partitioned_param_coordinator.py``). That takes no more than together: a flat buffer is left out where one
+    weight is all that a collective brings. So it is planned where no later forward of a step, none of an evaluation
+    before it and none that looks up answers finds them all.
+    """
+    if recipe.hpz == 1 or recipe.grad_accum > 1 or recipe.evaluation is not None:
+        return False
+    return recipe.task is None or not recipe.task.is_grpo
