@@ -89,6 +89,13 @@ def test_adapters_are_whole_until_the_engine_of_stage_3_cuts_them_up():
     assert load.resident.total == shards([*WEIGHTS, EMBEDDING], 3) + 2 * (2 * 5 * (12 + 12))
 
 
+def test_what_is_trained_in_a_copy_is_copied_when_all_adapters_are_there():
+    load = stage_3(method=Method.LORA, lora_rank=5, lora_targets="q_proj", train_embeddings=True)
+    adapters, copy = 2 * (2 * 5 * (12 + 12)), 2 * EMBEDDING
+    assert load.resident.total == shards([*WEIGHTS, EMBEDDING], 3) + adapters + copy
+    assert load.peak.total == load.resident.total + shards([EMBEDDING], 3) * 3
+
+
 def test_the_first_cpu_rank_holds_the_whole_checkpoint_as_well():
     recipe = Recipe(zero_stage=3)
     for stored, width in (("bfloat16", 2), ("float32", 4)):

@@ -57,8 +57,8 @@ class Zero3(Zero3Formulas):
         """``deepspeed.zero.Init`` shards every module once it is built, and gathers it once more, all its own weights
         together, for the values that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``). A
         tied head is a weight of its own (``no_tie_weights``), and reference cycles hold it until the engine is made.
-        Adapters are added whole; of what is trained in a copy the original is gathered to be copied (peft's
-        ``ModulesToSaveWrapper.update``)."""
+        Adapters are added whole; then, of what is trained in a copy, the original is gathered to be copied (peft's
+        ``BaseTuner.inject_adapter`` and ``ModulesToSaveWrapper.update``)."""
         del is_on_cpu
         sink, modules = self.sink, self._modules_of_checkpoint()
         for entries in modules:
@@ -77,7 +77,7 @@ class Zero3(Zero3Formulas):
             arriving = shards if self.offloads_weights else []
             sink.transient(Component.TEMPORARIES, whole + arriving if len(entries) == 1 else arriving + whole)
         if self.recipe.trains_adapters:
-            for entry in self.trained:
+            for entry in sorted(self.trained, key=is_copy):
                 copied = self.num_ranks * self.shards.shard_bytes(entry.parameter) if is_copy(entry) else 0
                 sink.allocate("original", Component.TEMPORARIES, copied)
                 sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
