@@ -205,9 +205,10 @@ class GemmaDecoder(Module):
             return self.norm(hidden)
 
     def positions(self, x: Tensor) -> dict[int | None, tuple[Tensor, Tensor]]:
-        """cos and sin in the model's type, by window where layers with a window have their own."""
+        """cos and sin in the model's type, by window where layers with a window have their own, of the windows that
+        some layer has (``Gemma3RotaryEmbedding.layer_types``)."""
         shape = (1, 1, x.shape[1], self.shape.head_dim)
-        windows = self.mask_windows if self.shape.has_local_positions else (None,)
+        windows = dict.fromkeys(self.shape.windows) if self.shape.has_local_positions else (None,)
         return {window: (x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)) for window in windows}
 
 
