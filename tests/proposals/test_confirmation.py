@@ -32,7 +32,7 @@ def heavier(found: Estimate, more: int) -> Estimate:
 def test_every_plan_is_shown_as_it_is_corrected():
     found = search([rented(card("rtx-4090"), offer(card("rtx-4090"), 0.4, 1))], seq_len=256)
     assert len(found.plans) > 1
-    corrected = with_corrected_plans(found, lambda estimate: heavier(estimate, 1000))
+    corrected = with_corrected_plans(found, lambda all_of: [heavier(one, 1000) for one in all_of])
     for before, after in zip(found.plans, corrected.plans, strict=True):
         assert after.estimate.device.device_bytes == before.estimate.device.device_bytes + 1000
     assert corrected.notes == ("its memory is rehearsed", *found.notes)
@@ -41,7 +41,9 @@ def test_every_plan_is_shown_as_it_is_corrected():
 def test_a_later_plan_that_does_not_fit_as_it_is_corrected_is_left_out():
     found = search([rented(card("rtx-4090"), offer(card("rtx-4090"), 0.4, 1))], seq_len=256)
     first, second, *others = found.plans
-    left = with_corrected_plans(found, lambda estimate: heavier(estimate, 2**40 * (estimate is second.estimate)))
+    left = with_corrected_plans(
+        found, lambda all_of: [heavier(one, 2**40 * (one is second.estimate)) for one in all_of]
+    )
     assert [plan.estimate.recipe for plan in left.plans] == [plan.estimate.recipe for plan in (first, *others)]
     assert any("was ranked higher: rehearsed, it takes" in note for note in left.notes)
 
@@ -50,10 +52,10 @@ def test_a_winner_that_does_not_fit_as_it_is_corrected_makes_way():
     found = search([rented(card("rtx-4090"), offer(card("rtx-4090"), 0.4, 1))], seq_len=256)
     winner, second = found.plans[:2]
     left = with_corrected_plans(
-        found, lambda estimate: heavier(estimate, 2**40 if estimate is winner.estimate else 1000)
+        found, lambda all_of: [heavier(one, 2**40 if one is winner.estimate else 1000) for one in all_of]
     )
     assert left.plans[0].estimate.recipe == second.estimate.recipe
     assert any("was ranked higher: rehearsed, it takes" in note for note in left.notes)
-    none = with_corrected_plans(found, lambda estimate: heavier(estimate, 2**40))
+    none = with_corrected_plans(found, lambda all_of: [heavier(one, 2**40) for one in all_of])
     assert none.plans == ()
     assert none.rejected

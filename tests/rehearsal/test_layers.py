@@ -22,14 +22,12 @@ from vlmplan.recipe_choices import AttentionImplementation, Method
 from vlmplan.rehearsal import layers
 from vlmplan.rehearsal.layers import (
     TOKENS,
-    Peaks,
-    Rehearse,
-    rehearsed_peaks,
     with_kept_layers,
     with_layers,
     with_needed_layers,
 )
 from vlmplan.rehearsal.prefixes import num_layers_of
+from vlmplan.rehearsal.setup_peaks import Peaks, Rehearse, rehearsed_peaks
 from vlmplan.workload import ModelFiles, Workload
 
 KEPT, PAIR, PASSING, AROUND = 700_000, 900, 50_000, 10**8

@@ -18,10 +18,14 @@ import pytest
 from recorded_rehearsal import ANSWER, planned, recorded
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, VlmplanError
+from vlmplan.json_reader import JsonDict
 from vlmplan.models import find_model
-from vlmplan.plan import plan_from_estimate
-from vlmplan.rehearsal import process, rehearse
+from vlmplan.plan import Plan, plan_from_estimate
+from vlmplan.rehearsal import process, rehearse, together
+from vlmplan.rehearsal.process import LongRehearsalError
 from vlmplan.rehearsal.request import num_phases, request_json
+from vlmplan.rehearsal.result import Rehearsed
+from vlmplan.rehearsal.together import Asked
 from vlmplan.sample_images import sample_image
 from vlmplan.workload import Workload
 
@@ -247,3 +251,34 @@ def test_no_module_of_the_working_directory_is_imported(monkeypatch: pytest.Monk
     (tmp_path / "random.py").write_text("raise SystemExit('taken')")
     monkeypatch.chdir(tmp_path)
     assert process.answer_of([sys.executable, "-c", "import random; print('{}')"], "", print) == {}
+
+
+ANSWERS_TOGETHER = (
+    READ
+    + f"answer = json.load(open({str(ANSWER)!r}))\n"
+    + "one = lambda r: {'is_too_long': True} if 'most_operations' in r else None if r['rank'] else answer\n"
+    + "asked = request.get('requests')\n"
+    + "print(json.dumps(answer if asked is None else {'answers': [one(r) for r in asked]}))"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing forks elsewhere")
+def test_several_are_asked_at_once_and_what_had_no_answer_again_by_itself(pretend: Pretend, monkeypatch):
+    pretend(ANSWERS_TOGETHER)
+    plan, estimate = planned()
+    request = request_json(plan, estimate, rank=0)
+    run_alone: list[JsonDict] = []
+    alone = together.run_rehearsal
+
+    def noted(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) -> Rehearsed:
+        run_alone.append(request)
+        return alone(request, plan, say=say)
+
+    monkeypatch.setattr(together, "COMMAND", process.COMMAND)
+    monkeypatch.setattr(together, "run_rehearsal", noted)
+    requests = [request, request | {"most_operations": 7}, request | {"rank": 1}]
+    first, long, died = together.run_together([Asked(one, plan) for one in requests], lambda text: None)
+    assert first == recorded() == died
+    assert run_alone == [requests[2]]
+    assert isinstance(long, LongRehearsalError)
+    assert "more than 7 operations" in str(long)

@@ -3,7 +3,7 @@
 import json
 import runpy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +12,22 @@ import pytest
 from cli_calls import call
 from hub_server import isolated_cache
 from planned import cluster, workload
-from vlmplan.errors import UnavailableError
+from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.models import find_model
 from vlmplan.models import probe as model_probe
 from vlmplan.models.probe import probe_path
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
-from vlmplan.rehearsal.layers import Peaks, Rehearse, rehearsed_peaks
 from vlmplan.rehearsal.prefixes import num_layers_of
 from vlmplan.rehearsal.process import LongRehearsalError
-from vlmplan.rehearsal.unknown import MOST_OPERATIONS, OF_ACTIVATIONS, with_rehearsed_activations
+from vlmplan.rehearsal.setup_peaks import Peaks, Rehearse, RehearseAll, Setup, peaks_together, rehearsed_peaks
+from vlmplan.rehearsal.unknown import (
+    MOST_OPERATIONS,
+    OF_ACTIVATIONS,
+    all_with_rehearsed_activations,
+    with_rehearsed_activations,
+)
 from vlmplan.workload import Workload
 
 NUM_LAYERS = 5
@@ -76,7 +81,19 @@ def found(places: Path, looked_up_here: None) -> Iterator[Estimate]:
         yield estimate(Workload(model=files, seq_len=512), RECIPE, cluster("rtx-4090"))
 
 
-def off_by(first: int, further: int, asked: list[int], *, operations_per_layer: int = 1) -> Rehearse:
+def in_turn(rehearse: Rehearse) -> RehearseAll:
+    """One rehearsal after the other."""
+
+    def rehearsed(setup: Setup) -> Peaks | VlmplanError:
+        try:
+            return rehearse(*setup)
+        except VlmplanError as error:
+            return error
+
+    return lambda setups, say: [rehearsed(setup) for setup in setups]
+
+
+def off_by(first: int, further: int, asked: list[int], *, operations_per_layer: int = 1) -> RehearseAll:
     """A rehearsal that sees so many bytes more than the formulas: a first layer's, and each further one's."""
 
     def rehearse(short: Estimate, most_operations: int | None) -> Peaks:
@@ -88,7 +105,7 @@ def off_by(first: int, further: int, asked: list[int], *, operations_per_layer: 
         more = first + (num_layers - 1) * further
         return {p.name: (p.resident.total + more, p.peak.total + 2 * more) for p in short.timeline.phases}
 
-    return rehearse
+    return in_turn(rehearse)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +159,13 @@ def test_the_notes_say_where_the_memory_comes_from(found: Estimate):
     assert "generic decoder" in note
 
 
-def taking(num_bytes: int) -> Rehearse:
+def taking(num_bytes: int) -> RehearseAll:
     """A rehearsal that sees so many bytes less, at peaks, than the formulas."""
 
     def rehearse(short: Estimate, most_operations: int | None) -> Peaks:
         return {p.name: (p.resident.total, p.peak.total - num_bytes) for p in short.timeline.phases}
 
-    return rehearse
+    return in_turn(rehearse)
 
 
 def test_no_more_micro_batches_are_rehearsed_than_differ(found: Estimate):
@@ -159,8 +176,35 @@ def test_no_more_micro_batches_are_rehearsed_than_differ(found: Estimate):
         return {}
 
     for grad_accum in (1, 2, 3, 16, 17):  # the last is that of the three before
-        with_rehearsed_activations(replace(found, recipe=RECIPE.with_changes(grad_accum=grad_accum)), rehearse)
+        with_rehearsed_activations(replace(found, recipe=RECIPE.with_changes(grad_accum=grad_accum)), in_turn(rehearse))
     assert asked == [1, 2, 3]
+
+
+def test_setups_that_one_rehearsal_tells_of_have_it_once_and_all_are_asked_together(found: Estimate):
+    """Another price, name or memory of the card changes nothing; a long one asks again together, and a family not."""
+    asked: list[list[tuple[int, int]]] = []
+    each = off_by(FIRST, FURTHER, [], operations_per_layer=MOST_OPERATIONS // 8)
+
+    def rehearse(setups: Sequence[Setup], say: Callable[[str], None]) -> Sequence[Peaks | VlmplanError]:
+        recipes = [setup.estimate.recipe for setup in setups]
+        layers = [num_layers_of(setup.estimate.workload.model.config) or 0 for setup in setups]
+        asked.append([(recipe.micro_batch, count) for recipe, count in zip(recipes, layers, strict=True)])
+        return [
+            peaks if recipe.micro_batch == 2 else LongRehearsalError("it is too long") if count == NUM_LAYERS else peaks
+            for recipe, count, peaks in zip(recipes, layers, each(setups, say), strict=True)
+        ]
+
+    again = replace(found, recipe=RECIPE.with_changes(grad_accum=3))
+    more = replace(found, recipe=RECIPE.with_changes(grad_accum=16))
+    long = [replace(found, recipe=RECIPE.with_changes(micro_batch=size)) for size in (3, 4)]
+    described = estimate(workload("smollm2-135m"), RECIPE, cluster("rtx-4090"))
+    corrected = all_with_rehearsed_activations([long[0], again, described, more, long[1]], rehearse)
+    assert asked == [[(3, 5), (2, 5), (4, 5)], [(3, 2), (3, 3), (4, 2), (4, 3)]]
+    assert corrected[2] is described
+    assert corrected[1].timeline == corrected[3].timeline
+    assert "all;" in corrected[0].workload.model.notes[0]
+    assert [one.recipe for one in corrected] == [one.recipe for one in (long[0], again, described, more, long[1])]
+    assert all_with_rehearsed_activations([long[0], again], taking(1)) == [corrected[0], corrected[1]]
 
 
 def test_what_was_rehearsed_once_is_kept(found: Estimate):
@@ -178,7 +222,7 @@ def test_where_it_cannot_be_rehearsed_the_generic_activations_stay_and_a_note_sa
     def fails(short: Estimate, most_operations: int | None) -> Peaks:
         raise UnavailableError("the rehearsal ended in forward: no reason.")
 
-    same = with_rehearsed_activations(found, fails)
+    same = with_rehearsed_activations(found, in_turn(fails))
     assert same.timeline == found.timeline
     assert same.workload.model.notes[-1] == (
         "Its activations are not rehearsed: the rehearsal ended in forward: no reason."
@@ -193,7 +237,7 @@ def test_a_model_with_a_family_is_left_alone():
 
 
 def test_each_recommended_plan_is_rehearsed_as_an_estimate_of_it_is(found: Estimate, places: Path, monkeypatch):
-    monkeypatch.setattr("vlmplan.rehearsal.unknown.rehearsed_peaks", off_by(FIRST, FURTHER, []))
+    monkeypatch.setattr("vlmplan.rehearsal.unknown.peaks_together", off_by(FIRST, FURTHER, []))
     words = ("--model", str(places), "--gpu", "rtx-4090:1", "--seq-len", "512", "--json")
     answer = call("recommend", *words).document
     assert len(answer["plans"]) > 1
@@ -207,6 +251,19 @@ def test_each_recommended_plan_is_rehearsed_as_an_estimate_of_it_is(found: Estim
             assert estimated[name] == plan[name], (recipe["method"], name)
         assert estimated["notes"][0] == answer["notes"][0]
     assert "memory is rehearsed" in answer["notes"][0]
+
+
+@pytest.mark.long
+def test_rehearsals_in_forks_of_one_process_are_those_of_processes_of_their_own(found: Estimate):
+    setups = [
+        Setup(estimate(found.workload, RECIPE.with_changes(**changes), cluster("rtx-4090", num_gpus)))
+        for changes, num_gpus in (({}, 1), ({"zero_stage": 3}, 2), ({"method": Method.FULL, "zero_stage": 1}, 1))
+    ]
+    said: list[str] = []
+    together = peaks_together([*setups, setups[0]._replace(most_operations=1000)], said.append)
+    assert together[:3] == [rehearsed_peaks(setup.estimate) for setup in setups]
+    assert isinstance(together[3], LongRehearsalError)
+    assert said == ["1 of 4", "2 of 4", "3 of 4", "4 of 4"]
 
 
 @pytest.mark.sweep

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from vlmplan.errors import VlmplanError
 
@@ -17,11 +17,12 @@ def take_stdout() -> TextIO:
 
 
 class Answering:
-    """One request read, and standard output taken for its answer."""
+    """One request, and where its answer goes: where none is given, one read from standard input, and standard output
+    taken for its answer."""
 
-    def __init__(self) -> None:
-        self._answer_to = take_stdout()
-        self.request: dict[str, Any] = json.load(sys.stdin)
+    def __init__(self, request: dict[str, Any] | None = None, answer_to: TextIO | None = None) -> None:
+        self._answer_to = take_stdout() if answer_to is None else answer_to
+        self.request: dict[str, Any] = json.load(sys.stdin) if request is None else request
 
     def answer(self, answered: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
         """What ``answered`` makes of the request, or ``{"error": sentence}``."""
@@ -30,7 +31,7 @@ class Answering:
         except VlmplanError as error:
             return {"error": str(error)}
 
-    def end(self, answer: dict[str, Any]) -> None:
+    def end(self, answer: dict[str, Any]) -> NoReturn:
         """Write the answer and end the process at once: process groups are slow to fall, and nothing that was left
         behind may hold the answer up."""
         with self._answer_to:

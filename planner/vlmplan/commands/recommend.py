@@ -196,6 +196,6 @@ def _with_rehearsed_plans(found: "Recommendation") -> "Recommendation":
     if not isinstance(found.workload.model, ProbedModelFiles):
         return found
     from vlmplan.proposals.confirmation import with_corrected_plans
-    from vlmplan.rehearsal.unknown import with_rehearsed_activations
+    from vlmplan.rehearsal.unknown import all_with_rehearsed_activations
 
-    return with_corrected_plans(found, with_rehearsed_activations)
+    return with_corrected_plans(found, all_with_rehearsed_activations)

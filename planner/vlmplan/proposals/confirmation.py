@@ -49,14 +49,15 @@ def confirmed(
     return ConfirmedRecommendation(found=_without(found, refused, ()))
 
 
-def with_corrected_plans(found: Recommendation, corrected: "Callable[[Estimate], Estimate]") -> Recommendation:
+def with_corrected_plans(
+    found: Recommendation, corrected: "Callable[[Sequence[Estimate]], Sequence[Estimate]]"
+) -> Recommendation:
     """``found`` with its plans as ``corrected`` has them, as an estimate of each is, without those that do not fit
     so."""
     refused: list[Refused] = []
     left: list[RankedPlan] = []
     notes: dict[str, None] = {}
-    for plan in found.plans:
-        better = corrected(plan.estimate)
+    for plan, better in zip(found.plans, corrected([plan.estimate for plan in found.plans]), strict=True):
         if better.verdict is Verdict.FITS:
             left.append(replace(plan, estimate=better))
             notes.update(dict.fromkeys(better.workload.model.notes))

@@ -8,7 +8,7 @@ alone, and where the training extra is not installed, what was found once is tak
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +21,10 @@ from vlmplan.lora_targets import STATE_OUTPUT, TYPES_WITHOUT_OUT_PROJ
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.phase_names import BACKWARD, FORWARD
-from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, num_first_layers, shortened
+from vlmplan.rehearsal.setup_peaks import Rehearse, rehearsed_peaks
 from vlmplan.rules import default_attention, model_facts
 from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.workload import ModelFiles, Workload
@@ -43,10 +43,6 @@ STACKED = 3
 SCHEMA = 1
 """Version of what is kept."""
 
-Peaks = Mapping[str, tuple[int, int]]
-"""(resident, peak) bytes of a later step by phase."""
-Rehearse = Callable[[Estimate, int | None], Peaks]
-"""Of the setup of an estimate, in so many operations at most."""
 Gaps = tuple[int, int]
 """Bytes that a rehearsal finds and the formulas do not: alive behind forward, and passing in backward besides."""
 
@@ -157,29 +153,6 @@ def _gaps(short: Estimate, rehearse: Rehearse) -> Gaps:
     phases = {phase.name: phase for phase in short.timeline.phases}
     kept = seen[FORWARD][0] - phases[FORWARD].resident.total
     return kept, seen[BACKWARD][1] - phases[BACKWARD].peak.total - kept
-
-
-def rehearsed_peaks(short: Estimate, most_operations: int | None = None) -> Peaks:
-    """What is alive behind each phase of a later step, and its peak or that of the first step, whichever is higher:
-    a few models compute in another type the first time (MiniCPM 3). Library workspaces are included, as in estimates.
-
-    Raises LongRehearsalError with more than ``most_operations``, and what ``run_rehearsal`` does.
-    """
-    from vlmplan.rehearsal.comparison import compared
-    from vlmplan.rehearsal.process import run_rehearsal
-    from vlmplan.rehearsal.request import LEAST_STEPS, request_json
-
-    plan = plan_from_estimate(short)
-    request = request_json(plan, short, rank=short.timeline.rank)
-    request["num_steps"] = LEAST_STEPS - 1  # nobody asks what is alive at a peak
-    if most_operations is not None:
-        request["most_operations"] = most_operations
-    found = compared(run_rehearsal(request, plan, say=lambda text: None), short)
-    peaks: dict[str, tuple[int, int]] = {}
-    for phase in found.phases:
-        first = 0 if phase.first_step is None else phase.first_step.peak_bytes
-        peaks[phase.name] = phase.rehearsed.resident_bytes, max(first, phase.rehearsed.peak_bytes)
-    return peaks
 
 
 # -- keeping ---------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) 
     LongRehearsalError with more operations than the request's ``most_operations``, UnavailableError where the process
     dies.
     """
-    missing = [name for name in needed_packages(plan.recipe, plan.workload) if installed_version(name) is None]
+    missing = missing_packages(plan)
     if missing:
         install = install_command(missing, plan.recipe)
         raise MissingPackageError(
@@ -59,6 +59,17 @@ def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) 
         command = COMMAND if plan.recipe.task is None else OF_TASKS
         more = {} if plan.recipe.task is None else {"folder": str(folder)}
         answer = JsonObject(answer_of([sys.executable, *command], json.dumps(request | more), say), source=SOURCE)
+    return rehearsed_of(answer, request)
+
+
+def missing_packages(plan: Plan) -> list[str]:
+    """What the trainer needs for ``plan`` and is not installed."""
+    return [name for name in needed_packages(plan.recipe, plan.workload) if installed_version(name) is None]
+
+
+def rehearsed_of(answer: JsonObject, request: JsonDict) -> Rehearsed:
+    """What an answer to ``request`` says. Raises InputError for what cannot be rehearsed, LongRehearsalError with more
+    operations than the request's ``most_operations``."""
     if "is_too_long" in answer:
         raise LongRehearsalError(f"its rehearsal has more than {request.get('most_operations')} operations")
     if "error" in answer:

@@ -11,9 +11,10 @@ rehearsed once is kept for the installed versions of the libraries.
 import hashlib
 import json
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from vlmplan.architecture.generic import GENERIC_TERMS
@@ -27,9 +28,10 @@ from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.phase_names import BACKWARD, FORWARD, REFERENCE
 from vlmplan.recipe import Recipe
-from vlmplan.rehearsal.layers import Rehearse, layers_json, rehearsed_peaks
+from vlmplan.rehearsal.layers import layers_json
 from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, num_first_layers, shortened
 from vlmplan.rehearsal.process import LongRehearsalError
+from vlmplan.rehearsal.setup_peaks import Peaks, RehearseAll, Setup, peaks_together
 from vlmplan.step_bar import can_draw
 from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.versions import installed_version
@@ -57,21 +59,36 @@ Gaps = dict[tuple[str, str], int]
 """Bytes that a rehearsal sees and the formulas do not, by phase and moment."""
 
 
-def with_rehearsed_activations(found: Estimate, rehearse: Rehearse | None = None) -> Estimate:
+def with_rehearsed_activations(found: Estimate, rehearse: RehearseAll | None = None) -> Estimate:
     """``found`` with its memory rehearsed, where its model has no family here; others as they are.
 
     Where that cannot be, the generic ones stay and a note says why. Raises what rehearsing does for layers that nothing
     else tells of.
     """
+    return all_with_rehearsed_activations([found], rehearse)[0]
+
+
+def all_with_rehearsed_activations(
+    estimates: Sequence[Estimate], rehearse: RehearseAll | None = None
+) -> list[Estimate]:
+    """``with_rehearsed_activations`` of each. Those that one rehearsal tells of have it once, and all are rehearsed in
+    one process."""
+    digests = [_digest(one) if isinstance(one.workload.model, ProbedModelFiles) else None for one in estimates]
+    of_digest = {digest: one for digest, one in zip(digests, estimates, strict=True) if digest is not None}
+    missing = _kept_missing(of_digest, rehearse or peaks_together)
+    return [
+        one if digest is None else _with_missing_bytes(one, missing[digest])
+        for digest, one in zip(digests, estimates, strict=True)
+    ]
+
+
+def _with_missing_bytes(found: Estimate, missing: "Missing | VlmplanError") -> Estimate:
     model = found.workload.model
-    if not isinstance(model, ProbedModelFiles):
-        return found
-    try:
-        missing = _kept_missing(found, rehearse or rehearsed_peaks)
-    except VlmplanError as error:
+    assert isinstance(model, ProbedModelFiles)
+    if isinstance(missing, VlmplanError):
         if recurrent_classes(model.layout) and model.rehearsed is UNCORRECTED:
-            raise
-        note = f"Its activations are not rehearsed: {str(error).rstrip(chr(46))}."
+            raise missing
+        note = f"Its activations are not rehearsed: {str(missing).rstrip(chr(46))}."
         return _with_notes(found, (*found.workload.model.notes, note))
     corrected = _corrected(found, missing.gaps)
     terms = REHEARSED_TERMS if missing.is_of_all_layers else DRAWN_ON_TERMS
@@ -89,46 +106,88 @@ class Missing(NamedTuple):
     is_of_all_layers: bool
 
 
-def _kept_missing(found: Estimate, rehearse: Rehearse) -> Missing:
-    place = ("activations", f"{_digest(found)}.json")
-    kept = _read(kept_text(*place))
-    if kept is not None:
-        return kept
-    with _shown_on_a_terminal(found.workload.model.id):
-        missing = _missing(found, rehearse)
-    content = [missing.is_of_all_layers, [[*key, num_bytes] for key, num_bytes in missing.gaps.items()]]
-    keep_text(json.dumps(content), *place)
-    return missing
+Found = dict[str, Missing | VlmplanError]
+"""What is missing of each setup or why it cannot be told, by what it is kept under."""
 
 
-def _missing(found: Estimate, rehearse: Rehearse) -> Missing:
-    """What is missing with all layers, or what is drawn on from the first ones. Raises InputError where these cannot be
-    told."""
-    if found.recipe.task is None:  # whose rehearsals count no operations
-        with suppress(LongRehearsalError):
-            return Missing(_gaps(_of_layers(found), rehearse, MOST_OPERATIONS), is_of_all_layers=True)
-    model = found.workload.model
-    assert isinstance(model, ProbedModelFiles)
-    pattern = layer_pattern(model)
-    counts = lengths(pattern, _num_first(found, pattern))
-    gaps = {count: _gaps(_of_layers(found, count), rehearse, None) for count in counts}
-    drawn_on = {
-        key: by_kind(pattern, {count: of_phases[key] for count, of_phases in gaps.items()}).of(pattern)
-        for key in gaps[counts[0]]
-    }
-    return Missing(drawn_on, is_of_all_layers=False)
+def _kept_missing(estimates: Mapping[str, Estimate], rehearse: RehearseAll) -> Found:
+    found: Found = {}
+    for digest in estimates:
+        kept = _read(kept_text(*_place(digest)))
+        if kept is not None:
+            found[digest] = kept
+    others = {digest: one for digest, one in estimates.items() if digest not in found}
+    if not others:
+        return found
+    with _shown_on_a_terminal(others) as say:
+        made = _missing(others, rehearse, say)
+    for digest, one in made.items():
+        if isinstance(one, Missing):
+            content = [one.is_of_all_layers, [[*key, num_bytes] for key, num_bytes in one.gaps.items()]]
+            keep_text(json.dumps(content), *_place(digest))
+    return found | made
+
+
+def _place(digest: str) -> tuple[str, str]:
+    return "activations", f"{digest}.json"
+
+
+def _missing(estimates: Mapping[str, Estimate], rehearse: RehearseAll, say: Callable[[str], None]) -> Found:
+    """What is missing with all layers, or what is drawn on from the first ones where these are too many."""
+    found: Found = {}
+    whole = {digest: one for digest, one in estimates.items() if one.recipe.task is None}  # others count no operations
+    gaps = _gaps({digest: [Setup(_of_layers(one), MOST_OPERATIONS)] for digest, one in whole.items()}, rehearse, say)
+    for digest, of_all in gaps.items():
+        if isinstance(of_all, VlmplanError):
+            found[digest] = of_all
+        else:
+            found[digest] = Missing(of_all[0], is_of_all_layers=True)
+    long = {digest for digest, one in found.items() if isinstance(one, LongRehearsalError)}
+    first = {digest: one for digest, one in estimates.items() if digest not in found or digest in long}
+    return found | _drawn_on(first, rehearse, say)
+
+
+def _drawn_on(estimates: Mapping[str, Estimate], rehearse: RehearseAll, say: Callable[[str], None]) -> Found:
+    """What is drawn on to all layers from the first ones; why where these cannot be told."""
+    found: Found = {}
+    patterns: dict[str, tuple[int, ...]] = {}
+    setups: dict[str, list[Setup]] = {}
+    for digest, one in estimates.items():
+        model = one.workload.model
+        assert isinstance(model, ProbedModelFiles)
+        try:
+            pattern = layer_pattern(model)
+            setups[digest] = [Setup(_of_layers(one, count)) for count in lengths(pattern, _num_first(one, pattern))]
+        except VlmplanError as error:
+            found[digest] = error
+            continue
+        patterns[digest] = pattern
+    for digest, gaps in _gaps(setups, rehearse, say).items():
+        if isinstance(gaps, VlmplanError):
+            found[digest] = gaps
+            continue
+        pattern = patterns[digest]
+        counts = lengths(pattern, _num_first(estimates[digest], pattern))
+        by_count = dict(zip(counts, gaps, strict=True))
+        drawn_on = {
+            key: by_kind(pattern, {count: of_phases[key] for count, of_phases in by_count.items()}).of(pattern)
+            for key in gaps[0]
+        }
+        found[digest] = Missing(drawn_on, is_of_all_layers=False)
+    return found
 
 
 @contextmanager
-def _shown_on_a_terminal(model_id: str) -> Generator[None]:
-    """What takes the time, while it does; nothing where nobody watches."""
+def _shown_on_a_terminal(estimates: Mapping[str, Estimate]) -> Generator[Callable[[str], None]]:
+    """What takes the time, while it does; nothing where nobody watches. Gives what to call with what is done now."""
     if not can_draw(sys.stderr):
-        yield
+        yield lambda text: None
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(f"rehearsing {model_id}, once for such a setup"):
-        yield
+    model_id = next(iter(estimates.values())).workload.model.id
+    with Console(stderr=True).status(f"rehearsing {model_id}") as status:
+        yield lambda text: status.update(f"rehearsing {model_id}, once for each setup: {text}")
 
 
 def _num_first(found: Estimate, pattern: tuple[int, ...]) -> int:
@@ -184,9 +243,27 @@ def _rehearsed_recipe(found: Estimate) -> Recipe:
     return found.recipe.with_changes(evaluation=None, grad_accum=accumulated)
 
 
-def _gaps(short: Estimate, rehearse: Rehearse, most_operations: int | None) -> Gaps:
-    """Rehearsed bytes minus estimated ones."""
-    seen = rehearse(short, most_operations)
+def _gaps(
+    setups: Mapping[str, Sequence[Setup]], rehearse: RehearseAll, say: Callable[[str], None]
+) -> dict[str, list[Gaps] | VlmplanError]:
+    """Rehearsed bytes minus estimated ones of the setups of each, or the first reason why one of them is not known."""
+    if not setups:
+        return {}
+    rehearsed = iter(rehearse([setup for of_one in setups.values() for setup in of_one], say))
+    found: dict[str, list[Gaps] | VlmplanError] = {}
+    for digest, of_one in setups.items():
+        seen = list(islice(rehearsed, len(of_one)))
+        errors = [peaks for peaks in seen if isinstance(peaks, VlmplanError)]
+        gaps = [
+            _gaps_of(setup.estimate, peaks)
+            for setup, peaks in zip(of_one, seen, strict=True)
+            if not isinstance(peaks, VlmplanError)
+        ]
+        found[digest] = errors[0] if errors else gaps
+    return found
+
+
+def _gaps_of(short: Estimate, seen: Peaks) -> Gaps:
     gaps: Gaps = {}
     for phase in short.timeline.phases:
         if phase.name in seen:

@@ -3,14 +3,15 @@ standard output.
 
 The request is ``{"plan": plan.json, "samples": {...}, "rank": 0, "num_steps": 3, ...}``; the answer that of
 ``run.rehearse``, ``{"error": sentence}`` or, behind the request's ``most_operations``, ``{"is_too_long": true}``.
-Progress goes to standard error, a phase a line.
+Progress goes to standard error, a phase a line. Several are asked with ``{"requests": [...], "most_at_once": 2}`` and
+answered with ``{"answers": [...]}`` in the same order (``together``).
 """
 
 import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from vlmplan_trainer.answering import Answering, say_phase_begins
 
@@ -21,11 +22,24 @@ def main() -> int:
     answering = Answering()
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # nothing is compiled, so that no compiler need be imported
     warnings.filterwarnings("ignore")
-    answering.end(answering.answer(lambda request: _rehearsed(request, lambda: answering.end(TOO_LONG))))
+    requests = answering.request.get("requests")
+    if requests is None:
+        _answer(answering, say_phase_begins)
+    from vlmplan_trainer.rehearse.together import answers_of_forks
+
+    answers = answers_of_forks(
+        requests, lambda one: _answer(one, lambda phase: None), most_at_once=answering.request["most_at_once"]
+    )
+    answering.end({"answers": answers})
     return 0
 
 
-def _rehearsed(request: dict[str, Any], give_up: Callable[[], None]) -> dict[str, Any]:
+def _answer(answering: Answering, say: Callable[[str], None]) -> NoReturn:
+    """Rehearse what is asked, answer it and end the process."""
+    answering.end(answering.answer(lambda request: _rehearsed(request, lambda: answering.end(TOO_LONG), say)))
+
+
+def _rehearsed(request: dict[str, Any], give_up: Callable[[], None], say: Callable[[str], None]) -> dict[str, Any]:
     from transformers.utils import logging
 
     from vlmplan.plan import plan_from_json
@@ -48,7 +62,7 @@ def _rehearsed(request: dict[str, Any], give_up: Callable[[], None]) -> dict[str
             audio=None if audio is None else AudioSpec(**audio),
         ),
         compute_capability=capability,
-        say=say_phase_begins,
+        say=say,
         give_up=give_up,
         **request,
     )
