@@ -6,9 +6,11 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Fetch, Release
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method
 
 TEXT = {"model_type": "llama4_text", "hidden_size": 64, "intermediate_size": 96, "intermediate_size_mlp": 96}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100, "num_hidden_layers": 1}
@@ -69,3 +71,18 @@ def test_an_embedding_that_the_model_reads_is_fetched_behind_the_head_in_backwar
     assert uses(forward, Fetch)[:2] == [0, 1]  # the model, then the embedding inside of it
     assert uses(backward, Fetch) == [0, 1]  # the head, then the model
     assert len(uses(backward, Release)) == 1  # of the head: the ids that the model gets have no gradient
+
+
+def test_a_layer_that_runs_again_for_an_operation_of_its_own_keeps_what_it_gathers_to_its_end():
+    recipe = Recipe(method=Method.LORA, zero_stage=3, activation_checkpointing=True)
+    model = prepared_model(GEMMA, recipe)
+    set_checkpointing(list(model.stacks()), recipe)
+    batch = Batch(micro_batch=1, num_tokens=9, images_per_sample=0, image=None)
+    trace = model.run(Tape(), batch, AttentionBackend(), loss=LossKind.CHUNKED)
+    layers = [section.backward for run, section in trace.backward() if run.layer is not None]
+    assert layers
+    for events in layers:
+        fetched = [place for place, event in enumerate(events) if isinstance(event, Fetch)]
+        ended = [place for place, event in enumerate(events) if isinstance(event, Release) and event.ends_recomputation]
+        assert ended
+        assert min(ended) > max(fetched)

@@ -115,6 +115,9 @@ class Gemma4Layer(Module):
     def forward(
         self, x: Tensor, context: Gemma4Context, per_layer: Tensor | None = None, shared: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
+        """The last operation, which saves its factor, is the layer's own: there backward runs the layer again, and what
+        that gathers goes when the layer's backward is over."""
+        x.tape.enter_block()
         residual = x
         x = self.input_layernorm(x)
         x, *stored = self.self_attn(x, context, shared)
@@ -140,7 +143,9 @@ class Gemma4Layer(Module):
             x = ops.add(residual, x)
         del held
         layer_scalar = Tensor(x.tape.tensor((0,), x.dtype).storage, (1,), x.dtype)  # a buffer of the model
-        return (ops.scale_in_place(x, layer_scalar), *stored)
+        x = ops.scale_in_place(x, layer_scalar)
+        x.tape.leave_block()
+        return (x, *stored)
 
     def _with_experts(self, x: Tensor, residual: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The sum of the MLP's result x and the experts', and what the layer's local variables hold until it ends."""
