@@ -1,11 +1,16 @@
 """What a rehearsal refuses is neither a plan nor on the front any more; plans are shown as they were rehearsed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from search_cases import card, offer, rented, search
+from planned import decided, workload
+from search_cases import TODAY, card, offer, rented, search
 from vlmplan.estimation import Estimate
-from vlmplan.proposals.confirmation import _without, with_corrected_plans
+from vlmplan.memory.device import Verdict
+from vlmplan.proposals.confirmation import _without, searched_until_one_fits, with_corrected_plans
+from vlmplan.search import SearchQuery, recommend
 from vlmplan.search.pareto import front_of
+from vlmplan.units import GIB
 
 
 def test_a_refused_winner_leaves_the_front_to_what_it_beat():
@@ -59,3 +64,29 @@ def test_a_winner_that_does_not_fit_as_it_is_corrected_makes_way():
     none = with_corrected_plans(found, lambda all_of: [heavier(one, 2**40) for one in all_of])
     assert none.plans == ()
     assert none.rejected
+
+
+def test_what_takes_twice_as_much_as_estimated_is_searched_on_cards_of_half_the_memory():
+    """Until something fits; what is shown is on the whole card, and no machine is both possible and not."""
+    gpu = card("rtx-4090", memory_bytes=4 * GIB)
+    query = SearchQuery(
+        workload=workload("smollm2-360m", seq_len=1024, global_batch=8),
+        candidates=[rented(gpu, offer(gpu, 0.4, 1))],
+        fixed=decided(),
+        today=TODAY,
+    )
+
+    def twice(all_of: Sequence[Estimate]) -> list[Estimate]:
+        return [heavier(one, one.peak_allocated_bytes) for one in all_of]
+
+    once = with_corrected_plans(recommend(query), twice)
+    assert not once.plans
+    found = searched_until_one_fits(query, recommend, twice)
+    assert found.plans
+    assert all(plan.estimate.verdict is Verdict.FITS for plan in found.plans)
+    assert {plan.estimate.cluster.node.gpu for plan in found.plans} == {gpu}
+    assert found.rejected == ()
+    assert any("was ranked higher: rehearsed, it takes" in note for note in found.notes)
+    never = searched_until_one_fits(query, recommend, lambda all_of: [heavier(one, 2**50) for one in all_of])
+    assert never.plans == ()
+    assert {one.label for one in never.rejected} == {"1 x rtx-4090"}

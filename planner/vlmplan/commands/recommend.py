@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vlmplan.proposals.way_out import WayOut
     from vlmplan.rehearsal import Comparison
     from vlmplan.request import Request
-    from vlmplan.search import Compared, RankedPlan, Recommendation
+    from vlmplan.search import Compared, RankedPlan, Recommendation, SearchQuery
 
 
 def compared(*, has_picture: bool, has_plot: bool = False) -> "Compared":
@@ -177,8 +177,8 @@ def requested_recommendation(
     from vlmplan.search.options import search_query
 
     query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
-    found = recommend_or_stretch(query if compares is None else replace(query, compares=compares))
-    return _with_rehearsed_plans(_in_words_of_file(found, request))
+    query = query if compares is None else replace(query, compares=compares)
+    return _in_words_of_file(_searched(query, recommend_or_stretch), request)
 
 
 def _in_words_of_file(found: "Recommendation", request: "Request") -> "Recommendation":
@@ -189,13 +189,14 @@ def _in_words_of_file(found: "Recommendation", request: "Request") -> "Recommend
     return replace(found, rejected=tuple(rejected))
 
 
-def _with_rehearsed_plans(found: "Recommendation") -> "Recommendation":
-    """``found`` with its plans as an estimate of each is, where no family knows the model: with rehearsed memory."""
+def _searched(query: "SearchQuery", search: "Callable[[SearchQuery], Recommendation]") -> "Recommendation":
+    """What ``search`` finds; where no family knows the model, with its plans as an estimate of each is, of rehearsed
+    memory."""
     from vlmplan.models.tree import ProbedModelFiles
 
-    if not isinstance(found.workload.model, ProbedModelFiles):
-        return found
-    from vlmplan.proposals.confirmation import with_corrected_plans
+    if not isinstance(query.workload.model, ProbedModelFiles):
+        return search(query)
+    from vlmplan.proposals.confirmation import searched_until_one_fits
     from vlmplan.rehearsal.unknown import all_with_rehearsed_activations
 
-    return with_corrected_plans(found, all_with_rehearsed_activations)
+    return searched_until_one_fits(query, search, all_with_rehearsed_activations)

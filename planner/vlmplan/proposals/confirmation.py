@@ -5,10 +5,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vlmplan.hardware import cluster_text
+from vlmplan.estimation import estimate, estimate_with_sizes
+from vlmplan.hardware import Cluster, Gpu, cluster_text
 from vlmplan.memory.device import Verdict
 from vlmplan.plan import Plan, plan_from_estimate
-from vlmplan.search import RankedPlan, Recommendation, Rejection
+from vlmplan.search import RankedPlan, Recommendation, Rejection, SearchQuery
+from vlmplan.search.long_samples import rank_of_first
 from vlmplan.search.pareto import front_of
 from vlmplan.units import gib_text
 
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from vlmplan.rehearsal import Comparison
 
 
+MOST_SEARCHES, SMALLER_SHARE = 16, 0.9
+"""Searches for cards with less memory, each with this share of that of the one before, down to a fifth. A choice: each
+rehearses what it finds."""
+Corrected = Callable[[Sequence["Estimate"]], Sequence["Estimate"]]
+"""Estimates as rehearsals of their setups correct them."""
 Refused = tuple[RankedPlan, str]
 """A plan that does not fit after all, and why."""
 
@@ -49,9 +56,7 @@ def confirmed(
     return ConfirmedRecommendation(found=_without(found, refused, ()))
 
 
-def with_corrected_plans(
-    found: Recommendation, corrected: "Callable[[Sequence[Estimate]], Sequence[Estimate]]"
-) -> Recommendation:
+def with_corrected_plans(found: Recommendation, corrected: Corrected) -> Recommendation:
     """``found`` with its plans as ``corrected`` has them, as an estimate of each is, without those that do not fit
     so."""
     refused: list[Refused] = []
@@ -65,6 +70,83 @@ def with_corrected_plans(
             refused.append((plan, _reason(better.device, plan.estimate)))
     changed = _without(found, refused, tuple(left))
     return replace(changed, notes=_renoted(changed, found.plans, notes)) if left else changed
+
+
+def searched_until_one_fits(
+    query: SearchQuery, search: Callable[[SearchQuery], Recommendation], corrected: Corrected
+) -> Recommendation:
+    """What ``search`` finds, its plans ``corrected``. Where none fits so, it is searched again on cards with less
+    memory, and of what fits then the best is taken."""
+    found = search(query)
+    shown = with_corrected_plans(found, corrected)
+    if shown.plans or not found.plans:
+        return shown
+    best = min(_with_less(query, search, corrected), key=rank_of_first, default=None)
+    if best is None:
+        return shown
+    machines = {_machine(plan.estimate.cluster) for plan in best.plans}
+    rejected = tuple(one for one in shown.rejected if _machine(one.cluster) not in machines)
+    refused = (note for note in shown.notes if note not in found.notes)
+    return replace(best, rejected=rejected, notes=(*best.notes, *refused))
+
+
+def _with_less(
+    query: SearchQuery, search: Callable[[SearchQuery], Recommendation], corrected: Corrected
+) -> Iterator[Recommendation]:
+    """What fits of searches for cards with less and less memory, until the best plan of one does: cards with still less
+    have no better ones."""
+    for power in range(1, MOST_SEARCHES + 1):
+        found = _on_whole_cards(search(_with_less_memory(query, SMALLER_SHARE**power)), query)
+        fitting = with_corrected_plans(found, corrected)
+        if fitting.plans:
+            yield fitting
+        if not found.plans or _is_first(found.plans[0], fitting.plans):
+            return
+
+
+def _is_first(plan: RankedPlan, plans: Sequence[RankedPlan]) -> bool:
+    first = plans[0].estimate if plans else None
+    return first is not None and (first.recipe, first.cluster) == (plan.estimate.recipe, plan.estimate.cluster)
+
+
+def _machine(cluster: Cluster) -> tuple[str, int, int]:
+    """What a cluster is, whatever its host."""
+    return cluster.node.gpu.id, cluster.node.num_gpus, cluster.num_nodes
+
+
+def _with_less_memory(query: SearchQuery, share: float) -> SearchQuery:
+    """The question for cards with this share of the memory that a process can get."""
+
+    def smaller(cluster: Cluster) -> Cluster:
+        gpu = cluster.node.gpu
+        return _with_gpu(cluster, replace(gpu, cuda_visible_bytes=int(gpu.usable_bytes * share)))
+
+    return replace(query, candidates=[one._replace(cluster=smaller(one.cluster)) for one in query.candidates])
+
+
+def _on_whole_cards(found: Recommendation, query: SearchQuery) -> Recommendation:
+    """What was found for cards with less memory, as it is on the cards of ``query``."""
+    gpus = {one.cluster.node.gpu.id: one.cluster.node.gpu for one in query.candidates}
+    estimated = estimate_with_sizes if query.fixed.zero is None else estimate
+
+    def whole(cluster: Cluster) -> Cluster:
+        return _with_gpu(cluster, gpus[cluster.node.gpu.id])
+
+    def planned_on(plan: RankedPlan) -> RankedPlan:
+        known = plan.estimate
+        return replace(plan, estimate=estimated(known.workload, known.recipe, whole(known.cluster)))
+
+    return replace(
+        found,
+        plans=tuple(planned_on(plan) for plan in found.plans),
+        rejected=tuple(one._replace(cluster=whole(one.cluster)) for one in found.rejected),
+        pareto=tuple(point._replace(cluster=whole(point.cluster)) for point in found.pareto),
+        scored=tuple(point._replace(cluster=whole(point.cluster)) for point in found.scored),
+    )
+
+
+def _with_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
+    return replace(cluster, node=replace(cluster.node, gpu=gpu))
 
 
 def _renoted(found: Recommendation, before: Sequence[RankedPlan], notes: Collection[str]) -> tuple[str, ...]:

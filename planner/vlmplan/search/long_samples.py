@@ -51,7 +51,7 @@ def recommend_or_stretch(query: SearchQuery) -> Recommendation:
     for number in range(len(kinds) + 1):
         fitting = [one for chosen in _chosen(kinds, number) if (one := recommend(_with(query, kernels, *chosen))).plans]
         if fitting:
-            best = min(fitting, key=_key)
+            best = min(fitting, key=rank_of_first)
             return replace(best, notes=(_note(best, [*kernels, *[name for (name, *_), *_ in kinds]]), *best.notes))
     return found
 
@@ -127,7 +127,8 @@ def _is_allowed(query: SearchQuery, technique: Technique) -> bool:
     )
 
 
-def _key(found: Recommendation) -> tuple[object, ...]:
+def rank_of_first(found: Recommendation) -> tuple[Any, ...]:
+    """By what recommendations that have plans are ranked: their first."""
     best = found.plans[0]
     estimate = best.estimate
     num_bytes = estimate.device.device_bytes
