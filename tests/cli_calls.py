@@ -3,7 +3,7 @@
 import contextlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,3 +135,15 @@ def options_of(plan: dict[str, Any]) -> Sequence[str]:
         words += ["--lora-rank", str(recipe["lora_rank"]), "--lora-targets", recipe["lora_targets"]]
         words += ["--train-embeddings" if recipe["train_embeddings"] else "--no-train-embeddings"]
     return words + [on if recipe[name] else off for name, (on, off) in SWITCHES.items()]
+
+
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """Options as the words of a command line; None is not given."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words

@@ -2,20 +2,9 @@
 
 import pytest
 
-from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, call
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, call, option_words
 
 SETUP = ("--model", "smollm2-135m", "--gpu", "rtx-4060:2", "--micro-batch", "2")
-
-
-def flags(options: dict[str, object]) -> list[str]:
-    words: list[str] = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            words += [f"--{flag}", str(value)]
-    return words
 
 
 @pytest.mark.one_in(3)
@@ -25,7 +14,7 @@ def test_every_variant_is_the_estimate_of_its_options(name: str):
     document = found.document
     assert (found.code, document["schema"], document["compare"]) == (DONE, "vlmplan.comparison/1", name)
     for variant in document["variants"]:
-        alone = call("estimate", *SETUP, *flags(variant["options"]), "--json")
+        alone = call("estimate", *SETUP, *option_words(variant["options"]), "--json")
         if variant["estimate"] is None:
             assert variant["verdict"] == "refused"
             assert alone.code == MENDABLE

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli_calls import DOES_NOT_FIT, DONE, call
+from cli_calls import DOES_NOT_FIT, DONE, call, option_words
 
 MODELS = ("qwen2.5-0.5b", "smollm2-1.7b", "qwen2-vl-2b", "llama-3.2-3b", "qwen2.5-vl-3b", "llama-3.1-8b", "qwen2-vl-7b")
 GPUS = ("rtx-4060:1", "rtx-3080-10gb:1", "rtx-4090:1", "rtx-3080-10gb:2", "rtx-4090:2", "rtx-3080-10gb:4", "t4:1")
@@ -35,17 +35,6 @@ def setup(seed: int) -> dict[str, Any]:
     return options | switches
 
 
-def words(options: dict[str, Any]) -> list[str]:
-    found: list[str] = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            found += [f"--{flag}", str(value)]
-    return found
-
-
 def document(command: list[str]) -> tuple[int, dict[str, Any]]:
     found = call(*command, "--json")
     return found.code, found.document
@@ -66,13 +55,13 @@ def without(command: list[str], change: dict[str, Any], before: dict[str, Any]) 
         else:
             left.append(word)
     given = {name: value for name, value in before.items() if name.replace("-", "_") in change}
-    return left + words(given)
+    return left + option_words(given)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in (1, 2, 3))])
 def test_what_is_suggested_fits_and_needs_all_of_its_changes(seed: int):
     options = setup(seed)
-    asked = call("estimate", *words(options), "--json")
+    asked = call("estimate", *option_words(options), "--json")
     if asked.code not in (DONE, DOES_NOT_FIT):
         return  # nothing that can be trained
     code, found = asked.code, asked.document

@@ -205,18 +205,6 @@ class GroupedZero12(Zero12):
     def _partition_with(self, ordinal: int) -> Partition:
         return self.partitions[self._number_of[ordinal]]
 
-    def _num_owners(self) -> int:
-        """Runs of one owner as with one flat buffer, whichever groups they are of (``average_tensor``)."""
-        runs, previous = 0, -1
-        for ordinal in self._waiting:
-            end, size = self._place_of(ordinal)
-            first, last = (end - self.table.numels[ordinal]) // size, (end - 1) // size
-            runs += (first != previous) + (last - first)
-            previous = last
-            if runs > 1:
-                return runs
-        return runs
-
     # -- in closed form ------------------------------------------------------------------------------------------
 
     @property

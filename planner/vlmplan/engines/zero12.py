@@ -328,10 +328,10 @@ class Zero12(Zero12Formulas):
 
     def _num_owners(self) -> int:
         """Runs of neighbouring elements with one owner among what waits, counted to 2: one run is reduced where it
-        lies, several are copied."""
-        size, runs, previous = self.partition.size, 0, -1
+        lies, several are copied, whichever flat buffers they are of (``average_tensor``)."""
+        runs, previous = 0, -1
         for ordinal in self._waiting:
-            end = self.table.ends[ordinal]
+            end, size = self._place_of(ordinal)
             first, last = (end - self.table.numels[ordinal]) // size, (end - 1) // size
             runs += (first != previous) + (last - first)
             previous = last

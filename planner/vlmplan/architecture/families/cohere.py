@@ -7,6 +7,7 @@ three of four layers have a window, and only those have rotary positions. Logits
 from dataclasses import replace
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.causal_lm import ScaledCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Attention,
@@ -18,7 +19,6 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     windows_by_type,
 )
-from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor

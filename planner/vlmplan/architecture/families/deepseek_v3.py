@@ -6,12 +6,12 @@ layers are all dense. The layer of published checkpoints that predicts more than
 DeepSeek and GLM-4.7 for those of Qwen2-MoE's in transformers 4; it knows none of Mistral 4.
 """
 
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, stack_of_kinds
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.compressed_layers import CHOOSING, HEAVY, SLIDING, attention_kinds
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.clamped_experts import HASH, MLP_KINDS, SPARSE, clamped_experts_block
@@ -27,7 +28,6 @@ from vlmplan.architecture.families.llama import (
     causal_masks,
     stack_of_kinds,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module, Stack, WideRMSNorm
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.tensor import Tensor

@@ -6,6 +6,7 @@ Source: transformers 5.23 ``models/falcon_h1/modeling_falcon_h1.py`` and ``confi
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.causal_lm import ScaledCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.bamba import FinalNormDecoder
 from vlmplan.architecture.families.llama import (
@@ -16,7 +17,6 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
 )
 from vlmplan.architecture.families.state_space import NamedInputMixer, StateSpaceShape, expanded_shape
-from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor

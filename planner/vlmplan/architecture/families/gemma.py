@@ -14,9 +14,9 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
+from vlmplan.architecture.causal_lm import CappedCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, causal_masks
-from vlmplan.architecture.model import CappedCausalLM
 from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError

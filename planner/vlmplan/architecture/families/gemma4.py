@@ -14,6 +14,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.causal_lm import CappedCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma import Masks, ScaledEmbedding
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm, Mixture, mixture
@@ -26,7 +27,6 @@ from vlmplan.architecture.families.gemma4_shape import (
     gemma4_shape,
 )
 from vlmplan.architecture.families.llama import GatedMlp, causal_masks, stack_of_kinds
-from vlmplan.architecture.model import CappedCausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module
 from vlmplan.architecture.tensor import GraphNode, Tensor
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import causal_masks
-from vlmplan.architecture.model import Batch, CausalLM
+from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Conv1D, Embedding, LayerNorm, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError

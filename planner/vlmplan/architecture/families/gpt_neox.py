@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, causal_masks, decoder_shape
 from vlmplan.architecture.families.partial_rotary import partly_rotated
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 

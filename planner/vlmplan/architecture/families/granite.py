@@ -5,6 +5,7 @@ which may norm what attention and MLP return, too.
 """
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.causal_lm import ScaledCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Decoder,
@@ -13,7 +14,6 @@ from vlmplan.architecture.families.llama import (
     RotaryContext,
     decoder_shape,
 )
-from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 

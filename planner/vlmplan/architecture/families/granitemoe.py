@@ -7,11 +7,11 @@ Source: transformers 5.23 ``models/granitemoe/modeling_granitemoe.py`` and, with
 from dataclasses import replace
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.causal_lm import ScaledCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.granite import GraniteDecoder
 from vlmplan.architecture.families.granitemoehybrid import FusedMlp, RoutedExperts
 from vlmplan.architecture.families.llama import Attention, DecoderShape, RotaryContext, decoder_shape
-from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 

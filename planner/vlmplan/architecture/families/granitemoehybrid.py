@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.causal_lm import ScaledCausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import (
     Attention,
@@ -22,7 +23,6 @@ from vlmplan.architecture.families.llama import (
 from vlmplan.architecture.families.moe import Experts, top
 from vlmplan.architecture.families.nemotron_h import OLD_NAMES, UnpositionedAttention
 from vlmplan.architecture.families.state_space import NamedInputMixer, expanded_shape
-from vlmplan.architecture.model import ScaledCausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule

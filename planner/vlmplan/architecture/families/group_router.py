@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp
 from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter

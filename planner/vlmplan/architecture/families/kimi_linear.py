@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.deepseek_v3 import DENSE, SPARSE, latent_decoder_shape
 from vlmplan.architecture.families.group_router import shared_experts_block
@@ -15,7 +16,6 @@ from vlmplan.architecture.families.kimi_delta import KimiDeltaAttention, kimi_de
 from vlmplan.architecture.families.latent_attention import LatentAttention, latent_shape
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, RotaryContext, stack_of_kinds
 from vlmplan.architecture.families.qwen3_5 import FULL, LINEAR
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed

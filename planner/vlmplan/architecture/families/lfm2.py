@@ -10,6 +10,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.gated_delta import CausalConvolution
 from vlmplan.architecture.families.llama import (
@@ -19,7 +20,6 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
 )
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError

@@ -6,6 +6,7 @@ where ``residual_in_fp32`` says so. The model's forward asks for the type of its
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import RotaryContext
 from vlmplan.architecture.families.nemotron_h import UnpositionedDecoder
@@ -15,7 +16,7 @@ from vlmplan.architecture.families.state_space import (
     StateSpaceShape,
     state_space_shape,
 )
-from vlmplan.architecture.model import Batch, CausalLM
+from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType

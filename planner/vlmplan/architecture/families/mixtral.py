@@ -5,11 +5,11 @@ Source: transformers 5.23 ``models/mixtral/modeling_mixtral.py`` and ``models/qw
 
 from dataclasses import replace
 
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.group_router import NamedExpertsLM
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, decoder_shape
 from vlmplan.architecture.families.moe import moe_layers
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Module
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.causal_lm import CappedCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.families.llama import (
@@ -17,7 +18,6 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
 )
 from vlmplan.architecture.families.llama4 import l2_normed
-from vlmplan.architecture.model import CappedCausalLM
 from vlmplan.architecture.modules import Embedding, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 

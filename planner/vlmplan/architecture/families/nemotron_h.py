@@ -11,12 +11,12 @@ from typing import cast
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.group_router import GroupRouter
 from vlmplan.architecture.families.llama import Attention, DecoderShape, RotaryContext, causal_masks, stack_of_kinds
 from vlmplan.architecture.families.moe import Experts
 from vlmplan.architecture.families.state_space import StateSpaceKeys, StateSpaceMixer, state_space_shape
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import Scores
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
-from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 

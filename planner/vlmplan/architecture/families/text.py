@@ -6,8 +6,9 @@ Source: transformers 5.23, ``AutoModel.from_config(config.text_config)`` in the 
 from importlib import import_module
 from typing import Any
 
+from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.model import CausalLM, Model
+from vlmplan.architecture.model import Model
 from vlmplan.errors import UnknownNameError
 
 TEXT_FAMILIES = {
