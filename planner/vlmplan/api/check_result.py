@@ -5,7 +5,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.api.estimate_result import EstimateResult
-from vlmplan.api.record import Record, Result, Verdict, parsed
+from vlmplan.api.record import Record, Result, Value, Verdict, parsed
 from vlmplan.api.way_out import OtherMachine
 
 if TYPE_CHECKING:
@@ -15,45 +15,18 @@ if TYPE_CHECKING:
 class Configuration(Result):
     """What another trainer is started with, as that trainer takes it."""
 
-    @property
-    def source(self) -> str:
-        """The file."""
-        return self._values["source"]
-
-    @property
-    def trainer(self) -> str:
-        """The trainer whose configuration it is, and the version as of which it is read."""
-        return self._values["trainer"]
+    source = Value[str]("The file.")
+    trainer = Value[str]("The trainer whose configuration it is, and the version as of which it is read.")
+    ds_config = Value[Mapping[str, Any] | None]("What DeepSpeed is configured with; None without it.")
+    said = Value[Mapping[str, str]]("Keys of the file that decide memory or time, with their values as text.")
+    defaults = Value[Mapping[str, str]]("What the trainer takes where the file is silent.")
+    without_effect = Value[tuple[str, ...]]("Keys of the file that change neither memory nor time.")
+    notes = Value[tuple[str, ...]]("What is not planned as the trainer does it, in sentences.")
 
     @property
     def options(self) -> Mapping[str, Any]:
         """Arguments of ``vlmplan.estimate`` that mean the same, ``model`` among them."""
         return dict(self._more["options"])
-
-    @property
-    def ds_config(self) -> Mapping[str, Any] | None:
-        """What DeepSpeed is configured with; None without it."""
-        return self.as_dict()["ds_config"]
-
-    @property
-    def said(self) -> Mapping[str, str]:
-        """Keys of the file that decide memory or time, with their values as text."""
-        return self.as_dict()["said"]
-
-    @property
-    def defaults(self) -> Mapping[str, str]:
-        """What the trainer takes where the file is silent."""
-        return self.as_dict()["defaults"]
-
-    @property
-    def without_effect(self) -> tuple[str, ...]:
-        """Keys of the file that change neither memory nor time."""
-        return tuple(self._values["without_effect"])
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is not planned as the trainer does it, in sentences."""
-        return tuple(self._values["notes"])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.source} as {self.trainer} reads it>"
@@ -62,35 +35,17 @@ class Configuration(Result):
 class Fix(Record):
     """A change of the trainer's own file, and what it costs."""
 
-    @property
-    def changes(self) -> tuple[Mapping[str, Any], ...]:
-        """Each key that changes: ``file``, ``key``, and its value ``before`` and ``after``, None where it has none."""
-        return tuple(self.as_dict()["changes"])
-
-    @property
-    def diff(self) -> str:
-        """The change as ``diff -u`` shows it, for ``patch``."""
-        return self._values["diff"]
-
-    @property
-    def costs(self) -> Mapping[str, Mapping[str, Any]]:
-        """``device_bytes``, ``host_bytes_per_node``, ``step_seconds``, ``run_seconds`` and ``usd`` of the run,
-        ``before`` and ``after``."""
-        return self.as_dict()["costs"]
-
-    @property
-    def keeps_results(self) -> bool:
-        """Whether the same model comes out, but for rounding."""
-        return self._values["keeps_results"]
-
-    @property
-    def verdict(self) -> Verdict:
-        return self._values["verdict"]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What should be known of the change, in sentences."""
-        return tuple(self._values["notes"])
+    changes = Value[tuple[Mapping[str, Any], ...]](
+        "Each key that changes: ``file``, ``key``, and its value ``before`` and ``after``, None where it has none."
+    )
+    diff = Value[str]("The change as ``diff -u`` shows it, for ``patch``.")
+    costs = Value[Mapping[str, Mapping[str, Any]]](
+        "``device_bytes``, ``host_bytes_per_node``, ``step_seconds``, ``run_seconds`` and ``usd`` of the run, "
+        "``before`` and ``after``."
+    )
+    keeps_results = Value[bool]("Whether the same model comes out, but for rounding.")
+    verdict = Value[Verdict]("Whether it fits with the change, and whether with a reserve.")
+    notes = Value[tuple[str, ...]]("What should be known of the change, in sentences.")
 
     def write(self, path: str | PathLike[str], *, force: bool = False) -> "tuple[Path, ...]":
         """Write the changed file, which may be the file itself, and the DeepSpeed file that it names; their paths.

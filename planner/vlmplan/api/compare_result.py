@@ -4,26 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmplan.api.estimate_result import EstimateResult
-from vlmplan.api.record import Record, Result
+from vlmplan.api.record import Record, Result, Value
 
 
 class Variant(Record):
     """A setup that differs in one choice."""
 
-    @property
-    def name(self) -> str:
-        """The choice in words."""
-        return self._values["name"]
+    name = Value[str]("The choice in words.")
+    is_present = Value[bool]("Whether it is the setup that was asked for.")
+    reason = Value[str | None]("Why it cannot be trained; None where it can.")
 
     @property
     def options(self) -> Mapping[str, Any]:
         """The arguments that differ; None for one that is to be left out."""
         return dict(self._more["options"])
-
-    @property
-    def is_present(self) -> bool:
-        """Whether it is the setup that was asked for."""
-        return self._values["is_present"]
 
     @property
     def estimate(self) -> EstimateResult | None:
@@ -36,11 +30,6 @@ class Variant(Record):
         """Whether it runs."""
         return self._values["verdict"] in ("fits", "tight")
 
-    @property
-    def reason(self) -> str | None:
-        """Why it cannot be trained; None where it can."""
-        return self._values["reason"]
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.name}: {self._values['verdict']}>"
 
@@ -49,10 +38,7 @@ class CompareResult(Result):
     """One setup beside others that differ in one choice: what ``vlmplan estimate --compare`` answers (schema
     ``vlmplan.comparison/1``)."""
 
-    @property
-    def by(self) -> str:
-        """What the variants differ in."""
-        return self._values["compare"]
+    by = Value[str]("What the variants differ in.", at="compare")
 
     @property
     def variants(self) -> tuple[Variant, ...]:

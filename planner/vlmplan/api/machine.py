@@ -1,15 +1,12 @@
 """What parts of results that are of one machine have in common. US dollars and hours are floats."""
 
-from vlmplan.api.record import Record
+from vlmplan.api.record import Record, Value
 
 
 class OnMachine(Record):
     """Something on GPUs of one kind."""
 
-    @property
-    def gpu(self) -> str:
-        """The GPU by its name in the catalog."""
-        return self._values["gpu"]
+    gpu = Value[str]("The GPU by its name in the catalog.")
 
     @property
     def num_gpus(self) -> int:
@@ -20,22 +17,14 @@ class OnMachine(Record):
 class Timed(Record):
     """A run with its time and price."""
 
-    @property
-    def hours(self) -> float | None:
-        """Hours of training; None where nothing fits or a speed is not known."""
-        return self._values["hours"]
-
-    @property
-    def usd(self) -> float | None:
-        """For the whole run: start-up, download, training, checkpoints and disk; None where nothing fits, or price or
-        speed is not known."""
-        return self._values["usd"]
+    hours = Value[float | None]("Hours of training; None where nothing fits or a speed is not known.")
+    usd = Value[float | None](
+        "For the whole run: start-up, download, training, checkpoints and disk; None where nothing fits, or price or "
+        "speed is not known."
+    )
 
 
 class Priced(Timed):
     """A run on a machine that has a price."""
 
-    @property
-    def usd_per_hour(self) -> float | None:
-        """US dollars an hour of all machines together; None where no price is known."""
-        return self._values["usd_per_hour"]
+    usd_per_hour = Value[float | None]("US dollars an hour of all machines together; None where no price is known.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlmplan.api.estimate_result import EstimateResult
 from vlmplan.api.machine import OnMachine, Priced, Timed
 from vlmplan.api.planned import Planned
+from vlmplan.api.record import Value
 from vlmplan.api.way_out import Answer
 
 if TYPE_CHECKING:
@@ -16,30 +17,19 @@ if TYPE_CHECKING:
 class RankedPlan(OnMachine, Priced, Planned):
     """A setup that fits, with its machine and what the whole run costs there."""
 
-    @property
-    def rank(self) -> int:
-        """The plan's place among all, from 1."""
-        return self._values["rank"]
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        """How it is trained: every setting, and the samples."""
-        return self.as_dict()["recipe"]
+    rank = Value[int]("The plan's place among all, from 1.")
+    recipe = Value[Mapping[str, Any]]("How it is trained: every setting, and the samples.")
+    offer = Value[Mapping[str, Any] | None](
+        "Who rents it, which product, at which price of which day; None for a machine without one."
+    )
+    billed_hours = Value[float | None](
+        "Hours that the machines are there for, start-up, download and interruptions included."
+    )
 
     @property
     def estimate(self) -> EstimateResult:
         """The plan's bytes and seconds."""
         return EstimateResult(*self._more["estimate"])
-
-    @property
-    def offer(self) -> Mapping[str, Any] | None:
-        """Who rents it, which product, at which price of which day; None for a machine without one."""
-        return self.as_dict()["offer"]
-
-    @property
-    def billed_hours(self) -> float | None:
-        """Hours that the machines are there for, start-up, download and interruptions included."""
-        return self._values["billed_hours"]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.rank}: {self.num_gpus} x {self.gpu}>"
@@ -48,15 +38,8 @@ class RankedPlan(OnMachine, Priced, Planned):
 class Rejection(OnMachine):
     """A machine on which nothing fits."""
 
-    @property
-    def reason(self) -> str:
-        """Why, in a sentence."""
-        return self._values["reason"]
-
-    @property
-    def smallest_change(self) -> str | None:
-        """What would help; None where nothing that is known does."""
-        return self._values["smallest_change"]
+    reason = Value[str]("Why, in a sentence.")
+    smallest_change = Value[str | None]("What would help; None where nothing that is known does.")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.num_gpus} x {self.gpu}: {self.reason}>"
@@ -66,15 +49,13 @@ class RecommendResult(Answer):
     """The best setups over many kinds of hardware: what ``vlmplan recommend`` answers (schema
     ``vlmplan.recommendation/1``)."""
 
+    objective = Value[Literal["cost", "time", "vram"]]("What the plans are ordered by.")
+    explanation = Value[str | None]("Why the best is before the next of other hardware or another method.")
+
     @property
     def fits(self) -> bool:
         """Whether anything does."""
         return bool(self._more["plans"])
-
-    @property
-    def objective(self) -> Literal["cost", "time", "vram"]:
-        """What the plans are ordered by."""
-        return self._values["objective"]
 
     @property
     def plans(self) -> tuple[RankedPlan, ...]:
@@ -89,11 +70,6 @@ class RecommendResult(Answer):
 
             raise DoesNotFitError("nothing fits, so there is no plan; rejected says why, and to_fit what to change")
         return RankedPlan(*self._more["plans"][0])
-
-    @property
-    def explanation(self) -> str | None:
-        """Why the best is before the next of other hardware or another method."""
-        return self._values["explanation"]
 
     @property
     def rejected(self) -> tuple[Rejection, ...]:
@@ -116,40 +92,13 @@ class RecommendResult(Answer):
 class Change(Timed):
     """One change of the best plan, and what it buys."""
 
-    @property
-    def name(self) -> str:
-        """The change in words."""
-        return self._values["change"]
-
-    @property
-    def options(self) -> str:
-        """The command line's options that make it."""
-        return self._values["options"]
-
-    @property
-    def keeps_results(self) -> bool:
-        """Whether the same model comes out, but for rounding."""
-        return self._values["keeps_results"]
-
-    @property
-    def fits(self) -> bool:
-        """Whether anything fits with it."""
-        return self._values["fits"]
-
-    @property
-    def hours_change(self) -> float | None:
-        """Against the plan as it is: -0.5 is half the time."""
-        return self._values["hours_change"]
-
-    @property
-    def usd_change(self) -> float | None:
-        """Against the plan as it is: -0.5 is half the money."""
-        return self._values["usd_change"]
-
-    @property
-    def reason(self) -> str | None:
-        """Why nothing fits with it."""
-        return self._values["reason"]
+    name = Value[str]("The change in words.", at="change")
+    options = Value[str]("The command line's options that make it.")
+    keeps_results = Value[bool]("Whether the same model comes out, but for rounding.")
+    fits = Value[bool]("Whether anything fits with it.")
+    hours_change = Value[float | None]("Against the plan as it is: -0.5 is half the time.")
+    usd_change = Value[float | None]("Against the plan as it is: -0.5 is half the money.")
+    reason = Value[str | None]("Why nothing fits with it.")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.name}>"
@@ -158,15 +107,13 @@ class Change(Timed):
 class AdviseResult(Answer):
     """What each single change of the best plan buys: what ``vlmplan advise`` answers (schema ``vlmplan.advice/1``)."""
 
+    objective = Value[Literal["cost", "time"]]("What is to become less.")
+    advice = Value[str]("The best change in a sentence, with what it buys.")
+
     @property
     def fits(self) -> bool:
         """Whether anything does without a change."""
         return self._values["base"] is not None
-
-    @property
-    def objective(self) -> Literal["cost", "time"]:
-        """What is to become less."""
-        return self._values["objective"]
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -177,11 +124,6 @@ class AdviseResult(Answer):
     def best(self) -> Change | None:
         """The change that buys most; None where none buys anything."""
         return next((change for change in self.changes if change.name == self._values["best"]), None)
-
-    @property
-    def advice(self) -> str:
-        """The best change in a sentence, with what it buys."""
-        return self._values["advice"]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.advice}>"

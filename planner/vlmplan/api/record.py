@@ -4,9 +4,14 @@ Light: imports nothing of vlmplan before it is needed.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, cast, overload
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
+T = TypeVar("T")
 
 
 def parsed(text: str) -> Any:
@@ -46,6 +51,34 @@ class Record:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._json, self._more)
+
+
+class Value(Generic[T]):
+    """An attribute that is the value of its name in the document, or the one ``at`` a path of names with dots between.
+
+    Lists come as tuples, and a mapping is a new one each time, so that the result stays as it is.
+    """
+
+    def __init__(self, doc: str, *, at: str | None = None) -> None:
+        self.__doc__, self._path = doc, at
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._path = self._path or name
+
+    @overload
+    def __get__(self, result: None, owner: type) -> "Self": ...
+    @overload
+    def __get__(self, result: Record, owner: type) -> T: ...
+    def __get__(self, result: Record | None, owner: type) -> Any:
+        if result is None:
+            return self
+        found: Any = result._values  # pyright: ignore[reportPrivateUsage]
+        for name in str(self._path).split("."):
+            found = found[name]
+        return tuple(deepcopy(cast(list[Any], found))) if isinstance(found, list) else deepcopy(found)
+
+    def __set__(self, result: Record, value: object) -> NoReturn:
+        raise AttributeError(f"{self._path} cannot be set")
 
 
 class Result(Record):

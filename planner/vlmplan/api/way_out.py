@@ -4,11 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmplan.api.machine import OnMachine, Priced
-from vlmplan.api.record import Record, Result, Verdict
+from vlmplan.api.record import Record, Result, Value, Verdict
 
 
 class ToFit(Record):
     """The least changes with which a setup that does not fit does, on the same cards."""
+
+    keeps_results = Value[bool]("Whether the same model comes out, but for rounding.")
+    command = Value[str]("The command line that asks for the changed setup.")
+    verdict = Value[Verdict]("Whether it fits with the change, and whether with a reserve.")
+    peak_device_bytes = Value[int]("What nvidia-smi shows then at most.", at="device_bytes")
+    step_seconds = Value[float | None]("Seconds of an optimizer step then; None where a speed is not known.")
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -20,30 +26,6 @@ class ToFit(Record):
         """The arguments that change; None for one that is to be left out."""
         return dict(self._more["options"])
 
-    @property
-    def keeps_results(self) -> bool:
-        """Whether the same model comes out, but for rounding."""
-        return self._values["keeps_results"]
-
-    @property
-    def command(self) -> str:
-        """The command line that asks for the changed setup."""
-        return self._values["command"]
-
-    @property
-    def verdict(self) -> Verdict:
-        return self._values["verdict"]
-
-    @property
-    def peak_device_bytes(self) -> int:
-        """What nvidia-smi shows then at most."""
-        return self._values["device_bytes"]
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Seconds of an optimizer step then; None where a speed is not known."""
-        return self._values["step_seconds"]
-
     def __repr__(self) -> str:
         return f"ToFit({', '.join(self.changes)})"
 
@@ -51,10 +33,7 @@ class ToFit(Record):
 class OtherMachine(OnMachine, Priced):
     """The cheapest other machine that has room for a setup as it is."""
 
-    @property
-    def command(self) -> str:
-        """The command line that asks for it there."""
-        return self._values["command"]
+    command = Value[str]("The command line that asks for it there.")
 
     def __repr__(self) -> str:
         return f"OtherMachine({self.num_gpus} x {self.gpu})"
@@ -85,12 +64,5 @@ class WithWayOut(Result):
 class Answer(WithWayOut):
     """A result with sentences on its numbers."""
 
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """Sentences without which the answer would be read wrongly."""
-        return tuple(self._values["caveats"])
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """All sentences that should be known of the numbers, the caveats among them."""
-        return tuple(self._values["notes"])
+    caveats = Value[tuple[str, ...]]("Sentences without which the answer would be read wrongly.")
+    notes = Value[tuple[str, ...]]("All sentences that should be known of the numbers, the caveats among them.")
