@@ -24,12 +24,15 @@ from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Sta
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.json_reader import not_allowed
+from vlmplan.units import DType
 
 ATTENTION, CONVOLUTION = "full_attention", "conv"
 
 
 class Lfm2Attention(Module):
     """``Lfm2Attention``."""
+
+    window: int | None = None
 
     def __init__(self, shape: DecoderShape) -> None:
         self.shape, width = shape, shape.hidden_size
@@ -62,7 +65,7 @@ class ShortConvolution(Module):
         self.in_proj = Linear(width, 3 * width)
         self.out_proj = Linear(width, width)
 
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+    def forward(self, x: Tensor, _context: RotaryContext | None) -> Tensor:
         batch, num_tokens, width = x.shape
         part = (batch, width, num_tokens)
         projected = self.in_proj(x)
@@ -86,17 +89,13 @@ class Lfm2Mlp(Module):
 
 
 class Lfm2Layer(Module):
-    """``Lfm2DecoderLayer``."""
+    """``Lfm2DecoderLayer``: attention or a convolution, and an MLP or experts, each behind a norm."""
 
-    def __init__(self, config: Config, shape: DecoderShape, kind: str, experts: Module | None = None) -> None:
-        width = shape.hidden_size
-        mixer: Any = Lfm2Attention(shape) if kind == ATTENTION else ShortConvolution(config, width)
-        if kind == ATTENTION:
-            self.self_attn = mixer
-        else:
-            self.conv = mixer
-        self.mixer_name = "self_attn" if kind == ATTENTION else "conv"
-        self.feed_forward = experts or Lfm2Mlp(width, shape.intermediate_size)
+    def __init__(self, width: int, mixer: Any, feed_forward: Module) -> None:
+        self.mixer_name = "self_attn" if hasattr(mixer, "window") else "conv"
+        setattr(self, self.mixer_name, mixer)
+        self.window: int | None = getattr(mixer, "window", None)
+        self.feed_forward = feed_forward
         self.operator_norm = RMSNorm(width)
         self.ffn_norm = RMSNorm(width)
 
@@ -110,10 +109,15 @@ class Lfm2Layer(Module):
 class Lfm2Decoder(Module):
     """``Lfm2Model``."""
 
-    def __init__(self, config: Config, layers: Stack | None = None) -> None:
-        self.shape = shape = lfm2_shape(config)
+    rotary_dtype: DType | None = None
+    """Of cos and sin, where it is not the model's type."""
+    windows: tuple[int | None, ...] = (None,)
+    """Those of attention, each with positions of its own."""
+
+    def __init__(self, shape: DecoderShape, layers: Stack) -> None:
+        self.shape = shape
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = layers or stack_of_kinds(layer_kinds(config), lambda kind: Lfm2Layer(config, shape, kind))
+        self.layers = layers
         self.embedding_norm = RMSNorm(shape.hidden_size)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -124,11 +128,13 @@ class Lfm2Decoder(Module):
         tape = x.tape
         with tape.section("positions"):
             tape.prefetch()  # for the module of the positions
-            shape = (1, 1, x.shape[1], self.shape.head_dim)
-            cos, sin = tape.tensor(shape, x.dtype), tape.tensor(shape, x.dtype)
-            context = RotaryContext(backend, cos, sin, causal_masks(x, backend, (None,)))
-            del cos, sin
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
+            masks = causal_masks(x, backend, self.windows)
+            shape, dtype = (1, 1, x.shape[1], self.shape.head_dim), self.rotary_dtype or x.dtype
+            contexts = {
+                window: RotaryContext(backend, tape.tensor(shape, dtype), tape.tensor(shape, dtype), masks)
+                for window in self.windows
+            }
+        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, contexts.get(layer.window)))
         with tape.section("norm"):
             return self.embedding_norm(hidden)
 
@@ -169,8 +175,19 @@ def layer_kinds(config: Config) -> tuple[str, ...]:
     return kinds
 
 
+def token_mixer(config: Config, shape: DecoderShape, kind: str) -> Module:
+    """What mixes tokens in a layer of this kind."""
+    return Lfm2Attention(shape) if kind == ATTENTION else ShortConvolution(config, shape.hidden_size)
+
+
 def decoder(config: Config) -> Lfm2Decoder:
-    return Lfm2Decoder(config)
+    shape = lfm2_shape(config)
+
+    def layer(kind: str) -> Lfm2Layer:
+        mlp = Lfm2Mlp(shape.hidden_size, shape.intermediate_size)
+        return Lfm2Layer(shape.hidden_size, token_mixer(config, shape, kind), mlp)
+
+    return Lfm2Decoder(shape, stack_of_kinds(layer_kinds(config), layer))
 
 
 causal_lm = Lfm2

@@ -7,7 +7,15 @@ of these experts (``_MODEL_TO_CONVERSION_PATTERN`` has no entry), so that LoRA o
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.lfm2 import Lfm2, Lfm2Decoder, Lfm2Layer, layer_kinds, lfm2_shape
+from vlmplan.architecture.families.lfm2 import (
+    Lfm2,
+    Lfm2Decoder,
+    Lfm2Layer,
+    Lfm2Mlp,
+    layer_kinds,
+    lfm2_shape,
+    token_mixer,
+)
 from vlmplan.architecture.families.llama import DecoderShape, stack_of_kinds
 from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
 from vlmplan.architecture.modules import Module
@@ -60,10 +68,12 @@ def decoder(config: Config) -> Lfm2Decoder:
     kinds = [(kind, index >= num_dense) for index, kind in enumerate(layer_kinds(config))]
 
     def layer(kind: tuple[str, bool]) -> Lfm2Layer:
-        mixer, is_sparse = kind
-        return Lfm2Layer(config, shape, mixer, Lfm2MoeBlock(config, shape) if is_sparse else None)
+        name, is_sparse = kind
+        width = shape.hidden_size
+        experts = Lfm2MoeBlock(config, shape) if is_sparse else Lfm2Mlp(width, shape.intermediate_size)
+        return Lfm2Layer(width, token_mixer(config, shape, name), experts)
 
-    return Lfm2Decoder(config, stack_of_kinds(kinds, layer))
+    return Lfm2Decoder(shape, stack_of_kinds(kinds, layer))
 
 
 causal_lm = Lfm2

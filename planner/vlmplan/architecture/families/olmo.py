@@ -46,15 +46,19 @@ class WholeNormAttention(Attention):
         return q, k, v.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
 
 
-class OlmoAttention(WholeNormAttention):
-    """``Olmo2Attention``."""
-
-    norm_class = WideRMSNorm
+class WidePositionsAttention(Attention):
+    """Queries and keys are rotated in float32."""
 
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         q_rotated = ops.rotate(q, context.cos, context.sin)
         k_rotated = ops.rotate(k, context.cos, context.sin)
         return ops.to(q_rotated, q.dtype), ops.to(k_rotated, k.dtype)
+
+
+class OlmoAttention(WidePositionsAttention, WholeNormAttention):
+    """``Olmo2Attention``."""
+
+    norm_class = WideRMSNorm
 
 
 class PostNormLayer(Module):

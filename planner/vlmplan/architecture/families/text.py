@@ -53,6 +53,7 @@ TEXT_FAMILIES = {
     "kimi_linear": "kimi_linear",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2_moe",
+    "lfm3": "lfm3",
     "llama": "llama",
     "llama4_text": "llama4",
     "mamba2": "mamba2",
