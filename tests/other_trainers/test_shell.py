@@ -243,8 +243,9 @@ TRAINS = "train.py --per_device_train_batch_size 2"
 @pytest.mark.parametrize(
     ("launcher", "processes"),
     [
-        ("python", None),
-        ("python3.11 -u -W ignore", None),
+        ("python", 1),
+        ("python3.11 -u -W ignore", 1),
+        ("srun --ntasks-per-node 4 python", None),
         ("torchrun", 1),
         ("torchrun --standalone --nproc-per-node=4 --nnodes 2 --rdzv_conf a=b", 8),
         ("torchrun --nproc_per_node auto", None),

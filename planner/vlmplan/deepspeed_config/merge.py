@@ -21,13 +21,21 @@ KEY_OF_FIELD = {
     "hpz": "zero_optimization.zero_hpz_partition_size",
     "sequence_parallel": "sequence_parallel_size",
     "nvme_path": "zero_optimization.offload_optimizer.nvme_path",
-    "precision": "the precision (bf16.enabled, fp16.enabled)",
+    "precision": "the precision",
     "gradient_clipping": "gradient_clipping",
     "optimizer": "optimizer.type",
     "micro_batch": "train_micro_batch_size_per_gpu",
     "grad_accum": "gradient_accumulation_steps",
 }
 
+KEYS_OF_PRECISION = {
+    Precision.BF16: "bf16.enabled true",
+    Precision.FP16: "fp16.enabled true",
+    Precision.FP32: "bf16.enabled and fp16.enabled false",
+    Precision.BF16_PURE: "bf16.bf16_master_weights_and_grads true",
+}
+_ONE_PRECISION = "|".join(sorted((kind.value for kind in Precision), key=len, reverse=True))
+_PRECISIONS = re.compile(rf"--precision (?:{_ONE_PRECISION})\b(?:(?:,| or| and) (?:{_ONE_PRECISION})\b)*")
 SAID_FIELDS = (
     *("zero_stage", "offload_optimizer", "offload_params", "hpz", "sequence_parallel", "nvme_path", "optimizer"),
 )
@@ -124,10 +132,16 @@ def with_keys_of_file(sentence: str, config: DsConfig, given: Collection[str]) -
         if name in given or getattr(config, name) is None:
             continue
         if name == "precision":
-            said = re.sub(rf"{option} ([\w-]+)", r"precision \1 (bf16.enabled, fp16.enabled)", said)
+            said = _PRECISIONS.sub(_precision_keys, said).replace(option, "the precision")
         else:
             said = re.sub(rf"{option}\b" + ("(?! none)" if name == "zero_stage" else ""), key, said)
     return sentence if said == sentence else f"{config.source}: {said}"
+
+
+def _precision_keys(found: re.Match[str]) -> str:
+    """The file's keys for the option of precision with one value or several."""
+    values = found[0].removeprefix("--precision ")
+    return re.sub(_ONE_PRECISION, lambda value: KEYS_OF_PRECISION[Precision(value[0])], values)
 
 
 def _stage(config: DsConfig, recipe: Recipe, given: Collection[str], mistakes: Mistakes) -> int:
@@ -150,6 +164,8 @@ def _gradient_clipping(config: DsConfig, recipe: Recipe, given: Collection[str],
 def _conflict(name: str, said: Any, current: Any) -> str:
     said_text, current_text = (str(getattr(value, "value", value)) for value in (said, current))
     current_text = "none" if current is None else current_text
+    if isinstance(said, Precision):
+        said_text += f" ({KEYS_OF_PRECISION[said]})"
     return (
         f"{KEY_OF_FIELD[name]} is {said_text}, but {option_name(name)} {current_text} was given; "
         f"one of the two has to change"

@@ -44,7 +44,9 @@ class Mistakes:
 
     @property
     def _listed(self) -> str:
-        sentences = (str(error).removeprefix(f"{self.source}: ") for error in self._found)
+        sentences = (
+            str(error).removeprefix(f"{self.source}: ").removesuffix(f" (in {self.source})") for error in self._found
+        )
         return "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences, start=1))
 
     def _keep(self, error: InputError) -> None:

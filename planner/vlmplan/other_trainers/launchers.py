@@ -28,6 +28,8 @@ MODULES: Mapping[str, str] = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 """The same launchers, behind ``python -m``."""
+ALONE = frozenset(("python", "swift"))
+"""Programs that start one process where no variable says how many (ms-swift: ``cli/main.py``)."""
 RUNNERS = frozenset("uv poetry pipenv pdm hatch rye conda mamba micromamba srun".split())
 """Programs that start what stands behind their own words."""
 SWITCHES: Mapping[str, frozenset[str]] = {
@@ -96,7 +98,8 @@ class Launched:
         if self.program == "deepspeed":
             per_node = options.get("num_gpus", options.get("num_accelerators", ""))
             return _product(per_node, options.get("num_nodes", "1"))
-        return _product(environment.get("NPROC_PER_NODE", ""), environment.get("NNODES", "1"))
+        alone = "1" if self.program in ALONE else ""
+        return _product(environment.get("NPROC_PER_NODE", alone), environment.get("NNODES", "1"))
 
 
 def launcher_of(word: str) -> str | None:

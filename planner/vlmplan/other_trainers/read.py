@@ -29,6 +29,7 @@ from vlmplan.workload import ModelFiles
 
 MAX_BYTES = 2**20
 PLAN = "a plan of vlmplan"
+PROGRAM_SUFFIXES = (".py", ".ipynb")
 SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 KEYS_OF: Mapping[str, frozenset[str]] = {
     name: frozenset(keys.split())
@@ -46,7 +47,13 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
         "pad_to_sequence_len load_in_4bit lora_target_linear flash_attention",
         "LLaMA-Factory v1": "model_class kernel_config dist_config train_dataset peft_config init_config "
         "sample_backend",
-        "verl": "actor_rollout_ref algorithm critic",
+        "torchtune": "tokenizer checkpointer enable_activation_checkpointing enable_activation_offloading "
+        "max_steps_per_epoch metric_logger",
+        "LitGPT": "checkpoint_dir out_dir lora_query lora_projection quantize devices",
+        "LLM-Foundry": "train_loader eval_loader max_duration device_train_microbatch_size global_train_batch_size "
+        "device_eval_batch_size",
+        "NeMo": "exp_manager restore_from_path trainer",
+        "verl": "actor_rollout_ref algorithm critic trainer",
         "DeepSpeed": "zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer",
         PLAN: "schema vlmplan_version workload recipe",
         OTHER: "per_device_train_batch_size gradient_accumulation_steps num_train_epochs learning_rate output_dir "
@@ -54,8 +61,12 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
     }.items()
 }
 """Keys that tell whose a file is, the surest first."""
+READ = "TRL's, LLaMA-Factory's, ms-swift's, accelerate's and the Trainer's"
 NOT_READ: Mapping[str, str] = {
-    "axolotl": "vlmplan reads TRL's, LLaMA-Factory's, ms-swift's, accelerate's and the Trainer's",
+    **dict.fromkeys(
+        ("axolotl", "torchtune", "LitGPT", "LLM-Foundry", "NeMo"),
+        f"vlmplan reads {READ}; say what it means with the options of vlmplan estimate",
+    ),
     "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
     "verl": "reinforcement learning is not planned",
     "DeepSpeed": "give it as --ds-config",
@@ -140,6 +151,11 @@ def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool =
     Raises UnavailableError where it cannot be read, InputError for what is no configuration.
     """
     source = str(path)
+    if path.suffix in PROGRAM_SUFFIXES:
+        raise InputError(
+            f"{source} is a program, which is not read as a configuration; vlmplan rehearse --gpu NAME:COUNT -- python "
+            f"{path.with_suffix('.py').name} runs one as it is, without a GPU"
+        )
     if text is None:
         text = text_of(path, name=source, most_bytes=MAX_BYTES, keeps_line_ends=True)
     is_object = text.lstrip().startswith("{")
@@ -266,10 +282,7 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
     best = max(counts, key=lambda name: counts[name] if name != OTHER else min(counts[name], 1))
     if not counts[best]:
         names = ", ".join(shown(key) for key in list(values)[:4])
-        raise InputError(
-            f"{source}: none of its keys ({names}) tells whose configuration it is; "
-            f"{NOT_READ['axolotl'].removeprefix('vlmplan reads ')} are read"
-        )
+        raise InputError(f"{source}: none of its keys ({names}) tells whose configuration it is; {READ} are read")
     if best in NOT_READ:
         kind = best if best == PLAN else f"a configuration of {best}"
         raise InputError(f"{source} looks like {kind}: {NOT_READ[best]}")

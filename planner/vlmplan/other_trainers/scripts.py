@@ -1,7 +1,7 @@
 """Which training command a shell script holds: the trainer, its options, and the files that they name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
@@ -27,6 +27,8 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "trl": ("trl", ("sft", "dpo")),
 }
 """Programs: whose they are, and with which word they train."""
+READ = "swift sft and pt, llamafactory-cli train, trl sft and dpo"
+STARTED = "a script that accelerate, torchrun, deepspeed or python starts"
 BY_OPTIONS = frozenset(("dpo", "grpo"))
 """What ``--task`` plans and no file of these programs is read for, but TRL's for DPO."""
 SCRIPTS: Mapping[str, str] = {
@@ -34,6 +36,14 @@ SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(("dpo", "dpo_vlm"), TRL_DPO),
 }
 """Scripts of TRL, by their names: whose keys they take."""
+OTHER_TASKS: Mapping[str, str] = {
+    **{name: name for name in ("grpo", "kto", "orpo", "cpo", "reward", "rloo", "ppo", "gkd", "bco", "online_dpo")},
+    "grpo_vlm": "grpo",
+    "reward_modeling": "reward",
+    "run_orpo": "orpo",
+    "run_dpo": "dpo",
+}
+"""Scripts of TRL, and of handbooks that are built on it, for which no file is read: by their names, what they train."""
 OTHER = "Trainer"
 
 
@@ -86,24 +96,37 @@ def _run(command: Command, source: str) -> ScriptRun | None:
     if found is None or trainer is None:
         return None
     files, values = arguments_of(command, found.words[1:], source=source)
+    if (command.program, found.program) == ("srun", "python"):
+        found = replace(found, program="srun")  # Slurm's own options say how often it starts
     return _with_files(command, trainer, files, values, found)
 
 
 def _nothing_read(commands: list[Command], source: str) -> str:
     """The sentence on a script of which no command is read."""
-    for program, words in map(_started, commands):
-        named = [word for word in words[:1] if program == "trl"]
-        if program == "swift" and words[:1] == ("rlhf",):
-            named = [value for option, value in pairwise(words) if option in ("--rlhf_type", "--rlhf-type")]
-        if named and named[0] in BY_OPTIONS:
+    for name, kind in map(_other_task, commands):
+        if kind in BY_OPTIONS:
             return (
-                f"{source} starts {program} {words[0]}, which is not read; --task {named[0]} of vlmplan estimate and "
-                f"recommend plans it by options"
+                f"{source} starts {name}, which is not read; --task {kind} of vlmplan estimate and recommend plans it "
+                f"by options"
             )
-    return (
-        f"{source} holds no command that is known to train: swift sft, llamafactory-cli train, trl sft or dpo, or "
-        f"a script that accelerate, torchrun, deepspeed or python starts"
-    )
+        if kind is not None:
+            return f"{source} starts {name}, which is not planned; {READ} are"
+    return f"{source} holds no command that is known to train: {READ}, or {STARTED}"
+
+
+def _other_task(command: Command) -> tuple[str, str | None]:
+    """What a command starts, and what that trains where it is known and no file is read for it."""
+    program, words = _started(command)
+    name = " ".join((program, *words[:1]))
+    if program == "swift" and words[:1] == ("rlhf",):
+        kinds = (value for option, value in pairwise(words) if option in ("--rlhf_type", "--rlhf-type"))
+        return name, next(kinds, "rlhf")
+    if program in TASKS:
+        return name, words[0] if words and words[0] not in TASKS[program][1] else None
+    launcher = launcher_of(program)
+    found = None if launcher is None else launched(launcher, words)
+    script = PurePath(found.words[0]) if found is not None and found.words else PurePath(name)
+    return script.name, OTHER_TASKS.get(script.stem)
 
 
 def _started(command: Command) -> tuple[str, tuple[str, ...]]:
@@ -129,6 +152,8 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return "swift" if path.stem in TASKS["swift"][1] else None
     if path.stem in SCRIPTS:
         return SCRIPTS[path.stem]
+    if path.stem in OTHER_TASKS:
+        return None
     is_own = path.suffix == ".py" and any(word.startswith("--per_device_train_batch_size") for word in words)
     return OTHER if is_own else None
 
@@ -142,7 +167,7 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
     files, values = arguments_of(command, words[1:], source=source)
     if trainer == "swift":
         _refuse_split_model(command, source)
-    handed = Launched()
+    handed = Launched(program=program)
     if program == "trl":  # whose command starts accelerate's launcher
         options = {name: str(values.pop(name)) for name in (*OF_LAUNCHER, "accelerate_config") if name in values}
         file = options.pop("accelerate_config", None)

@@ -5,12 +5,12 @@ text. A value that is null or missing is the trainer's default. Whatever nobody 
 ``close``.
 """
 
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 from vlmplan.deepspeed_config.mistakes import Mistakes
-from vlmplan.errors import InputError
+from vlmplan.errors import nearest
 from vlmplan.json_reader import JsonDict, parse_json_object, shown, unknown_key
 from vlmplan.other_trainers.record import Setting
 
@@ -18,6 +18,8 @@ YES = frozenset(("true", "yes", "y", "t", "on", "1"))
 NO = frozenset(("false", "no", "n", "f", "off", "0"))
 NOTHING = frozenset(("none", "null", ""))
 SHOWN_CHARACTERS = 60
+LEAST_LIKENESS = 0.9
+"""Of a key with a slip of the pen to the known one: one letter of ten. A choice."""
 
 
 class Settings:
@@ -26,8 +28,8 @@ class Settings:
     def __init__(self, values: Mapping[str, Any], *, source: str, trainer: str) -> None:
         self.source, self.trainer = source, trainer
         self.notes: list[str] = []
-        self.of_unknown: str | None = None
-        """What to do about keys that the trainer does not have."""
+        self.of_script: Callable[[list[str]], str] | None = None
+        """The sentence on keys that are a script's own, where one may have some beside the trainer's."""
         self._values = {key: value for key, value in values.items() if not _is_nothing(value)}
         self._nulls = {key for key in values if key not in self._values}
         self._mistakes = Mistakes(source)
@@ -176,19 +178,16 @@ class Settings:
     def close(self, more: Collection[str] = ()) -> None:
         """Raise InputError with everything that is wrong, keys that the trainer does not have among it."""
         known = self._known | set(more)
-        for key in (*self._values, *self._nulls):
-            if key not in known:
-                with self._mistakes.kept():
-                    raise self._unknown(key, known)
+        unknown = [key for key in (*self._values, *self._nulls) if key not in known]
+        if self.of_script is not None:
+            own = [key for key in unknown if not _is_slip(key, known)]
+            unknown = [key for key in unknown if key not in own]
+            if own:
+                self._mistakes.add(self.of_script(own))
+        for key in unknown:
+            with self._mistakes.kept():
+                raise unknown_key(self.source, "", key, known)
         self._mistakes.report()
-
-    def _unknown(self, key: str, known: Collection[str]) -> InputError:
-        """The error for a key that the trainer does not have, with what to do about it."""
-        error = unknown_key(self.source, "", key, known)
-        if self.of_unknown is None:
-            return error
-        sentence = str(error).removesuffix(f" (in {self.source})")
-        return InputError(f"{self.source}: {sentence}; {self.of_unknown}")
 
     @property
     def said(self) -> tuple[Setting, ...]:
@@ -226,6 +225,17 @@ def _is_off(value: object) -> bool:
     if isinstance(value, (list, dict)):
         return not value
     return value is False or str(value).casefold() in NO | {"0.0"}
+
+
+def _is_slip(key: str, known: Collection[str]) -> bool:
+    """Whether a key is a known one with a slip of the pen, rather than another.
+
+    >>> _is_slip("per_device_train_batchsize", ["per_device_train_batch_size"]), _is_slip("lora_rank", ["local_rank"])
+    (True, False)
+    """
+    from difflib import SequenceMatcher
+
+    return any(SequenceMatcher(None, key, near).ratio() >= LEAST_LIKENESS for near in nearest(key, known))
 
 
 def _number(value: object) -> float | None:

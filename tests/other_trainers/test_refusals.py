@@ -1,0 +1,149 @@
+"""Files and scripts that are not read, or not wholly: what is said of them, in one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from vlmplan.cli import estimate
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers.plain_trainer import MAX_NAMED, OPTIONS_OF_SCRIPTS
+
+MODEL = "qwen2.5-0.5b"
+BATCH = "--per_device_train_batch_size 4 --bf16 True"
+OF_QWEN_VL = f"""lr=2e-7
+args="
+    --model_name_or_path {MODEL} \\
+    --dataset_use public_dataset1 \\
+    --data_flatten True \\
+    --tune_mm_vision False \\
+    --tune_mm_llm True \\
+    {BATCH} \\
+    --max_pixels 50176 \\
+    --learning_rate ${{lr}} \\
+    --model_max_length 8192"
+torchrun --nproc_per_node=8 qwenvl/train/train_qwen.py ${{args}}
+"""
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    def config(text: str, name: str = "run.sh", num_gpus: int = 8) -> TrainerConfig:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return read_trainer_config(path, Asked(model=MODEL, num_gpus=num_gpus, find_model=find_model))
+
+    return config
+
+
+def sentence(read, text: str, name: str = "run.sh") -> str:
+    with pytest.raises(InputError) as caught:
+        read(text, name)
+    return str(caught.value)
+
+
+# -- keys of scripts of one's own -----------------------------------------------------------------------------------
+
+
+def test_a_scripts_own_keys_are_named_once_together_with_the_options_that_mean_the_same(read):
+    said = sentence(read, OF_QWEN_VL)
+    named = "dataset_use, data_flatten (--batching), tune_mm_vision (--freeze-vision), tune_mm_llm (--freeze-language)"
+    assert f"{named}, max_pixels (--image-size) and model_max_length (--seq-len) are no arguments of" in said
+    assert "did you mean" not in said
+    assert said.count("Hugging Face's Trainer") == 1
+
+
+def test_a_slip_in_a_key_of_the_trainer_is_told_from_a_scripts_own_keys(read):
+    said = sentence(read, f"torchrun train.py {BATCH} --gradient_acumulation_steps 2 --data_path x")
+    assert "unknown key 'gradient_acumulation_steps'; did you mean 'gradient_accumulation_steps'" in said
+    assert "data_path is no argument of" in said
+
+
+def test_of_very_many_keys_the_first_are_named(read):
+    keys = " ".join(f"--own_{number} 1" for number in range(MAX_NAMED + 7))
+    assert f"own_{MAX_NAMED - 1} and 7 more are no arguments" in sentence(read, f"torchrun train.py {BATCH} {keys}")
+
+
+def test_options_that_stand_for_keys_of_scripts_are_there():
+    known = {
+        option for parameter in estimate.estimate.params for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    assert not {f"--{option}" for option in OPTIONS_OF_SCRIPTS.values()} - known
+
+
+def test_mistakes_of_a_file_name_it_once(read):
+    said = sentence(read, "dataset_name: d\nuse_peft: true\ndataset_mixer: {d: 1}\nmax_seq_length: 8\n", "sft.yaml")
+    assert said.count("sft.yaml") == 1
+    assert "(1) unknown key 'dataset_mixer'" in said
+    assert said.endswith("(2) unknown key 'max_seq_length'; did you mean 'max_length'?")
+
+
+# -- files of tools that are not read --------------------------------------------------------------------------------
+
+TORCHTUNE = """tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: t, max_seq_len: null}
+model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_rank: 8}
+checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: c}
+batch_size: 2
+gradient_accumulation_steps: 8
+dtype: bf16
+enable_activation_checkpointing: true
+"""
+LITGPT = (
+    "checkpoint_dir: c\nout_dir: o\nprecision: bf16-true\nquantize: bnb.nf4\ndevices: 1\nlora_r: 32\nlora_query: true\n"
+)
+FOUNDRY = "max_seq_len: 2048\nmodel: {name: hf_causal_lm}\ntrain_loader: {}\nmax_duration: 2ep\nprecision: amp_bf16\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (TORCHTUNE, "torchtune"),
+        (LITGPT, "LitGPT"),
+        (FOUNDRY, "LLM-Foundry"),
+        ("name: peft\ntrainer: {devices: 8}\nexp_manager: {}\nmodel: {micro_batch_size: 1}\n", "NeMo"),
+        ("trainer: {n: 1}\nactor_rollout_ref: {}\ndata: {}\n", "verl"),
+    ],
+)
+def test_a_file_of_a_tool_that_is_not_read_is_told_by_its_keys(read, text: str, name: str):
+    assert f"looks like a configuration of {name}: " in sentence(read, text, "train.yaml")
+
+
+@pytest.mark.parametrize("name", ["train.py", "train.ipynb"])
+def test_a_program_is_sent_to_rehearse(read, name: str):
+    assert "vlmplan rehearse --gpu NAME:COUNT -- python train.py" in sentence(read, "import torch\n", name)
+
+
+# -- scripts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("trl grpo --model_name_or_path m", "starts trl grpo, which is not read; --task grpo"),
+        ("trl kto --model_name_or_path m", "starts trl kto, which is not planned"),
+        (f"accelerate launch --num_processes 4 grpo.py {BATCH}", "starts grpo.py, which is not read; --task grpo"),
+        (f"accelerate launch examples/scripts/kto.py {BATCH}", "starts kto.py, which is not planned"),
+        ("swift rlhf --rlhf_type kto --model m", "starts swift rlhf, which is not planned"),
+        ("llamafactory-cli export merge.yaml", "starts llamafactory-cli export, which is not planned"),
+        ("echo hello", "holds no command that is known to train"),
+    ],
+)
+def test_a_script_that_trains_otherwise_is_told_by_what_it_starts(read, command: str, words: str):
+    assert words in sentence(read, f"#!/bin/bash\n{command}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "starts"),
+    [
+        (f"python train.py {BATCH}", "1 process"),
+        (f"torchrun --nproc_per_node 4 train.py {BATCH}", "4 processes"),
+        ("CUDA_VISIBLE_DEVICES=0 swift sft --tuner_type lora --torch_dtype bfloat16", "1 process"),
+        ("NPROC_PER_NODE=2 swift sft --tuner_type lora --torch_dtype bfloat16", "2 processes"),
+        (f"srun python train.py {BATCH}", None),
+        (f"deepspeed train.py {BATCH}", None),
+    ],
+)
+def test_a_script_that_starts_other_than_the_planned_processes_says_so(read, command: str, starts: str | None):
+    notes = [note for note in read(command).notes if "planned on 8 GPUs" in note]
+    assert [f"starts {starts};" in note for note in notes] == ([True] if starts else [])
