@@ -33,7 +33,7 @@ def walked(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[Compo
     engine.use_first()
     engine.step(is_first=True)
     resident = tracker.now()
-    engine.begin_step()
+    engine.restore_secondary()
     used = tracker.now()
     tracker.arrive(engine)
     tracker.start_phase()

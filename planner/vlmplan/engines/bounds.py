@@ -10,7 +10,7 @@ from itertools import repeat
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.module_order import training_sizes
-from vlmplan.engines.coordinator.secondary import gathers_apart
+from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import NOTHING_GATHERED, RunBytes, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.engine import Engine, ModelStates
@@ -45,16 +45,16 @@ def peak_bound(
 
 def peak_floor(states: ModelStates, profile: MicroBatchProfile, workspace_bytes: int) -> int:
     """A lower bound of the highest moment of the timeline beside libraries' workspaces: the model states, with the
-    micro batch's own tensors or the update, without anything that gradients, buckets or gathered weights take
-    meanwhile.
+    micro batch's own tensors or the update, without anything that gradients, buckets, gathered weights or hpZ's
+    secondary partitions of trained weights take meanwhile.
 
     While the engine is built there are no ``workspace_bytes`` yet.
     """
-    beside = states.beside.total
-    return beside + max(
-        states.resident.total + max(profile.forward_peak, profile.dropped_peak),
-        states.step_peak.total,
-        states.init_peak.total - workspace_bytes,
+    other, beside = states.other_models.total, states.beside.total
+    return max(
+        states.resident.total + max(profile.forward_peak, profile.dropped_peak) + other,
+        states.step_peak.total + beside,
+        states.init_peak.total - workspace_bytes + beside,
     )
 
 
@@ -66,13 +66,14 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     """
     walk = None
     recipe, num_ranks = engine.recipe, engine.num_ranks
+    held, among = states.resident.total + states.other_models.total, secondary_among(recipe)
     if engine.gathers_weights:
         walk = gather_walk(
             trace,
             training_sizes(recipe),
             wrappers=wrappers(recipe, engine.table),
             num_ranks=min(num_ranks, 2),
-            is_apart=gathers_apart(recipe),
+            secondary_among=among,
         )
     rises = {key: section_rises(section) for key, section in trace.sections.items()}
     forward = [rises[run.key].forward for run in trace.schedule]
@@ -81,7 +82,10 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     start = 0 if walk is None else live + walk.backward.start[1]
     _, backward_least, backward_most = _with_gathered(live, backward, None if walk is None else walk.backward.live)
     padding = 0 if walk is None else walk.num_weights * num_ranks
-    held = states.resident.total + states.beside.total
+    if walk is None or among == 1:
+        held += states.secondary.total
+    else:
+        padding *= 2  # secondary partitions are among what is live
     most = held + max(forward_most, start, backward_most + engine.reduction_bound()) + padding + engine.arriving_bound()
     return most, held + max(forward_least, backward_least)
 

@@ -135,8 +135,14 @@ class Engine:
     def use_first(self) -> None:
         """Do what the engine does before the first step of all."""
 
+    lacks_secondary = False
+    """Whether trained weights have no secondary partition (hpZ) until they are released again."""
+
     def begin_step(self) -> None:
         """Do what the engine does before the first micro batch of every step."""
+
+    def restore_secondary(self) -> None:
+        """A forward behind a step has brought secondary partitions back: the engine has them from now on."""
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """What earlier micro batches of a step leave to the last, where these weights get gradients: a walk may begin

@@ -16,7 +16,7 @@ from vlmplan.engines.collectives import overfills
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, training_sizes
 from vlmplan.engines.coordinator.replay import GatherReplay
-from vlmplan.engines.coordinator.secondary import gathers_apart
+from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.engine import weight
@@ -41,7 +41,7 @@ class Zero3(Zero3Formulas):
         self._waiting: list[int] = []
         self._num_waiting = 0
         self._num_in_bucket = 0
-        self._has_trained_copies = True
+        self.lacks_secondary = False
 
     @staticmethod
     def overlapped_micro_batches(recipe: Recipe) -> int:
@@ -179,13 +179,14 @@ class Zero3(Zero3Formulas):
         return [entry for entry in self.table.entries if self.shards.is_persistent(entry.parameter)]
 
     def begin_step(self) -> None:
-        """Secondary partitions of trained weights come back when the weight is first released."""
-        if self.shards.has_secondary and not self._has_trained_copies:
-            for entry in self.trained:
-                self.sink.allocate(
-                    _part("copy", entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter)
-                )
-            self._has_trained_copies = True
+        """An earlier micro batch, or an evaluation before, has brought all secondary partitions back."""
+        if secondary_among(self.recipe) == 1:
+            self.restore_secondary()
+
+    def restore_secondary(self) -> None:
+        for entry in self.trained if self.lacks_secondary else ():
+            self.sink.allocate(_part("copy", entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
+        self.lacks_secondary = False
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """Earlier gradients are in the shards."""
@@ -252,10 +253,11 @@ class Zero3(Zero3Formulas):
 
     def step(self, *, is_first: bool) -> None:
         """Norms, then sub-group by sub-group: flattened gradients, their cast to the master type, the update. In fp16
-        all gradients are looked at for infinities before. Meanwhile small weights are not whole either
-        (``_partition_all_parameters``, and ``_post_step`` gathers them)."""
+        all gradients are looked at for infinities before. Meanwhile small weights are not whole either,
+        so that every weight has its secondary partition (``_partition_all_parameters``, and ``_post_step`` gathers)."""
         for entry in self._small:
             self.sink.free(_part("whole", entry))
+        self.restore_secondary()
         if not self.offloads_optimizer:
             self._check_overflow()
             self._make_updates()
@@ -263,9 +265,9 @@ class Zero3(Zero3Formulas):
                 self.sink.transient(Component.TEMPORARIES, [-(-numel // self.num_ranks) * NORM_BYTES])
             for number, numel in enumerate(self.sub_groups):
                 self._step_sub_group(number, numel, is_first=is_first)
-        for entry in self.trained if self.shards.has_secondary else ():  # ``invalidate_secondary_tensor``
+        self.lacks_secondary = self.shards.has_secondary
+        for entry in self.trained if self.lacks_secondary else ():  # ``invalidate_secondary_tensor``
             self.sink.free(_part("copy", entry))
-        self._has_trained_copies = False
         self._gather_small_together()
 
     def _gather_small_together(self) -> None:
@@ -316,7 +318,7 @@ class Zero3(Zero3Formulas):
             training_sizes(self.recipe),
             wrappers=wrappers(self.recipe, self.table),
             num_ranks=num_ranks,
-            is_apart=gathers_apart(self.recipe),
+            secondary_among=secondary_among(self.recipe),
         )
         return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
 
@@ -334,7 +336,7 @@ class Zero3(Zero3Formulas):
             wrappers=wrappers(self.recipe, self.table),
             offloads=self.offloads_weights,
             sink=sink,
-            is_apart=not is_first and gathers_apart(self.recipe),
+            secondary_among=1 if is_first else secondary_among(self.recipe),
         )
 
 

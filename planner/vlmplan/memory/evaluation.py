@@ -210,13 +210,20 @@ def _forwards(engine: Engine, training: Trace, own: Trace) -> Iterator["Gathered
     ``training`` runs, the first loses its order, the second records one, ``own``, and the third goes by that.
     """
     gathered = GatheredForEvaluation.of(engine, order_of(own, training))
-    if gathered is None or not engine.recipe.evaluates_by_another_order:
-        yield from [gathered] * (1 if gathered is None and not engine.follows_layers else 2)
-        return
-    gathered.weights.lose_order_at_adapters()
+    has_another_order = gathered is not None and engine.recipe.evaluates_by_another_order
+    if gathered is not None and has_another_order:
+        gathered.weights.lose_order_at_adapters()
     yield gathered
-    yield GatheredForEvaluation.of(engine, own, loses_order=True)
-    yield GatheredForEvaluation.of(engine, own)
+    if has_another_order:
+        yield GatheredForEvaluation.of(engine, own, loses_order=True)
+        yield GatheredForEvaluation.of(engine, own)
+    elif gathered is not None or engine.follows_layers:
+        yield gathered
+
+
+def lacked_among(engine: Engine) -> int:
+    """The ranks that share each secondary partition (hpZ), if trained weights have none until their next release."""
+    return engine.recipe.hpz if engine.lacks_secondary else 1
 
 
 def _end(engine: Engine, tracker: PeakTracker, gathered: "GatheredForEvaluation | None") -> None:
@@ -226,6 +233,7 @@ def _end(engine: Engine, tracker: PeakTracker, gathered: "GatheredForEvaluation 
     if gathered is not None:
         order = [(id(entry.parameter), entry.layer) for entry in engine.table.entries]
         tracker.gather(0, gathered.weights.partition_all(order))
+        engine.restore_secondary()
     engine.end_evaluation()
 
 
@@ -312,7 +320,7 @@ class GatheredForEvaluation(NamedTuple):
         weights = engine.gathered_weights(trace, NULL_SINK, is_first=loses_order)
         if weights is None:
             return None
-        weights.begin_evaluation()
+        weights.begin_evaluation(secondary_among=lacked_among(engine))
         return GatheredForEvaluation(
             weights, engine.num_ranks if engine.offloads_weights and engine.num_ranks > 1 else 0
         )

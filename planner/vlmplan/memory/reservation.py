@@ -17,7 +17,7 @@ from vlmplan.engines.events import Stream
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
-from vlmplan.memory.evaluation import KeptOutputs, order_of
+from vlmplan.memory.evaluation import KeptOutputs, lacked_among, order_of
 from vlmplan.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Reservation:
         log = BlockLog()
         gathered = self._engine.gathered_weights(order_of(passes[0][0], self._trace), log)
         if gathered is not None:
-            gathered.begin_evaluation()
+            gathered.begin_evaluation(secondary_among=lacked_among(self._engine))
         for sizes in ([], kept.held):
             held = [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]
             for _, operations in passes:

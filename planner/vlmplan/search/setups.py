@@ -88,7 +88,8 @@ class SetupSpace(RecipeSpace):
             beside = states.beside.total
             built = states.init_peak.total - workspace_bytes(cluster.node.gpu)  # there are none yet
             if beside + max(states.step_peak.total, built) <= budget:
-                yield from self._ways(engine, cluster, budget - beside - states.resident.total)
+                held = states.resident.total + states.other_models.total
+                yield from self._ways(engine, cluster, budget - held)
 
     def _ways(self, engine: Engine, cluster: Cluster, room: int) -> Iterator[RecipeCandidate]:
         """The recipes of one engine, whose micro batch may take ``room`` bytes."""

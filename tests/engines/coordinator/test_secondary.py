@@ -11,7 +11,9 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
 from vlmplan.engines.coordinator.records import Gather
 from vlmplan.engines.coordinator.repeated_layers import of_weights
-from vlmplan.engines.coordinator.secondary import gathers_apart
+from vlmplan.engines.coordinator.secondary import secondary_among
+from vlmplan.engines.coordinator.walk import gather_walk
+from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
 from vlmplan.engines.events import Component, Sink, Stream
 from vlmplan.evaluation import Evaluation
 from vlmplan.recipe import Recipe
@@ -46,11 +48,11 @@ class FlatBuffers(Sink):
             self.kinds.append({weight.is_trained for weight in owner.storages})
 
 
-def kinds_by_phase(*, is_apart: bool) -> tuple[list[set[bool]], list[set[bool]]]:
+def kinds_by_phase(*, among: int) -> tuple[list[set[bool]], list[set[bool]]]:
     model = prepared_model(LLAMA, LORA)
     trace = model.run(Tape(), Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.FULL)
     forward, backward = FlatBuffers(), FlatBuffers()
-    gathered = GatheredWeights(trace=trace, zero=SIZES, num_ranks=4, sink=forward, is_apart=is_apart)
+    gathered = GatheredWeights(trace=trace, zero=SIZES, num_ranks=4, sink=forward, secondary_among=among)
     for run, section in trace.forward():
         if run.layer == 3:  # by then nothing has been prefetched for backward
             gathered._sink = None
@@ -65,22 +67,36 @@ def kinds_by_phase(*, is_apart: bool) -> tuple[list[set[bool]], list[set[bool]]]
 
 
 def test_until_a_trained_weight_has_been_released_it_is_gathered_apart_from_frozen_ones():
-    forward, backward = kinds_by_phase(is_apart=True)
+    forward, backward = kinds_by_phase(among=2)
     assert all(len(kinds) == 1 for kinds in forward)
     assert {True, False} in backward
-    forward_together, backward_together = kinds_by_phase(is_apart=False)
+    forward_together, backward_together = kinds_by_phase(among=1)
     assert {True, False} in forward_together
     assert backward == backward_together
+
+
+def test_each_secondary_partition_is_back_once_its_weight_has_been_released():
+    """What has come back by the end of forward lacks that of the weights which are whole still; a step finds all."""
+    recipe = LORA.with_changes(method=Method.FULL)
+    model = prepared_model(LLAMA, recipe)
+    trace = model.run(Tape(), Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.FULL)
+    lacking, having = (
+        gather_walk(trace, SIZES, wrappers=WITHOUT_ADAPTERS, num_ranks=4, secondary_among=among) for among in (2, 1)
+    )
+    gathered = sum(entry.parameter.num_bytes for entry in model.parameters())
+    assert 0 < lacking.forward.left - having.forward.left < gathered // 2
+    assert lacking.backward.left - having.backward.left == gathered // 2
+    assert lacking.never_freed == having.never_freed
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, True),
-        ({"hpz": 1}, False),
-        ({"grad_accum": 2}, False),
-        ({"evaluation": Evaluation(batch=1, samples=8)}, False),
+        ({}, 2),
+        ({"hpz": 1}, 1),
+        ({"grad_accum": 2}, 1),
+        ({"evaluation": Evaluation(batch=1, samples=8)}, 1),
     ],
 )
 def test_only_a_forward_that_no_other_forward_of_the_step_precedes_is_planned_so(changes, expected):
-    assert gathers_apart(LORA.with_changes(**changes)) is expected
+    assert secondary_among(LORA.with_changes(**changes)) == expected

@@ -86,9 +86,9 @@ SIZES = st.sampled_from(
 ) | st.integers(0, 8 * LAYER_NUMEL)
 
 
-def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2, is_apart: bool = False) -> WalkKey:
+def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2, among: int = 1) -> WalkKey:
     return WalkKey(
-        shape=None, sizes=zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, trace=trace, is_apart=is_apart
+        shape=None, sizes=zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, trace=trace, secondary_among=among
     )
 
 
@@ -99,19 +99,19 @@ def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2, is_apart: bo
     reuse=SIZES,
     threshold=st.sampled_from([0, 128, 10 * 128]),
     num_ranks=st.sampled_from([1, 2, 3]),
-    is_apart=st.booleans(),
+    among=st.sampled_from((1, 2)),
     quick=40,
     thorough=150,
 )
-def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, threshold, num_ranks, is_apart):
+def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, threshold, num_ranks, among):
     zero = ZeroSettings(
         stage3_prefetch_bucket_size=prefetch,
         stage3_max_live_parameters=live,
         stage3_max_reuse_distance=reuse,
         stage3_param_persistence_threshold=threshold,
     )
-    through_all = WalkedSchedule(key_of(trace, zero, num_ranks=num_ranks, is_apart=is_apart), trace.schedule, [])
-    short = gather_walk(trace, zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, is_apart=is_apart)
+    through_all = WalkedSchedule(key_of(trace, zero, num_ranks=num_ranks, among=among), trace.schedule, [])
+    short = gather_walk(trace, zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, secondary_among=among)
     assert short == through_all.whole()
 
 

@@ -41,17 +41,17 @@ class GatheredWeights(GatheredBytes):
         offloads: bool = False,
         sink: Sink = NULL_SINK,
         omitted: Mapping[int, Passed] | None = None,
-        is_apart: bool = False,
+        secondary_among: int = 1,
     ) -> None:
-        """``wrappers``: what the function of that name says of the recipe; ``is_apart``: what ``gathers_apart`` does.
+        """``wrappers``: what the function of that name says of the recipe; ``secondary_among``: what the function of
+        that name does.
         ``omitted``: elements that the modules have which the schedule leaves out before a step; distances between steps
         count them.
         """
         steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {})
         super().__init__(steps.weight_by_key, num_ranks=num_ranks, offloads=offloads, sink=sink)
-        self._zero, self._wrappers, self._is_apart = zero, wrappers, is_apart
-        for weight in self._weights.values():
-            weight.has_secondary = not (is_apart and weight.is_trained)
+        self._zero, self._wrappers = zero, wrappers
+        self._lack_secondary(secondary_among)
         self._knows_order = not loses_order(trace)
         self._max_live = zero.stage3_max_live_parameters
         self.sent = (GatherCounts(), GatherCounts())
@@ -72,9 +72,11 @@ class GatheredWeights(GatheredBytes):
         """What comes at the first adapter is not what the order says."""
         self._again = range(self._first_adapter)
 
-    def begin_evaluation(self) -> None:
-        """Forwards follow each other, of which the first goes as in training."""
-        self._decisions, self._is_apart = {}, False
+    def begin_evaluation(self, *, secondary_among: int = 1) -> None:
+        """Forwards follow each other, of which the first goes as in training. ``secondary_among``: as trained weights
+        lack secondary partitions then."""
+        self._decisions = {}
+        self._lack_secondary(secondary_among)
 
     def begin_forward(self) -> None:
         """A forward begins, after a step or after a forward without a backward: what is under way goes when it has
@@ -216,11 +218,11 @@ class GatheredWeights(GatheredBytes):
             self._wait(weight, gather)
         self._drop_from_queue()
 
-    def release(self, event: Release, run: Run) -> None:
-        """The module is done: partition what is not used again within the reuse distance (``release_sub_module``)."""
+    def release(self, event: Release, run: Run) -> int:
+        """The module is done: partition what is not used again within the reuse distance (``release_sub_module``).
+        Returns the most that was live."""
         module = self._modules[(id(event.module), run.layer)]
-        if not module.weights:
-            return
+        self._peak = self.live_bytes
         self._active.pop(module, None)
         for weight in module.weights:
             users, storage = weight.users, weight.storage
@@ -229,6 +231,7 @@ class GatheredWeights(GatheredBytes):
                 continue
             if event.ends_recomputation or not self._stays(weight, is_leaf=module.is_leaf):
                 self._take(weight, storage)
+        return self._peak
 
     def end_backward(self) -> None:
         """Release the modules whose input needed no gradient, so that none told them that their backward is done
@@ -254,7 +257,7 @@ class GatheredWeights(GatheredBytes):
         return self._peak
 
     def _gather(self, weights: list[GatheredWeight]) -> None:
-        later = [weight for weight in weights if not weight.has_secondary] if self._is_apart else []
+        later = [weight for weight in weights if not weight.has_secondary] if self._secondary_among > 1 else []
         for together in ([weight for weight in weights if weight not in later], later) if later else (weights,):
             if together:
                 self._start(together)
@@ -330,8 +333,8 @@ def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:
     if type(event) is Prefetch:
         return gathered.prefetch(event.times)
     if type(event) is Release:
-        gathered.release(event, run)
-    elif type(event) is Hold:
+        return gathered.release(event, run)
+    if type(event) is Hold:
         gathered.hold(event, run)
     elif type(event) is Drop:
         gathered.drop(event, run)

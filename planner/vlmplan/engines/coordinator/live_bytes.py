@@ -3,6 +3,8 @@
 Which weights come and go when is ``gathered_weights``'s.
 """
 
+from collections.abc import Iterable
+
 from vlmplan.architecture.trace import Drop, Hold, Run
 from vlmplan.engines.coordinator.records import Gather, GatheredStorage, GatheredWeight, Key
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
@@ -26,6 +28,9 @@ class GatheredBytes:
         self._num_available = 0  # elements that are whole or under way
         self._peak = 0
         self.live_bytes = 0
+        self._secondary_among = 1
+        self.secondary_bytes = 0
+        """Of secondary partitions that have come back, which are live too."""
         self.gathers: list[tuple[int, int]] = []
 
     def hold(self, event: Hold, run: Run) -> None:
@@ -117,9 +122,11 @@ class GatheredBytes:
             self._sink.allocate(owner, Component.WEIGHTS, num_bytes, Stream.GATHER)
 
     def _take(self, weight: GatheredWeight, storage: GatheredStorage) -> None:
-        """The whole weight goes, but for views of it."""
+        """The whole weight goes, but for views of it, when it has its secondary partition (``_partition`` in
+        deepspeed 0.19.8 ``zero/partition_parameters.py``)."""
+        if not weight.has_secondary:
+            self._make_secondary(weight)
         weight.storage = None
-        weight.has_secondary = True
         storage.is_released = True
         self._num_available -= weight.numel
         if not storage.num_views:
@@ -129,3 +136,28 @@ class GatheredBytes:
         self.live_bytes -= storage.num_bytes
         if self._sink is not None:
             self._sink.free(storage)
+
+    # -- secondary partitions ------------------------------------------------------------------------------------
+
+    def _lack_secondary(self, among: int) -> None:
+        """Trained weights lack their secondary partitions, which ``among`` ranks share; 1: they have all."""
+        self._secondary_among = among
+        for weight in self._weights.values():
+            weight.has_secondary = among == 1 or not weight.is_trained
+
+    def secondary_bytes_of(self, keys: Iterable[Key]) -> int:
+        """Of those partitions that have come back of these weights when each has been released."""
+        if self._secondary_among == 1:
+            return 0
+        weights = [self._weights[key] for key in keys]
+        return sum([one.aligned_bytes // self._secondary_among for one in weights if one.is_trained])
+
+    def _make_secondary(self, weight: GatheredWeight) -> None:
+        num_bytes = weight.aligned_bytes // self._secondary_among
+        weight.has_secondary = True
+        self.live_bytes += num_bytes
+        self.secondary_bytes += num_bytes
+        if self.live_bytes > self._peak:
+            self._peak = self.live_bytes
+        if self._sink is not None:
+            self._sink.allocate(("secondary", weight.key), Component.WEIGHTS, num_bytes, Stream.GATHER)

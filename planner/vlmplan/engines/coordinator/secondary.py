@@ -4,8 +4,9 @@ all-gathers apart."""
 from vlmplan.recipe import Recipe
 
 
-def gathers_apart(recipe: Recipe) -> bool:
-    """Whether trained weights have no secondary partition yet when the micro batch begins whose memory is planned.
+def secondary_among(recipe: Recipe) -> int:
+    """The ranks that share each secondary partition, if trained weights have none yet when the micro batch begins whose
+    memory is planned; else 1.
 
     The optimizer's step drops them (``invalidate_secondary_tensor`` in deepspeed 0.19.8 ``zero/stage3.py``), and each
     comes back when its weight is first released (``_partition_param_sec`` in ``zero/partition_parameters.py``), so that
@@ -15,5 +16,5 @@ def gathers_apart(recipe: Recipe) -> bool:
     before it and none that looks up answers finds them all.
     """
     if recipe.hpz == 1 or recipe.grad_accum > 1 or recipe.evaluation is not None:
-        return False
-    return recipe.task is None or not recipe.task.is_grpo
+        return 1
+    return recipe.hpz if recipe.task is None or not recipe.task.is_grpo else 1

@@ -75,7 +75,7 @@ class PhaseGathers(NamedTuple):
 
 class GatherWalk(NamedTuple):
     """``num_weights`` are those that come and go: what a rank's share is padded by for each depends on the ranks.
-    ``never_freed`` are the bytes that are still live when the optimizer's step has begun."""
+    ``never_freed`` are the bytes of whole weights that are still live when the optimizer's step has begun."""
 
     forward: PhaseGathers
     backward: PhaseGathers
@@ -90,10 +90,10 @@ class GatherWalk(NamedTuple):
 
 
 def gather_walk(
-    trace: Trace, zero: ZeroSettings, *, wrappers: Wrappers, num_ranks: int = 2, is_apart: bool = False
+    trace: Trace, zero: ZeroSettings, *, wrappers: Wrappers, num_ranks: int = 2, secondary_among: int = 1
 ) -> GatherWalk:
-    """A micro batch on ``num_ranks``; one that is alone brings weights from the host. ``is_apart``: as
-    ``gathers_apart`` says of the recipe.
+    """A micro batch on ``num_ranks``; one that is alone brings weights from the host. ``secondary_among``: as the
+    function of that name says of the recipe.
 
     Any number of ranks above one sends the same, and has the same live but for what weights are padded by.
     """
@@ -105,10 +105,10 @@ def gather_walk(
     )
     if not sizes.stage3_prefetch_bucket_size:
         wrappers = Wrappers(lost=wrappers.lost)  # the others would only prefetch
-    key = (gather_walk, sizes, wrappers, num_ranks, is_apart)
+    key = (gather_walk, sizes, wrappers, num_ranks, secondary_among)
     if key not in trace.memo:
         busy = _busy(trace)
-        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy, is_apart))
+        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy, secondary_among))
         trace.memo[key] = walk if busy is trace else walk.through(trace.schedule, busy.sections.keys())
     return trace.memo[key]
 
@@ -132,7 +132,7 @@ class WalkKey:
     wrappers: Wrappers
     num_ranks: int
     trace: Trace = field(compare=False)
-    is_apart: bool = False
+    secondary_among: int = 1
 
     @property
     def reach(self) -> int:
@@ -233,7 +233,7 @@ class WalkedSchedule:
             wrappers=walk.wrappers,
             offloads=walk.num_ranks == 1,
             omitted=self._omitted(schedule, uses),
-            is_apart=walk.is_apart,
+            secondary_among=walk.secondary_among,
         )
         self._live: tuple[list[RunBytes], list[RunBytes]] = ([], [])
         self._left: list[int] = []
@@ -307,11 +307,13 @@ class WalkedSchedule:
         forward, live_bytes = self._whole_phase(0, 0)
         backward, live_bytes = self._whole_phase(1, live_bytes)
         num_weights = len(self._gathered.weights)
+        secondary = self._gathered.secondary_bytes
         for stretch in self._stretches:
             period = range(stretch.cut - stretch.period, stretch.cut)
             used = [key for key in self._gathered.weights if self._places.get(key, (-1, 0))[0] in period]
             num_weights += stretch.num_omitted * len(used)
-        return GatherWalk(forward, backward, num_weights, self._gathered.live_bytes + live_bytes)
+            secondary += stretch.num_omitted * self._gathered.secondary_bytes_of(used)
+        return GatherWalk(forward, backward, num_weights, self._gathered.live_bytes + live_bytes - secondary)
 
     def _whole_phase(self, phase: int, more: int) -> tuple[PhaseGathers, int]:
         """A phase, and the bytes that are live at its end beyond those of the schedule as it was walked through;
@@ -357,8 +359,8 @@ def _live_bytes(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run
             highest, gathers = gathered.prefetch(event.times), gathered.gathers
             after = gathered.live_bytes
         else:
-            notify(gathered, event, run)
-            highest = after = gathered.live_bytes
+            highest = notify(gathered, event, run)
+            after = gathered.live_bytes
         if highest == after == before and not gathers:
             changes.append(unchanged)
             continue
