@@ -177,21 +177,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": {"depth": 6, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096},
     },
     {
-        "model_type": "exaone4_5",
-        **IMAGE,
-        "video_token_id": 8,
-        "text_config": text("exaone4"),
-        "vision_config": {
-            "depth": 6,
-            "hidden_size": 1024,
-            "intermediate_size": 3072,
-            "num_heads": 16,
-            "num_key_value_heads": 8,
-            "out_hidden_size": 1024,
-            "fullatt_block_indexes": [2, 5],
-        },
-    },
-    {
         "model_type": "glmga",
         **IMAGE,
         **_GLM_IDS,
@@ -405,6 +390,21 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
         "alignment_intermediate_size": 4096,
         "text_config": text("cohere2", sliding_window=512),
         "vision_config": siglip(side=512),
+    },
+    {
+        "model_type": "exaone4_5",
+        **IMAGE,
+        "video_token_id": 8,
+        "text_config": text("exaone4"),
+        "vision_config": {
+            "depth": 6,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_heads": 16,
+            "num_key_value_heads": 8,
+            "out_hidden_size": 1024,
+            "fullatt_block_indexes": [2, 5],
+        },
     },
     _minicpmv("minicpmv4_7"),
 )

@@ -95,7 +95,7 @@ class Beside:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("model_type", ["granite_docling", "exaone4_5"])
+@pytest.mark.parametrize("model_type", ["granite_docling", "video_llama_3"])
 def test_images_add_to_a_step_what_they_add_in_transformers(model_type: str):
     """Features of several depths and images of which each is a call; towers that train, that do not, and that run
     again in backward."""

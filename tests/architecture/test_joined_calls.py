@@ -102,10 +102,19 @@ def test_calls_that_leave_something_else_are_not_joined(
     backend = AttentionBackend(implementation=implementation)
     tape = Tape(autocast=autocast)
     q = tape.tensor((1, 16, 8, 80), DType.BFLOAT16)
-    assert not joins_calls(backend, q, PackedLengths(runs))
+    assert not joins_calls(backend, q, q, PackedLengths(runs))
 
 
 def test_calls_are_joined_but_for_a_tape_that_runs_every_one():
     shape, lengths = (1, 16, 7, 80), PackedLengths(((4, 1), (3, 1)))
-    assert joins_calls(AttentionBackend(), Tape().tensor(shape, DType.BFLOAT16), lengths)
-    assert not joins_calls(AttentionBackend(), EveryCall().tensor(shape, DType.BFLOAT16), lengths)
+    for tape, joins in ((Tape(), True), (EveryCall(), False)):
+        q = tape.tensor(shape, DType.BFLOAT16)
+        assert joins_calls(AttentionBackend(), q, q, lengths) is joins
+
+
+def test_calls_of_grouped_heads_are_joined_where_flash_takes_them():
+    """Behind it comes math, which writes scores out."""
+    q, k = (Tape().tensor((1, heads, 8, 80), DType.BFLOAT16) for heads in (16, 4))
+    lengths = PackedLengths(((4, 2),))
+    assert joins_calls(AttentionBackend(compute_capability=(8, 0)), q, k, lengths)
+    assert not joins_calls(AttentionBackend(compute_capability=(7, 5)), q, k, lengths)

@@ -183,7 +183,7 @@ def _attend_to_all_ranks(
     return tokens_gathered(context, num_ranks)
 
 
-def joins_calls(backend: AttentionBackend, q: Tensor, lengths: PackedLengths) -> bool:
+def joins_calls(backend: AttentionBackend, q: Tensor, k: Tensor, lengths: PackedLengths) -> bool:
     """Whether one ``attend`` with ``calls`` leaves the trace that one call for each of the ``lengths`` leaves.
 
     It does where a fused kernel allocates nothing but what it saves and one workspace at a time. Backward runs the
@@ -191,7 +191,8 @@ def joins_calls(backend: AttentionBackend, q: Tensor, lengths: PackedLengths) ->
     that logs storages needs every call.
     """
     tape, head_dim = q.tape, q.shape[-1]
-    kernel = backend.kernel(head_dim=head_dim, is_grouped=False, has_mask=False, dtype=tape.autocast or q.dtype)
+    is_grouped, dtype = k.shape[-3] != q.shape[-3], tape.autocast or q.dtype
+    kernel = backend.kernel(head_dim=head_dim, is_grouped=is_grouped, has_mask=False, dtype=dtype)
     is_fused = kernel in (Kernel.FLASH, Kernel.EFFICIENT) and tape.autocast in (None, q.dtype)
     return is_fused and not tape.runs_every_call and lengths.first == lengths.longest
 

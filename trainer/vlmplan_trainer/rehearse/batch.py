@@ -28,6 +28,8 @@ GRID_TYPES = (
     *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
+UNTYPED_GRID_TYPES = ("exaone4_5",)
+"""Whose processors do not say of each token what it is of (``return_mm_token_type_ids``)."""
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 TYPED_SOUNDS = {"gemma3n": "token_type_ids", **dict.fromkeys(("gemma4", "gemma4_unified"), "mm_token_type_ids")}
 """What the processors say in of each token of a sample with sound what it is of."""
@@ -185,18 +187,20 @@ def _grids(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, t
     num_frames = getattr(vision, "temporal_patch_size", None)
     patch = (channels, side, side) if num_frames is None else (channels * num_frames * side**2,)
     grid = [1, image.num_patch_rows, image.num_patch_columns]
-    values = {
-        "image_grid_thw": torch.tensor([grid] * samples.num_images),
-        "mm_token_type_ids": (ids == token).long(),
-    }
+    values = {"image_grid_thw": torch.tensor([grid] * samples.num_images)}
     num_patches = image.num_patch_rows * image.num_patch_columns
     return values, {"pixel_values": (samples.num_images * num_patches, *patch)}
 
 
-def _grids_of_thinkers(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
-    """The same without ``mm_token_type_ids``: a thinker looks for the tokens before images instead."""
+def _typed_grids(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """The same with ``mm_token_type_ids``."""
     values, shapes = _grids(config, samples, image, ids, token)
-    del values["mm_token_type_ids"]
+    return values | {"mm_token_type_ids": (ids == token).long()}, shapes
+
+
+def _grids_of_thinkers(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """The grids, where a thinker looks for the tokens before images."""
+    values, shapes = _grids(config, samples, image, ids, token)
     is_image = ids == token
     begins = is_image[:, 1:] & ~is_image[:, :-1]
     ids[:, :-1][begins] = config.vision_start_token_id
@@ -371,7 +375,8 @@ def _side(value: Any) -> int:
 
 
 _FAMILIES: Mapping[str, Callable[..., Made]] = {
-    **dict.fromkeys(GRID_TYPES, _grids),
+    **dict.fromkeys(GRID_TYPES, _typed_grids),
+    **dict.fromkeys(UNTYPED_GRID_TYPES, _grids),
     **dict.fromkeys(THINKER_TYPES, _grids_of_thinkers),
     **dict.fromkeys(TILE_TYPES, _tiles),
     **dict.fromkeys(("gemma3", "gemma3n", "lighton_ocr", "llava", "mistral3", "paligemma"), _squares),

@@ -271,7 +271,7 @@ class ProgramRun:
         if backend.implementation == "flash_attention_2":
             return attend(backend, q, k, v, is_causal=False, lengths=lengths)
         _, num_heads, num_tokens, _ = q.shape
-        calls = lengths if joins_calls(backend, q, lengths) else None
+        calls = lengths if joins_calls(backend, q, k, lengths) else None
         sizes = lengths.calls() if calls is None else [(num_tokens, 1)]
         sizes = list(sizes)
         parts = [

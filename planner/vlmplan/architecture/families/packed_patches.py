@@ -81,7 +81,8 @@ def attended_apart(
 ) -> Tensor:
     """Attention among the patches of each of the sequences of ``lengths`` alone, and ``project`` behind it.
 
-    ``parts``: q, k and v (heads, patches, head_dim); ``project`` takes (patches, width).
+    ``parts``: q, k and v (heads, patches, head_dim), of which k and v may have fewer heads; ``project`` takes
+    (patches, width).
     """
     num_heads, num_patches, head_dim = parts[0].shape
     shape = (num_patches, num_heads * head_dim)
@@ -89,11 +90,12 @@ def attended_apart(
         q, k, v = (part.view(1, *part.shape) for part in parts)
         return project(attend(backend, q, k, v, is_causal=False, lengths=lengths).view(*shape))
     # The lists live until the end of this function as they do there.
-    calls = lengths if joins_calls(backend, parts[0], lengths) else None
+    calls = lengths if joins_calls(backend, parts[0], parts[1], lengths) else None
     # Equal sequences that are recorded at once are heads of one: a call has one sample, whose heads take no copies.
-    sizes = lengths.calls() if calls is None else [(num_patches, 1)]
-    shapes = [(1, count * num_heads, length, head_dim) for length, count in sizes]
-    pieces = [ops.split(part, *shapes) for part in parts]
+    sizes = list(lengths.calls()) if calls is None else [(num_patches, 1)]
+    pieces = [
+        ops.split(part, *[(1, count * part.shape[0], length, head_dim) for length, count in sizes]) for part in parts
+    ]
     outs = [attend_alone(backend, *piece, calls=calls) for piece in zip(*pieces, strict=True)]
     out = ops.concatenate(outs, shape)
     return project(out)

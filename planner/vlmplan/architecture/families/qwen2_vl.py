@@ -121,8 +121,12 @@ class VisionLanguageModel(Module):
             with ids.tape.section("scatter"):
                 held.append(joined_features(held[1], batch.num_images))
                 embeddings = scattered(ids, embeddings, held[2])
-                held.append(token_positions(ids))
+                held += self.positions(ids)
         return self.language_model(embeddings, backend)
+
+    def positions(self, ids: Tensor) -> list[Tensor]:
+        """Those that are made of tokens and images."""
+        return [token_positions(ids)]
 
     def encoded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
         """(last hidden state of the patches, features as wide as the language model's)."""

@@ -1,0 +1,105 @@
+"""EXAONE 4.5, whose vision encoder has fewer heads of keys than of queries, against transformers."""
+
+import copy
+
+import pytest
+
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.model import Part
+
+TOWERS = ["model.visual"]
+DECODER = ["model.language_model", "lm_head"]
+EXAONE = {
+    "model_type": "exaone4_5",
+    "image_token_id": 999,
+    "video_token_id": 998,
+    "text_config": {
+        "model_type": "exaone4",
+        "num_hidden_layers": 4,
+        "vocab_size": 1000,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "sliding_window": 100,
+    },
+    "vision_config": {
+        "depth": 4,
+        "patch_size": 14,
+        "hidden_size": 256,
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 448,
+        "out_hidden_size": 256,
+        "fullatt_block_indexes": [1, 3],
+    },
+}
+CONFIGS = {"exaone4_5": EXAONE}
+EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+FROZEN = pytest.mark.parametrize("frozen", [(), TOWERS, DECODER], ids=["all", "no tower", "no decoder"])
+ALTERED = {
+    "exaone4_5 by default": {"model_type": "exaone4_5"},
+    "exaone4_5, tied": {**EXAONE, "tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("config", [*CONFIGS.values(), *ALTERED.values()], ids=[*CONFIGS, *ALTERED])
+def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
+    pytest.importorskip("transformers")
+    from family_checks import assert_parameters_and_linears_match
+
+    assert_parameters_and_linears_match(config)
+
+
+@FROZEN
+@EACH
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_step_keeps_and_peaks_as_in_transformers(attention, config, frozen):
+    assert_step(config, attention=attention, frozen=frozen, tolerance=0.001)
+
+
+@FROZEN
+@EACH
+def test_a_step_with_checkpoints_peaks_as_in_transformers(config, frozen):
+    assert_step(config, checkpoints=True, frozen=frozen, tolerance=0.01, backward_tolerance=0.001)
+
+
+def test_the_text_type_of_the_first_files_is_exaone_4():
+    first = {**EXAONE, "text_config": {**EXAONE["text_config"], "model_type": "exaone4_5_text"}}
+    names = [entry.name for entry in build_model(first).parameters()]
+    assert names == [entry.name for entry in build_model(EXAONE).parameters()]
+
+
+def test_towers_and_what_maps_to_the_decoder_are_parts():
+    model = build_model(EXAONE)
+    assert model.part_of("model.visual.merger.ln_q.weight") is Part.PROJECTOR
+    assert model.part_of("model.visual.patch_embed.proj.weight") is Part.VISION
+
+
+def assert_step(config, **options):
+    pytest.importorskip("transformers")
+    from patch_batches import step
+
+    from family_checks import assert_step_matches
+
+    made = step(config, "", (480, 330), images_per_sample=2)
+    for name in ("mm_token_type_ids", "position_ids"):
+        del made.inputs[name]
+    assert_step_matches(made.config, made.batch, made.inputs, made.floats, **options)
+
+
+@pytest.mark.parametrize(("width", "height"), [(448, 448), (700, 333), (1920, 1080), (97, 1201)])
+@EACH
+def test_images_become_as_many_tokens_and_patches_as_their_processors_make(config, width, height):
+    pytest.importorskip("transformers")
+    pytest.importorskip("PIL.Image")
+    from vlmplan_trainer.probe import configuration
+    from vlmplan_trainer.processors.processing import processed
+
+    settings = {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 3136, "longest_edge": 10**6}}
+    asked = {"width": width, "height": height, "images_per_sample": 1, "num_samples": 1}
+    found = processed(configuration(copy.deepcopy(config)), dict(settings), **asked)
+    shape = image_shape(config, settings, width=width, height=height)
+    assert found.num_placeholders == shape.num_placeholder_tokens
+    assert found.tensors["pixel_values"].shape[0] == shape.num_patches
