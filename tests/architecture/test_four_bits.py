@@ -1,5 +1,7 @@
 """Weights in four bits: half a byte each, and a scale per block that is quantised again or not."""
 
+from math import ceil
+
 import pytest
 
 from cli_calls import TINY
@@ -20,9 +22,12 @@ MATRICES = (*[HIDDEN * HIDDEN] * 2, *[HIDDEN * HALF_HIDDEN] * 2, *[HIDDEN * INNE
 def test_a_scale_is_a_byte_with_double_quantisation_and_a_float32_without(doubles: bool, scale_bytes: int):
     model = prepared_model(TINY, Recipe(method=Method.QLORA, use_double_quant=doubles))
     weights = [one for _, one in model.distinct_parameters() if one.stored_bytes is not None]
-    expected = sum(
-        numel // 2 + numel // 64 * scale_bytes + (4 * -(-numel // (64 * 256)) if doubles else 0) for numel in MATRICES
-    )
+    mean_of_scales, codes = 4, [16 * 4, 256 * 4]
+    expected = 0
+    for numel in MATRICES:
+        tensors = [numel // 2, numel // 64 * scale_bytes, *codes[: 1 + doubles]]
+        tensors += [4 * -(-numel // (64 * 256)), mean_of_scales] if doubles else []
+        expected += sum(512 * ceil(num_bytes / 512) for num_bytes in tensors)
     assert sum(weight.stored_bytes for weight in weights) == expected
 
 

@@ -120,8 +120,9 @@ def test_weights_of_16_bit_arrive_in_host_memory():
 
 
 def packed_bytes(numel: int) -> int:
-    """4 bits, an 8-bit scale of 64 elements, and a float32 scale of 256 such scales."""
-    return numel // 2 + numel // 64 + 4 * -(-numel // (64 * 256))
+    """4 bits, an 8-bit scale of 64 elements, a float32 scale of 256 such scales, and in blocks of 512 bytes each the 16
+    values of 4 bits, the 256 of a scale and the mean of scales."""
+    return numel // 2 + numel // 64 + 4 * -(-numel // (64 * 256)) + 512 + 1024 + 512
 
 
 def test_a_4_bit_weight_arrives_whole_and_is_packed_in_the_order_of_names():

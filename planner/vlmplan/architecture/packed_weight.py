@@ -18,18 +18,30 @@ NF4_BLOCK = 64
 """Weights per 4-bit block with one scale (bitsandbytes' default ``blocksize``)."""
 NF4_SCALE_BLOCK = 256
 """Scales per block of the second quantisation."""
+NF4_CODE_BYTES = 16 * DType.FLOAT32.num_bytes
+"""The 16 values that four bits stand for, of every packed weight (``get_4bit_type`` in bitsandbytes 0.50
+``functional.py``)."""
+NF4_SCALE_CODE_BYTES = 256 * DType.FLOAT32.num_bytes
+"""The 256 values that a scale of one byte stands for (``quantize_blockwise``, which copies its table)."""
+LEAST_BLOCK_BYTES = 512
+"""Of a tensor on a GPU (``kMinBlockSize`` in torch 2.13 ``c10/cuda/CUDACachingAllocator.cpp``)."""
 
 
 def nf4_bytes(numel: int, *, double_quantises: bool = True) -> int:
-    """Bytes of ``numel`` weights in NF4: half a byte each and a scale per block of 64.
+    """Bytes of ``numel`` weights in NF4: half a byte each and a scale per 64, in whole blocks of the allocator.
 
     A scale is a float32, or with double quantisation one byte, and a float32 for every 256 of them:
     4 + 8/64 + 32/(64 * 256) = 4.127 bits a weight against 4 + 32/64 = 4.5. Source: Dettmers et al., QLoRA,
-    arXiv 2305.14314, section 3; ``quantize_4bit(compress_statistics=True)``.
+    arXiv 2305.14314, section 3; ``quantize_4bit(compress_statistics=True)``. Beside them are tables of the values that
+    are coded, and with double quantisation the scales' mean, 2 kB in all of however small a weight.
     """
-    num_blocks = -(-numel // NF4_BLOCK)
-    scales = num_blocks + 4 * -(-num_blocks // NF4_SCALE_BLOCK) if double_quantises else 4 * num_blocks
-    return -(-numel // 2) + scales
+    num_blocks, width = -(-numel // NF4_BLOCK), DType.FLOAT32.num_bytes
+    tensors = [-(-numel // 2), NF4_CODE_BYTES]
+    if double_quantises:
+        tensors += [num_blocks, width * -(-num_blocks // NF4_SCALE_BLOCK), NF4_SCALE_CODE_BYTES, width]
+    else:
+        tensors.append(width * num_blocks)
+    return sum([-(-num_bytes // LEAST_BLOCK_BYTES) * LEAST_BLOCK_BYTES for num_bytes in tensors])
 
 
 class Linear4bit(Module):
