@@ -28,7 +28,10 @@ class WithLoss(torch.nn.Module):
 
 
 def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
-    """Prompts, of which one is a token shorter than the others, and answers."""
+    """Prompts, of which one is a token shorter than the others, and answers; answers alone where sounds are heard."""
+    if batch.audio is not None:
+        row = torch.arange(batch.micro_batch * batch.target_tokens) % 100 + 5
+        return {TARGET_LABELS: row.reshape(batch.micro_batch, batch.target_tokens)}
     ids, answers = (
         torch.arange(batch.micro_batch * length).reshape(batch.micro_batch, length) % 100 + 5
         for length in (batch.num_tokens, batch.target_tokens)
@@ -39,7 +42,13 @@ def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def measured(
-    config: Mapping[str, Any], batch: Batch, *, checkpoints: bool, attention: str, frozen: Sequence[str]
+    config: Mapping[str, Any],
+    batch: Batch,
+    *,
+    checkpoints: bool,
+    attention: str,
+    frozen: Sequence[str],
+    spectrograms: tuple[int, ...] | None = None,
 ) -> Measured:
     """What forward and backward keep and peak at; parameters whose names begin with one of ``frozen`` have no
     gradient."""
@@ -51,4 +60,5 @@ def measured(
                 parameter.requires_grad_(False)
         return WithLoss(switch_checkpointing(model, on=checkpoints))
 
-    return measured_step(build, inputs_of(batch))
+    floats = {} if spectrograms is None else {"input_features": spectrograms}
+    return measured_step(build, inputs_of(batch), floats=floats)

@@ -5,13 +5,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from tape_probe import predicted_step
 from torch_probe import Measured, measured_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Model
+from vlmplan.encoder_decoder import HEARING_TYPES
 from vlmplan.units import DType
 from vlmplan.workload import EAGER_TOWER_TYPES
 
@@ -25,7 +32,8 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     real_config.get_text_config().use_cache = False  # the decoder of a composite model asks its own configuration
     has_class_of_images = type(real_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     auto_class = AutoModelForImageTextToText if has_class_of_images else AutoModelForCausalLM
-    auto_class = AutoModelForSeq2SeqLM if real_config.is_encoder_decoder else auto_class
+    if real_config.is_encoder_decoder:
+        auto_class = AutoModelForSpeechSeq2Seq if model_type in HEARING_TYPES else AutoModelForSeq2SeqLM
     chosen: Any = attention
     if getattr(real_config, "audio_config", None) is not None and model_type in EAGER_TOWER_TYPES:
         chosen = dict.fromkeys(("", *real_config.sub_configs), attention) | {"audio_config": "eager"}

@@ -25,13 +25,12 @@ from vlmplan.request import (
     parse,
     requested_cluster,
 )
+from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.setup import (
     batch_sizes,
     fixed_recipe,
-    length_notes,
     resolved_recipe,
     samples_per_step,
-    workload_of,
 )
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, DEFAULT_SEQ_LEN, ModelFiles

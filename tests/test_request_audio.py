@@ -11,8 +11,8 @@ from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.models.description import files_of_texts
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Batching
-from vlmplan.request import Request, parse
-from vlmplan.request.setup import length_notes, workload_of
+from vlmplan.request import Request, WorkloadRequest, parse
+from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.sample_audio import audio_tokens, encoded_tokens, sample_audio
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import DEFAULT_SEQ_LEN, ModelFiles, Workload
@@ -20,6 +20,9 @@ from vlmplan.workload import DEFAULT_SEQ_LEN, ModelFiles, Workload
 QWEN = {"model": "qwen2.5-omni-7b"}
 SOUND = {**QWEN, "audio_seconds": 30}
 TOKENS = 30 * 25
+
+
+WHISPER = ModelFiles(id="a whisper", config={"model_type": "whisper"})
 
 
 def planned(options) -> Workload:
@@ -119,3 +122,40 @@ def test_packed_rows_have_no_sounds():
     workload = replace(planned(SOUND), images_per_sample=0)
     with pytest.raises(InputError, match="how many sounds a row has is not known before"):
         packed_samples(Recipe(batching=Batching.PACKED), workload)
+
+
+def test_a_model_that_hears_its_prompt_gets_one_sound_as_long_as_it_hears():
+    workload = workload_of(WHISPER, WorkloadRequest())
+    assert (workload.audios_per_sample, workload.audio_seconds) == (1, 30)
+    assert (workload.seq_len, workload.target_len) == (1500, 128)
+    [note] = length_notes(workload, WorkloadRequest())
+    assert note.startswith("a sound of 30 s is padded to 3,000 frames of a spectrogram")
+    shorter = workload_of(WHISPER, WorkloadRequest(audio_seconds=7, target_len=64))
+    assert (shorter.seq_len, shorter.audio_seconds, shorter.target_len) == (1500, 7, 64)
+    few = ModelFiles(id="few", config={"model_type": "whisper", "max_target_positions": 96})
+    assert workload_of(few, WorkloadRequest()).target_len == 96
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"seq_len": 1024}, "--seq-len is 1024, but a whisper reads no prompt"),
+        ({"audio_seconds": 31}, "a sound lasts 31 s, and the model hears 30"),
+    ],
+)
+def test_other_lengths_of_what_it_hears_are_refused(asked, sentence):
+    with pytest.raises(InputError, match=sentence):
+        workload_of(WHISPER, WorkloadRequest(**asked))
+
+
+def test_more_than_one_sound_or_none_is_refused():
+    for count in (0, 2):
+        asked = WorkloadRequest(audios_per_sample=count, audio_seconds=5)
+        with pytest.raises(InputError, match=f"--audios-per-sample is {count}"):
+            sample_audio(workload_of(WHISPER, asked))
+
+
+def test_an_extractor_of_other_lengths_than_the_encoder_is_refused():
+    odd = replace(WHISPER, preprocessor={"chunk_length": 20})
+    with pytest.raises(InputError, match="makes 2,000 frames of a sound, but max_source_positions"):
+        workload_of(odd, WorkloadRequest())

@@ -7,7 +7,7 @@ import pytest
 from planned import model_files
 from vlmplan.errors import InputError
 from vlmplan.request import Request, VideoRequest, parse
-from vlmplan.request.setup import workload_of
+from vlmplan.request.samples import workload_of
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import DEFAULT_SEQ_LEN
 

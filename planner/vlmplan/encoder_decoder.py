@@ -10,7 +10,9 @@ from typing import Any, Final
 
 BART_TYPES: Final = frozenset(("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart"))
 """Those that one family describes."""
-ENCODER_DECODER_TYPES: Final = BART_TYPES | {"bigbird_pegasus", "m2m_100", "mt5", "mvp", "t5", "umt5"}
+HEARING_TYPES: Final = frozenset(("whisper",))
+"""Those whose encoder hears a sound, always padded to thirty seconds, and reads no prompt."""
+ENCODER_DECODER_TYPES: Final = BART_TYPES | HEARING_TYPES | {"bigbird_pegasus", "m2m_100", "mt5", "mvp", "t5", "umt5"}
 DEFAULT_TARGET_LEN = 128
 
 
@@ -21,3 +23,8 @@ def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     (True, False)
     """
     return config.get("model_type") in ENCODER_DECODER_TYPES and config.get("is_encoder_decoder") is not False
+
+
+def hears_prompt(config: Mapping[str, Any]) -> bool:
+    """Whether it is of one whose encoder hears a sound, the only one of a sample, in the place of a prompt."""
+    return config.get("model_type") in HEARING_TYPES and is_encoder_decoder(config)

@@ -12,9 +12,14 @@ def sample_audio(workload: Workload) -> AudioShape | None:
     Raises InputError if the model hears nothing, or vlmplan does not describe how, or if images and sounds do not fit
     in the sequence.
     """
+    model = workload.model
+    if model.hears_prompt and workload.audios_per_sample != 1:
+        raise InputError(
+            f"--audios-per-sample is {workload.audios_per_sample}, but a sample of {model.id} is one sound and what is "
+            f"said in it; leave it off"
+        )
     if not workload.audios_per_sample:
         return None
-    model = workload.model
     if not _hears(model):
         is_unknown = model.has_audio_tower
         why = f"vlmplan does not describe how {model.id} hears" if is_unknown else f"{model.id} takes no sound"

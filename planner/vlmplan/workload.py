@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from vlmplan.encoder_decoder import DEFAULT_TARGET_LEN, is_encoder_decoder
+from vlmplan.encoder_decoder import DEFAULT_TARGET_LEN, hears_prompt, is_encoder_decoder
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
 from vlmplan.saving import Saving
@@ -64,6 +64,11 @@ class ModelFiles:
         return is_encoder_decoder(self.config)
 
     @property
+    def hears_prompt(self) -> bool:
+        """Whether that encoder hears a sound in the place of a prompt."""
+        return hears_prompt(self.config)
+
+    @property
     def has_audio_tower(self) -> bool:
         """Whether it has a tower for sound."""
         return bool(self.config.get("audio_config"))
@@ -116,7 +121,8 @@ class Workload:
 
     ``seq_len`` are tokens per sample in the language model, image tokens included. Where rows are packed they are those
     of a row, which counts as a sample everywhere, and ``sample_len`` those of the samples in it; None: one fills it.
-    Of a model with an encoder and a decoder they are those of the prompt, and ``target_len`` those of the answer.
+    Of a model with an encoder and a decoder they are those of the prompt, or of the sound that it hears in its place,
+    and ``target_len`` those of the answer.
     ``global_batch`` is samples per optimizer step over all GPUs; None where micro batch and accumulation decide it.
     ``saving`` says when checkpoints are written and how many stay, which no byte and second of training depends on.
     ``loader_workers`` are the processes of each rank that open images while the GPU computes; 0: it opens them itself.

@@ -17,7 +17,7 @@ from vlmplan.models.facts import model_facts
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.request import WorkloadRequest
-from vlmplan.request.setup import workload_of
+from vlmplan.request.samples import workload_of
 from vlmplan.rules import default_lora_exclude
 from vlmplan.rules import model_facts as facts_for_rules
 from vlmplan.workload import ModelFiles

@@ -48,7 +48,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.rehearsal.images import with_images
 from vlmplan.request import WorkloadRequest
-from vlmplan.request.setup import workload_of
+from vlmplan.request.samples import workload_of
 from vlmplan.sample_images import sample_image
 from vlmplan.timing import step_flops
 from vlmplan.workload import ModelFiles, Workload

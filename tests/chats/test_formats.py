@@ -295,6 +295,20 @@ def test_a_sound_in_a_sample_itself_is_openais_part_or_base64():
     assert shown_sounds(asked({"type": "audio", "base64": "UklGRg=="}, text("What?"))) == [HEARD, "What?"]
 
 
+@pytest.mark.parametrize("key", ["text", "sentence", "transcription"])
+@pytest.mark.parametrize("sound", ["a.wav", {"path": "a.wav"}])
+def test_a_sound_beside_what_is_said_is_a_sample_of_speech(key: str, sound: str | dict[str, str]):
+    read = raw_sample({"audio": sound, key: "Good morning."}, source="one", no_sounds=None)
+    assert read.form == "audio, text (speech)"
+    assert [turn.content for turn in read.turns] == [(BARK,), ("Good morning.",)]
+
+
+def test_what_is_said_without_a_sound_or_twice_is_no_form():
+    for values in ({"text": "Good morning."}, {"audio": "a.wav", "text": "x", "sentence": "y"}):
+        with pytest.raises(InputError, match="one is needed"):
+            raw_sample(values, source="one", no_sounds=None)
+
+
 def test_images_and_sounds_of_a_sample_are_told_apart():
     mixed = shown_sounds(asked("<image><audio>What?", image="a.png", audio="a.wav"))
     assert mixed == [Reference(text="a.png"), BARK, "What?"]

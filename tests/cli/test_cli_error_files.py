@@ -18,7 +18,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.models import packaged_files
 from vlmplan.recipe import Recipe
 from vlmplan.request import WorkloadRequest
-from vlmplan.request.setup import workload_of
+from vlmplan.request.samples import workload_of
 from vlmplan.workload import ModelFiles
 
 MODEL = "smollm2-135m"

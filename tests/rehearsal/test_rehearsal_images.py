@@ -21,7 +21,7 @@ from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal import images
 from vlmplan.rehearsal.images import image_capture, with_images
 from vlmplan.request import WorkloadRequest
-from vlmplan.request.setup import workload_of
+from vlmplan.request.samples import workload_of
 from vlmplan.sample_images import image_tokens, sample_image
 
 TYPE = "deepseek_vl"

@@ -28,7 +28,7 @@ minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mistral
 olmo2 olmo3 olmo_hybrid olmoe opt ovis2 paddleocr_vl paligemma pegasus phi phi3 phi4_multimodal pixtral plbart qwen2
 qwen2_5_omni_thinker qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe
 qwen3_next qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe seed_oss siglip2_vision_model siglip_vision_model smollm3
-smolvlm solar_open stablelm starcoder2 vaultgemma youtu zamba zamba2
+smolvlm solar_open stablelm starcoder2 vaultgemma whisper youtu zamba zamba2
 """.split()
 IGNORED = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
 NOT_ARCHITECTURE = ("_token_id", "initializer_", "use_cache", "rope_parameters", "_eps", "_theta")

@@ -34,8 +34,10 @@ from vlmplan.plain_text import one_line
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.layers import with_kept_layers
+from vlmplan.request import WorkloadRequest
+from vlmplan.request.samples import workload_of
 from vlmplan.rules import default_attention, default_lora_exclude, model_facts
-from vlmplan.workload import ModelFiles, Workload
+from vlmplan.workload import ModelFiles
 from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES, RefusedModelError, configuration, layout, model_class
 
 TEXT = frozenset(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -140,7 +142,8 @@ def row_of(model_type: str) -> TypeRow:
         facts = model_facts(files)
         recipe = RECIPE.with_changes(attention=default_attention(facts), lora_exclude=default_lora_exclude(facts))
         num_tokens = min(NUM_TOKENS, context_length(files) or NUM_TOKENS)
-        estimate(Workload(model=files, seq_len=num_tokens), recipe, cluster())
+        asked = WorkloadRequest(seq_len=None if files.hears_prompt else num_tokens, images_per_sample=0)
+        estimate(workload_of(files, asked), recipe, cluster())
     except VlmplanError as error:
         refusal = one_line(str(error))
     if NEEDS_TIMM in refusal and model_type in COUNTED_WITH_TIMM:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, STEP
 from vlmplan_trainer.data.videos import SECONDS_OF_ROWS
 from vlmplan_trainer.engines import Engine
-from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
+from vlmplan_trainer.labels import HEARD, IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.schedule import learning_rate_at
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
@@ -210,9 +210,13 @@ class Trainer:
 
 
 def real_tokens(batch: Batch) -> int:
-    """Tokens that are no padding, of which a flat row has none; those of a decoder's answers too."""
+    """Tokens that are no padding, of which a flat row has none; those of a decoder's answers too, and places in which
+    an encoder hears a sound."""
     mask = batch.get("attention_mask")
     num_answered = label_tokens(batch) if TARGET_LABELS in batch else 0
+    if "input_ids" not in batch:
+        frames = batch[HEARD]
+        return num_answered + frames.shape[0] * (frames.shape[-1] // 2)  # a convolution halves them
     return num_answered + (batch["input_ids"].numel() if mask is None else int(mask.sum()))
 
 

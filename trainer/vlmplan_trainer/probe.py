@@ -36,7 +36,6 @@ ENCODERS_OF_OTHERS = {
     "t5gemma2": "the encoder of images and text, and the decoder attends to both stacks at once",
     "udop": "the encoder of words with the boxes in which they stand on a page, which no sample has",
     "vision-encoder-decoder": "the encoder of an image alone, so that there is no prompt",
-    "whisper": "the encoder of a spectrogram of thirty seconds, so that there is no prompt",
 }
 """What is read by models with an encoder and a decoder that is not the text of a prompt alone, or otherwise than text
 is read."""
@@ -134,11 +133,14 @@ def model_class(config: Any) -> Any:
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     )
 
-    from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES
+    from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES
 
     if config.is_encoder_decoder:
+        if config.model_type in HEARING_TYPES:
+            return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING[type(config)]
         if config.model_type in ENCODER_DECODER_TYPES:
             return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]
         why = ENCODERS_OF_OTHERS.get(config.model_type, "both of a kind of its own")

@@ -41,9 +41,12 @@ def about_result(plan: Plan, folder: Path, processing: Processing, *, has_random
 def loading_lines(plan: Plan, folder: Path, *, is_vision: bool) -> list[str]:
     """Three lines of Python that leave ``model`` and ``processor`` (``tokenizer`` of a text model)."""
     auto = "AutoModelForImageTextToText" if is_vision else "AutoModelForCausalLM"
-    auto = "AutoModelForSeq2SeqLM" if plan.workload.target_tokens else auto
-    auto = thinker_class(plan.workload.model.model_type) or auto
-    reader, name = ("AutoProcessor", "processor") if is_vision else ("AutoTokenizer", "tokenizer")
+    model = plan.workload.model
+    auto = "AutoModelForSeq2SeqLM" if model.is_encoder_decoder else auto
+    auto = "AutoModelForSpeechSeq2Seq" if model.hears_prompt else auto
+    auto = thinker_class(model.model_type) or auto
+    has_processor = is_vision or model.hears_prompt
+    reader, name = ("AutoProcessor", "processor") if has_processor else ("AutoTokenizer", "tokenizer")
     last = f"{name} = {reader}.from_pretrained({str(folder)!r})"
     if folder.name != ADAPTER_FOLDER:
         return [

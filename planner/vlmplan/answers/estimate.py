@@ -349,7 +349,12 @@ def workload_text(estimate: Estimate) -> str:
         entries = f"{counted(workload.num_samples, 'prompt')} with {task.samples_per_prompt} answers each, rows"
     elif task is not None:
         entries = f"{counted(workload.num_samples, 'pair')}, rows"
+    if workload.model.hears_prompt:
+        sounds = counted(workload.num_samples, "sound")
+        entries, with_them = f"{sounds} of {workload.audio_seconds:g} s", f" and {workload.target_tokens:,} tokens"
+    else:
+        entries = f"{entries} of {workload.seq_len:,} tokens"
     return (
-        f"{entries} of {workload.seq_len:,} tokens{with_them}, "
+        f"{entries}{with_them}, "
         f"{counted(workload.epochs, 'epoch')}, {counted(estimate.samples_per_step, 'sample')} a step"
     )

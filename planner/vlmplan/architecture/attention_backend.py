@@ -86,13 +86,15 @@ class Scores:
 
     ``caps`` them through ``tanh`` (Gemma 2); drops weights out with probability ``dropout``; ``upcasts`` is False where
     the eager softmax stays in the model's type (GPT-2). ``casts_back``: what autocast or that makes of the softmax is
-    cast to the queries' type, where it is not left to the product to do so (BART).
+    cast to the queries' type, where it is not left to the product to do so (BART). ``are_in_order``: queries, keys and
+    values lie head after head, so that products of several samples copy none (Whisper).
     """
 
     caps: bool = False
     dropout: float = 0.0
     upcasts: bool = True
     casts_back: bool = True
+    are_in_order: bool = False
 
 
 PLAIN_SCORES = Scores()

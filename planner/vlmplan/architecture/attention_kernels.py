@@ -155,8 +155,9 @@ def eager_attention(
     batch, num_heads, num_tokens, head_dim = q.shape
     num_keys, tape = k.shape[2], q.tape
     scores = (batch, num_heads, num_tokens, num_keys)
-    copies = batch > 1 and not is_written_out
-    weights = ops.matmul(_folded(_cast(q), copies=batch > 1), _folded(_cast(k), copies=copies), scores, head_dim)
+    copies_queries = batch > 1 and not rules.are_in_order
+    copies = copies_queries and not is_written_out
+    weights = ops.matmul(_folded(_cast(q), copies=copies_queries), _folded(_cast(k), copies=copies), scores, head_dim)
     weights = ops.scale(weights)
     if rules.caps:
         weights = ops.scale(weights)

@@ -151,6 +151,32 @@ def _gemma3n_shape(config: Settings, settings: Settings, seconds: float) -> Audi
     )
 
 
+def heard_seconds(preprocessor_config: Mapping[str, Any] | None) -> int:
+    """Seconds of sound that Whisper hears at once, whose feature extractor has these settings."""
+    preprocessor = file_settings(preprocessor_config or {}, "preprocessor_config.json: ")
+    return count(section(preprocessor, EXTRACTOR) or preprocessor, "chunk_length", 30)
+
+
+def _whisper_shape(config: Settings, settings: Settings, seconds: float) -> AudioShape:
+    """``WhisperFeatureExtractor`` as a call of it leaves its defaults: every sound is padded to ``chunk_length``
+    seconds, which have to be as many frames as the encoder has positions for, twice (``WhisperEncoder.forward``)."""
+    hop, rate = count(settings, "hop_length", 160), count(settings, "sampling_rate", 16_000)
+    longest = heard_seconds(settings)
+    num_positions = count(config, "max_source_positions", 1500)
+    num_padded = longest * rate // hop
+    if num_padded != 2 * num_positions:
+        raise InputError(
+            f"preprocessor_config.json makes {num_padded:,} frames of a sound, but max_source_positions of config.json "
+            f"is {num_positions:,}, for twice as many"
+        )
+    if seconds > longest:
+        raise InputError(
+            f"a sound lasts {seconds:g} s, and the model hears {longest}: cut it, and what is said in it, into pieces"
+        )
+    num_frames = min(_num_values(settings, seconds) // hop, num_padded)
+    return AudioShape(num_tokens=num_positions, num_frames=num_frames, num_padded_frames=num_padded)
+
+
 def halved(length: int, *, times: int = 1) -> int:
     """What convolutions with a stride of 2 that are padded by one leave of ``length``.
 
@@ -169,6 +195,7 @@ _SHAPES: Mapping[str, Callable[[Settings, Settings, float], AudioShape]] = {
     "phi4_multimodal": _phi4_multimodal_shape,
     "qwen2_5_omni_thinker": _qwen2_5_omni_shape,
     "qwen3_omni_moe_thinker": _qwen3_omni_shape,
+    "whisper": _whisper_shape,
 }
 
 MAY_BE_DEAF = frozenset({"gemma4", "gemma4_unified"})

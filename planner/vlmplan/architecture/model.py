@@ -228,6 +228,14 @@ class Model(Module):
         """The hidden states before the output head, shape (micro_batch, num_tokens, width)."""
         raise NotImplementedError(type(self).__name__)
 
+    def id_inputs(self, batch: Batch) -> Sequence[Input]:
+        """input_ids, labels and attention_mask, or position_ids where all are one row; and the places of tokens where
+        ranks share samples, the same for all. Of an encoder and a decoder input_ids, attention_mask and the answers."""
+        if batch.target_tokens:
+            return [*[(batch.token_shape, DType.INT64)] * 2, ((batch.micro_batch, batch.target_tokens), DType.INT64)]
+        inputs: list[Input] = [(batch.token_shape, DType.INT64)] * 3
+        return inputs if batch.sequence_parallel == 1 else [*inputs, ((1, batch.num_tokens), DType.INT64)]
+
     def pixel_shape(self, batch: Batch) -> tuple[int, ...] | None:
         """Shape of the pixel values of the micro batch, None without a vision encoder."""
         return None
@@ -257,7 +265,7 @@ class Model(Module):
         Spectrograms, as it gets them, are the tape's.
         """
         with tape.section("batch"):
-            ids, *others = (tape.tensor(*described) for described in _id_inputs(batch))
+            ids, *others = (tape.tensor(*described) for described in self.id_inputs(batch))
             dtypes = batch.pixel_dtypes or (self.compute_dtype(tape),)
             floats, integers = self._encoded_inputs(batch)
             of_floats = [None if shape is None else [tape.tensor(shape, dtype) for dtype in dtypes] for shape in floats]
@@ -282,7 +290,7 @@ class Model(Module):
         """Bytes of each tensor of a batch, which says its ``pixel_dtypes``, as it comes to the GPU."""
         floats, others = self._encoded_inputs(batch)
         of_floats = [(shape, batch.pixel_dtypes[0]) for shape in floats if shape is not None]
-        described = [*_id_inputs(batch), *of_floats, *others]
+        described = [*self.id_inputs(batch), *of_floats, *others]
         return [math.prod(shape) * dtype.num_bytes for shape, dtype in described]
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
@@ -328,15 +336,6 @@ class Model(Module):
         if tape.autocast is not None:
             return tape.autocast
         return self.head.weight.dtype
-
-
-def _id_inputs(batch: Batch) -> list[Input]:
-    """input_ids, labels and attention_mask, or position_ids where all are one row; and the places of tokens where ranks
-    share samples, the same for all. Of an encoder and a decoder input_ids, attention_mask and the answers."""
-    if batch.target_tokens:
-        return [*[(batch.token_shape, DType.INT64)] * 2, ((batch.micro_batch, batch.target_tokens), DType.INT64)]
-    inputs: list[Input] = [(batch.token_shape, DType.INT64)] * 3
-    return inputs if batch.sequence_parallel == 1 else [*inputs, ((1, batch.num_tokens), DType.INT64)]
 
 
 def _collect_parameters(

@@ -5,8 +5,10 @@
     {"instruction": "text", "input": "text", "output": "text", "system": "text", "history": [["text", "text"], ...]}
     {"prompt": [messages], "completion": [messages]}
     {"prompt": "text", "completion": "text"}
+    {"audio": "file" or {"path": ...}, "text": "what is said"}
 
-Those of OpenAI, LLaVA (and ShareGPT), Alpaca and TRL. An image part says where the image is under ``image``, ``path``,
+Those of OpenAI, LLaVA (and ShareGPT), Alpaca and TRL, and of data sets of speech, whose text may be ``sentence`` or
+``transcription`` too. An image part says where the image is under ``image``, ``path``,
 ``url``, ``base64`` or OpenAI's ``image_url``, or says nothing and takes the next of the sample's own ``images`` (or
 ``image``): a reference or a list of them. In texts of the user, ``<image>`` is such a part too, with the line break
 beside it. Messages with neither parts nor tags show the sample's images before the user's first text, as TRL has it
@@ -109,13 +111,13 @@ def raw_sample(
     whys = {"video": no_videos, "sound": no_sounds}
     for kind in _KINDS:
         _refuse_own(sample, kind, whys[kind.name])
-    found = [key for key in _READERS if key in sample]
+    found = [key for key in _READERS if key in sample] or _transcripts(sample)
     if len(found) != 1:
         raise InputError(
             f"{source}: the sample has {' and '.join(found) or 'none of ' + ', '.join(_READERS)}; one is needed: "
             "messages, conversations (LLaVA), instruction and output (Alpaca), or prompt and completion (TRL)"
         )
-    read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS[found[0]](sample)
+    read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS.get(found[0], _speech)(sample)
     for kind in _KINDS:
         read = replace(read, turns=_with_tags(read.turns, sample, kind, whys[kind.name]))
     parts = _with_images(read, own_images(sample), source)
@@ -201,6 +203,23 @@ _READERS: Mapping[str, Callable[[JsonObject], _Read]] = {
     "prompt": _prompt,
 }
 """By the key that tells a form."""
+
+
+TRANSCRIPTS = ("text", "sentence", "transcription")
+"""What data sets of speech call what is said: LibriSpeech, Common Voice and FLEURS on the Hub."""
+
+
+def _transcripts(sample: JsonObject) -> list[str]:
+    """The keys of what is said in a sample that has a sound beside them."""
+    has_sound = any(sample.maybe(key, sample.raw) is not None for key in OWN_SOUNDS)
+    return [key for key in TRANSCRIPTS if has_sound and key in sample]
+
+
+def _speech(sample: JsonObject) -> _Read:
+    """A sound, and what is said in it."""
+    [key] = _transcripts(sample)
+    turns: _Parts = [("user", [_SOUND]), ("assistant", [sample.text(key)])]
+    return _Read(form="audio, text (speech)", turns=turns)
 
 
 def _messages(sample: JsonObject, key: str) -> _Parts:

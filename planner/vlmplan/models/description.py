@@ -10,6 +10,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import FAMILIES, has_family
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.architecture.sound_config import check_config
+from vlmplan.encoder_decoder import hears_prompt
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.lora_targets import INDEXING_TYPES
@@ -20,7 +21,10 @@ from vlmplan.thinkers import thinker_config, thinker_note
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+CONTEXT_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length"),
+    "max_target_positions",
+)
 """What configurations call the longest sequence, the usual first."""
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
@@ -68,7 +72,7 @@ def files_of_texts(
 def _notes_on(name: str, config: Mapping[str, Any]) -> Iterator[str]:
     """What of the model runs or is trained otherwise than one would think, by its configuration."""
     is_deaf = config["model_type"] in MAY_BE_DEAF and not config.get("audio_config")
-    if config["model_type"] in AUDIO_MODEL_TYPES and not is_deaf:
+    if config["model_type"] in AUDIO_MODEL_TYPES and not is_deaf and not hears_prompt(config):
         yield f"The audio tower of {name} runs only for samples with sound (--audio-seconds, or in --data)."
     if config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config)):
         yield (

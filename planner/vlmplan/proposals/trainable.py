@@ -13,7 +13,7 @@ from vlmplan.machine.host import num_host_cpus
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.request import WorkloadRequest
-from vlmplan.request.setup import workload_of
+from vlmplan.request.samples import workload_of
 from vlmplan.search import Objective, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.workload import ModelFiles

@@ -12,29 +12,21 @@ from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
 from vlmplan.hardware import Cluster
-from vlmplan.models import context_length, qformer_positions, takes_images
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.recipe_settings import option_name
 from vlmplan.request.habits import requested_loader_workers, requested_saving
-from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.record import Request
+from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
 from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, model_facts
-from vlmplan.sample_audio import encoded_kinds, encoded_tokens, sample_audio
 from vlmplan.sample_images import sample_image
-from vlmplan.saving import Saving
 from vlmplan.training_task import TrainingTask
-from vlmplan.units import MAX_COUNT, counted
+from vlmplan.units import counted
 from vlmplan.workload import (
-    DEFAULT_EPOCHS,
-    DEFAULT_IMAGE_SIZE,
-    DEFAULT_NUM_SAMPLES,
-    DEFAULT_SEQ_LEN,
     MAX_NUM_SAMPLES,
     ModelFiles,
     Workload,
-    seq_len_with_text,
 )
 
 if TYPE_CHECKING:
@@ -48,64 +40,6 @@ OPTIONS_IN_FILE = (
 """Options that a ds_config.json decides too, in the order in which contradictions are named."""
 MULTI_GPU_ZERO_STAGE = 2
 """Stage of an estimate for several GPUs where the user names none."""
-
-
-def workload_of(
-    model: ModelFiles, asked: WorkloadRequest, saving: Saving | None = None, loader_workers: int = 0
-) -> Workload:
-    """The workload; a model that takes images gets one per sample unless the user says otherwise.
-
-    Where the user says nothing of length and images, and the default image takes more than the default length, or where
-    sounds do and he says nothing of length, the length leaves room for text beside them.
-    """
-    images = asked.images_per_sample
-    if images is None:
-        images = 1 if takes_images(model) else 0
-    elif images == 0:  # the user's samples have none, so nothing of theirs is left out
-        model = replace(model, not_counted=tuple(kind for kind in model.not_counted if kind != "images"))
-    width, height = asked.image_size or DEFAULT_IMAGE_SIZE
-    workload = Workload(
-        model=model,
-        seq_len=DEFAULT_SEQ_LEN if asked.seq_len is None else asked.seq_len,
-        sample_len=asked.sample_len,
-        target_len=asked.target_len,
-        images_per_sample=images,
-        image_width=width,
-        image_height=height,
-        num_samples=DEFAULT_NUM_SAMPLES if asked.num_samples is None else asked.num_samples,
-        epochs=DEFAULT_EPOCHS if asked.epochs is None else asked.epochs,
-        global_batch=asked.global_batch,
-        saving=saving or Saving(),
-        loader_workers=loader_workers,
-        video_fps=asked.video_fps,
-        video_frames=asked.video_frames,
-        video_pixels=asked.video_pixels,
-        audios_per_sample=asked.num_audios,
-        audio_seconds=asked.audio_seconds or 0.0,
-        clip_frames=asked.clip_frames,
-    )
-    if model.is_encoder_decoder:
-        return _with_lengths_of_both(workload, asked)
-    are_images_decided = asked.images_per_sample is not None or asked.image_size is not None
-    is_decided = asked.seq_len is not None or (are_images_decided and not asked.num_audios)
-    if asked.seq_len is None and (longest := _longest_sample(workload)) is not None:
-        return replace(workload, seq_len=min(workload.seq_len, longest))
-    if is_decided or encoded_tokens(workload) <= DEFAULT_SEQ_LEN:
-        return workload
-    return replace(workload, seq_len=seq_len_with_text(encoded_tokens(workload)))
-
-
-def _with_lengths_of_both(workload: Workload, asked: WorkloadRequest) -> Workload:
-    """Prompts and answers no longer than there are positions for, where nobody says how long they are."""
-    longest = context_length(workload.model) or MAX_COUNT
-    target_len = min(workload.target_tokens, longest) if asked.target_len is None else asked.target_len
-    return replace(workload, seq_len=asked.seq_len or min(workload.seq_len, longest), target_len=target_len)
-
-
-def _longest_sample(workload: Workload) -> int | None:
-    """Tokens of the longest sample whose text a Q-Former has positions for; None where none reads it."""
-    positions = qformer_positions(workload.model)
-    return None if positions is None or not workload.images_per_sample else positions + encoded_tokens(workload)
 
 
 def with_task(workload: Workload, task: TrainingTask | None) -> Workload:
@@ -286,35 +220,6 @@ def samples_per_step(request: Request) -> int | None:
             f"one of the two has to change"
         )
     return given if said is None else said
-
-
-def length_notes(workload: Workload, asked: WorkloadRequest) -> list[str]:
-    """What the user should know of ``--seq-len``, a default that was raised, positions the model was not made for, and
-    of what sounds become."""
-    notes: list[str] = []
-    positions = qformer_positions(workload.model)
-    if asked.seq_len is None and workload.seq_len < DEFAULT_SEQ_LEN and positions is not None:
-        notes.append(
-            f"--seq-len is taken as {workload.seq_len:,}: the Q-Former, which reads the text too, has learned "
-            f"positions for {positions:,} tokens"
-        )
-    elif asked.seq_len is None and workload.target_tokens and workload.seq_len != DEFAULT_SEQ_LEN:
-        notes.append(f"--seq-len is taken as {workload.seq_len:,}: the model has positions for no more")
-    elif asked.seq_len is None and workload.seq_len != DEFAULT_SEQ_LEN:
-        notes.append(
-            f"--seq-len is taken as {workload.seq_len:,}: the {encoded_kinds(workload)} of a sample take "
-            f"{encoded_tokens(workload):,} tokens"
-        )
-    audio = sample_audio(workload)
-    if audio is not None:
-        notes.append(
-            f"a sound of {workload.audio_seconds:g} s is {counted(audio.num_frames, 'frame')} of a spectrogram and "
-            f"{counted(audio.num_tokens, 'token')}"
-        )
-    longest = context_length(workload.model)
-    if longest is not None and workload.seq_len > longest:
-        notes.append(f"--seq-len is {workload.seq_len:,}, more than the {longest:,} tokens the model is configured for")
-    return notes
 
 
 def fixed_recipe(request: Request, model: ModelFiles) -> DecidedRecipe:

@@ -21,8 +21,8 @@ ADAPTER_RULES = RuleBook()
 TYPES_WITH_LINEAR_ROUTERS = frozenset({"llama4", "llama4_text", "phimoe"})
 ROUTER = "router"
 """Their name for it."""
-HEAD = "lm_head"
-"""The output head's name in every family."""
+HEADS = ("lm_head", "proj_out")
+"""What the output head is called in every family; Whisper's is the second."""
 
 
 @ADAPTER_RULES.error("vlmplan_trainer: the chunked loss multiplies by the head's own weight and would skip the adapter")
@@ -32,9 +32,10 @@ def chunked_loss_has_no_adapter_on_the_head(context: RuleContext) -> str | None:
     if not recipe.trains_adapters or not skips_adapters or not recipe.train_language:
         return None
     targets = [name.strip() for name in recipe.lora_targets.split(",")]
-    adapted = [name for name in targets if name.rpartition(".")[2] == HEAD]
+    adapted = [name for name in targets if name.rpartition(".")[2] in HEADS]
     if recipe.lora_targets.startswith(REGEX):
-        adapted = [recipe.lora_targets] if pattern_of(recipe.lora_targets, "--lora-targets").fullmatch(HEAD) else []
+        pattern = pattern_of(recipe.lora_targets, "--lora-targets")
+        adapted = [recipe.lora_targets] if any(map(pattern.fullmatch, HEADS)) else []
     if not adapted:
         return None
     return (

@@ -14,13 +14,8 @@ from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Method
 from vlmplan.request import Request, SearchRequest, network_notes
 from vlmplan.request.habits import requested_loader_workers, requested_saving
-from vlmplan.request.setup import (
-    fixed_recipe,
-    length_notes,
-    samples_per_step,
-    with_task,
-    workload_of,
-)
+from vlmplan.request.samples import length_notes, workload_of
+from vlmplan.request.setup import fixed_recipe, samples_per_step, with_task
 from vlmplan.search import Limits, Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.search.offers import OfferFilter

@@ -166,7 +166,7 @@ def with_blank(row: Encoded, encoder: Encoder, blank: Encoded) -> Encoded:
 
 def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int) -> Encoded:
     """One micro batch of ``rows``. Raises no error: what does not fit ``seq_len`` was cut before."""
-    longest = max(row["input_ids"].shape[1] for row in rows)
+    longest = max((row["input_ids"].shape[1] for row in rows if "input_ids" in row), default=0)
     num_tokens = min(math.ceil(longest / pads_to) * pads_to, max(seq_len, longest))
     rows = with_masks_of_frames(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))

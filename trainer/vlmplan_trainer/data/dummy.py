@@ -4,6 +4,7 @@ asked."""
 import io
 import random
 import wave
+from dataclasses import replace
 from functools import cache
 
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn
@@ -31,16 +32,19 @@ def dummy_samples(
     seed: int,
     num_sounds: int = 0,
     sound_seconds: float = 0.0,
+    asks: bool = True,
 ) -> list[Sample]:
     """``count`` chats with ``num_images`` images of ``image_size`` (width, height) and ``num_sounds`` silences of
     ``sound_seconds`` each; the same for the same seed.
 
     The assistant names the colours of the images in order; without images, the colours that the user names, sorted.
+    ``asks``: the user says something too.
     """
     drawn = random.Random(seed)
     silence = SoundPart(source=silent_wav(sound_seconds), seconds=sound_seconds)
     sounds = [silence] * num_sounds
-    return [_sample(index, drawn, num_images, image_size, sounds) for index in range(count)]
+    samples = [_sample(index, drawn, num_images, image_size, sounds) for index in range(count)]
+    return samples if asks else [_without_question(sample) for sample in samples]
 
 
 def _sample(
@@ -60,6 +64,13 @@ def _sample(
         Turn(role="assistant", content=(TextPart(text=", ".join(answer)),)),
     )
     return Sample(source=f"dummy data:{index + 1}", turns=turns)
+
+
+def _without_question(sample: Sample) -> Sample:
+    """``sample`` with nothing in the user's turn but what he shows."""
+    user, assistant = sample.turns
+    shown = tuple(part for part in user.content if not isinstance(part, TextPart))
+    return replace(sample, turns=(replace(user, content=shown), assistant))
 
 
 @cache

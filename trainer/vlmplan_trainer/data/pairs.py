@@ -30,6 +30,8 @@ class PairEncoder(Encoder):
     """
 
     needs_places = False
+    measures = "prompt"
+    """What ``measure`` tells the length of."""
 
     def __init__(self, processor: Any, *, target_len: int, target_pads_to: int, **more: Any) -> None:
         super().__init__(processor, **more)

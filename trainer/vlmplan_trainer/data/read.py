@@ -3,8 +3,9 @@
 ``vlmplan launch --dry-run`` asks for the same (``look.py``), so that it says and refuses what the start would.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +25,7 @@ from vlmplan_trainer.data.flat_batches import BATCHES
 from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
 from vlmplan_trainer.data.sounds import PlannedSounds, refuse_sounds_without_packages
+from vlmplan_trainer.data.speech import SpeechEncoder
 from vlmplan_trainer.data.videos import VideoLimits, refuse_videos_without_packages
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
@@ -53,7 +55,9 @@ class SampleCounts:
     longest: int
     seq_len: int
     target_len: int = 0
-    """Of answers, where a decoder writes them and the lengths are those of prompts; 0: of both together."""
+    """Of answers, where a decoder writes them; 0: they are part of the samples."""
+    measures: str = "sample"
+    """What the lengths are of."""
     is_evaluation: bool = False
     sentences: tuple[str, ...]
     """Of the first samples that are left out, each with its place."""
@@ -76,7 +80,7 @@ class SampleCounts:
         use = "evaluate" if self.is_evaluation else "train"
         lines = [
             f"{counted(self.num_samples, 'sample')} to {use} on, {images}" + (f" ({forms})" if forms else ""),
-            f"{self.shortest:,} to {self.longest:,} tokens in a {'prompt' if self.target_len else 'sample'}, "
+            f"{self.shortest:,} to {self.longest:,} tokens in a {self.measures}, "
             f"{self.median_length:,.0f} in the middle one",
         ]
         if self.num_truncated:
@@ -150,6 +154,7 @@ def _read_training(plan: Plan, options: TrainerOptions) -> tuple[list[Sample], R
         seed=options.seed,
         num_sounds=workload.audios_per_sample,
         sound_seconds=workload.audio_seconds,
+        asks=not workload.model.hears_prompt,
     )
     return samples, ReadReport(num_samples=len(samples), num_bad=0)
 
@@ -170,13 +175,17 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
     workload = plan.workload
     size = (workload.image_width, workload.image_height) if workload.images_per_sample else None
     if workload.target_tokens:
-        return PairEncoder(
+        kind: Callable[..., Encoder] = PairEncoder
+        if workload.model.hears_prompt:
+            kind = partial(SpeechEncoder, begins_with=workload.model.config.get("decoder_start_token_id"))
+        return kind(
             processing.processor,
             model_type=processing.model_type,
             seq_len=workload.seq_len,
             target_len=workload.target_tokens,
             target_pads_to=PADS_TO if options.dummy_data is None else workload.target_tokens,
             skips_bad=options.skip_bad_samples,
+            sounds=_planned_sounds(workload),
         )
     return Encoder(
         processing.processor,
@@ -203,8 +212,9 @@ def _planned_sounds(workload: Workload) -> PlannedSounds | None:
 def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> GatheredData:
     say_phase(f"looking at {counted(len(samples), 'sample')}")
     scan = scanned(encoder, samples)
-    target_len = encoder.target_len if isinstance(encoder, PairEncoder) else 0
-    account = replace(account_of(name, report, scan, seq_len=encoder.seq_len), target_len=target_len)
+    account = account_of(name, report, scan, seq_len=encoder.seq_len)
+    if isinstance(encoder, PairEncoder):
+        account = replace(account, target_len=encoder.target_len, measures=encoder.measures)
     return GatheredData(samples=samples, scan=scan, account=account)
 
 

@@ -80,7 +80,12 @@ def load_processing(plan: Plan, *, random_weights: bool = False) -> Processing:
         config = _configuration(plan, source, random_weights=random_weights)
         is_vision = sees_images(config)
         return Processing(
-            processor=load_processor(source.name, is_vision=is_vision, revision=source.revision),
+            processor=load_processor(
+                source.name,
+                is_vision=is_vision,
+                hears_prompt=plan.workload.model.hears_prompt,
+                revision=source.revision,
+            ),
             is_vision=is_vision,
             model_type=str(config.model_type),
             source=source,

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from vlmplan.encoder_decoder import HEARING_TYPES
 from vlmplan.recipe import Recipe
 from vlmplan_trainer.probe import PROJECTOR_WORDS, name_of, text_names, vision_names
 
@@ -33,6 +34,10 @@ MERGERS_OF_TOWERS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("minicpmv4_6",
 
 CONSTANT_CLASSES = ("SinusoidalPositionalEmbedding",)
 """Ends of the names of classes whose weights are computed once and frozen (Pegasus, Marian)."""
+CONSTANT_NAMES: Mapping[str, str] = dict.fromkeys(HEARING_TYPES, "model.encoder.embed_positions.weight")
+"""Weights of other classes that are computed once and frozen, by model_type."""
+HEARING_ENCODER = "model.encoder"
+"""Of a model whose encoder hears a sound in the place of a prompt."""
 
 
 class Parts:
@@ -53,6 +58,8 @@ class Parts:
 
 def _prefixes(model: Any) -> dict[str, Part]:
     towers, texts = vision_names(model, model.config), text_names(model, model.config)
+    if model.config.model_type in HEARING_TYPES:
+        towers = [HEARING_ENCODER]
     prefixes = dict.fromkeys(towers, Part.VISION)
     if model.config.model_type in OUTER_PROJECTORS:
         prefixes[OUTER_PROJECTORS[model.config.model_type]] = Part.PROJECTOR
@@ -100,7 +107,9 @@ def freeze(model: nn.Module, parts: Parts, recipe: Recipe) -> None:
         if type(module).__name__.endswith(CONSTANT_CLASSES)
         for parameter in module.parameters()
     }
+    constant_name = CONSTANT_NAMES.get(str(getattr(model.config, "model_type", "")))
     for name, parameter in model.named_parameters():
-        is_trained = not recipe.trains_adapters and parts[name] not in frozen and id(parameter) not in constants
+        is_constant = id(parameter) in constants or name == constant_name
+        is_trained = not recipe.trains_adapters and parts[name] not in frozen and not is_constant
         if parameter.is_floating_point():
             parameter.requires_grad_(is_trained)

@@ -7,12 +7,15 @@ from vlmplan.thinkers import THINKERS
 VIDEO = "video_processor"
 
 
-def load_processor(source: str, *, is_vision: bool, revision: str | None = None) -> Any:
-    """The processor of a vision model, the tokenizer of a text model. Runs no code of the checkpoint."""
+def load_processor(source: str, *, is_vision: bool, hears_prompt: bool = False, revision: str | None = None) -> Any:
+    """The processor of a vision model or of one that hears what others read, the tokenizer of a text model. Runs no
+    code of the checkpoint."""
     from transformers import AutoProcessor, AutoTokenizer
     from transformers.utils import is_torchvision_available
 
     where = {"revision": revision, "trust_remote_code": False}
+    if hears_prompt:
+        return AutoProcessor.from_pretrained(source, **where)
     if not is_vision:
         return AutoTokenizer.from_pretrained(source, **where)
     if not is_torchvision_available():

@@ -15,7 +15,7 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.probe import model_class
 from vlmplan_trainer.rehearse.canvas import write_sequences_apart
-from vlmplan_trainer.rehearse.rows import laid_out, pairs
+from vlmplan_trainer.rehearse.rows import answers, laid_out, pairs
 from vlmplan_trainer.rehearse.sounds import AudioSpec, audio_token, sound_inputs, with_sounds
 
 FIRST_IMAGE = 4
@@ -97,6 +97,9 @@ def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] |
     image processor, which is asked where no function here says what it makes."""
     if samples.image is not None and config.model_type not in _FAMILIES:
         return _as_processed(config, samples, preprocessor)
+    if samples.target_tokens and samples.audio is not None:
+        shapes = {"input_features": (samples.micro_batch, config.num_mel_bins, samples.audio.num_padded_frames)}
+        return MicroBatch(answers(samples.micro_batch, samples.target_tokens), shapes)
     if samples.target_tokens:
         return MicroBatch(pairs(samples.micro_batch, samples.num_tokens, samples.target_tokens), {})
     token = _image_token(config, samples.image)

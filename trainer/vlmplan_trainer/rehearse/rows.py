@@ -29,9 +29,16 @@ def pairs(num_samples: int, num_tokens: int, target_tokens: int) -> dict[str, to
 
     Prompts of one length would need no mask, which those of real samples do.
     """
-    prompts, answers = (
-        (torch.arange(length) % NUM_IDS + FIRST_ID).repeat(num_samples, 1) for length in (num_tokens, target_tokens)
-    )
+    prompts = _texts(num_samples, num_tokens)
     mask = torch.ones_like(prompts)
     mask[0, -1] = 0
-    return {"input_ids": prompts, "attention_mask": mask, TARGET_LABELS: answers}
+    return {"input_ids": prompts, "attention_mask": mask, **answers(num_samples, target_tokens)}
+
+
+def answers(num_samples: int, target_tokens: int) -> dict[str, torch.Tensor]:
+    """Answers alone, of a model whose encoder reads no text."""
+    return {TARGET_LABELS: _texts(num_samples, target_tokens)}
+
+
+def _texts(num_samples: int, num_tokens: int) -> torch.Tensor:
+    return (torch.arange(num_tokens) % NUM_IDS + FIRST_ID).repeat(num_samples, 1)

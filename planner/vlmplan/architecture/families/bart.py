@@ -79,11 +79,12 @@ class Masks(NamedTuple):
 class BartAttention(Module):
     """Attention among tokens, or to ``states`` of the encoder."""
 
+    KEY_BIAS = True
+
     def __init__(self, shape: BartShape, *, is_causal: bool) -> None:
         self.shape, self.is_causal = shape, is_causal
-        self.k_proj, self.v_proj, self.q_proj, self.out_proj = (
-            Linear(shape.width, shape.width, bias=True) for _ in range(4)
-        )
+        self.k_proj = Linear(shape.width, shape.width, bias=self.KEY_BIAS)
+        self.v_proj, self.q_proj, self.out_proj = (Linear(shape.width, shape.width, bias=True) for _ in range(3))
 
     def forward(self, x: Tensor, states: Tensor, mask: Tensor | None, backend: AttentionBackend) -> Tensor:
         num_heads = self.shape.num_heads
@@ -98,14 +99,16 @@ class BartAttention(Module):
 class BartLayer(Module):
     """A layer of the encoder, or with cross-attention one of the decoder; norms stand before each part, or after it."""
 
+    ATTENTION: type[BartAttention] = BartAttention
+
     def __init__(self, shape: BartShape, *, is_decoder: bool) -> None:
         self.shape, self.is_decoder = shape, is_decoder
-        self.self_attn = BartAttention(shape, is_causal=is_decoder)
+        self.self_attn = self.ATTENTION(shape, is_causal=is_decoder)
         if is_decoder:
             self.activation_fn = ops.activation_module(shape.activation)
         self.self_attn_layer_norm = LayerNorm(shape.width)
         if is_decoder:
-            self.encoder_attn = BartAttention(shape, is_causal=False)
+            self.encoder_attn = self.ATTENTION(shape, is_causal=False)
             self.encoder_attn_layer_norm = LayerNorm(shape.width)
         else:
             self.activation_fn = ops.activation_module(shape.activation)

@@ -7,7 +7,7 @@ from typing import Any
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.text import TEXT_FAMILIES, text_model
 from vlmplan.architecture.model import Model
-from vlmplan.encoder_decoder import BART_TYPES, is_encoder_decoder
+from vlmplan.encoder_decoder import BART_TYPES, ENCODER_DECODER_TYPES, HEARING_TYPES, is_encoder_decoder
 from vlmplan.errors import InputError, UnknownNameError
 
 VISION_FAMILIES = {
@@ -52,9 +52,8 @@ VISION_FAMILIES = {
     "qwen3_vl_moe": "qwen3_vl_moe",
     "smolvlm": "idefics3",
 }
-FAMILIES: Mapping[str, str] = dict(
-    sorted((TEXT_FAMILIES | VISION_FAMILIES | dict.fromkeys(BART_TYPES, "bart")).items())
-)
+_ENCODER_DECODERS = dict.fromkeys(BART_TYPES, "bart") | dict.fromkeys(HEARING_TYPES, "whisper")
+FAMILIES: Mapping[str, str] = dict(sorted((TEXT_FAMILIES | VISION_FAMILIES | _ENCODER_DECODERS).items()))
 """The Hugging Face model_types, and the modules that describe them; those that are not among ``TEXT_FAMILIES`` have a
 function ``build(config) -> Model``."""
 
@@ -62,7 +61,7 @@ function ``build(config) -> Model``."""
 def has_family(values: Mapping[str, Any]) -> bool:
     """Whether ``build_model`` builds a ``config.json``. It does not where that is of a decoder without its encoder."""
     model_type = values.get("model_type")
-    return model_type in FAMILIES and (model_type not in BART_TYPES or is_encoder_decoder(values))
+    return model_type in FAMILIES and (model_type not in ENCODER_DECODER_TYPES or is_encoder_decoder(values))
 
 
 def build_model(values: Mapping[str, Any]) -> Model:
