@@ -219,6 +219,17 @@ def test_an_image_that_the_processor_refuses_is_refused():
 
 def test_a_text_model_takes_no_images():
     says(refusal(*ESTIMATE, "--images-per-sample", "1"), "--images-per-sample is 1", f"{TEXT_MODEL} takes no images")
+    for command in (ESTIMATE, RECOMMEND):
+        says(refusal(*command, "--image-size", "64x48"), "--image-size is 64x48", f"{TEXT_MODEL} takes no images")
+
+
+def test_beams_are_of_what_is_generated():
+    says(refusal(*ESTIMATE, "--eval-batch", "2", "--eval-beams", "4"), "--eval-beams is 4", "--eval-new-tokens")
+
+
+def test_interruptions_are_of_machines_that_may_be_interrupted():
+    says(refusal(*RECOMMEND, "--spot-interruptions-per-day", "2"), "--pricing interruptible")
+    assert call(*RECOMMEND, "--spot-interruptions-per-day", "2", "--pricing", "interruptible").code == DONE
 
 
 def test_learned_positions_end_where_their_table_ends():

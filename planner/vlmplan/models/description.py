@@ -191,6 +191,11 @@ def takes_images(model: ModelFiles) -> bool:
     return model.model_type in IMAGE_MODEL_TYPES and model.model_type in FAMILIES
 
 
+def sees_nothing(model: ModelFiles) -> bool:
+    """Whether it is certain that the model takes no images: of one without a family that depends on its code."""
+    return not isinstance(model, ProbedModelFiles) and model.model_type not in IMAGE_MODEL_TYPES
+
+
 def context_length(model: ModelFiles) -> int | None:
     """The longest sequence that the language model is configured for; None where that is not known."""
     if isinstance(model, ProbedModelFiles):

@@ -187,6 +187,10 @@ class EvaluationRequest:
             if given:
                 raise InputError(f"{given[0]} is given without --eval-batch; give the samples of a GPU at a time too")
             return None
+        if self.beams is not None and self.beams > 1 and not self.new_tokens:
+            raise InputError(
+                f"--eval-beams is {self.beams}, but nothing is generated; give --eval-new-tokens too, or leave it off"
+            )
         return Evaluation(
             batch=self.batch,
             samples=DEFAULT_EVAL_SAMPLES if self.samples is None else self.samples,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from vlmplan.architecture.audio import heard_seconds
 from vlmplan.errors import InputError
-from vlmplan.models import context_length, qformer_positions, takes_images
+from vlmplan.models import context_length, qformer_positions, sees_nothing, takes_images
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.sample_audio import audio_tokens, encoded_kinds, encoded_tokens, sample_audio
 from vlmplan.saving import Saving
@@ -33,6 +33,9 @@ def workload_of(
         images = 1 if takes_images(model) else 0
     elif images == 0:  # the user's samples have none, so nothing of theirs is left out
         model = replace(model, not_counted=tuple(kind for kind in model.not_counted if kind != "images"))
+    if asked.image_size is not None and sees_nothing(model):
+        width, height = asked.image_size
+        raise InputError(f"--image-size is {width}x{height}, but {model.id} takes no images; leave it off")
     width, height = asked.image_size or DEFAULT_IMAGE_SIZE
     workload = Workload(
         model=model,

@@ -114,6 +114,11 @@ def _refuse_what_no_setup_can_do(fixed: DecidedRecipe, request: Request, model: 
 
 
 def _assumed(wanted: SearchRequest) -> CostAssumptions:
+    if wanted.spot_interruptions_per_day is not None and Pricing.INTERRUPTIBLE not in wanted.pricing:
+        raise InputError(
+            "--spot-interruptions-per-day is of interruptible machines, which are not looked at; give --pricing "
+            "interruptible too, or leave it off"
+        )
     stated = {field: getattr(wanted, name) for field, name in ASSUMED_OPTIONS.items()}
     return CostAssumptions(**{field: value for field, value in stated.items() if value is not None})
 
