@@ -68,6 +68,8 @@ def assert_parameters_and_linears_match(config: Mapping[str, Any], *, attention:
     tree = build_model(config)
     parameters = [(name, parameter.numel()) for name, parameter in model.named_parameters()]
     assert [(entry.name, entry.parameter.numel) for entry in tree.parameters()] == parameters
+    axes = [(name, parameter.dim()) for name, parameter in model.named_parameters()]
+    assert [(entry.name, entry.parameter.num_axes) for entry in tree.parameters()] == axes
     linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
     assert {name for name, module in tree.named_modules() if isinstance(module, Linear)} == linears
 

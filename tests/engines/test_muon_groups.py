@@ -66,9 +66,20 @@ def test_names_are_told_apart_as_deepspeed_does():
 def test_a_weight_that_deepspeed_cannot_update_is_refused_by_name():
     found = table_of([16])
     found.trained_entries[0] = found.trained_entries[0]._replace(name="visual.conv.weight")
-    found.trained_entries[0].parameter.shape = (2, 2, 2, 2)
+    found.trained_entries[0].parameter.num_axes = 4
     with pytest.raises(InputError, match=r"visual\.conv\.weight"):
         muon_groups(found, is_sorted=False)
+
+
+@pytest.mark.parametrize(
+    ("alias", "convolution"),
+    [("pixtral-12b", "vision_tower.patch_conv.weight"), ("glm-4.1v-9b", "visual.downsample.weight")],
+)
+def test_convolutions_that_are_matrices_here_are_refused_where_they_train(alias: str, convolution: str):
+    with pytest.raises(InputError, match=convolution.replace(".", r"\.")):
+        muon_groups(table(alias, train_vision=True, train_projector=True), is_sorted=False)
+    frozen = table(alias, train_vision=False, train_projector=False)
+    assert muon_groups(frozen, is_sorted=False)
 
 
 @pytest.mark.parametrize(("engine", "stage"), [(MuonZero12, 2), (MuonZero3, 3)])

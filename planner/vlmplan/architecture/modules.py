@@ -303,11 +303,14 @@ class PatchEmbedding(Module):
     """A convolution whose stride is its kernel: one product per patch.
 
     Input (patches, in_channels * kernel area), result (patches, width). The convolution saves its input and weight
-    like a Linear.
+    like a Linear. Its weight is (width, in_channels, *kernel).
     """
+
+    KERNEL_AXES = 2
 
     def __init__(self, patch_numel: int, width: int, *, bias: bool) -> None:
         self.weight = Parameter(width, patch_numel)
+        self.weight.num_axes = 2 + self.KERNEL_AXES
         self.bias: Parameter | None = Parameter(width) if bias else None
 
     def forward(self, pixels: Tensor) -> Tensor:

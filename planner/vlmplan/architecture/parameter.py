@@ -14,13 +14,14 @@ class Parameter:
     uses it itself is one that autocast casts for (``grouped_mm``, sums, products of its views). ``reads_constants``:
     what it is multiplied with has no gradient, so that no graph holds a cast of it. ``shared_uses``: how many layers
     of a stack use it where several hold it (Zamba), 0 for a layer's own. ``is_constant``: transformers' class
-    computes it, and freezes it.
+    computes it, and freezes it. ``num_axes``: of torch's tensor, which ``shape`` may have as a matrix (convolutions).
     """
 
     __slots__ = (
         "dtype",
         "is_constant",
         "meets_autocast",
+        "num_axes",
         "numel",
         "reads_constants",
         "requires_grad",
@@ -31,6 +32,7 @@ class Parameter:
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
+        self.num_axes = len(shape)
         self.numel = prod(shape)
         if self.numel <= 0:
             raise InputError(

@@ -26,12 +26,13 @@ def muon_groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[Optimizer
 def _groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[OptimizerGroup]:
     ordinals: dict[bool, list[int]] = {True: [], False: []}
     for ordinal, entry in enumerate(table.trained_entries):
-        if is_orthogonalised(entry.name, 4) and len(entry.parameter.shape) == 4:
+        num_axes = entry.parameter.num_axes
+        if is_orthogonalised(entry.name, num_axes) and num_axes == 4:
             raise InputError(
                 f"--optimizer muon cannot update {entry.name}: of a convolution's weight DeepSpeed 0.19.8 makes a "
                 f"matrix that it cannot put back (muon_update); freeze what it belongs to, or give another optimizer"
             )
-        ordinals[is_orthogonalised(entry.name, len(entry.parameter.shape))].append(ordinal)
+        ordinals[is_orthogonalised(entry.name, num_axes)].append(ordinal)
     if is_sorted:
         ordinals[True].sort(key=lambda ordinal: table.trained_shapes[ordinal], reverse=True)
     return [OptimizerGroup(table, found, uses_muon=uses) for uses, found in ordinals.items() if found]

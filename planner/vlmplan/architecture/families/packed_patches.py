@@ -112,6 +112,12 @@ def rotated_in_float32(q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Te
     return q_rotated, k_rotated
 
 
+class FramePatchEmbedding(PatchEmbedding):
+    """Over a few frames: ``nn.Conv3d``."""
+
+    KERNEL_AXES = 3
+
+
 class PatchEmbed(Module):
     """A convolution over one patch of a few frames: one product."""
 
@@ -119,7 +125,7 @@ class PatchEmbed(Module):
         self.patch_numel = (
             config.integer("in_channels") * config.integer("temporal_patch_size") * config.integer("patch_size") ** 2
         )
-        self.proj = PatchEmbedding(self.patch_numel, width, bias=bias)
+        self.proj = FramePatchEmbedding(self.patch_numel, width, bias=bias)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.proj(ops.to(pixels, self.proj.weight.dtype))
