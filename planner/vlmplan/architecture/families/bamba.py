@@ -5,19 +5,18 @@ of all logits' sums (``z_loss_coefficient``) is not described: it is off by defa
 """
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4_moe import Glm4MoeAttention
 from vlmplan.architecture.families.llama import (
+    Decoder,
     DecoderShape,
     GatedMlp,
     RotaryContext,
-    causal_masks,
     decoder_shape,
     stack_of_kinds,
 )
 from vlmplan.architecture.families.state_space import NamedInputMixer, expanded_shape
-from vlmplan.architecture.modules import Embedding, Module, RMSNorm, Stack
+from vlmplan.architecture.modules import Module, RMSNorm
 from vlmplan.architecture.tensor import Tensor
 
 ROTARY_FRACTION = 0.5
@@ -49,35 +48,15 @@ class BambaLayer(Module):
         return ops.add(residual, x)
 
 
-class FinalNormDecoder(Module):
-    """``BambaModel``, ``FalconH1Model``: a decoder whose last norm is called ``final_layernorm``."""
+class BambaDecoder(Decoder):
+    """``BambaModel``."""
 
-    def __init__(self, shape: DecoderShape, layers: Stack, rotary_width: int) -> None:
-        self.shape, self.rotary_width = shape, rotary_width
-        self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = layers
-        self.final_layernorm = RMSNorm(shape.hidden_size)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        with ids.tape.section("embedding"):
-            return self.embed_tokens(ids)
-
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
-        tape = x.tape
-        with tape.section("positions"):
-            shape = (1, 1, x.shape[1], self.rotary_width)
-            cos, sin = tape.tensor(shape, x.dtype), tape.tensor(shape, x.dtype)
-            tape.prefetch()  # for the module of the positions
-            context = RotaryContext(backend, cos, sin, causal_masks(x, backend, (None,)))
-            del cos, sin
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
-        with tape.section("norm"):
-            return self.final_layernorm(hidden)
+    NORM = "final_layernorm"
 
 
-def decoder(config: Config) -> FinalNormDecoder:
+def decoder(config: Config) -> BambaDecoder:
     shape = decoder_shape(config)
     attending = set(config.integers("attn_layer_indices"))
     kinds = [index not in attending for index in range(shape.num_layers)]
     layers = stack_of_kinds(kinds, lambda is_linear: BambaLayer(config, shape, is_linear=is_linear))
-    return FinalNormDecoder(shape, layers, int(shape.head_dim * ROTARY_FRACTION))
+    return BambaDecoder(shape, layers, rotary_width=int(shape.head_dim * ROTARY_FRACTION))

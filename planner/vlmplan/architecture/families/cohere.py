@@ -19,7 +19,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     windows_by_type,
 )
-from vlmplan.architecture.modules import Module
+from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -88,30 +88,21 @@ class CohereLayer(Module):
         return ops.add(ops.add(residual, attended), out)
 
 
-class CohereDecoder(Decoder):
+def decoder(config: Config) -> Decoder:
     """``CohereModel`` and ``Cohere2Model``."""
-
-    def __init__(self, shape: DecoderShape, *, norms_heads: bool, is_second: bool) -> None:
-        def layer(window: int | None) -> CohereLayer:
-            return CohereLayer(
-                shape, window, norms_heads=norms_heads, has_positions=not is_second or window is not None
-            )
-
-        super().__init__(shape, stack_of_kinds(shape.windows, layer))
-        self.norm = CohereNorm(shape.hidden_size)
-
-
-def decoder(config: Config) -> CohereDecoder:
     shape = decoder_shape(config)
     if config.model_type == "cohere":
-        shape = replace(shape, windows=(None,) * shape.num_layers)
-        return CohereDecoder(shape, norms_heads=config.boolean("use_qk_norm"), is_second=False)
+        shape = replace(shape, windows=())
+        layer = CohereLayer(shape, None, norms_heads=config.boolean("use_qk_norm"), has_positions=True)
+        return Decoder(shape, Stack.of(layer, shape.num_layers, label="layers"), norm=CohereNorm)
     # ``Cohere2Config.__post_init__``: every ``sliding_window_pattern``-th layer sees everything.
     period = config.integer("sliding_window_pattern", 4)
-    shape = replace(shape, windows=windows_by_type(config, lambda index: (index + 1) % period != 0))
-    model = CohereDecoder(shape, norms_heads=False, is_second=True)
-    model.masked_windows = (None, config.integer("sliding_window"))
-    return model
+    windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
+    shape = replace(shape, windows=windows)
+    layers = stack_of_kinds(
+        windows, lambda window: CohereLayer(shape, window, norms_heads=False, has_positions=window is not None)
+    )
+    return Decoder(shape, layers, norm=CohereNorm, masked_windows=(None, config.integer("sliding_window")))
 
 
 causal_lm = ScaledCausalLM

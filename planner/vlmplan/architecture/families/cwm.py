@@ -14,6 +14,5 @@ PERIOD = 4
 
 def decoder(config: Config) -> Decoder:
     windows = windows_by_type(config, lambda index: index % PERIOD != 0)
-    model = Decoder(replace(decoder_shape(config), qkv_bias=False, output_bias=False, windows=windows))
-    model.masked_windows = (None, config.optional_integer("sliding_window"))
-    return model
+    shape = replace(decoder_shape(config), qkv_bias=False, output_bias=False, windows=windows)
+    return Decoder(shape, masked_windows=(None, config.optional_integer("sliding_window")))

@@ -8,10 +8,9 @@ DeepSeek and GLM-4.7 for those of Qwen2-MoE's in transformers 4; it knows none o
 
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
-from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, stack_of_kinds
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, stack_of_kinds
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
@@ -35,7 +34,7 @@ def sparse_layers(config: Config) -> list[bool]:
     return [index >= num_dense for index in range(num_layers)]
 
 
-class ComplexDecoder(PartlyRotatedDecoder):
+class ComplexDecoder(Decoder):
     """``DeepseekV2Model``: positions are one complex tensor."""
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +57,7 @@ def latent_decoder_shape(config: Config, latent: LatentShape) -> DecoderShape:
     )
 
 
-def decoder(config: Config) -> PartlyRotatedDecoder:
+def decoder(config: Config) -> Decoder:
     latent = latent_shape(config)
     shape = latent_decoder_shape(config, latent)
     layers = stack_of_kinds(
@@ -67,8 +66,8 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
             shape, attention=LatentAttention(latent), mlp=shared_experts_block(config, shape) if sparse else None
         ),
     )
-    kind = ComplexDecoder if latent.rotates_complex else PartlyRotatedDecoder
-    return kind(shape, latent.rotary_width, layers)
+    kind = ComplexDecoder if latent.rotates_complex else Decoder
+    return kind(shape, layers, rotary_width=latent.rotary_width)
 
 
 def causal_lm(decoder: Module, config: Config) -> CausalLM:

@@ -75,8 +75,7 @@ class StreamDecoder(Decoder):
     def __init__(
         self, shape: DecoderShape, rotary_widths: Mapping[str, int], streams: StreamShape, layers: Stack
     ) -> None:
-        super().__init__(shape, layers)
-        self.norm = WideRMSNorm(shape.hidden_size)
+        super().__init__(shape, layers, norm=WideRMSNorm)
         self.hc_head = HyperHead(streams)
         self.rotary_widths, self.num_streams = rotary_widths, streams.num_streams
 
@@ -91,7 +90,7 @@ class StreamDecoder(Decoder):
             del mask
         hidden = self.layers.run(streams.pop(), lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
-            return self.norm(self.hc_head(hidden))
+            return self.final_norm(self.hc_head(hidden))
 
     def _positions(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """cos and sin of uncompressed layers, and those that all others share."""

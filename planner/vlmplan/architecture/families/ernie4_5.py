@@ -42,13 +42,8 @@ class ErnieLayer(DecoderLayer):
     attention = ErnieAttention
 
 
-class ErnieDecoder(Decoder):
-    """``Ernie4_5Model``."""
-
-    rotary_dtype = DType.FLOAT32
-
-
-def decoder(config: Config) -> ErnieDecoder:
+def decoder(config: Config) -> Decoder:
     bias = config.boolean("use_bias")
     shape = replace(decoder_shape(config), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
-    return ErnieDecoder(shape, Stack.of(ErnieLayer(shape), shape.num_layers, label="layers"))
+    layers = Stack.of(ErnieLayer(shape), shape.num_layers, label="layers")
+    return Decoder(shape, layers, rotary_dtype=DType.FLOAT32)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.ernie4_5 import ErnieDecoder, ErnieLayer
+from vlmplan.architecture.families.ernie4_5 import ErnieLayer
 from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock
-from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, decoder_shape, stack_of_kinds
+from vlmplan.architecture.families.llama import Decoder, DecoderShape, GatedMlp, decoder_shape, stack_of_kinds
 from vlmplan.architecture.families.moe import Experts, top
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import chunks
@@ -90,11 +90,12 @@ def _sparse_layers(config: Config, num_layers: int) -> list[bool]:
     return [(index + 1) % step == 0 and first <= index <= last for index in range(num_layers)]
 
 
-def decoder(config: Config) -> ErnieDecoder:
+def decoder(config: Config) -> Decoder:
     bias = config.boolean("use_bias")
     shape = replace(decoder_shape(config), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
     is_sparse = _sparse_layers(config, shape.num_layers)
-    return ErnieDecoder(shape, stack_of_kinds(is_sparse, lambda sparse: ErnieMoeLayer(config, shape, is_sparse=sparse)))
+    layers = stack_of_kinds(is_sparse, lambda sparse: ErnieMoeLayer(config, shape, is_sparse=sparse))
+    return Decoder(shape, layers, rotary_dtype=DType.FLOAT32)
 
 
 def causal_lm(decoder: Module, config: Config) -> NamedExpertsLM:

@@ -28,6 +28,4 @@ def decoder(config: Config) -> Decoder:
         rotates = not has_windows or window is not None
         return PostNormLayer(shape, (Attention if rotates else PositionlessAttention)(shape, window), RMSNorm)
 
-    model = Decoder(shape, stack_of_kinds(windows, layer))
-    model.masked_windows = (None,)
-    return model
+    return Decoder(shape, stack_of_kinds(windows, layer), masked_windows=(None,))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vlmplan.architecture import ops
 from vlmplan.architecture.causal_lm import ScaledCausalLM
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.bamba import FinalNormDecoder
+from vlmplan.architecture.families.granite import GraniteDecoder
 from vlmplan.architecture.families.llama import (
     Attention,
     DecoderShape,
@@ -119,19 +119,15 @@ class FalconH1Layer(Module):
         return ops.add(residual, x)
 
 
-class FalconH1Decoder(FinalNormDecoder):
+class FalconH1Decoder(GraniteDecoder):
     """``FalconH1Model``."""
 
-    def embed(self, ids: Tensor) -> Tensor:
-        with ids.tape.section("embedding"):
-            return ops.scale(self.embed_tokens(ids))
+    NORM = "final_layernorm"
 
 
 def decoder(config: Config) -> FalconH1Decoder:
     shape = decoder_shape(config)
-    return FalconH1Decoder(
-        shape, Stack.of(FalconH1Layer(config, shape), shape.num_layers, label="layers"), shape.head_dim
-    )
+    return FalconH1Decoder(shape, Stack.of(FalconH1Layer(config, shape), shape.num_layers, label="layers"))
 
 
 causal_lm = ScaledCausalLM

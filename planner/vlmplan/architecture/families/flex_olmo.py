@@ -24,18 +24,10 @@ class FlexOlmoLayer(PostNormLayer):
         self.mlp = SparseMoeBlock(router, experts, registers_gate_first=True)
 
 
-class FlexOlmoDecoder(Decoder):
-    """``FlexOlmoModel``."""
-
-    rotary_dtype = DType.FLOAT32
-
-    def __init__(self, config: Config, shape: DecoderShape) -> None:
-        super().__init__(shape, Stack.of(FlexOlmoLayer(config, shape), shape.num_layers, label="layers"))
-        self.norm = WideRMSNorm(shape.hidden_size)
-
-
-def decoder(config: Config) -> FlexOlmoDecoder:
-    return FlexOlmoDecoder(config, decoder_shape(config))
+def decoder(config: Config) -> Decoder:
+    shape = decoder_shape(config)
+    layers = Stack.of(FlexOlmoLayer(config, shape), shape.num_layers, label="layers")
+    return Decoder(shape, layers, norm=WideRMSNorm, rotary_dtype=DType.FLOAT32)
 
 
 causal_lm = NamedExpertsLM

@@ -4,8 +4,8 @@ Source: transformers 5.23 ``models/glm/modeling_glm.py``.
 """
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.glm4 import Glm4Attention, PartlyRotatedDecoder, glm_decoder
-from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape
+from vlmplan.architecture.families.glm4 import Glm4Attention, glm_decoder
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape
 from vlmplan.architecture.families.phi3 import Phi3Mlp
 
 
@@ -18,5 +18,5 @@ class GlmLayer(DecoderLayer):
         self.mlp = Phi3Mlp(shape)
 
 
-def decoder(config: Config) -> PartlyRotatedDecoder:
+def decoder(config: Config) -> Decoder:
     return glm_decoder(config, GlmLayer)

@@ -30,24 +30,12 @@ class Glm4Layer(DecoderLayer):
     attention = Glm4Attention
 
 
-class PartlyRotatedDecoder(Decoder):
-    """``Glm4Model`` and its copies: of each head ``rotary_width`` are rotated."""
-
-    def __init__(self, shape: DecoderShape, rotary_width: int, layers: Stack) -> None:
-        super().__init__(shape, layers)
-        self.rotary_width = rotary_width
-
-    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, 1, x.shape[1], self.rotary_width)
-        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
-
-
-def glm_decoder(config: Config, layer: Callable[[DecoderShape, int], Module]) -> PartlyRotatedDecoder:
+def glm_decoder(config: Config, layer: Callable[[DecoderShape, int], Module]) -> Decoder:
     """The decoder of equal layers, each made by ``layer`` of a shape and the width of what is rotated."""
     shape = replace(decoder_shape(config), output_bias=False)
     width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
-    return PartlyRotatedDecoder(shape, width, Stack.of(layer(shape, width), shape.num_layers, label="layers"))
+    return Decoder(shape, Stack.of(layer(shape, width), shape.num_layers, label="layers"), rotary_width=width)
 
 
-def decoder(config: Config) -> PartlyRotatedDecoder:
+def decoder(config: Config) -> Decoder:
     return glm_decoder(config, Glm4Layer)

@@ -7,11 +7,11 @@ predicts more than one token, is left out by transformers (``_keys_to_ignore_on_
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.glm4v import rotary_fraction
 from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.llama import (
     Attention,
+    Decoder,
     DecoderLayer,
     DecoderShape,
     RotaryContext,
@@ -73,9 +73,9 @@ def rotary_width(config: Config, shape: DecoderShape) -> int:
     return int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
 
 
-def decoder(config: Config) -> PartlyRotatedDecoder:
+def decoder(config: Config) -> Decoder:
     shape = moe_shape(config)
-    return PartlyRotatedDecoder(shape, rotary_width(config, shape), moe_layers(config, shape))
+    return Decoder(shape, moe_layers(config, shape), rotary_width=rotary_width(config, shape))
 
 
 causal_lm = NamedExpertsLM

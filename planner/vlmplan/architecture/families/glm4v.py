@@ -223,7 +223,7 @@ def decoder(text: Config) -> MultimodalDecoder:
     shape = replace(shape, head_dim=shape.hidden_size // shape.num_heads)
     rotary_width = int(shape.head_dim * rotary_fraction(text))
     layers = Stack.of(DecoderLayer(shape, rotary_width), shape.num_layers, label="layers")
-    return MultimodalDecoder(shape, layers, rotary_width)
+    return MultimodalDecoder(shape, layers, rotary_width=rotary_width)
 
 
 def build(config: Config) -> Glm4v:

@@ -23,7 +23,7 @@ class Glm4vMoe(Glm4v):
 def decoder(text: Config) -> MultimodalDecoder:
     """``Glm4vMoeTextModel``."""
     shape = replace(moe_shape(text), qk_norm=False)
-    return MultimodalDecoder(shape, moe_layers(text, shape), rotary_width(text, shape))
+    return MultimodalDecoder(shape, moe_layers(text, shape), rotary_width=rotary_width(text, shape))
 
 
 def build(config: Config) -> Glm4vMoe:

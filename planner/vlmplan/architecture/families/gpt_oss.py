@@ -129,16 +129,15 @@ class GptOssDecoder(Decoder):
 
     def __init__(self, shape: DecoderShape, config: Config) -> None:
         super().__init__(
-            shape, stack_of_kinds(shape.windows, lambda window: GptOssLayer(shape, moe(config, shape), window))
+            shape,
+            stack_of_kinds(shape.windows, lambda window: GptOssLayer(shape, moe(config, shape), window)),
+            norm=WideRMSNorm,
+            rotary_width=shape.head_dim // 2,
+            masked_windows=(None, config.integer("sliding_window")),
         )
-        self.norm = WideRMSNorm(shape.hidden_size)
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         return super().forward(x, replace(backend, implementation="eager"))
-
-    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, 1, x.shape[1], self.shape.head_dim // 2)
-        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
 
 
 def moe(config: Config, shape: DecoderShape) -> GptOssMlp:
@@ -152,6 +151,4 @@ def moe(config: Config, shape: DecoderShape) -> GptOssMlp:
 def decoder(config: Config) -> GptOssDecoder:
     # ``GptOssConfig.__post_init__``: every second layer sees everything.
     windows = windows_by_type(config, lambda index: index % 2 == 0)
-    model = GptOssDecoder(replace(decoder_shape(config), windows=windows), config)
-    model.masked_windows = (None, config.integer("sliding_window"))
-    return model
+    return GptOssDecoder(replace(decoder_shape(config), windows=windows), config)

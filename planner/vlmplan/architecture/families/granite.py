@@ -64,7 +64,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 class GraniteDecoder(Decoder):
-    """``GraniteModel``."""
+    """``GraniteModel``: embeddings are scaled."""
 
     def embed(self, ids: Tensor) -> Tensor:
         with ids.tape.section("embedding"):

@@ -12,9 +12,9 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.causal_lm import ScaledCausalLM
 from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.granite import GraniteDecoder
 from vlmplan.architecture.families.llama import (
     Attention,
-    Decoder,
     DecoderShape,
     RotaryContext,
     decoder_shape,
@@ -108,7 +108,7 @@ class GraniteHybridLayer(Module):
         return ops.add(residual, ops.scale(x))
 
 
-class GraniteHybridDecoder(Decoder):
+class GraniteHybridDecoder(GraniteDecoder):
     """``GraniteMoeHybridModel``."""
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
@@ -116,10 +116,6 @@ class GraniteHybridDecoder(Decoder):
             shape, stack_of_kinds(layer_types(config), lambda kind: GraniteHybridLayer(config, shape, kind))
         )
         self.has_positions = config.get("position_embedding_type") == ROPE
-
-    def embed(self, ids: Tensor) -> Tensor:
-        with ids.tape.section("embedding"):
-            return ops.scale(self.embed_tokens(ids))
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.has_positions:

@@ -36,6 +36,4 @@ class HeliumLayer(DecoderLayer):
 
 def decoder(config: Config) -> Decoder:
     shape = replace(decoder_shape(config), output_bias=False)
-    model = Decoder(shape, Stack.of(HeliumLayer(shape), shape.num_layers, label="layers"))
-    model.norm = WideRMSNorm(shape.hidden_size)
-    return model
+    return Decoder(shape, Stack.of(HeliumLayer(shape), shape.num_layers, label="layers"), norm=WideRMSNorm)

@@ -25,20 +25,12 @@ class Jais2Mlp(Module):
 class Jais2Layer(DecoderLayer):
     """``Jais2DecoderLayer``."""
 
-    def __init__(self, shape: DecoderShape) -> None:
-        super().__init__(shape)
-        self.mlp = Jais2Mlp(shape)
-        self.input_layernorm = LayerNorm(shape.hidden_size)
-        self.post_attention_layernorm = LayerNorm(shape.hidden_size)
-
-
-class Jais2Decoder(Decoder):
-    """``Jais2Model``."""
+    norm = LayerNorm
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__(shape, Stack.of(Jais2Layer(shape), shape.num_layers, label="layers"))
-        self.norm = LayerNorm(shape.hidden_size)
+        super().__init__(shape, mlp=Jais2Mlp(shape))
 
 
-def decoder(config: Config) -> Jais2Decoder:
-    return Jais2Decoder(decoder_shape(config))
+def decoder(config: Config) -> Decoder:
+    shape = decoder_shape(config)
+    return Decoder(shape, Stack.of(Jais2Layer(shape), shape.num_layers, label="layers"), norm=LayerNorm)

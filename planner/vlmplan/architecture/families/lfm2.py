@@ -14,17 +14,17 @@ from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.gated_delta import CausalConvolution
 from vlmplan.architecture.families.llama import (
+    Decoder,
     DecoderShape,
     RotaryContext,
     causal_masks,
     decoder_shape,
     stack_of_kinds,
 )
-from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.json_reader import not_allowed
-from vlmplan.units import DType
 
 ATTENTION, CONVOLUTION = "full_attention", "conv"
 
@@ -106,37 +106,21 @@ class Lfm2Layer(Module):
         return ops.add(x, self.feed_forward(self.ffn_norm(x)))
 
 
-class Lfm2Decoder(Module):
-    """``Lfm2Model``."""
+class Lfm2Decoder(Decoder):
+    """``Lfm2Model``: attention of each window has positions of its own."""
 
-    rotary_dtype: DType | None = None
-    """Of cos and sin, where it is not the model's type."""
-    windows: tuple[int | None, ...] = (None,)
-    """Those of attention, each with positions of its own."""
-
-    def __init__(self, shape: DecoderShape, layers: Stack) -> None:
-        self.shape = shape
-        self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = layers
-        self.embedding_norm = RMSNorm(shape.hidden_size)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        with ids.tape.section("embedding"):
-            return self.embed_tokens(ids)
+    NORM = "embedding_norm"
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
         with tape.section("positions"):
             tape.prefetch()  # for the module of the positions
             masks = causal_masks(x, backend, self.windows)
-            shape, dtype = (1, 1, x.shape[1], self.shape.head_dim), self.rotary_dtype or x.dtype
-            contexts = {
-                window: RotaryContext(backend, tape.tensor(shape, dtype), tape.tensor(shape, dtype), masks)
-                for window in self.windows
-            }
+            windows = dict.fromkeys(self.windows)
+            contexts = {window: RotaryContext(backend, *self.positions(x), masks) for window in windows}
         hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, contexts.get(layer.window)))
         with tape.section("norm"):
-            return self.embedding_norm(hidden)
+            return self.final_norm(hidden)
 
 
 class Lfm2(CausalLM):

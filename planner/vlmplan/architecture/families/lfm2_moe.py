@@ -17,8 +17,7 @@ from vlmplan.architecture.families.lfm2 import (
     token_mixer,
 )
 from vlmplan.architecture.families.llama import DecoderShape, stack_of_kinds
-from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
-from vlmplan.architecture.modules import Module
+from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, normalized_in_place, top
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import Tensor
@@ -48,19 +47,10 @@ class BiasedRouter(AdaptableModule):
         return logits, picked, indices
 
 
-class Lfm2MoeBlock(Module):
+def moe_block(config: Config, shape: DecoderShape) -> SparseMoeBlock:
     """``Lfm2MoeSparseMoeBlock``."""
-
-    def __init__(self, config: Config, shape: DecoderShape) -> None:
-        inner = config.integer("moe_intermediate_size")
-        self.experts = Experts(config.integer("num_experts"), shape.hidden_size, inner)
-        self.gate = BiasedRouter(config, shape.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        width = x.shape[-1]
-        flat = x.view(x.numel // width, width)
-        _logits, scores, indices = self.gate(flat)
-        return self.experts(flat, indices, scores).view(*x.shape)
+    experts = Experts(config.integer("num_experts"), shape.hidden_size, config.integer("moe_intermediate_size"))
+    return SparseMoeBlock(BiasedRouter(config, shape.hidden_size), experts, registers_gate_first=False)
 
 
 def decoder(config: Config) -> Lfm2Decoder:
@@ -70,7 +60,7 @@ def decoder(config: Config) -> Lfm2Decoder:
     def layer(kind: tuple[str, bool]) -> Lfm2Layer:
         name, is_sparse = kind
         width = shape.hidden_size
-        experts = Lfm2MoeBlock(config, shape) if is_sparse else Lfm2Mlp(width, shape.intermediate_size)
+        experts = moe_block(config, shape) if is_sparse else Lfm2Mlp(width, shape.intermediate_size)
         return Lfm2Layer(width, token_mixer(config, shape, name), experts)
 
     return Lfm2Decoder(shape, stack_of_kinds(kinds, layer))

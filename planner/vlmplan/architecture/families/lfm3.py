@@ -67,12 +67,6 @@ class Lfm3Layer(Lfm2Layer):
         return ops.add(residual, x)
 
 
-class Lfm3Decoder(Lfm2Decoder):
-    """``Lfm3Model``."""
-
-    rotary_dtype = DType.FLOAT32
-
-
 def layer_kinds(config: Config) -> tuple[str, ...]:
     """``layer_types``, or those of ``Lfm3Config.__post_init__``."""
     kinds = config.layer_types()
@@ -86,7 +80,7 @@ def layer_kinds(config: Config) -> tuple[str, ...]:
     return kinds
 
 
-def decoder(config: Config) -> Lfm3Decoder:
+def decoder(config: Config) -> Lfm2Decoder:
     shape = replace(decoder_shape(config), qk_norm=True, windows=())
     windows = {ATTENTION: None, SLIDING: config.optional_integer("sliding_window")}
     kinds = layer_kinds(config)
@@ -96,6 +90,6 @@ def decoder(config: Config) -> Lfm3Decoder:
             return Lfm3Layer(config, shape, ShortConvolution(config, shape.hidden_size))
         return Lfm3Layer(config, shape, Lfm3Attention(config, shape, windows[kind]))
 
-    model = Lfm3Decoder(shape, stack_of_kinds(kinds, layer))
+    model = Lfm2Decoder(shape, stack_of_kinds(kinds, layer), rotary_dtype=DType.FLOAT32)
     model.windows = tuple(window for kind, window in windows.items() if kind in kinds)
     return model

@@ -182,19 +182,31 @@ def stack_of_kinds(kinds: Sequence[Kind], layer: Callable[[Kind], Module]) -> St
 
 
 class Decoder(Module):
-    """``LlamaModel``: embedding, layers, final norm."""
+    """``LlamaModel`` and those like it: embedding, layers, final norm."""
 
-    rotary_dtype: DType | None = None
-    """Of cos and sin, where it is not the model's type."""
+    NORM = "norm"
+    """What the model calls its final norm."""
 
-    def __init__(self, shape: DecoderShape, layers: Stack | None = None) -> None:
+    def __init__(
+        self,
+        shape: DecoderShape,
+        layers: Stack | None = None,
+        *,
+        norm: Callable[[int], Module] = RMSNorm,
+        rotary_width: int | None = None,
+        rotary_dtype: DType | None = None,
+        masked_windows: tuple[int | None, ...] = (),
+    ) -> None:
+        """``norm`` makes the final norm. ``rotary_width``: of cos and sin, where it is not that of a head;
+        ``rotary_dtype``: theirs, where it is not the model's type. ``masked_windows``: of which the model builds a mask
+        whether or not a layer has them."""
         self.shape = shape
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
         self.windows = shape.windows or (None,) * shape.num_layers
-        self.masked_windows: tuple[int | None, ...] = ()
-        """Windows of which the model builds a mask whether or not a layer has them."""
+        self.masked_windows = masked_windows
+        self.rotary_width, self.rotary_dtype = rotary_width or shape.head_dim, rotary_dtype
         self.layers = layers or stack_of_kinds(self.windows, lambda window: DecoderLayer(shape, window))
-        self.norm = RMSNorm(shape.hidden_size)
+        setattr(self, self.NORM, norm(shape.hidden_size))
 
     def embed(self, ids: Tensor) -> Tensor:
         with ids.tape.section("embedding"):
@@ -208,9 +220,13 @@ class Decoder(Module):
             context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
         hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
-            hidden = self.norm(hidden)
+            hidden = self.final_norm(hidden)
         del unused_masks
         return hidden
+
+    @property
+    def final_norm(self) -> Module:
+        return self.modules_by_name[self.NORM]
 
     def unused_masks(self, x: Tensor, backend: AttentionBackend) -> dict[int | None, Tensor]:
         """Masks that live until the model returns, unlike the others, which checkpointed layers keep."""
@@ -218,7 +234,7 @@ class Decoder(Module):
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin; ``position_ids`` are the same for all samples."""
-        shape, dtype = (1, 1, x.shape[1], self.shape.head_dim), self.rotary_dtype or x.dtype
+        shape, dtype = (1, 1, x.shape[1], self.rotary_width), self.rotary_dtype or x.dtype
         return x.tape.tensor(shape, dtype), x.tape.tensor(shape, dtype)
 
 

@@ -259,9 +259,7 @@ class Llama4Decoder(Decoder):
     """``Llama4TextModel``: it makes the masks of both kinds of layers, whether or not there are some."""
 
     def __init__(self, shape: DecoderShape, layers: Stack, chunk: int) -> None:
-        super().__init__(shape, layers)
-        self.masked_windows = (None, chunk)
-        self.norm = Norm(shape.hidden_size)
+        super().__init__(shape, layers, norm=Norm, masked_windows=(None, chunk))
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         positions = complex_positions(x, self.shape.head_dim)

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.glm4v import rotary_fraction
-from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, RotaryContext, decoder_shape
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, RotaryContext, decoder_shape
 from vlmplan.architecture.families.mixtral import Mixtral
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter, normalized_in_place, top
 from vlmplan.architecture.families.olmo import WholeNormAttention
@@ -67,13 +66,13 @@ def rotary_width(config: Config, shape: DecoderShape) -> int:
     return int(shape.head_dim * rotary_fraction(config, 1.0 if named is None else named / shape.head_dim))
 
 
-def decoder(config: Config) -> PartlyRotatedDecoder:
+def decoder(config: Config) -> Decoder:
     """Raises InputError where inputs get noise."""
     if config.number("router_jitter_noise"):
         raise not_allowed(CONFIG, "router_jitter_noise", config.get("router_jitter_noise"), "0: noise is not described")
     shape = replace(decoder_shape(config), qkv_bias=False, output_bias=False, windows=())
     layers = Stack.of(MiniMaxM2Layer(config, shape), shape.num_layers, label="layers")
-    return PartlyRotatedDecoder(shape, rotary_width(config, shape), layers)
+    return Decoder(shape, layers, rotary_width=rotary_width(config, shape))
 
 
 causal_lm = Mixtral

@@ -10,8 +10,6 @@ from vlmplan.architecture.families.llama import Decoder, decoder_shape, windows_
 
 
 def decoder(config: Config) -> Decoder:
-    window = config.optional_integer("sliding_window")
     windows = windows_by_type(config, lambda _index: True)
-    model = Decoder(replace(decoder_shape(config), qkv_bias=False, output_bias=False, windows=windows))
-    model.masked_windows = (None, window)
-    return model
+    shape = replace(decoder_shape(config), qkv_bias=False, output_bias=False, windows=windows)
+    return Decoder(shape, masked_windows=(None, config.optional_integer("sliding_window")))

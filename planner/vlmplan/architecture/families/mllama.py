@@ -117,7 +117,7 @@ class TextModel(Decoder):
         sharing = (1,) if seen else ()
         hidden = self.layers.run_each(x, call, *seen, sharing=sharing, skipped=skipped)
         with tape.section("norm"):
-            return self.norm(hidden)
+            return self.final_norm(hidden)
 
 
 class MllamaModel(Module):

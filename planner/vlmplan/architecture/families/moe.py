@@ -250,7 +250,7 @@ def _normalized_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | Non
 class SparseMoeBlock(Module):
     """``MixtralSparseMoeBlock`` and its copies: route, then run the experts. Mixtral registers the router first."""
 
-    def __init__(self, gate: TopKRouter, experts: Experts, *, registers_gate_first: bool) -> None:
+    def __init__(self, gate: Module, experts: Experts, *, registers_gate_first: bool) -> None:
         if registers_gate_first:
             self.gate: Any = gate
         self.experts: Any = experts

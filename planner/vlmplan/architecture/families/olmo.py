@@ -84,14 +84,9 @@ class PostNormLayer(Module):
 class OlmoDecoder(Decoder):
     """``Olmo2Model`` and ``Olmo3Model``."""
 
-    rotary_dtype = DType.FLOAT32
-
-    def __init__(self, shape: DecoderShape) -> None:
-        def layer(window: int | None) -> PostNormLayer:
-            return PostNormLayer(shape, OlmoAttention(shape, window))
-
-        super().__init__(shape, stack_of_kinds(shape.windows, layer))
-        self.norm = WideRMSNorm(shape.hidden_size)
+    def __init__(self, shape: DecoderShape, masked_windows: tuple[int | None, ...] = ()) -> None:
+        layers = stack_of_kinds(shape.windows, lambda window: PostNormLayer(shape, OlmoAttention(shape, window)))
+        super().__init__(shape, layers, norm=WideRMSNorm, rotary_dtype=DType.FLOAT32, masked_windows=masked_windows)
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
@@ -103,7 +98,7 @@ class OlmoDecoder(Decoder):
             }
         hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, contexts[layer.self_attn.window]))
         with tape.section("norm"):
-            hidden = self.norm(hidden)
+            hidden = self.final_norm(hidden)
         del unused_masks
         return hidden
 
@@ -113,6 +108,5 @@ def decoder(config: Config) -> OlmoDecoder:
     if config.model_type == "olmo2":
         return OlmoDecoder(shape)
     # ``Olmo3Config.__post_init__``: every fourth layer sees everything.
-    model = OlmoDecoder(replace(shape, windows=windows_by_type(config, lambda index: (index + 1) % 4 != 0)))
-    model.masked_windows = (None, config.integer("sliding_window"))
-    return model
+    windows = windows_by_type(config, lambda index: (index + 1) % 4 != 0)
+    return OlmoDecoder(replace(shape, windows=windows), (None, config.integer("sliding_window")))

@@ -121,8 +121,6 @@ class LinearAttentionLayer(Module):
 class OlmoHybridDecoder(Decoder):
     """``OlmoHybridModel``."""
 
-    rotary_dtype = DType.FLOAT32
-
     def __init__(self, config: Config, shape: DecoderShape) -> None:
         self.rotates = has_positions(config)
 
@@ -132,8 +130,8 @@ class OlmoHybridDecoder(Decoder):
             mixer = OlmoDeltaNet(delta_shape(config), doubles_beta=config.boolean("linear_allow_neg_eigval"))
             return LinearAttentionLayer(shape, mixer)
 
-        super().__init__(shape, stack_of_kinds(layer_types(config), layer))
-        self.norm = WideRMSNorm(shape.hidden_size)
+        layers = stack_of_kinds(layer_types(config), layer)
+        super().__init__(shape, layers, norm=WideRMSNorm, rotary_dtype=DType.FLOAT32)
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Empty, where there are none. Layers that attend alone are given them: in backward

@@ -10,9 +10,9 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, attend_alone, joins_calls
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext
+from vlmplan.architecture.families.llama import Decoder, RotaryContext
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import Embedding, Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.modules import Embedding, Linear, Module, PatchEmbedding
 from vlmplan.architecture.packed_lengths import PackedLengths, shares
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -181,10 +181,6 @@ def token_positions(ids: Tensor) -> Tensor:
 
 class MultimodalDecoder(Decoder):
     """A decoder whose tokens have a position in time, height and width, so that samples differ."""
-
-    def __init__(self, shape: DecoderShape, layers: Stack | None = None, rotary_width: int | None = None) -> None:
-        super().__init__(shape, layers)
-        self.rotary_width = rotary_width or shape.head_dim
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin in the model's type, for every sample."""

@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend, Scores
+from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.families.glm4v import rotary_fraction
-from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, causal_masks, decoder_shape
+from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
 from vlmplan.architecture.families.partial_rotary import parts_of_heads
-from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 
 ROTARY_FRACTION = 0.5
@@ -74,29 +74,19 @@ class PhiLayer(Module):
         return ops.add(ops.add(attended, fed_forward), residual)
 
 
-class PhiDecoder(Module):
+class PhiDecoder(Decoder):
     """``PhiModel``."""
 
+    NORM = "final_layernorm"
+
     def __init__(self, shape: DecoderShape, layer: PhiLayer, rotary_width: int, *, dropout: float) -> None:
-        self.shape, self.rotary_width, self.dropout = shape, rotary_width, dropout
-        self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = Stack.of(layer, shape.num_layers, label="layers")
-        self.final_layernorm = LayerNorm(shape.hidden_size)
+        layers = Stack.of(layer, shape.num_layers, label="layers")
+        super().__init__(shape, layers, norm=LayerNorm, rotary_width=rotary_width)
+        self.dropout = dropout
 
     def embed(self, ids: Tensor) -> Tensor:
         with ids.tape.section("embedding"):
             return ops.dropout(self.embed_tokens(ids), self.dropout)
-
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
-        tape = x.tape
-        with tape.section("positions"):
-            masks = causal_masks(x, backend, (None,))
-            positions = (1, 1, x.shape[1], self.rotary_width)
-            tape.prefetch()  # for the module of the positions
-            context = RotaryContext(backend, tape.tensor(positions, x.dtype), tape.tensor(positions, x.dtype), masks)
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
-        with tape.section("norm"):
-            return self.final_layernorm(hidden)
 
 
 class Phi(CausalLM):

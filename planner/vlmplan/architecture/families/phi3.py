@@ -97,12 +97,7 @@ class Phi3Decoder(Decoder):
     def __init__(self, shape: DecoderShape, rules: Phi3Rules) -> None:
         window = shape.windows[0] if shape.windows else None
         layers = Stack.of(Phi3Layer(shape, rules, window), shape.num_layers, label="layers")
-        super().__init__(shape, layers)
-        self.rotary_width = rules.rotary_width
-
-    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, 1, x.shape[1], self.rotary_width)
-        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+        super().__init__(shape, layers, rotary_width=rules.rotary_width)
 
 
 class Phi3ForCausalLM(CausalLM):

@@ -41,7 +41,6 @@ def decoder(config: Config) -> Decoder:
     shape = replace(shape, windows=windows if uses_window else (None,) * shape.num_layers)
     kinds = list(zip(shape.windows, has_experts(config, shape.num_layers), strict=True))
     layers = stack_of_kinds(kinds, lambda kind: Qwen2MoeLayer(config, shape, kind[0], is_sparse=kind[1]))
-    model = Decoder(shape, layers)
     # The model makes a mask for windows of no tokens where it has none (``Qwen2MoeConfig.__post_init__``).
-    model.masked_windows = (None, (config.optional_integer("sliding_window") or 0) if uses_window else 0)
-    return model
+    window = (config.optional_integer("sliding_window") or 0) if uses_window else 0
+    return Decoder(shape, layers, masked_windows=(None, window))

@@ -73,14 +73,6 @@ class DecoderLayer(Module):
         return ops.add(residual, x)
 
 
-class HybridDecoder(MultimodalDecoder):
-    """``Qwen3_5TextModel``: a decoder with a norm of factor ``1 + weight`` behind it."""
-
-    def __init__(self, shape: DecoderShape, layers: Stack, rotary_width: int) -> None:
-        super().__init__(shape, layers, rotary_width)
-        self.norm = GemmaRMSNorm(shape.hidden_size)
-
-
 def layer_types(config: Config) -> Sequence[str]:
     """The token mixer of each layer: ``layer_types``, else full attention in every fourth layer.
 
@@ -120,7 +112,7 @@ def hybrid_shape(config: Config, *, intermediate_size: int) -> DecoderShape:
     )
 
 
-def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> HybridDecoder:
+def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> MultimodalDecoder:
     """The decoder of a text configuration whose layers have ``mlp``."""
     width, types = rotary_width(config, shape.head_dim), layer_types(config)
     kinds: list[Module] = []
@@ -129,10 +121,11 @@ def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> HybridDe
         mixer = GatedDeltaNet(delta_shape(config)) if is_linear else GatedAttention(shape)
         kinds.append(DecoderLayer(shape.hidden_size, {"linear_attn" if is_linear else "self_attn": mixer}, mlp))
     order = list(dict.fromkeys(types))
-    return HybridDecoder(shape, Stack(kinds, [order.index(name) for name in types], label="layers"), width)
+    layers = Stack(kinds, [order.index(name) for name in types], label="layers")
+    return MultimodalDecoder(shape, layers, norm=GemmaRMSNorm, rotary_width=width)
 
 
-def decoder(config: Config) -> HybridDecoder:
+def decoder(config: Config) -> MultimodalDecoder:
     """``Qwen3_5TextModel``, the decoder without a head."""
     shape = hybrid_shape(config, intermediate_size=config.integer("intermediate_size"))
     return hybrid_decoder(

@@ -12,7 +12,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import GatedDeltaNet, GatedRMSNorm, Projections, delta_shape
 from vlmplan.architecture.families.group_router import NamedExpertsLM
-from vlmplan.architecture.families.llama import Decoder, DecoderShape, GatedMlp, stack_of_kinds
+from vlmplan.architecture.families.llama import Decoder, GatedMlp, stack_of_kinds
 from vlmplan.architecture.families.moe import has_experts
 from vlmplan.architecture.families.qwen3_5 import (
     LINEAR,
@@ -23,7 +23,7 @@ from vlmplan.architecture.families.qwen3_5 import (
     rotary_width,
 )
 from vlmplan.architecture.families.qwen3_5_moe import SharedExpertBlock
-from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Stack
+from vlmplan.architecture.modules import GemmaRMSNorm, Linear
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -56,20 +56,7 @@ class FusedGatedDeltaNet(GatedDeltaNet):
         return ops.copy(x, *tokens, x.numel // (tokens[0] * tokens[1]))
 
 
-class Qwen3NextDecoder(Decoder):
-    """``Qwen3NextModel``."""
-
-    def __init__(self, shape: DecoderShape, layers: Stack, rotary_width: int) -> None:
-        super().__init__(shape, layers)
-        self.norm = GemmaRMSNorm(shape.hidden_size)
-        self.rotary_width = rotary_width
-
-    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, 1, x.shape[1], self.rotary_width)
-        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
-
-
-def decoder(config: Config) -> Qwen3NextDecoder:
+def decoder(config: Config) -> Decoder:
     """``Qwen3NextModel``, the decoder without a head."""
     shape = hybrid_shape(config, intermediate_size=config.integer("shared_expert_intermediate_size"))
     kinds = list(zip(layer_types(config), has_experts(config, shape.num_layers), strict=True))
@@ -82,7 +69,8 @@ def decoder(config: Config) -> Qwen3NextDecoder:
         mlp = SharedExpertBlock(config, shape) if is_sparse else GatedMlp(shape.hidden_size, inner)
         return DecoderLayer(shape.hidden_size, {"linear_attn" if is_linear else "self_attn": mixer}, mlp)
 
-    return Qwen3NextDecoder(shape, stack_of_kinds(kinds, layer), rotary_width(config, shape.head_dim))
+    layers, width = stack_of_kinds(kinds, layer), rotary_width(config, shape.head_dim)
+    return Decoder(shape, layers, norm=GemmaRMSNorm, rotary_width=width)
 
 
 causal_lm = NamedExpertsLM

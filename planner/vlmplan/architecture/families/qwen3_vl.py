@@ -199,7 +199,7 @@ class DeepstackDecoder(MultimodalDecoder):
             del x
         x = self.layers.run(hidden.pop(), call, start=min(len(features), self.num_features))
         with tape.section("norm"):
-            return self.norm(x)
+            return self.final_norm(x)
 
 
 def with_first_kinds_apart(layers: Stack, count: int) -> Stack:

@@ -44,9 +44,8 @@ def decoder(config: Config) -> Decoder:
         windows = windows_by_type(config, lambda index: not has_positions[index])
     shape = replace(shape, windows=windows)
     kinds = list(zip(windows, has_positions, strict=True))
-    model = Decoder(shape, stack_of_kinds(kinds, lambda kind: SmolLM3Layer(shape, kind[0], has_positions=kind[1])))
-    model.masked_windows = (None,)
-    return model
+    layers = stack_of_kinds(kinds, lambda kind: SmolLM3Layer(shape, kind[0], has_positions=kind[1]))
+    return Decoder(shape, layers, masked_windows=(None,))
 
 
 def positions_of_layers(config: Config, num_layers: int) -> list[bool]:

@@ -76,21 +76,7 @@ class StableLmLayer(Module):
         return ops.add(residual, out)
 
 
-class StableLmDecoder(Decoder):
-    """``StableLmModel``."""
-
-    def __init__(self, shape: DecoderShape, rotary_width: int, *, is_parallel: bool, dropout: float) -> None:
-        layer = StableLmLayer(shape, rotary_width, is_parallel=is_parallel, dropout=dropout)
-        super().__init__(shape, Stack.of(layer, shape.num_layers, label="layers"))
-        self.norm = LayerNorm(shape.hidden_size)
-        self.rotary_width = rotary_width
-
-    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, 1, x.shape[1], self.rotary_width)
-        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
-
-
-def decoder(config: Config) -> StableLmDecoder:
+def decoder(config: Config) -> Decoder:
     """Raises InputError for norms of each head."""
     if config.boolean("qk_layernorm"):
         raise InputError("config.json: qk_layernorm is set; StableLM models with a norm for each head are not planned")
@@ -103,5 +89,7 @@ def decoder(config: Config) -> StableLmDecoder:
         scores=Scores(dropout=config.number("attention_dropout")),
     )
     rotary_width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
-    is_parallel = config.boolean("use_parallel_residual")
-    return StableLmDecoder(shape, rotary_width, is_parallel=is_parallel, dropout=config.number("hidden_dropout"))
+    is_parallel, dropout = config.boolean("use_parallel_residual"), config.number("hidden_dropout")
+    layer = StableLmLayer(shape, rotary_width, is_parallel=is_parallel, dropout=dropout)
+    layers = Stack.of(layer, shape.num_layers, label="layers")
+    return Decoder(shape, layers, norm=LayerNorm, rotary_width=rotary_width)

@@ -76,10 +76,8 @@ class Starcoder2Decoder(Decoder):
     """``Starcoder2Model``."""
 
     def __init__(self, shape: DecoderShape, residual_dropout: float, embedding_dropout: float) -> None:
-        super().__init__(
-            shape, stack_of_kinds(shape.windows, lambda window: Starcoder2Layer(shape, residual_dropout, window))
-        )
-        self.norm = LayerNorm(shape.hidden_size)
+        layers = stack_of_kinds(shape.windows, lambda window: Starcoder2Layer(shape, residual_dropout, window))
+        super().__init__(shape, layers, norm=LayerNorm)
         self.dropout = embedding_dropout
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
