@@ -279,11 +279,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": {"model_type": "kosmos_2_5_vision_model", "num_hidden_layers": 4},
     },
     {
-        "model_type": "lfm3_vl",
-        **IMAGE,
-        **VIDEO,
-    },
-    {
         "model_type": "llava_next_video",
         "image_token_index": 7,
         "video_token_index": 8,
@@ -405,6 +400,11 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
             "out_hidden_size": 1024,
             "fullatt_block_indexes": [2, 5],
         },
+    },
+    {
+        "model_type": "lfm3_vl",
+        **IMAGE,
+        **VIDEO,
     },
     _minicpmv("minicpmv4_7"),
 )

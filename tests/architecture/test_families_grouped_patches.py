@@ -1,4 +1,4 @@
-"""EXAONE 4.5, whose vision encoder has fewer heads of keys than of queries, against transformers."""
+"""EXAONE 4.5 and LFM3-VL, whose vision encoders have fewer heads of keys than of queries, against transformers."""
 
 import copy
 
@@ -7,8 +7,9 @@ import pytest
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Part
+from vlmplan.errors import InputError
 
-TOWERS = ["model.visual"]
+TOWERS = ["model.visual", "model.vision_tower"]
 DECODER = ["model.language_model", "lm_head"]
 EXAONE = {
     "model_type": "exaone4_5",
@@ -35,12 +36,45 @@ EXAONE = {
         "fullatt_block_indexes": [1, 3],
     },
 }
-CONFIGS = {"exaone4_5": EXAONE}
+LFM = {
+    "model_type": "lfm3_vl",
+    "image_token_id": 999,
+    "video_token_id": 998,
+    "projector_hidden_size": 384,
+    "text_config": {
+        "model_type": "lfm3",
+        "num_hidden_layers": 4,
+        "vocab_size": 1000,
+        "pad_token_id": 0,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "sliding_window": 100,
+    },
+    "vision_config": {
+        "hidden_size": 256,
+        "intermediate_size": 448,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "patch_size": 16,
+    },
+}
+CONFIGS = {"exaone4_5": EXAONE, "lfm3_vl": LFM}
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 FROZEN = pytest.mark.parametrize("frozen", [(), TOWERS, DECODER], ids=["all", "no tower", "no decoder"])
 ALTERED = {
     "exaone4_5 by default": {"model_type": "exaone4_5"},
     "exaone4_5, tied": {**EXAONE, "tie_word_embeddings": True},
+    "lfm3_vl by default": {"model_type": "lfm3_vl"},
+    "lfm3_vl, other layers, untied, no biases": {
+        **LFM,
+        "tie_word_embeddings": False,
+        "projector_bias": False,
+        "vision_config": {**LFM["vision_config"], "layer_types": ["full_attention", "conv"] * 3, "conv_kernel_size": 5},
+    },
 }
 
 
@@ -75,6 +109,14 @@ def test_towers_and_what_maps_to_the_decoder_are_parts():
     model = build_model(EXAONE)
     assert model.part_of("model.visual.merger.ln_q.weight") is Part.PROJECTOR
     assert model.part_of("model.visual.patch_embed.proj.weight") is Part.VISION
+    model = build_model(LFM)
+    assert model.part_of("model.multi_modal_projector.linear_1.weight") is Part.PROJECTOR
+    assert model.part_of("model.vision_tower.patch_embed.weight") is Part.VISION
+
+
+def test_other_kinds_of_vision_layers_are_refused():
+    with pytest.raises(InputError, match=r"vision_config.layer_types is .* names out of full_attention and conv"):
+        build_model({**LFM, "vision_config": {**LFM["vision_config"], "layer_types": ["linear_attention"] * 6}})
 
 
 def assert_step(config, **options):
@@ -97,7 +139,11 @@ def test_images_become_as_many_tokens_and_patches_as_their_processors_make(confi
     from vlmplan_trainer.probe import configuration
     from vlmplan_trainer.processors.processing import processed
 
-    settings = {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 3136, "longest_edge": 10**6}}
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": config["vision_config"]["patch_size"],
+        "size": {"shortest_edge": 3136, "longest_edge": 10**6},
+    }
     asked = {"width": width, "height": height, "images_per_sample": 1, "num_samples": 1}
     found = processed(configuration(copy.deepcopy(config)), dict(settings), **asked)
     shape = image_shape(config, settings, width=width, height=height)

@@ -28,7 +28,7 @@ GRID_TYPES = (
     *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
-UNTYPED_GRID_TYPES = ("exaone4_5",)
+UNTYPED_GRID_TYPES = ("exaone4_5", "lfm3_vl")
 """Whose processors do not say of each token what it is of (``return_mm_token_type_ids``)."""
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 TYPED_SOUNDS = {"gemma3n": "token_type_ids", **dict.fromkeys(("gemma4", "gemma4_unified"), "mm_token_type_ids")}

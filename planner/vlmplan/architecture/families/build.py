@@ -28,6 +28,7 @@ VISION_FAMILIES = {
     "instructblip": "instructblip",
     "internvl": "internvl",
     "lfm2_vl": "lfm2_vl",
+    "lfm3_vl": "lfm3_vl",
     "lighton_ocr": "lighton_ocr",
     "llama4": "llama4_vl",
     "llava": "llava",

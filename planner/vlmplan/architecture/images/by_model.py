@@ -26,6 +26,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "instructblip": ("fixed", "query_shape"),
     "internvl": ("dynamic_tiles", "internvl_shape"),
     "lfm2_vl": ("lfm2_vl", "lfm2_vl_shape"),
+    "lfm3_vl": ("smart_resize", "qwen3_vl_shape"),
     "lighton_ocr": ("pixtral", "lighton_ocr_shape"),
     "llama4": ("llama4", "llama4_shape"),
     "llava": ("pixtral", "llava_or_pixtral_shape"),
