@@ -80,6 +80,18 @@ def test_an_option_that_the_trainer_does_not_have_is_refused_with_the_reason():
             says(refusal(command, *asked, *words), *parts)
 
 
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("option", ["--no-activation-checkpointing", "--no-vision-activation-checkpointing"])
+def test_checkpoints_that_are_left_off_of_one_part_are_left_off_of_both_where_the_trainer_ties_them(trainer, option):
+    gpu = ("--gpu", "a100-sxm4-80gb:1")
+    answer = call("recommend", "--json", "--model", "qwen2-vl-2b", *gpu, "--for", trainer, "--method", "lora", option)
+    assert answer.code == 0, answer.err
+    for plan in plans_of(answer.document):
+        recipe = plan["recipe"]
+        if trainer in ("trl", "transformers"):
+            assert recipe["activation_checkpointing"] is recipe["vision_activation_checkpointing"] is False
+
+
 def test_the_loss_and_the_types_of_an_estimate_are_the_trainers():
     asked = ("estimate", "--json", "--model", "qwen2.5-0.5b", "--gpu", "rtx-4090", "--method", "full")
     setups = {trainer: call(*asked, "--for", trainer).document["recipe"] for trainer in TRAINERS}

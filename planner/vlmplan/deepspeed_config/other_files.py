@@ -17,7 +17,8 @@ LOOKS: tuple[tuple[frozenset[str], str], ...] = tuple(
     (frozenset(names.split()), what)
     for names, what in (
         ("compute_environment distributed_type num_processes mixed_precision deepspeed_config", "accelerate's "
-         "configuration (accelerate launch --config_file)"),
+         "configuration (accelerate launch --config_file), which --config takes"),
+        ("checkpointer train_loader max_duration", "a configuration of torchtune or LLM-Foundry"),
         ("fsdp fsdp_config fsdp_version fsdp_sharding_strategy", "a configuration of FSDP, as ms-swift and Hugging "
          "Face's Trainer take it"),
         ("weight_map", "the index of a model's weights"),
@@ -25,9 +26,10 @@ LOOKS: tuple[tuple[frozenset[str], str], ...] = tuple(
         ("schema vlmplan_version recipe workload", f"a plan of vlmplan, which {PLAN_COMMANDS} take with --plan"),
         ("model_type architectures num_hidden_layers hidden_size", "a model's config.json, which --model takes"),
         ("base_model datasets sequence_len adapter", "a configuration of axolotl"),
-        ("model_name_or_path finetuning_type template cutoff_len stage dataset", "a configuration of LLaMA-Factory"),
+        ("model_name_or_path finetuning_type template cutoff_len stage dataset", "a configuration of LLaMA-Factory, "
+         "which --config takes"),
         ("output_dir per_device_train_batch_size num_train_epochs learning_rate deepspeed", "training arguments of "
-         "Hugging Face's Trainer"),
+         "Hugging Face's Trainer, which --config takes"),
         ("max_new_tokens do_sample temperature bos_token_id eos_token_id", "a model's generation_config.json"),
         ("tensor_model_parallel_size pipeline_model_parallel_size micro_batch_size", "a configuration of Megatron"),
         ("messages conversations prompt completion", "training data"),
@@ -43,6 +45,8 @@ def read_ds_config(path: Path) -> JsonDict:
     Raises UnavailableError if the file cannot be read, InputError if it holds anything else.
     """
     text = text_of(path, name=str(path), otherwise=NOT_JSON)
+    if text.startswith("#!"):
+        raise InputError(f"{path} is a script, which is no DeepSpeed file; --config takes one that starts a trainer")
     try:
         return parse_json_object(text, source=str(path))
     except InputError:

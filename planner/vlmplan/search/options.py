@@ -103,6 +103,11 @@ def _refuse_what_no_setup_can_do(fixed: DecidedRecipe, request: Request, model: 
     from vlmplan.other_trainers.writing import behaviour, objection
 
     reasons: list[str] = []
+    same_everywhere = DecidedRecipe(
+        activation_checkpointing=fixed.vision_activation_checkpointing,
+        vision_activation_checkpointing=fixed.activation_checkpointing,
+    )
+    fixed = fixed.completed(same_everywhere)  # where one is said, the other may be the same
     for method, stage in product(tuple(Method), (PLAIN, 2)):
         recipe = fixed.completed(DecidedRecipe(method=method, zero_stage=stage)).recipe()
         recipe = fixed.completed(behaviour(request.made_for, recipe, model)).applied_to(recipe)
