@@ -86,8 +86,7 @@ def test_checkpoints_that_are_left_off_of_one_part_are_left_off_of_both_where_th
     gpu = ("--gpu", "a100-sxm4-80gb:1")
     answer = call("recommend", "--json", "--model", "qwen2-vl-2b", *gpu, "--for", trainer, "--method", "lora", option)
     assert answer.code == 0, answer.err
-    for plan in plans_of(answer.document):
-        recipe = plan["recipe"]
+    for recipe in plans_of(answer.document):
         if trainer in ("trl", "transformers"):
             assert recipe["activation_checkpointing"] is recipe["vision_activation_checkpointing"] is False
 

@@ -111,7 +111,7 @@ TRL_LIMITS: tuple[Limit, ...] = (
     Limit(
         field="loss",
         allowed=always(LossKind.TRL),
-        sentence="its head and loss are one fused operation (loss_type nll), which is --loss trl; no other is to be had",
+        sentence="its head and loss are one fused operation (loss_type nll), --loss trl; no other is to be had",
         source="trl/trainer/sft_config.py loss_type; chunked_nll is the same",
     ),
     *(
