@@ -5,7 +5,7 @@ import pytest
 from model_table import assert_counts_match_the_table, packaged_config
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.families.glm4v import rotary_fraction
+from vlmplan.architecture.families.partial_rotary import rotary_fraction
 from vlmplan.architecture.model import Part
 
 ALIAS = "glm-4.1v-9b"

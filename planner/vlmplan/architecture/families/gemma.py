@@ -16,8 +16,8 @@ from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.causal_lm import CappedCausalLM
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, causal_masks
-from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Linear, Module, Stack
+from vlmplan.architecture.families.llama import Attention, DecoderLayer, DecoderShape, GatedMlp, causal_masks
+from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 
@@ -59,22 +59,14 @@ class ScaledEmbedding(Embedding):
         return ops.scale(super().forward(ids))
 
 
-class GemmaAttention(Module):
+class GemmaAttention(Attention):
     """Grouped-query attention with rotary positions, a window, and normed (Gemma 3) or capped (Gemma 2) scores."""
 
-    def __init__(self, shape: GemmaShape, window: int | None) -> None:
-        self.shape, self.window = shape, window
-        query_width = shape.num_heads * shape.head_dim
-        key_width = shape.num_kv_heads * shape.head_dim
-        self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
-        self.k_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
-        self.v_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
-        self.o_proj = Linear(query_width, shape.hidden_size, bias=shape.output_bias)
-        if shape.qk_norm:
-            self.q_norm = GemmaRMSNorm(shape.head_dim)
-            self.k_norm = GemmaRMSNorm(shape.head_dim)
+    head_norm = GemmaRMSNorm
+    shape: GemmaShape
 
-    def forward(self, x: Tensor, context: GemmaContext) -> Tensor:
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        """``context``: a ``GemmaContext``."""
         batch, num_tokens, _ = x.shape
         shape = self.shape
         q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
@@ -91,25 +83,11 @@ class GemmaAttention(Module):
         )
 
 
-class GemmaLayer(Module):
-    """``GemmaDecoderLayer``: pre-norm attention and MLP."""
+class GemmaLayer(DecoderLayer):
+    """``GemmaDecoderLayer``."""
 
-    def __init__(self, shape: GemmaShape, window: int | None = None) -> None:
-        width = shape.hidden_size
-        self.self_attn = GemmaAttention(shape, window)
-        self.mlp = GatedMlp(width, shape.intermediate_size, activation=shape.activation)
-        self.input_layernorm = GemmaRMSNorm(width)
-        self.post_attention_layernorm = GemmaRMSNorm(width)
-
-    def forward(self, x: Tensor, context: GemmaContext) -> Tensor:
-        residual = x
-        x = self.input_layernorm(x)
-        x = self.self_attn(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        return ops.add(residual, x)
+    attention = GemmaAttention
+    norm = GemmaRMSNorm
 
 
 class VaultLayer(Module):

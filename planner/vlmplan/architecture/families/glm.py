@@ -12,10 +12,10 @@ from vlmplan.architecture.families.phi3 import Phi3Mlp
 class GlmLayer(DecoderLayer):
     """``GlmDecoderLayer``."""
 
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        super().__init__(shape)
-        self.self_attn = Glm4Attention(shape, rotary_width)
-        self.mlp = Phi3Mlp(shape)
+    attention = Glm4Attention
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__(shape, mlp=Phi3Mlp(shape))
 
 
 def decoder(config: Config) -> Decoder:

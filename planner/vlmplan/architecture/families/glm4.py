@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.glm4v import Attention, DecoderLayer, rotary_fraction
+from vlmplan.architecture.families.glm4v import Attention, DecoderLayer
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
+from vlmplan.architecture.families.partial_rotary import rotary_fraction
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -19,9 +20,9 @@ ROTARY_FRACTION = 0.5
 class Glm4Attention(Attention):
     """``Glm4Attention``: each layer interleaves cos and sin anew, which its backward keeps."""
 
-    def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         cos, sin = (q.tape.tensor(x.shape, x.dtype) for x in (context.cos, context.sin))
-        return super()._rotated(q, k, RotaryContext(context.backend, cos, sin))
+        return super().positioned(q, k, RotaryContext(context.backend, cos, sin))
 
 
 class Glm4Layer(DecoderLayer):
@@ -30,11 +31,11 @@ class Glm4Layer(DecoderLayer):
     attention = Glm4Attention
 
 
-def glm_decoder(config: Config, layer: Callable[[DecoderShape, int], Module]) -> Decoder:
-    """The decoder of equal layers, each made by ``layer`` of a shape and the width of what is rotated."""
+def glm_decoder(config: Config, layer: Callable[[DecoderShape], Module]) -> Decoder:
+    """The decoder of equal layers, each made by ``layer`` of a shape."""
     shape = replace(decoder_shape(config), output_bias=False)
     width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
-    return Decoder(shape, Stack.of(layer(shape, width), shape.num_layers, label="layers"), rotary_width=width)
+    return Decoder(shape, Stack.of(layer(shape), shape.num_layers, label="layers"), rotary_width=width)
 
 
 def decoder(config: Config) -> Decoder:

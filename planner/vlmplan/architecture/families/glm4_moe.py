@@ -7,18 +7,15 @@ predicts more than one token, is left out by transformers (``_keys_to_ignore_on_
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.glm4v import rotary_fraction
 from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.llama import (
-    Attention,
     Decoder,
     DecoderLayer,
     DecoderShape,
-    RotaryContext,
     decoder_shape,
     stack_of_kinds,
 )
-from vlmplan.architecture.families.partial_rotary import partly_rotated
+from vlmplan.architecture.families.partial_rotary import PartlyRotatedAttention, rotary_fraction
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -26,14 +23,8 @@ ROTARY_FRACTION = 0.5
 """``partial_rotary_factor`` that ``Glm4MoeConfig`` sets where the file has none."""
 
 
-class Glm4MoeAttention(Attention):
+class Glm4MoeAttention(PartlyRotatedAttention):
     """``Glm4MoeAttention``."""
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        q, k, v = self.heads(x)
-        q, k = partly_rotated(q, k, context.cos, context.sin)
-        out = context.attended(q, k, v)
-        return self.o_proj(out)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, num_tokens, _ = x.shape

@@ -19,6 +19,7 @@ from vlmplan.architecture.families.packed_patches import (
     patch_lengths,
     patch_positions,
 )
+from vlmplan.architecture.families.partial_rotary import PartlyRotatedAttention, parts_of_heads, rotary_fraction
 from vlmplan.architecture.families.phi3 import Phi3Mlp
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel, ties_either
 from vlmplan.architecture.indexing import sample_rows
@@ -136,41 +137,18 @@ class VisionTransformer(MergingTower):
         return self.embeddings(x), context
 
 
-class Attention(Module):
-    """Grouped-query attention with rotary positions on the first part of each head."""
+class Attention(PartlyRotatedAttention):
+    """``Glm4vTextAttention``: a slice of a whole head is the head itself, without an operation of its own."""
 
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        self.shape, self.rotary_width = shape, rotary_width
-        query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
-        self.k_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
-        self.v_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
-        self.o_proj = Linear(query_width, shape.hidden_size)
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        batch, num_tokens, _ = x.shape
-        shape = self.shape
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        q, k = self._rotated(q, k, context)
-        out = context.attended(q, k, v)
-        return self.o_proj(out)
-
-    def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
-        """``apply_rotary_pos_emb``: the rotated part and the rest of each head, put together in new tensors."""
-        q_part, q_rest = self._parts(q)
-        k_part, k_rest = self._parts(k)
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        width = context.cos.shape[-1]
+        q_part, q_rest = parts_of_heads(q, width)
+        k_part, k_rest = parts_of_heads(k, width)
         q_rotated = ops.rotate(q_part, context.cos, context.sin)
         k_rotated = ops.rotate(k_part, context.cos, context.sin)
         q_rotated = ops.concatenate([q_rotated, q_rest], q.shape)
         k_rotated = ops.concatenate([k_rotated, k_rest], k.shape)
         return q_rotated, k_rotated
-
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        rest_width = x.shape[-1] - self.rotary_width
-        # A slice of everything is x itself, without an operation of its own.
-        return ops.slice_last(x, self.rotary_width) if rest_width else x, ops.slice_last(x, rest_width)
 
 
 class DecoderLayer(Module):
@@ -178,8 +156,8 @@ class DecoderLayer(Module):
 
     attention: Any = Attention
 
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        self.self_attn = self.attention(shape, rotary_width)
+    def __init__(self, shape: DecoderShape) -> None:
+        self.self_attn = self.attention(shape, None)
         self.mlp = Phi3Mlp(shape)
         self.input_layernorm = RMSNorm(shape.hidden_size)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size)
@@ -199,17 +177,6 @@ class DecoderLayer(Module):
         return ops.add(residual, x)
 
 
-def rotary_fraction(text: Config, default: float = 1.0) -> float:
-    """The rotated part of each head: in ``rope_parameters`` (once ``rope_scaling``), else beside it, else ``default``.
-
-    Source: ``convert_rope_params_to_dict`` in ``modeling_rope_utils.py``.
-    """
-    for key in ("rope_scaling", "rope_parameters"):
-        if text.get(key):
-            return text.mapping(key).number("partial_rotary_factor", text.number("partial_rotary_factor", default))
-    return text.number("partial_rotary_factor", default)
-
-
 class Glm4v(Qwen2VL):
     """``Glm4vForConditionalGeneration``."""
 
@@ -222,7 +189,7 @@ def decoder(text: Config) -> MultimodalDecoder:
     shape = replace(decoder_shape(text), qkv_bias=True, output_bias=False)
     shape = replace(shape, head_dim=shape.hidden_size // shape.num_heads)
     rotary_width = int(shape.head_dim * rotary_fraction(text))
-    layers = Stack.of(DecoderLayer(shape, rotary_width), shape.num_layers, label="layers")
+    layers = Stack.of(DecoderLayer(shape), shape.num_layers, label="layers")
     return MultimodalDecoder(shape, layers, rotary_width=rotary_width)
 
 

@@ -18,7 +18,6 @@ from vlmplan.architecture.families.glm4v import (
     Glm4v,
     MergingTower,
     PatchMerger,
-    rotary_fraction,
 )
 from vlmplan.architecture.families.llama import GatedMlp, decoder_shape
 from vlmplan.architecture.families.packed_patches import (
@@ -29,6 +28,7 @@ from vlmplan.architecture.families.packed_patches import (
     patch_lengths,
     patch_positions,
 )
+from vlmplan.architecture.families.partial_rotary import rotary_fraction
 from vlmplan.architecture.families.qwen2_vl import VisionLanguageModel, ties_either
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Module, RMSNorm, Stack
@@ -86,7 +86,7 @@ def decoder(text: Config) -> MultimodalDecoder:
     """``GlmOcrTextModel``."""
     shape = replace(decoder_shape(text), qkv_bias=False, output_bias=False)
     rotary_width = int(shape.head_dim * rotary_fraction(text))
-    layers = Stack.of(DecoderLayer(shape, rotary_width), shape.num_layers, label="layers")
+    layers = Stack.of(DecoderLayer(shape), shape.num_layers, label="layers")
     return MultimodalDecoder(shape, layers, rotary_width=rotary_width)
 
 

@@ -81,6 +81,7 @@ def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | N
 class Attention(Module):
     """Grouped-query attention with rotary positions; with ``qk_norm`` queries and keys are normed per head (Qwen3)."""
 
+    head_norm: Any = RMSNorm
     rotates_in_place = False
     """Whether Liger's kernel rotates."""
 
@@ -93,8 +94,8 @@ class Attention(Module):
         self.v_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
         self.o_proj = Linear(query_width, shape.hidden_size, bias=shape.output_bias)
         if shape.qk_norm:
-            self.q_norm = RMSNorm(shape.head_dim)
-            self.k_norm = RMSNorm(shape.head_dim)
+            self.q_norm = self.head_norm(shape.head_dim)
+            self.k_norm = self.head_norm(shape.head_dim)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)

@@ -9,12 +9,11 @@ from dataclasses import replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.glm4v import rotary_fraction
-from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, RotaryContext, decoder_shape
+from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape
 from vlmplan.architecture.families.mixtral import Mixtral
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter, normalized_in_place, top
 from vlmplan.architecture.families.olmo import WholeNormAttention
-from vlmplan.architecture.families.partial_rotary import partly_rotated
+from vlmplan.architecture.families.partial_rotary import PartlyRotatedAttention, rotary_fraction
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
@@ -38,14 +37,8 @@ class SigmoidRouter(TopKRouter):
         return logits, picked, indices
 
 
-class MiniMaxM2Attention(WholeNormAttention):
+class MiniMaxM2Attention(PartlyRotatedAttention, WholeNormAttention):
     """``MiniMaxM2Attention``."""
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        q, k, v = self.heads(x)
-        q, k = partly_rotated(q, k, context.cos, context.sin)
-        out = context.attended(q, k, v)
-        return self.o_proj(out)
 
 
 class MiniMaxM2Layer(DecoderLayer):

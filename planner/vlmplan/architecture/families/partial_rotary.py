@@ -1,6 +1,8 @@
 """Rotary positions on the first part of each head, halves rotated (``apply_rotary_pos_emb`` of GLM and Qwen3.5)."""
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import Attention, RotaryContext
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -22,3 +24,27 @@ def parts_of_heads(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
     own (StableLM, Phi). A slice of everything is x itself, without an operation of its own."""
     rest = x.shape[-1] - width
     return ops.slice_last(x, width) if rest else x, ops.slice_last(x, rest)
+
+
+class PartlyRotatedAttention(Attention):
+    """Llama's attention with positions on the first part of each head, as wide as cos."""
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        q, k, v = self.heads(x)
+        q, k = self.positioned(q, k, context)
+        out = context.attended(q, k, v)
+        return self.o_proj(out)
+
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        return partly_rotated(q, k, context.cos, context.sin)
+
+
+def rotary_fraction(text: Config, default: float = 1.0) -> float:
+    """The rotated part of each head: in ``rope_parameters`` (once ``rope_scaling``), else beside it, else ``default``.
+
+    Source: ``convert_rope_params_to_dict`` in ``modeling_rope_utils.py``.
+    """
+    for key in ("rope_scaling", "rope_parameters"):
+        if text.get(key):
+            return text.mapping(key).number("partial_rotary_factor", text.number("partial_rotary_factor", default))
+    return text.number("partial_rotary_factor", default)

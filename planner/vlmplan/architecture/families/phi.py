@@ -12,9 +12,8 @@ from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Mlp
-from vlmplan.architecture.families.glm4v import rotary_fraction
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
-from vlmplan.architecture.families.partial_rotary import parts_of_heads
+from vlmplan.architecture.families.partial_rotary import parts_of_heads, rotary_fraction
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 

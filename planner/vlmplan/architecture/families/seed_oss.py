@@ -47,9 +47,7 @@ class SeedOssLayer(DecoderLayer):
     """``SeedOssDecoderLayer``."""
 
     def __init__(self, shape: DecoderShape, dropout: float) -> None:
-        super().__init__(shape)
-        self.self_attn = SeedOssAttention(shape, dropout)
-        self.mlp = SeedOssMlp(shape, dropout)
+        super().__init__(shape, attention=SeedOssAttention(shape, dropout), mlp=SeedOssMlp(shape, dropout))
 
 
 def decoder(config: Config) -> Decoder:

@@ -10,7 +10,6 @@ from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
     DecoderLayer,
-    DecoderShape,
     RotaryContext,
     decoder_shape,
     stack_of_kinds,
@@ -27,15 +26,6 @@ class PositionlessAttention(Attention):
         return q, k
 
 
-class SmolLM3Layer(DecoderLayer):
-    """``SmolLM3DecoderLayer``."""
-
-    def __init__(self, shape: DecoderShape, window: int | None, *, has_positions: bool) -> None:
-        super().__init__(shape, window)
-        if not has_positions:
-            self.self_attn = PositionlessAttention(shape, window)
-
-
 def decoder(config: Config) -> Decoder:
     shape = decoder_shape(config)
     has_positions = positions_of_layers(config, shape.num_layers)
@@ -44,8 +34,12 @@ def decoder(config: Config) -> Decoder:
         windows = windows_by_type(config, lambda index: not has_positions[index])
     shape = replace(shape, windows=windows)
     kinds = list(zip(windows, has_positions, strict=True))
-    layers = stack_of_kinds(kinds, lambda kind: SmolLM3Layer(shape, kind[0], has_positions=kind[1]))
-    return Decoder(shape, layers, masked_windows=(None,))
+
+    def layer(kind: tuple[int | None, bool]) -> DecoderLayer:
+        window, rotates = kind
+        return DecoderLayer(shape, attention=(Attention if rotates else PositionlessAttention)(shape, window))
+
+    return Decoder(shape, stack_of_kinds(kinds, layer), masked_windows=(None,))
 
 
 def positions_of_layers(config: Config, num_layers: int) -> list[bool]:

@@ -8,16 +8,9 @@ from dataclasses import replace
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.glm4v import rotary_fraction
-from vlmplan.architecture.families.llama import (
-    Decoder,
-    DecoderShape,
-    GatedMlp,
-    RotaryContext,
-    decoder_shape,
-)
-from vlmplan.architecture.families.partial_rotary import parts_of_heads
-from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.families.llama import Attention, Decoder, DecoderShape, GatedMlp, RotaryContext, decoder_shape
+from vlmplan.architecture.families.partial_rotary import parts_of_heads, rotary_fraction
+from vlmplan.architecture.modules import LayerNorm, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 
@@ -25,40 +18,28 @@ ROTARY_FRACTION = 0.25
 """``StableLmConfig``: the part of each head that is rotated where the file does not say."""
 
 
-class StableLmAttention(Module):
-    """``StableLmAttention``."""
-
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        self.shape, self.rotary_width, width = shape, rotary_width, shape.hidden_size
-        key_width = shape.num_kv_heads * shape.head_dim
-        self.q_proj = Linear(width, width, bias=shape.qkv_bias)
-        self.k_proj = Linear(width, key_width, bias=shape.qkv_bias)
-        self.v_proj = Linear(width, key_width, bias=shape.qkv_bias)
-        self.o_proj = Linear(width, width)
+class StableLmAttention(Attention):
+    """``StableLmAttention``: both parts of each head stay with the layer until it returns."""
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        batch, num_tokens, _ = x.shape
-        shape = self.shape
-        keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = self.k_proj(x).view(*keys)
-        v = self.v_proj(x).view(*keys)
-        q_part, q_rest = parts_of_heads(q, self.rotary_width)
-        k_part, k_rest = parts_of_heads(k, self.rotary_width)
+        q, k, v = self.heads(x)
+        width = context.cos.shape[-1]
+        q_part, q_rest = parts_of_heads(q, width)
+        k_part, k_rest = parts_of_heads(k, width)
         q_part = ops.rotate(q_part, context.cos, context.sin)
         k_part = ops.rotate(k_part, context.cos, context.sin)
         q = ops.concatenate([q_part, q_rest], q.shape)
         k = ops.concatenate([k_part, k_rest], k.shape)
-        out = context.attended(q, k, v, scores=shape.scores)
+        out = context.attended(q, k, v, scores=self.shape.scores)
         return self.o_proj(out)
 
 
 class StableLmLayer(Module):
     """``StableLmDecoderLayer``; with ``is_parallel`` one norm serves attention and MLP."""
 
-    def __init__(self, shape: DecoderShape, rotary_width: int, *, is_parallel: bool, dropout: float) -> None:
+    def __init__(self, shape: DecoderShape, *, is_parallel: bool, dropout: float) -> None:
         self.is_parallel, self.dropout = is_parallel, dropout
-        self.self_attn = StableLmAttention(shape, rotary_width)
+        self.self_attn = StableLmAttention(shape, None)
         self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
         self.input_layernorm = LayerNorm(shape.hidden_size)
         if not is_parallel:
@@ -85,11 +66,12 @@ def decoder(config: Config) -> Decoder:
         shape,
         head_dim=shape.hidden_size // shape.num_heads,
         qkv_bias=config.boolean("use_qkv_bias"),
+        output_bias=False,
         windows=(),
         scores=Scores(dropout=config.number("attention_dropout")),
     )
     rotary_width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
     is_parallel, dropout = config.boolean("use_parallel_residual"), config.number("hidden_dropout")
-    layer = StableLmLayer(shape, rotary_width, is_parallel=is_parallel, dropout=dropout)
+    layer = StableLmLayer(shape, is_parallel=is_parallel, dropout=dropout)
     layers = Stack.of(layer, shape.num_layers, label="layers")
     return Decoder(shape, layers, norm=LayerNorm, rotary_width=rotary_width)
