@@ -8,7 +8,9 @@ from search_cases import TODAY, card, offer, rented, search
 from vlmplan.estimation import Estimate
 from vlmplan.memory.device import Verdict
 from vlmplan.proposals.confirmation import _without, searched_until_one_fits, with_corrected_plans
-from vlmplan.search import SearchQuery, recommend
+from vlmplan.recipe_choices import Method
+from vlmplan.search import Recommendation, SearchQuery, recommend
+from vlmplan.search.long_samples import rank_of_first
 from vlmplan.search.pareto import front_of
 from vlmplan.units import GIB
 
@@ -64,6 +66,47 @@ def test_a_winner_that_does_not_fit_as_it_is_corrected_makes_way():
     none = with_corrected_plans(found, lambda all_of: [heavier(one, 2**40) for one in all_of])
     assert none.plans == ()
     assert none.rejected
+
+
+def test_where_the_best_plan_does_not_fit_a_like_one_is_looked_for_before_another_method_is_taken():
+    """Adapters take twice as much as estimated, so that full training alone is left, which costs more than adapters
+    with smaller micro batches."""
+    gpu = card("rtx-4090", memory_bytes=24 * GIB)
+    query = SearchQuery(
+        workload=workload("qwen2.5-0.5b", seq_len=1024, global_batch=16),
+        candidates=[rented(gpu, offer(gpu, 0.4, 1))],
+        fixed=decided(),
+        today=TODAY,
+    )
+
+    def heavy_adapters(all_of: Sequence[Estimate]) -> list[Estimate]:
+        return [heavier(one, one.peak_allocated_bytes * one.recipe.trains_adapters) for one in all_of]
+
+    once = with_corrected_plans(recommend(query), heavy_adapters)
+    assert {plan.estimate.recipe.method for plan in once.plans} == {Method.FULL}
+    found = searched_until_one_fits(query, recommend, heavy_adapters)
+    assert found.plans[0].estimate.recipe.trains_adapters
+    assert rank_of_first(found) < rank_of_first(once)
+    assert all(plan.estimate.verdict is Verdict.FITS for plan in found.plans)
+    assert any("was ranked higher: rehearsed, it takes" in note for note in found.notes)
+
+
+def test_where_the_best_plan_fits_there_is_one_search():
+    gpu = card("rtx-4090", memory_bytes=24 * GIB)
+    query = SearchQuery(
+        workload=workload("qwen2.5-0.5b", seq_len=1024, global_batch=16),
+        candidates=[rented(gpu, offer(gpu, 0.4, 1))],
+        fixed=decided(),
+        today=TODAY,
+    )
+    searches: list[SearchQuery] = []
+
+    def counted(asked: SearchQuery) -> Recommendation:
+        searches.append(asked)
+        return recommend(asked)
+
+    found = searched_until_one_fits(query, counted, lambda all_of: [heavier(one, 0) for one in all_of])
+    assert (len(searches), len(found.plans)) == (1, 3)
 
 
 def test_what_takes_twice_as_much_as_estimated_is_searched_on_cards_of_half_the_memory():

@@ -75,14 +75,15 @@ def with_corrected_plans(found: Recommendation, corrected: Corrected) -> Recomme
 def searched_until_one_fits(
     query: SearchQuery, search: Callable[[SearchQuery], Recommendation], corrected: Corrected
 ) -> Recommendation:
-    """What ``search`` finds, its plans ``corrected``. Where none fits so, it is searched again on cards with less
-    memory, and of what fits then the best is taken."""
+    """What ``search`` finds, its plans ``corrected``. Where the best does not fit so, it is searched again on cards
+    with less memory, and the best is taken of what fits then and of what was left."""
     found = search(query)
     shown = with_corrected_plans(found, corrected)
-    if shown.plans or not found.plans:
+    if not found.plans or _is_first(found.plans[0], shown.plans):
         return shown
-    best = min(_with_less(query, search, corrected), key=rank_of_first, default=None)
-    if best is None:
+    left = [shown] if shown.plans else []
+    best = min([*left, *_with_less(query, search, corrected, left)], key=rank_of_first, default=shown)
+    if best is shown:
         return shown
     machines = {_machine(plan.estimate.cluster) for plan in best.plans}
     rejected = tuple(one for one in shown.rejected if _machine(one.cluster) not in machines)
@@ -91,12 +92,17 @@ def searched_until_one_fits(
 
 
 def _with_less(
-    query: SearchQuery, search: Callable[[SearchQuery], Recommendation], corrected: Corrected
+    query: SearchQuery,
+    search: Callable[[SearchQuery], Recommendation],
+    corrected: Corrected,
+    left: Sequence[Recommendation],
 ) -> Iterator[Recommendation]:
-    """What fits of searches for cards with less and less memory, until the best plan of one does: cards with still less
-    have no better ones."""
+    """What fits of searches for cards with less and less memory, until the best plan of one does, or is no better than
+    what is ``left``: cards with still less have no better ones."""
     for power in range(1, MOST_SEARCHES + 1):
         found = _on_whole_cards(search(_with_less_memory(query, SMALLER_SHARE**power)), query)
+        if found.plans and any(rank_of_first(one) <= rank_of_first(found) for one in left):
+            return
         fitting = with_corrected_plans(found, corrected)
         if fitting.plans:
             yield fitting

@@ -4,11 +4,13 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from vlmplan.step_bar import can_draw
+
 
 @contextmanager
 def rehearsal_progress(num_phases: int) -> Generator[Callable[[str], None]]:
     """Gives what to call with the name of every phase when it begins. ``num_phases``: how many will come."""
-    if not sys.stderr.isatty():
+    if not can_draw(sys.stderr):
         yield lambda text: None
         return
     from rich.console import Console
