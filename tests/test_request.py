@@ -122,13 +122,6 @@ def test_prompts_and_answers_are_no_longer_than_there_are_positions(positions: i
     assert (workload_of(model, said).seq_len, workload_of(model, said).target_len) == (48, 16)
 
 
-def test_samples_of_an_encoder_and_a_decoder_are_not_measured(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart"}))
-    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}')
-    with pytest.raises(InputError, match="give --seq-len and --target-len"):
-        parse({"model": str(tmp_path), "data": tmp_path / "data.jsonl"})
-
-
 @pytest.mark.parametrize("tool", Tool)
 def test_no_other_trainer_is_written_an_encoder_and_a_decoder(tool: Tool):
     model = ModelFiles(id="a bart", config={"model_type": "bart"})

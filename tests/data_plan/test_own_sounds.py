@@ -10,6 +10,7 @@ from cli_calls import call
 from small_sounds import wav, write_wav
 from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, audio_shape
 from vlmplan.data_plan.lengths import BLANK_SECONDS
+from vlmplan.encoder_decoder import HEARING_TYPES
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.request import parse
@@ -45,7 +46,7 @@ def shapes(model: str = "qwen2.5-omni-7b", **options):
 
 def test_every_type_that_hears_is_read():
     types = {find_model(alias).model_type for alias in HEARING}
-    assert types == {*AUDIO_MODEL_TYPES}
+    assert types == {*AUDIO_MODEL_TYPES} - HEARING_TYPES
     assert [no_sounds(find_model(alias)) for alias in HEARING] == [None] * len(HEARING)
 
 

@@ -79,10 +79,11 @@ def test_samples_are_grouped_by_length_as_the_trainer_groups_them(num_samples: i
 @given(SHAPES, st.integers(400, 900))
 def test_packed_rows_hold_every_sample_once_and_no_more_than_the_limit(shapes: list[Shape], limit: int):
     rows = packed_rows(samples(shapes, limit))
-    *sums, seconds = zip(*rows, strict=True)
-    *expected, lengths = zip(*shapes, strict=True)
+    *sums, seconds, answers = zip(*rows, strict=True)
+    *expected, lengths, expected_answers = zip(*shapes, strict=True)
     assert [sum(column) for column in sums] == [sum(column) for column in expected]
     assert max(seconds) == max(lengths)
+    assert sum(answers) == sum(expected_answers)
     assert all(row.tokens <= limit for row in rows)
     half_empty = [row for row in rows if row.tokens * 2 <= limit]
     assert len(half_empty) <= 1  # two of them would be one

@@ -8,7 +8,7 @@ import torch
 from encoder_decoder_folders import END, PAD, small_model, tokenizer, write_model
 from trainer_runs import planned, train_here
 
-from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
+from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, read_chats
 from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
@@ -174,6 +174,20 @@ def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(tmp_pa
     made = trained.generate(**own("Sort these colours: red, blue", return_tensors="pt"), max_new_tokens=8)
     assert made.shape[0] == 1
     assert made[0, 0] == END  # decoder_start_token_id
+
+
+def test_a_plan_of_data_counts_what_the_trainer_makes(tmp_path, samples):
+    from tiny_plans import plan_of_data
+
+    model = write_model(tmp_path / "model", "bart")
+    plan = plan_of_data(model, samples)
+    read, _ = read_chats(samples, skips_bad=False)
+    made = [encoder(seq_len=64, target_len=64).encode(sample) for sample in read]
+    assert plan.workload.seq_len == max(one["input_ids"].shape[1] for one in made)
+    assert plan.workload.target_tokens == max(one[TARGET_LABELS].shape[1] for one in made)
+    done = train_here(plan, tmp_path, "--train-data", str(samples), "--max-steps", "1")
+    assert done.code == 0, done.err
+    assert "are cut" not in done.out
 
 
 @pytest.mark.parametrize("kind", ["mbart", "pegasus"])

@@ -175,6 +175,18 @@ def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(tmp_pa
     assert made.shape[0] == 1
 
 
+def test_a_plan_of_data_has_room_for_all_that_is_said(tmp_path, folder, sounds):
+    from tiny_plans import plan_of_data
+
+    plan = plan_of_data(folder, sounds)
+    longest = max(len(tokenizer()(f"a {name} tone")["input_ids"]) for name in TONES)
+    assert longest <= plan.workload.target_tokens <= longest + 8
+    assert plan.workload.audio_seconds == 1.0
+    done = train_here(plan, tmp_path, "--train-data", str(sounds), "--max-steps", "1")
+    assert done.code == 0, done.err
+    assert "left out" not in done.out
+
+
 @pytest.mark.parametrize("options", [{"method": "full"}, {"method": "lora"}, {"method": "full", "train_vision": False}])
 def test_memory_of_a_run_is_as_planned(tmp_path, folder, options):
     plan = planned(folder, num_ranks=1, micro_batch=4, loss="full", target_len=48, **options)

@@ -20,7 +20,7 @@ NUM_BINS, NUM_IMAGE_BINS = 10, 5
 def document(source: DataSource) -> JsonDict:
     """Tokens of every sample before and images; ``trained`` is what is left at the limit."""
     found, kept = source.found, source.trained
-    tokens = sorted(shape.tokens for shape in found.shapes)
+    tokens = sorted(shape.length for shape in found.shapes)
     pixels = _pixels(source)
     return {
         "source": source.dataset.source,
@@ -34,6 +34,7 @@ def document(source: DataSource) -> JsonDict:
         "images_per_sample": _distribution(sorted(shape.num_images for shape in found.shapes)),
         "image_pixels": _distribution(pixels) if pixels else None,
         "num_videos": sum(len(sample.videos) for sample in source.dataset.samples),
+        **_answers_json(source),
         **_sounds_json(source),
         "limit": None if source.limit_source is None else kept.limit,
         "limit_source": source.limit_source,
@@ -41,6 +42,19 @@ def document(source: DataSource) -> JsonDict:
         "num_left_out": kept.num_long + kept.num_no_room + kept.num_many_images + kept.num_many_sounds,
         "num_trained": len(kept.samples.shapes),
     }
+
+
+def _answers_json(source: DataSource) -> JsonDict:
+    """Nothing where answers are part of the samples."""
+    answers = _answers(source)
+    return {"answer_tokens": _distribution(answers)} if answers else {}
+
+
+def _answers(source: DataSource) -> list[int]:
+    """Tokens of every answer that a decoder of its own writes, ascending; none where they are those of the samples."""
+    shapes = source.found.shapes
+    is_beside = any(shape.answer_tokens and shape.length != shape.answer_tokens for shape in shapes)
+    return sorted(shape.answer_tokens for shape in shapes) if is_beside else []
 
 
 def _sounds_json(source: DataSource) -> JsonDict:
@@ -86,10 +100,13 @@ def histogram(in_order: Sequence[int], num_bins: int = NUM_BINS) -> list[tuple[i
 def print_data(source: DataSource) -> None:
     """How samples are distributed, drawn."""
     say(*_head(source))
-    tokens = sorted(shape.tokens for shape in source.found.shapes)
+    tokens = sorted(shape.length for shape in source.found.shapes)
     for line in drawn(_length_rows(histogram(tokens)), picture_width()):
         click.echo(line)
     say(_percentiles(tokens))
+    answers = _answers(source)
+    if answers:
+        say(f"answers: {_percentiles(answers)}")
     pixels = _pixels(source)
     if pixels:
         say(_images(source, pixels))

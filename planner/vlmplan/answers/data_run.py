@@ -65,6 +65,7 @@ def _covering_json(covers: Covering, peak_bytes: int) -> JsonDict:
     size = covers.image_size
     return {
         "seq_len": covers.seq_len,
+        **({"target_len": covers.target_len} if covers.target_len else {}),
         "images_per_sample": covers.images_per_sample,
         "image_size": None if size is None else _size_text(size),
         **({} if covers.clip_frames is None else {"frames_per_video": covers.clip_frames}),
@@ -129,7 +130,8 @@ def _covering_text(covers: Covering) -> str:
         shown.append(f"{counted(covers.images_per_sample, 'image')} of {_size_text(covers.image_size)}")
     if covers.audios_per_sample:
         shown.append(f"{counted(covers.audios_per_sample, 'sound')} of {covers.audio_seconds:g} s")
-    return f"{text} with {' and '.join(shown)}" if shown else text
+    text = f"{text} with {' and '.join(shown)}" if shown else text
+    return f"{text}, answers of {covers.target_len:,}" if covers.target_len else text
 
 
 def _table(source: DataSource, run: DataRun, options: Sequence[Option]) -> Table:

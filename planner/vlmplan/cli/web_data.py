@@ -23,7 +23,7 @@ def summary(options: Mapping[str, Any], model_of: "Callable[[Mapping[str, Any]],
     """
     from vlmplan.data_plan.lengths import sample_shapes
     from vlmplan.data_rules import rules_of
-    from vlmplan.dataset.counting import token_counter
+    from vlmplan.dataset.media import media_reading, sample_counter
     from vlmplan.dataset.model_texts import model_texts
     from vlmplan.dataset.unseen import dataset_of_text
     from vlmplan.models import context_length
@@ -40,7 +40,7 @@ def summary(options: Mapping[str, Any], model_of: "Callable[[Mapping[str, Any]],
     model = model_of(options)
     said = options.get("image_size")
     size = DEFAULT_IMAGE_SIZE if said is None else image_size(str(said))
-    counter = token_counter(model_texts(model))
+    counter = sample_counter(model_texts(model), media_reading(model, rules_of(None)))
     dataset = dataset_of_text(name, content, counter, size)
     shapes = sample_shapes(dataset, model, rules_of(None)).shapes
     lengths = [shape.tokens for shape in shapes]

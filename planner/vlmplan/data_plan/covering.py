@@ -20,7 +20,7 @@ from vlmplan.dataset.images import ImageAmounts
 class Covering:
     """Every sample has ``seq_len`` tokens and ``images_per_sample`` images of ``image_size`` (width, height), or as
     many videos of ``clip_frames`` where their model sees frames otherwise than images, and ``audios_per_sample`` sounds
-    of ``audio_seconds``."""
+    of ``audio_seconds``. ``target_len`` are the tokens of answers that a decoder of its own writes."""
 
     seq_len: int
     images_per_sample: int = 0
@@ -28,11 +28,12 @@ class Covering:
     clip_frames: int | None = None
     audios_per_sample: int = 0
     audio_seconds: float = 0.0
+    target_len: int = 0
 
     @property
     def of_text(self) -> "Covering":
         """A micro batch as long, with nothing but text."""
-        return Covering(seq_len=self.seq_len)
+        return Covering(seq_len=self.seq_len, target_len=self.target_len)
 
     def image(self, amounts: ImageAmounts, size: Size | None = None) -> ImageShape:
         """What one of the images becomes, of another ``size`` where that is said."""
@@ -129,7 +130,7 @@ def _smallest(samples: SampleShapes, num_patches: int) -> Size | None:
 def covering_every_order(samples: SampleShapes, amounts: ImageAmounts, *, limit: int, pads_to: int) -> Covering:
     """What covers any micro batch of any order: the longest sample and the one with most patches, in every row."""
     heaviest = max(samples.shapes, key=lambda shape: shape.patches)
-    return covering(
+    covers = covering(
         samples,
         amounts,
         num_tokens=padded(min(samples.longest + samples.blank.tokens, limit), pads_to, limit),
@@ -138,6 +139,12 @@ def covering_every_order(samples: SampleShapes, amounts: ImageAmounts, *, limit:
         num_rows=1,
         sounds=most_sounds(samples),
     )
+    return replace(covers, target_len=answers_padded(samples.longest_answer, samples, pads_to))
+
+
+def answers_padded(num_tokens: int, samples: SampleShapes, pads_to: int) -> int:
+    """The length of answers in a micro batch whose longest has so many tokens."""
+    return padded(num_tokens, pads_to, samples.answer_limit or num_tokens + pads_to)
 
 
 def most_sounds(samples: SampleShapes) -> Sounds:

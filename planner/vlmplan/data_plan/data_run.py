@@ -20,7 +20,7 @@ from vlmplan.dataset.images import ImageAmounts
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.workload import Workload
 
-NUM_LENGTHS, NUM_PATCHES = 17, 5
+NUM_LENGTHS, NUM_PATCHES, NUM_ANSWERS = 17, 5, 5
 """At which seconds are computed. A choice: between them they are off by a thousandth or two (attention grows with
 the square of a length)."""
 MAX_DRAWN_SAMPLES, MAX_COMPARED_SAMPLES = 100_000, 25_000
@@ -149,19 +149,45 @@ class DataRuns:
             clip_frames=covers.clip_frames,
             audios_per_sample=covers.audios_per_sample,
             audio_seconds=covers.audio_seconds,
+            target_len=covers.target_len or None,
         )
 
     def _run_seconds(self, run: "_Run", coverings: "_Coverings", grad_accum: int) -> float | None:
         """Seconds of the drawn steps. In each micro step the ranks wait for the slowest."""
-        of_text = self._line([Covering(seq_len=length) for length in _spread(*run.lengths, NUM_LENGTHS)])
-        of_images, of_sounds = self._line_of_patches(run, coverings), self._line_of_sounds(run, coverings)
-        if of_text is None or of_images is None or of_sounds is None:
+        plain = self._plain(run)
+        of_text = self._line([replace(plain, seq_len=length) for length in _spread(*run.lengths, NUM_LENGTHS)])
+        of_answers = self._line_of_answers(run, plain)
+        of_images = self._line_of_patches(run, coverings)
+        of_sounds = _nothing if plain.audios_per_sample else self._line_of_sounds(run, coverings)
+        if of_text is None or of_answers is None or of_images is None or of_sounds is None:
             return None
 
         def seconds(one: MicroBatch) -> float:
-            return of_text(one.num_tokens) + of_images(one.patches) + of_sounds(one.sound_seconds)
+            of_both = of_text(one.num_tokens) + of_answers(one.num_answer_tokens)
+            return of_both + of_images(one.patches) + of_sounds(one.sound_seconds)
 
         return sum(max(map(seconds, step)) for step in run.micro_steps) / grad_accum
+
+    def _plain(self, run: "_Run") -> Covering:
+        """The longest samples and answers without images, and without sounds but where the encoder hears nothing
+        else."""
+        answers = max(one.num_answer_tokens for step in run.micro_steps for one in step)
+        plain = Covering(seq_len=run.lengths[1], target_len=answers)
+        if not self._found.workload.model.hears_prompt:
+            return plain
+        return replace(plain, audios_per_sample=1, audio_seconds=self._found.workload.audio_seconds)
+
+    def _line_of_answers(self, run: "_Run", plain: Covering) -> Callable[[float], float] | None:
+        """Seconds that shorter answers than the longest, beside the longest samples, save of a step."""
+        if not plain.target_len:
+            return _nothing
+        least = max(1, min(one.num_answer_tokens for step in run.micro_steps for one in step))
+        lengths = _spread(least, plain.target_len, NUM_ANSWERS)
+        found = [self.seconds(replace(plain, target_len=length)) for length in lengths]
+        known = [(length, one) for length, one in zip(lengths, found, strict=True) if one is not None]
+        if len(known) < len(found):
+            return None
+        return straight([(length, one - known[-1][1]) for length, one in known])
 
     def _line(self, points: Sequence[Covering]) -> Callable[[float], float] | None:
         seconds = [self.seconds(point) for point in points]
@@ -172,7 +198,7 @@ class DataRuns:
     def _line_of_patches(self, run: "_Run", coverings: "_Coverings") -> Callable[[float], float] | None:
         """Seconds that images add to a step, by the patches of a micro batch."""
         if not run.most_patches:
-            return lambda patches: 0.0
+            return _nothing
         least, most = run.patches
         points: list[tuple[float, float]] = [(0.0, 0.0)]
         for patches in _spread(least, most, NUM_PATCHES):
@@ -202,6 +228,10 @@ class DataRuns:
         """What a step on such samples takes beside one on as much text."""
         whole, of_text = self.seconds(covers), self.seconds(covers.of_text)
         return None if whole is None or of_text is None else whole - of_text
+
+
+def _nothing(at: float) -> float:
+    return 0.0
 
 
 def straight(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
@@ -237,7 +267,7 @@ class _Coverings:
         self._patches_per_image = sum(shape.patches for shape in trained.samples.shapes) / max(1, images)
 
     def of(self, one: MicroBatch) -> Covering:
-        return covering(
+        covers = covering(
             self._samples,
             self._amounts,
             num_tokens=one.num_tokens,
@@ -246,6 +276,7 @@ class _Coverings:
             num_rows=self._num_rows,
             sounds=Sounds(one.num_sounds, one.seconds),
         )
+        return replace(covers, target_len=one.num_answer_tokens)
 
     def of_patches(self, patches: int, *, num_tokens: int) -> Covering:
         """A micro batch with so many patches, in images of the usual size."""
@@ -294,19 +325,18 @@ class _Run:
         return max(one.patches for step in self.micro_steps for one in step)
 
     def candidates(self) -> Iterator[tuple[MicroBatch, int]]:
-        """Micro batches than which no other has more tokens, more patches and more of sounds, with their steps;
-        neighbours as one with the most of each where there are many."""
-        first: dict[tuple[int, int, float], tuple[MicroBatch, int]] = {}
+        """Micro batches than which no other has more tokens, longer answers, more patches and more of sounds, with
+        their steps; neighbours as one with the most of each where there are many."""
+        first: dict[tuple[int, tuple[float, ...]], tuple[MicroBatch, int]] = {}
         for number, step in enumerate(self.micro_steps):
             for one in step:
-                key = (one.num_tokens, one.patches, one.sound_seconds)
+                key = (one.num_tokens, (one.patches, one.sound_seconds, one.num_answer_tokens))
                 first.setdefault(key, (one, number // self.grad_accum + 1))
         front: list[tuple[MicroBatch, int]] = []
-        most: list[tuple[int, float]] = []  # of those that have as many tokens or more
+        most: list[tuple[float, ...]] = []  # of those that have as many tokens or more
         for key in sorted(first, reverse=True):
-            patches, seconds = key[1:]
-            if not any(more >= patches and longer >= seconds for more, longer in most):
-                most = [one for one in most if one[0] > patches or one[1] > seconds] + [(patches, seconds)]
+            if not any(_covers(other, key[1]) for other in most):
+                most = [other for other in most if not _covers(key[1], other)] + [key[1]]
                 front.append(first[key])
         size = -(-len(front) // MAX_CANDIDATES)
         for start in range(0, len(front), size):
@@ -314,13 +344,20 @@ class _Run:
             longest = group[0]
             fullest = max((one for one, _ in group), key=lambda one: one.patches)
             loudest = max((one for one, _ in group), key=lambda one: one.sound_seconds)
+            answers = max(one.num_answer_tokens for one, _ in group)
             together = longest[0]._replace(
                 patches=fullest.patches,
                 num_images=fullest.num_images,
                 num_sounds=loudest.num_sounds,
                 seconds=loudest.seconds,
+                num_answer_tokens=answers,
             )
             yield together, longest[1]
+
+
+def _covers(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether ``one`` has as much of everything."""
+    return all(mine >= its for mine, its in zip(one, other, strict=True))
 
 
 def _drawn_run(trained: Trained, rules: DataRules, ranks: Ranks, epochs: float, most_samples: int | None) -> _Run:
@@ -335,7 +372,7 @@ def _drawn_run(trained: Trained, rules: DataRules, ranks: Ranks, epochs: float, 
         num_drawn += len(trained.samples.shapes)
         epoch += 1
     every = [one for step in steps for one in step]
-    computed = sum(one.num_tokens for one in every) * ranks.micro_batch
+    computed = sum(one.computed_tokens for one in every) * ranks.micro_batch
     return _Run(
         micro_steps=steps,
         steps_per_epoch=max(1, len(rows) // ranks.samples_per_step),

@@ -27,7 +27,7 @@ LIMIT_MULTIPLE = 64
 class Shape(NamedTuple):
     """One sample. ``tokens`` has the ``image_tokens`` and ``sound_tokens``, ``patches`` are the vision encoder's for
     all its images, among which are those that stand for the frames of its videos. ``seconds`` are those of the longest
-    of its ``num_sounds``."""
+    of its ``num_sounds``. ``answer_tokens`` are those of an answer that a decoder of its own writes."""
 
     tokens: int
     patches: int = 0
@@ -36,6 +36,13 @@ class Shape(NamedTuple):
     sound_tokens: int = 0
     num_sounds: int = 0
     seconds: float = 0.0
+    answer_tokens: int = 0
+
+    @property
+    def length(self) -> int:
+        """What the bundled trainer sorts by: of a sound's text, as all sounds are as long there."""
+        is_heard = self.answer_tokens > 0 and self.sound_tokens == self.tokens
+        return self.answer_tokens if is_heard else self.tokens
 
 
 NOTHING = Shape(0)
@@ -57,10 +64,16 @@ class SampleShapes:
     blank: Shape = NOTHING
     frame_patches: int | None = None
     sound_tokens: Mapping[float, int] = field(default_factory=dict[float, int], hash=False)
+    answer_limit: int | None = None
+    """Tokens of the longest answer that is trained on, where answers are limited."""
 
     @property
     def longest(self) -> int:
         return max(shape.tokens for shape in self.shapes)
+
+    @property
+    def longest_answer(self) -> int:
+        return max(shape.answer_tokens for shape in self.shapes)
 
     @property
     def most_patches(self) -> int:
@@ -92,13 +105,32 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MostShown:
-    """The most that a sample may show: images, sounds, and ``seconds`` of each; None: any."""
+    """The most that a sample may show: images, sounds, and ``seconds`` of each; and tokens of its answer, where a
+    decoder of its own writes it. None: any."""
 
     images: int | None = None
     sounds: int | None = None
     seconds: float | None = None
+    answer_tokens: int | None = None
+
+    @property
+    def options(self) -> dict[str, float]:
+        """Of those that are said of sounds."""
+        said = {
+            "--audios-per-sample": self.sounds,
+            "--audio-seconds": self.seconds,
+            "--target-len": self.answer_tokens,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+    def answer(self, shape: Shape) -> int:
+        """Tokens of the sample's answer that are trained on."""
+        return shape.answer_tokens if self.answer_tokens is None else min(shape.answer_tokens, self.answer_tokens)
 
     def has_room_for_sounds(self, shape: Shape) -> bool:
+        """What is said in a sound is not cut."""
+        if shape.num_sounds and self.answer(shape) < shape.answer_tokens:
+            return False
         return shape.num_sounds <= (shape.num_sounds if self.sounds is None else self.sounds) and (
             self.seconds is None or shape.seconds <= self.seconds
         )
@@ -117,18 +149,19 @@ def trained(found: SampleShapes, rules: DataRules, *, limit: int, most: MostShow
         elif not most.has_room_for_sounds(shape):
             num_sounds += 1
         elif shape.tokens <= limit:
-            kept.append(shape)
+            num_cut += most.answer(shape) < shape.answer_tokens
+            kept.append(shape._replace(answer_tokens=most.answer(shape)))
         elif rules.drops_long:
             num_long += 1
         elif shape.image_tokens + shape.sound_tokens >= limit:
             num_no_room += 1
         else:
             num_cut += 1
-            kept.append(shape._replace(tokens=limit))
+            kept.append(shape._replace(tokens=limit, answer_tokens=most.answer(shape)))
     if not kept:
         raise InputError(_nothing_kept(limit, num_sounds, most))
     return Trained(
-        samples=replace(found, shapes=tuple(kept)),
+        samples=replace(found, shapes=tuple(kept), answer_limit=most.answer_tokens),
         limit=limit,
         num_cut=num_cut,
         num_long=num_long,
@@ -141,8 +174,7 @@ def trained(found: SampleShapes, rules: DataRules, *, limit: int, most: MostShow
 def _nothing_kept(limit: int, num_sounds: int, most: MostShown) -> str:
     if not num_sounds:
         return f"no sample fits into {limit:,} tokens; --seq-len is the limit"
-    options = {"--audios-per-sample": most.sounds, "--audio-seconds": most.seconds}
-    given = " and ".join(f"{name} {value:g}" for name, value in options.items() if value is not None)
+    given = " and ".join(f"{name} {value:g}" for name, value in most.options.items())
     return f"no sample fits into {limit:,} tokens with {given}; give more"
 
 
@@ -199,7 +231,8 @@ def _shape(
         image_tokens += made.num_tokens
         patches += made.num_encoded_patches if shows_clips else made.num_patches
         sizes[seen] = made.num_patches
-    return Shape(sample.text_tokens + image_tokens, patches, num_images, image_tokens)
+    tokens = sample.text_tokens + image_tokens
+    return Shape(tokens, patches, num_images, image_tokens, answer_tokens=sample.answer_tokens)
 
 
 def _heard(sample: SampleSize, shape: Shape, sounds: SoundAmounts) -> Shape:

@@ -66,7 +66,7 @@ def _other_rules(source: DataSource) -> Iterator[tuple[str, _Make]]:
     if rules.order is not Order.BY_LENGTH and not rules.packs:
         grouped = replace(rules, order=Order.BY_LENGTH)
         yield "group by length", lambda name, make: Option(name=name, data_run=make.data_run(kept, grouped))
-    shows_more = source.found.sizes or source.dataset.has_sounds
+    shows_more = source.found.sizes or source.dataset.has_sounds or source.model.is_encoder_decoder
     if not rules.packs and not shows_more:  # rows of several images are packed by few trainers
         packed = replace(rules, packs=True)
         yield f"packing into {kept.limit:,}", lambda name, make: Option(name=name, data_run=make.data_run(kept, packed))

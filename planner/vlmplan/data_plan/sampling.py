@@ -8,7 +8,7 @@ batch (``BatchSamplerShard``). torch's random numbers are not drawn here: anothe
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vlmplan.data_plan.covering import padded
+from vlmplan.data_plan.covering import answers_padded, padded
 from vlmplan.data_plan.lengths import Shape, Trained
 from vlmplan.data_rules import DataRules, Order
 from vlmplan.sampler import epoch_order, packed
@@ -19,7 +19,8 @@ MEGABATCHES = 50
 
 class MicroBatch(NamedTuple):
     """``num_tokens`` of each row as padded; ``patches``, ``num_images``, ``num_sounds`` and ``real_tokens`` of all rows
-    together, ``seconds`` of the longest sound."""
+    together, ``seconds`` of the longest sound. ``num_answer_tokens`` of each answer as padded, where a decoder of its
+    own writes it."""
 
     num_tokens: int
     patches: int
@@ -27,6 +28,12 @@ class MicroBatch(NamedTuple):
     real_tokens: int
     num_sounds: int = 0
     seconds: float = 0.0
+    num_answer_tokens: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of a row, with its answer."""
+        return self.num_tokens + self.num_answer_tokens
 
     @property
     def sound_seconds(self) -> float:
@@ -56,7 +63,7 @@ def micro_steps(
 ) -> Iterator[list[MicroBatch]]:
     """The micro batches of all ranks, a micro step at a time, in whole optimizer steps of one epoch of ``rows``; what
     is left over makes no step. Rows that fill not even one make one micro batch."""
-    order = order_of([row.tokens for row in rows], rules, ranks, epoch=epoch, seed=seed)
+    order = order_of([row.length for row in rows], rules, ranks, epoch=epoch, seed=seed)
     at_once = ranks.micro_batch * ranks.num_ranks
     num_steps = len(order) // ranks.samples_per_step
     if not num_steps:
@@ -82,9 +89,10 @@ def made_of(rows: Sequence[Shape], trained: Trained, rules: DataRules) -> MicroB
         num_tokens=padded(longest + blank.tokens, rules.pads_to, trained.limit),
         patches=sum([row.patches for row in rows]) + blank.patches,
         num_images=sum([row.num_images for row in rows]),
-        real_tokens=sum([row.tokens for row in rows]),
+        real_tokens=sum([row.tokens + row.answer_tokens for row in rows]),
         num_sounds=sum([row.num_sounds for row in rows]) or blank.num_sounds,
         seconds=max([row.seconds for row in rows]) or blank.seconds,
+        num_answer_tokens=answers_padded(max(row.answer_tokens for row in rows), trained.samples, rules.pads_to),
     )
 
 

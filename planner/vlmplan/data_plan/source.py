@@ -13,7 +13,6 @@ from vlmplan.dataset import Dataset, dataset
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.dataset.media import media_reading
 from vlmplan.dataset.videos import VideoAmounts
-from vlmplan.errors import InputError
 from vlmplan.models import context_length
 from vlmplan.sampler import packed
 from vlmplan.units import counted
@@ -154,8 +153,8 @@ class DataSource:
             )
         if kept.num_many_sounds:
             notes.append(
-                f"--data {name}: {counted(kept.num_many_sounds, 'sample')} left out with more or longer sounds than "
-                f"--audios-per-sample or --audio-seconds says"
+                f"--data {name}: {counted(kept.num_many_sounds, 'sample')} left out with more or longer sounds, or "
+                f"more said in them, than {' or '.join(self.most.options)} says"
             )
         if kept.num_no_room:
             notes.append(
@@ -176,11 +175,6 @@ class DataSources:
     the trainer of ``rules`` does: raises what ``dataset`` raises."""
 
     def __init__(self, path: Path, model: ModelFiles, rules: DataRules, *, image_folder: Path | None = None) -> None:
-        if model.is_encoder_decoder:
-            raise InputError(
-                f"--data {path}: prompts and answers are not measured apart for {model.id}, which has an encoder and a "
-                f"decoder; give --seq-len and --target-len, and the samples to vlmplan launch (--train-data)"
-            )
         self._path, self._model = path, model
         self._dataset = dataset(
             path, model, names=rules.names, image_folder=image_folder, media=media_reading(model, rules)
@@ -199,12 +193,16 @@ class DataSources:
         return self._sources[rules, limits]
 
     def _source(self, rules: DataRules, limits: Limits) -> DataSource:
-        found = self._found(rules, limits.planned_size)
+        found, most = self._found(rules, limits.planned_size), limits.most
+        if most.answer_tokens is None and self._model.is_encoder_decoder:
+            most = replace(most, answer_tokens=context_length(self._model))
         limit: int | None = limits.limit
         source: str | None = limits.source
+        longest = found.longest + found.blank.tokens
         if limit is None:
             limit, source = context_length(self._model), "the model's own limit"
-        longest = found.longest + found.blank.tokens
+            if self._model.hears_prompt:
+                limit = longest
         if limit is None or (source != limits.source and limit >= longest):
             limit, source = longest, None
         return DataSource(
@@ -213,10 +211,10 @@ class DataSources:
             model=self._model,
             rules=rules,
             found=found,
-            trained=trained(found, rules, limit=limit, most=limits.most),
+            trained=trained(found, rules, limit=limit, most=most),
             limit_source=source,
             planned_size=limits.planned_size,
-            most=limits.most,
+            most=most,
             sources=self,
         )
 

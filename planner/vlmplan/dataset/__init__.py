@@ -2,6 +2,7 @@
 
 files.py        which files are meant: one, a folder's, or the data sets of a dataset_info.json
 model_texts.py  the model's tokenizer and chat template, where they are at hand
+pairs.py        tokens of prompts and answers apart
 rendering.py    a chat through its template, in a sandbox
 counting.py     tokens of a text, exactly or estimated from its bytes
 images.py       what a model's processor makes of images

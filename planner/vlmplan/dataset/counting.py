@@ -16,6 +16,7 @@ from vlmplan.chats.frame_rules import FrameRule, Sampler
 from vlmplan.chats.frame_texts import IMAGE_TOKEN, SMOLVLM_TEMPLATE, VIDEO_TAG, FrameTexts, frame_texts
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
 from vlmplan.dataset.model_texts import ModelTexts
+from vlmplan.dataset.record import PairTokens
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError, MissingPackageError
 
@@ -28,6 +29,8 @@ Tekken (131 thousand, of mistral-common 1.13.1): from 2.3 (Greek by Qwen's) to 4
 middle. With 32 thousand tokens (Mistral v1) 2.8 in the middle, from 2.0 to 4.3."""
 TOKENS_PER_TURN = 5
 """That a template writes around a turn: ``<|im_start|>user\\n`` and ``<|im_end|>\\n`` in ChatML, as many in Llama 3."""
+TOKENS_PER_TEXT = 2
+"""That a tokenizer puts around a text alone: BART's ``<s>`` and ``</s>``, mBART's language and end; T5's has one."""
 PROBE = "a"
 KEPT_TEXTS = 2**14
 """Of those between frames."""
@@ -45,8 +48,8 @@ class TokenCounter(Protocol):
     @property
     def is_exact(self) -> bool: ...
 
-    def counts(self, samples: Sequence[Sample]) -> list[int | InputError]:
-        """Tokens of the text of each sample, or why it has none."""
+    def counts(self, samples: Sequence[Sample]) -> Sequence[int | PairTokens | InputError]:
+        """Tokens of the text of each sample, or of its prompt and its answer, or why it has none."""
         ...
 
 
@@ -75,6 +78,11 @@ class BytesCounter:
 
     def counts(self, samples: Sequence[Sample]) -> list[int | InputError]:
         return [self._count(sample) for sample in samples]
+
+    def texts(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[int]:
+        """Tokens of each text by itself."""
+        added = TOKENS_PER_TEXT if adds_special_tokens else 0
+        return [max(1, round(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)) + added for text in texts]
 
     def _count(self, sample: Sample) -> int | InputError:
         try:
@@ -202,6 +210,11 @@ class ExactCounter:
         if len(pieces) != 1 + len(written):
             raise InputError(f"the text has {len(pieces) - 1} times {VIDEO_TAG}, and the sample shows {len(written)}")
         return "".join(part for pair in zip(pieces, [*written, ""], strict=True) for part in pair)
+
+    def texts(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[int]:
+        """Tokens of each text by itself."""
+        made: list[Any] = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=adds_special_tokens)
+        return [len(one.ids) for one in made]
 
     def _num_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.chats.video_files import VideoHeader
-from vlmplan.dataset.counting import token_counter
 from vlmplan.dataset.files import DataFile, data_files
-from vlmplan.dataset.media import MediaReading
+from vlmplan.dataset.media import MediaReading, sample_counter
 from vlmplan.dataset.model_texts import model_texts
 from vlmplan.dataset.record import RULES_VERSION, Dataset, SampleSize
 from vlmplan.dataset.scan import ImageMark, image_mark, scan
@@ -44,7 +43,7 @@ def dataset(
     """
     media = media or MediaReading()
     files, texts = data_files(path, names, takes=media.takes), model_texts(model)
-    counter = token_counter(texts, media.frames)
+    counter = sample_counter(texts, media)
     key = _key(files, f"{counter.digest}/{media}", str(path), image_folder)
     kept = _kept(key)
     if kept is not None:
@@ -79,6 +78,7 @@ def _keep(key: str, found: Dataset, marks: Sequence[ImageMark]) -> None:
     values = {
         "source": found.source,
         "tokens": [sample.text_tokens for sample in found.samples],
+        "answers": [sample.answer_tokens for sample in found.samples],
         "images": {
             str(index): [places[size] for size in sample.images]
             for index, sample in enumerate(found.samples)
@@ -131,8 +131,8 @@ def _kept(key: str) -> Dataset | None:
         videos = {int(index): tuple(map(_video, listed)) for index, listed in values["videos"].items()}
         sounds = {int(index): tuple(map(float, listed)) for index, listed in values["sounds"].items()}
         samples = tuple(
-            SampleSize(int(tokens), images.get(i, ()), videos.get(i, ()), sounds.get(i, ()))
-            for i, tokens in enumerate(values["tokens"])
+            SampleSize(int(tokens), images.get(i, ()), videos.get(i, ()), sounds.get(i, ()), int(answer))
+            for i, (tokens, answer) in enumerate(zip(values["tokens"], values["answers"], strict=True))
         )
         return Dataset(
             source=str(values["source"]),

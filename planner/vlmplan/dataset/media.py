@@ -1,10 +1,14 @@
 """How samples with videos and sounds are read, for one model and one trainer."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from vlmplan.chats.formats import NO_SOUNDS, NO_VIDEOS
 from vlmplan.chats.frame_rules import FrameRule, no_videos
 from vlmplan.data_rules import DataRules, OwnVideoRules
+from vlmplan.dataset.counting import TokenCounter, token_counter
+from vlmplan.dataset.model_texts import ModelTexts
+from vlmplan.dataset.pairs import PairCounter
 from vlmplan.dataset.videos import own_rule
 from vlmplan.sample_audio import no_sounds
 from vlmplan.workload import ModelFiles
@@ -12,14 +16,23 @@ from vlmplan.workload import ModelFiles
 LLAMA_FACTORY_MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
 
 
+class Pairs(Enum):
+    """What the encoder is given."""
+
+    PROMPT = "prompt"
+    SOUND = "sound"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaReading:
     """``no_videos`` and ``no_sounds`` say why samples with such are not read; None: they are. ``frames`` is the rule by
-    which the model's own processor takes frames, where the trainer leaves it to that."""
+    which the model's own processor takes frames, where the trainer leaves it to that. ``pairs``: of models with an
+    encoder and a decoder; None: a sample is one text."""
 
     no_videos: str | None = NO_VIDEOS
     no_sounds: str | None = NO_SOUNDS
     frames: FrameRule | None = None
+    pairs: Pairs | None = None
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -39,9 +52,22 @@ def media_reading(model: ModelFiles, rules: DataRules) -> MediaReading:
     if rules.is_bundled and isinstance(rules.videos, OwnVideoRules):
         why = no_videos(model.model_type)
         frames = None if why is not None else own_rule(model, rules.videos)
-        return MediaReading(no_videos=why, no_sounds=no_sounds(model), frames=frames)
+        return MediaReading(no_videos=why, no_sounds=no_sounds(model), frames=frames, pairs=_pairs(model))
     settings = model.preprocessor or {}
     is_known = rules.videos is not None and model.model_type in LLAMA_FACTORY_MODEL_TYPES
     has_limits = "size" in settings or {"min_pixels", "max_pixels"} <= settings.keys()
     no_sound = f"sounds of samples are not planned for {rules.trainer}, only for vlmplan's own trainer"
-    return MediaReading(no_videos=None if is_known and has_limits else NO_VIDEOS, no_sounds=no_sound)
+    why = None if is_known and has_limits else NO_VIDEOS
+    return MediaReading(no_videos=why, no_sounds=no_sound, pairs=_pairs(model))
+
+
+def _pairs(model: ModelFiles) -> Pairs | None:
+    if not model.is_encoder_decoder:
+        return None
+    return Pairs.SOUND if model.hears_prompt else Pairs.PROMPT
+
+
+def sample_counter(texts: ModelTexts | None, media: MediaReading) -> TokenCounter:
+    """What counts the tokens of samples that are read so, by the model's ``texts`` where those are at hand."""
+    counter = token_counter(texts, media.frames)
+    return counter if media.pairs is None else PairCounter(counter, hears=media.pairs is Pairs.SOUND)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vlmplan.chats.downscaling import Size
 from vlmplan.chats.video_files import VideoHeader
 
-RULES_VERSION = 5
+RULES_VERSION = 6
 """Of what is counted; another one makes kept results old."""
 MAX_SENTENCES = 5
 """Bad samples that are quoted; all are counted."""
@@ -15,12 +15,21 @@ MAX_SENTENCES = 5
 
 class SampleSize(NamedTuple):
     """``text_tokens`` without those that stand for images, videos and sounds, with what is written between frames;
-    ``images`` sizes are (width, height) as looked at, ``sounds`` are seconds."""
+    ``images`` sizes are (width, height) as looked at, ``sounds`` are seconds. ``answer_tokens`` are those of an answer
+    that a decoder of its own writes; 0: they are in the text."""
 
     text_tokens: int
     images: tuple[Size, ...] = ()
     videos: tuple[VideoHeader, ...] = ()
     sounds: tuple[float, ...] = ()
+    answer_tokens: int = 0
+
+
+class PairTokens(NamedTuple):
+    """Tokens of one sample's prompt and answer, where a decoder of its own writes the answer."""
+
+    prompt: int
+    answer: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

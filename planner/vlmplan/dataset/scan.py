@@ -12,14 +12,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlmplan.chats.frame_rules import FrameRule
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.samples import Sample, sample_of
 from vlmplan.data_file import Record, records_in
-from vlmplan.dataset.counting import TokenCounter, token_counter
+from vlmplan.dataset.counting import TokenCounter
 from vlmplan.dataset.files import DataFile
-from vlmplan.dataset.media import MediaReading
+from vlmplan.dataset.media import MediaReading, sample_counter
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.progress import reading_progress
 from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
@@ -33,7 +32,7 @@ MAX_PROCESSES = 8
 CHUNKS_AHEAD = 2
 """For each process, so that a large file is not in memory as a whole."""
 
-_CountedBy = tuple[ModelTexts | None, FrameRule | None]
+_CountedBy = tuple[ModelTexts | None, MediaReading]
 ImageMark = tuple[str, int, int]
 """An image's path, its bytes and when it was changed (nanoseconds)."""
 
@@ -88,7 +87,7 @@ def scan(
     found = Scanned()
     chunks = _chunks(files, image_folder, media)
     with reading_progress(total_bytes) as advance:
-        for chunk_bytes, part in _results(chunks, (texts, media.frames), counter, _num_processes(total_bytes)):
+        for chunk_bytes, part in _results(chunks, (texts, media), counter, _num_processes(total_bytes)):
             found.add(part)
             advance(chunk_bytes, len(part.samples) + part.num_bad)
     if not found.samples:
@@ -159,9 +158,9 @@ _OWN: list[TokenCounter] = []
 """The counter of a process of the pool."""
 
 
-def _begin(texts: ModelTexts | None, frames: FrameRule | None) -> None:
+def _begin(texts: ModelTexts | None, media: MediaReading) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as many processes as cores are there
-    _OWN.append(token_counter(texts, frames))
+    _OWN.append(sample_counter(texts, media))
 
 
 def _in_process(chunk: _Chunk) -> Scanned:
@@ -195,7 +194,8 @@ def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
         found.forms[form] += 1
         sizes = tuple((image.width, image.height) for image in sample.images)
         headers, seconds = (video.header for video in sample.videos), (sound.seconds for sound in sample.sounds)
-        found.samples.append(SampleSize(tokens, sizes, tuple(headers), tuple(seconds)))
+        text, answer = (tokens, 0) if isinstance(tokens, int) else tokens
+        found.samples.append(SampleSize(text, sizes, tuple(headers), tuple(seconds), answer))
         sources = [shown.source for shown in sample.shown]
         for source in (*sources, *(frame for video in sample.videos for frame in video.frames)):
             if isinstance(source, Path) and str(source) not in found.marks:

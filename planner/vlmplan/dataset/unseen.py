@@ -36,7 +36,8 @@ def dataset_of_text(name: str, content: bytes, counter: TokenCounter, image_size
             bad.append(str(tokens))
             continue
         forms[form] = forms.get(form, 0) + 1
-        sizes.append(SampleSize(tokens, (image_size,) * len(sample.images)))
+        text, answer = (tokens, 0) if isinstance(tokens, int) else tokens
+        sizes.append(SampleSize(text, (image_size,) * len(sample.images), answer_tokens=answer))
     if not sizes:
         why = f"; all of its {len(bad)} are bad, the first: {bad[0]}" if bad else ""
         raise InputError(f"{name} has no sample to train on{why}")

@@ -211,7 +211,12 @@ def _limits(whole: Request, own: Request) -> "Limits":
         limit=whole.workload.seq_len,
         source="--seq-len" if configured is None or asked.seq_len is not None else str(configured.path),
         planned_size=asked.image_size,
-        most=MostShown(images=asked.images_per_sample, sounds=asked.audios_per_sample, seconds=asked.audio_seconds),
+        most=MostShown(
+            images=asked.images_per_sample,
+            sounds=asked.audios_per_sample,
+            seconds=asked.audio_seconds,
+            answer_tokens=asked.target_len,
+        ),
     )
 
 
@@ -220,6 +225,7 @@ def _as_samples_are(said: WorkloadRequest, alone: WorkloadRequest) -> WorkloadRe
     return replace(
         said,
         seq_len=alone.seq_len,
+        target_len=alone.target_len,
         sample_len=said.sample_len or alone.sample_len,
         images_per_sample=alone.images_per_sample,
         image_size=alone.image_size or said.image_size,
@@ -238,6 +244,7 @@ def _workload_of_samples(whole: Request, own: Request, source: "DataSource") -> 
     covers, videos = source.covering, whole.videos
     return WorkloadRequest(
         seq_len=covers.seq_len,
+        target_len=covers.target_len or None,
         images_per_sample=covers.images_per_sample,
         image_size=covers.image_size,
         sample_len=source.packed_sample_len if whole.recipe.batching is Batching.PACKED else None,

@@ -1,25 +1,16 @@
 """A sample as what an encoder reads and what a decoder is to write, each with the tokens that its tokenizer adds.
 
-The answer is the last turn, the assistant's, or the completion; the prompt is all that was said before, a turn a line,
-without a chat template: models with an encoder and a decoder have none. Both are cut at the plan's lengths, as
-transformers' examples for ``Seq2SeqTrainer`` do it.
+Both are cut at the plan's lengths, as transformers' examples for ``Seq2SeqTrainer`` do it.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from vlmplan.chats.pairs import Pair, pair_of
 from vlmplan.chats.samples import Sample
-from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import Encoded, Encoder
 from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
-
-
-class Pair(NamedTuple):
-    """Texts."""
-
-    prompt: str
-    answer: str
 
 
 class PairEncoder(Encoder):
@@ -62,13 +53,7 @@ class PairEncoder(Encoder):
         """Prompt and answer. Raises InputError for what an encoder of text cannot take, and for a chat that ends with
         no answer."""
         self._refuse_unseen_images(sample)
-        *before, last = sample.turns
-        if last.role != "assistant" or not before:
-            raise InputError(
-                f"{sample.source}: a model with an encoder and a decoder learns the last turn, the assistant's, from "
-                f"what comes before it; the sample has no such turns"
-            )
-        return Pair(prompt="\n".join(turn.text for turn in before), answer=last.text)
+        return pair_of(sample)
 
     def _prompt(self, pair: Pair, **cut: int) -> list[int]:
         return list(self.tokenizer(pair.prompt, truncation=bool(cut), verbose=False, **cut)["input_ids"])

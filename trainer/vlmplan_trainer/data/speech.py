@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from vlmplan.chats.pairs import Pair, speech_of
 from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
-from vlmplan.units import counted
 from vlmplan_trainer.data.encode import Encoded, Encoder, LeftOutError
 from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.data.sounds import BLANK_SECONDS, waveform
@@ -56,7 +56,7 @@ class SpeechEncoder(PairEncoder):
     def measure(self, sample: Sample) -> tuple[int, int]:
         """Tokens of what is said, and no images. What is longer than the plan's answers is left out: cut, it would
         teach to stop early."""
-        self._check(sample)
+        said = self._said(sample)
         assert self.sound_meter is not None
         try:
             why = self.sound_meter.refuse_more(sample)
@@ -64,32 +64,21 @@ class SpeechEncoder(PairEncoder):
                 self.sound_meter.try_sound(sample.sounds[0])
         except InputError as error:
             raise InputError(f"{sample.source}: {error}") from None
-        num_tokens = len(self._said(sample))
+        num_tokens = len(said)
         if num_tokens > self.target_len:
             why = f"what is said has {num_tokens:,} tokens, but the plan has --target-len {self.target_len}"
         if why is not None:
             raise LeftOutError(f"{sample.source}: {why}")
         return num_tokens, 0
 
-    def _check(self, sample: Sample) -> None:
-        """Raise InputError for a sample that is no sound and what is said in it."""
+    def pair(self, sample: Sample) -> Pair:
+        """What is said, and no prompt. Raises InputError for a sample that is no sound and what is said in it."""
         self._refuse_unseen_images(sample)
-        *before, last = sample.turns
-        if last.role != "assistant" or len(sample.sounds) != 1:
-            raise InputError(
-                f"{sample.source}: the model learns to write what is said in one sound, the last turn, the "
-                f"assistant's; the sample has {counted(len(sample.sounds), 'sound')}"
-            )
-        said = next((turn for turn in before if turn.text.strip()), None)
-        if said is not None:
-            raise InputError(
-                f"{sample.source}: a turn of the {said.role} has text, and the model reads none: it hears the sound "
-                f"alone, so leave the text out"
-            )
+        return speech_of(sample)
 
     def _said(self, sample: Sample) -> list[int]:
         """Token ids of what is said, without the decoder's first token."""
-        ids = list(self.tokenizer(text_target=sample.turns[-1].text, verbose=False)["input_ids"])
+        ids = list(self.tokenizer(text_target=self.pair(sample).answer, verbose=False)["input_ids"])
         return ids[1:] if ids and ids[0] == self._begins_with else ids
 
     def _labels(self, ids: list[int]) -> torch.Tensor:
