@@ -6,7 +6,7 @@ import click
 
 from vlmplan.answers.estimate import caveat_lines, setup_text, workload_text
 from vlmplan.answers.front import recipe_essentials
-from vlmplan.answers.offers import money_line, offer_json
+from vlmplan.answers.offers import machine_json, money_line
 from vlmplan.answers.recommendation import plan_json
 from vlmplan.answers.setups import engine_text
 from vlmplan.json_reader import JsonDict
@@ -51,18 +51,14 @@ def document(found: Advice, words: Words) -> JsonDict:
 def _outcome_json(found: Advice, outcome: Outcome, words: Words) -> JsonDict:
     """A change; what is null of one with which something fits is not known."""
     plan, change = outcome.plan, outcome.change
-    cluster = None if plan is None else plan.estimate.cluster
-    offer = None if plan is None else plan.offer
+    machine = (None, None) if plan is None else (plan.estimate.cluster, plan.offer)
     return {
         "change": change.name,
         "options": words(change.options),
         "keeps_results": change.keeps_results,
         "fits": plan is not None,
         "within_limits": outcome.is_within_limits,
-        "gpu": None if cluster is None else cluster.node.gpu.id,
-        "num_gpus": None if cluster is None else cluster.node.num_gpus,
-        "num_nodes": None if cluster is None else cluster.num_nodes,
-        "offer": None if offer is None else offer_json(offer, found.as_of),
+        **machine_json(*machine, found.as_of),
         "recipe": None if plan is None else recipe_essentials(plan.estimate.recipe),
         "hours": None if plan is None else plan.hours,
         "usd": None if plan is None else plan.usd,

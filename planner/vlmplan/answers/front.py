@@ -5,7 +5,7 @@ from datetime import date
 
 import click
 
-from vlmplan.answers.offers import offer_json
+from vlmplan.answers.offers import machine_json
 from vlmplan.answers.setups import engine_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.recipe import Recipe
@@ -34,10 +34,7 @@ UNKNOWN = "-"
 def point_json(point: Point, on: date) -> JsonDict:
     """A member of the front; ``exact``: by its whole estimate, else by bounds and secants."""
     return {
-        "gpu": point.cluster.node.gpu.id,
-        "num_gpus": point.cluster.node.num_gpus,
-        "num_nodes": point.cluster.num_nodes,
-        "offer": None if point.offer is None else offer_json(point.offer, on),
+        **machine_json(point.cluster, point.offer, on),
         "recipe": recipe_essentials(point.recipe),
         "hours": point.hours,
         "usd": point.usd,

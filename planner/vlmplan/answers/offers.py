@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import date
 from typing import TYPE_CHECKING
 
-from vlmplan.hardware import Offer
+from vlmplan.hardware import Cluster, Offer
 from vlmplan.json_reader import JsonDict
 from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, usd_text
 
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 UNKNOWN = "-"
 SHOWN_FRACTION = 0.005
 """Parts of a cost below this are not shown. A choice."""
+
+
+def machine_json(cluster: Cluster | None, offer: Offer | None, on: date) -> JsonDict:
+    """The GPUs of a plan and the offer that rents them; null where there is no plan, or no price."""
+    return {
+        "gpu": None if cluster is None else cluster.node.gpu.id,
+        "num_gpus": None if cluster is None else cluster.node.num_gpus,
+        "num_nodes": None if cluster is None else cluster.num_nodes,
+        "offer": None if offer is None else offer_json(offer, on),
+    }
 
 
 def offer_json(offer: Offer, on: date) -> JsonDict:

@@ -19,7 +19,7 @@ from vlmplan.answers.estimate import (
 )
 from vlmplan.answers.front import WINS_BY, point_json, print_pareto, summary_line
 from vlmplan.answers.host_and_disk import host_line, resume_line
-from vlmplan.answers.offers import age_text, cost_lines, money_line, offer_json, price_json
+from vlmplan.answers.offers import age_text, cost_lines, machine_json, money_line, price_json
 from vlmplan.answers.setups import engine_text
 from vlmplan.catalog.price_lists import Spread
 from vlmplan.hardware import Pricing
@@ -71,10 +71,7 @@ def plan_json(rank: int, plan: RankedPlan, on: date, spreads: Mapping[str, Sprea
     estimate = estimates.document(plan.estimate)
     return {
         "rank": rank,
-        "gpu": plan.estimate.cluster.node.gpu.id,
-        "num_gpus": plan.estimate.cluster.node.num_gpus,
-        "num_nodes": plan.estimate.cluster.num_nodes,
-        "offer": None if plan.offer is None else offer_json(plan.offer, on),
+        **machine_json(plan.estimate.cluster, plan.offer, on),
         "recipe": estimate["recipe"],
         "estimate": estimate,
         "price": None if plan.offer is None else price_json(plan.offer, spreads, on),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from vlmplan.answers.estimate import hardware_text
-from vlmplan.answers.offers import about_text, offer_json, offer_text
+from vlmplan.answers.offers import about_text, machine_json, offer_text
 from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say, say_command
@@ -63,12 +63,8 @@ def _to_fit_json(found: "ToFit", command: Command, card_bytes: int | None) -> Js
 
 def _other_json(found: "OtherMachine", command: Command, on: date) -> JsonDict:
     plan = found.plan
-    cluster = plan.estimate.cluster
     return {
-        "gpu": cluster.node.gpu.id,
-        "num_gpus": cluster.node.num_gpus,
-        "num_nodes": cluster.num_nodes,
-        "offer": None if plan.offer is None else offer_json(plan.offer, on),
+        **machine_json(plan.estimate.cluster, plan.offer, on),
         "usd_per_hour": plan.usd_per_hour,
         "usd": plan.usd,
         "hours": plan.hours,
