@@ -48,6 +48,7 @@ SWITCHES = {
     "vision_activation_checkpointing": ("--vision-activation-checkpointing", "--no-vision-activation-checkpointing"),
     "fuses_optimizer": ("--fused-optimizer", "--foreach-optimizer"),
     "upcasts_frozen": ("--kbit-upcast", "--no-kbit-upcast"),
+    "use_double_quant": ("--double-quant", "--no-double-quant"),
     "expandable_segments": ("--expandable-segments", "--no-expandable-segments"),
 }
 VALUES = (

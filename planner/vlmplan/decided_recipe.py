@@ -26,10 +26,9 @@ Stage = int | Literal["none"]
 """A ZeRO stage, or PLAIN for plain PyTorch."""
 
 
-WITHOUT_OPTION = frozenset(("use_double_quant", "gradient_clipping", "zero", "evaluation", "task"))
-"""Settings that no option of the command line has by their name: the configuration of another trainer decides
-``use_double_quant``, a ds_config.json ``zero`` and ``gradient_clipping``, options of their own ``evaluation`` and
-``task``."""
+WITHOUT_OPTION = frozenset(("gradient_clipping", "zero", "evaluation", "task"))
+"""Settings that no option of the command line has by their name: a ds_config.json decides ``zero`` and
+``gradient_clipping``, options of their own ``evaluation`` and ``task``."""
 
 
 class _Dataclass(Protocol):
@@ -79,6 +78,7 @@ class DecidedRecipe:
     caches_casts: bool | None = None
     liger_layers: bool | None = None
     upcasts_frozen: bool | None = None
+    use_double_quant: bool | None = None
     expandable_segments: bool | None = None
     gradient_as_bucket_view: bool | None = None
     fsdp: bool | None = None
@@ -99,7 +99,6 @@ class DecidedRecipe:
     weight_dtype: WeightDtype | None = None
     batches_on_gpu: BatchesOnGpu | None = None
     input_gradients: InputGradients | None = None
-    use_double_quant: bool | None = None
     gradient_clipping: float | None = None
     zero: ZeroSettings | None = None
     evaluation: Evaluation | None = None

@@ -258,6 +258,7 @@ def test_learned_positions_end_where_their_table_ends():
         (["--lora-targets", "q_proj"], ["--lora-targets", "--method is full"]),
         (["--train-embeddings"], ["--train-embeddings", "--method is full"]),
         (["--kbit-upcast"], ["--kbit-upcast", "qlora", "--method is full"]),
+        (["--no-double-quant"], ["--no-double-quant", "qlora", "--method is full"]),
         (["--freeze-vision", "--freeze-projector", "--freeze-language"], ["frozen", "nothing"]),
         (["--freeze-language", "--images-per-sample", "0"], ["what is trained", "--images-per-sample of 1 or more"]),
     ],

@@ -206,6 +206,7 @@ GIVEN: list[tuple[str, Sequence[str], str, Any]] = [
     ("weight_dtype", ["--weight-dtype", "float32", "--zero-stage", "none"], "lora", "float32"),
     ("weight_dtype", ["--weight-dtype", "model", "--zero-stage", "none"], "full", "model"),
     ("uses_autocast", ["--no-autocast"], "lora", False),
+    ("use_double_quant", ["--no-double-quant"], "qlora", False),
     ("train_embeddings", ["--train-embeddings"], "lora", True),
     ("train_vision", ["--freeze-vision"], "", False),
     ("train_projector", ["--freeze-projector"], "", False),

@@ -19,6 +19,11 @@ def test_one_gpu_holds_what_was_measured_beside_what_its_allocator_reserves(stag
     assert found == BESIDE_RESERVED_MIB[stage] * MIB
 
 
+def test_context_of_a_t4_is_what_was_published_of_it():
+    assert context_bytes(cluster("t4").node.gpu) == pytest.approx(140.875 * MIB, abs=MIB)
+    assert context_bytes(RTX_3090.node.gpu) == 500 * MIB
+
+
 def test_fsdp2_holds_what_was_measured_too():
     found = context_bytes(H200.node.gpu) + nccl_bytes(H200, process_group(Recipe(fsdp=True)))
     assert found == pytest.approx(1325 * MIB, abs=4 * MIB)

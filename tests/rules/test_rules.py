@@ -82,6 +82,7 @@ LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
 FSDP = Recipe(fsdp=True)
 LORA = Recipe(method=Method.LORA)
+WIDE_QLORA = Recipe(method=Method.QLORA, upcasts_frozen=True)
 ZERO_3_LORA = Recipe(method=Method.LORA, zero_stage=3)
 SHARED = Recipe(zero_stage=3, sequence_parallel=2)
 TILED, KERNELS = Recipe(zero_stage=3, tiled_mlp=True), Recipe(zero_stage=3, linear_attention=LinearAttention.FLA)
@@ -157,7 +158,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_2.with_changes(method=Method.QLORA, upcasts_frozen=True)),
             case(PLAIN.with_changes(upcasts_frozen=True)),
         ],
-        [case(PLAIN.with_changes(method=Method.QLORA, upcasts_frozen=True)), case(ZERO_2)],
+        [case(WIDE_QLORA), case(ZERO_2)],
+    ),
+    "scales_are_those_of_four_bit_weights": (
+        [case(ZERO_2.with_changes(use_double_quant=False))],
+        [case(ZERO_2.with_changes(method=Method.QLORA, use_double_quant=False)), case(ZERO_2)],
     ),
     "casts_are_kept_by_autocast": (
         [case(recipe.with_changes(caches_casts=True), given={"caches_casts"}) for recipe in (ZERO_2, ZERO_3, FSDP)],
@@ -422,10 +427,12 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "without_autocast_all_but_adapters_has_one_type": (
         [
             case(PLAIN.with_changes(uses_autocast=False)),
-            case(PLAIN.with_changes(method=Method.QLORA, upcasts_frozen=True, uses_autocast=False)),
+            case(WIDE_QLORA.with_changes(uses_autocast=False, train_embeddings=True)),
         ],
         [
             case(LORA.with_changes(uses_autocast=False)),
+            case(WIDE_QLORA.with_changes(uses_autocast=False)),
+            case(WIDE_QLORA.with_changes(train_embeddings=True)),
             case(ZERO_2.with_changes(uses_autocast=False)),
             case(PLAIN.with_changes(uses_autocast=False, precision=Precision.FP32)),
         ],

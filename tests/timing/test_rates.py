@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from calibrations import calibration
 from planned import shipped_gpus
 from vlmplan.hardware import Gpu, MatmulPeaks, Vendor
 from vlmplan.recipe import Recipe
@@ -143,6 +144,27 @@ def test_wider_types_take_as_many_joules_more_as_their_peak_is_lower():
         for precision in (Precision.BF16, Precision.FP32)
     )
     assert fp32 == pytest.approx(bf16 * 40 / 120)
+
+
+def test_float32_beside_16_bit_has_no_tensor_cores():
+    gpu = replace(GPUS["a100-sxm4-80gb"], tdp_watts=None)
+    peaks = gpu.peak_flops_per_second
+    in_bf16, in_fp32 = (gpu_rates(gpu, Recipe(precision=precision)) for precision in (Precision.BF16, Precision.FP32))
+    assert in_bf16.float32_matmul_flops_per_second / in_bf16.matmul_flops_per_second == pytest.approx(
+        peaks.fp32 / peaks.bf16
+    )
+    assert in_fp32.float32_matmul_flops_per_second == in_fp32.matmul_flops_per_second
+    assert in_fp32.matmul_flops_per_second / in_bf16.matmul_flops_per_second == pytest.approx(peaks.tf32 / peaks.bf16)
+
+
+@pytest.mark.parametrize(("gpu_id", "is_of_tf32"), [("a100-sxm4-80gb", True), ("t4", False)])
+def test_a_calibration_of_float32_counts_beside_16_bit_where_it_was_not_of_tf32(gpu_id: str, is_of_tf32: bool):
+    recipe = Recipe(precision=Precision.FP16)
+    before = gpu_rates(GPUS[gpu_id], recipe)
+    after = gpu_rates(replace(GPUS[gpu_id], calibration=calibration(gpu_id, matmul_fp32=3e12)), recipe)
+    unchanged = after.float32_matmul_flops_per_second == before.float32_matmul_flops_per_second
+    assert unchanged == is_of_tf32
+    assert after.matmul_flops_per_second == before.matmul_flops_per_second
 
 
 def test_newer_cards_of_a_family_count_as_the_last_that_is_known():

@@ -126,11 +126,43 @@ def test_chunked_loss_moves_what_its_kernels_read_and_write():
     assert chunked - full == 64 * T * V * (per_logit - whole_path) + num_chunks * V * H * (2 + 4 + 4)
 
 
+def _without_autocast(model: str) -> Work:
+    recipe = Recipe(
+        lora_rank=8,
+        lora_targets="q_proj,v_proj",
+        method=Method.QLORA,
+        loss=LossKind.FULL,
+        upcasts_frozen=True,
+        uses_autocast=False,
+    )
+    workload = Workload(model=model_files(model), seq_len=T)
+    return Estimator(workload, recipe).trace(recipe, (8, 0)).works()[0]
+
+
+def test_without_autocast_all_between_the_products_of_4_bit_weights_is_float32():
+    forward = _without_autocast("tinyllama-1.1b")
+    of_adapters = L * 8 * ((H + H) + (H + KV_WIDTH))
+    of_attention = L * 2 * T * H  # no fused kernel takes grouped heads in float32
+    in_16_bit = sum(flops * count for (flops, _), count in forward.matmuls.items())
+    assert in_16_bit == 2 * T * L * LINEARS_OF_A_LAYER
+    in_float32 = sum(flops * count for (flops, _), count in forward.float32_matmuls.items())
+    assert in_float32 == 2 * T * (V * H + of_adapters + of_attention)
+    assert not works().works()[0].float32_matmuls
+
+
+def test_without_autocast_fused_attention_of_a_4_bit_model_is_float32():
+    forward = _without_autocast("smollm2-1.7b")
+    assert forward.float32_attention_flops == forward.attention_flops > 0
+    assert forward.float32_causal_attention_flops == forward.causal_attention_flops > 0
+    assert works().works()[0].float32_attention_flops == 0
+
+
 # The roofline
 
 
 def _with_kernels(work: Work, num_others: int) -> Work:
-    return replace(work, num_kernels=sum(work.matmuls.values()) + num_others)
+    num_products = sum(work.matmuls.values()) + sum(work.float32_matmuls.values())
+    return replace(work, num_kernels=num_products + num_others)
 
 
 PRODUCTS = st.dictionaries(st.tuples(st.integers(0, 10**15), st.integers(0, 10**12)), st.integers(1, 100), max_size=4)
@@ -139,6 +171,7 @@ WORK = st.builds(
     st.builds(
         Work,
         matmuls=PRODUCTS,
+        float32_matmuls=PRODUCTS,
         attention_flops=st.integers(0, 10**15),
         elementwise_bytes=st.integers(0, 10**13),
     ),
@@ -149,6 +182,8 @@ RATES = st.builds(
     Rates,
     matmul_flops_per_second=st.floats(1e12, 1e15),
     attention_flops_per_second=st.floats(1e12, 1e15),
+    float32_matmul_flops_per_second=st.floats(1e11, 1e14),
+    float32_attention_flops_per_second=st.floats(1e11, 1e14),
     bytes_per_second=st.floats(1e11, 1e13),
     ramp_seconds=st.floats(0, 1e-4),
     kernel_ramp_seconds=st.floats(0, 1e-4),
@@ -159,6 +194,8 @@ RATES = st.builds(
 ROUND = Rates(
     matmul_flops_per_second=1e14,
     attention_flops_per_second=1e13,
+    float32_matmul_flops_per_second=2e13,
+    float32_attention_flops_per_second=5e12,
     bytes_per_second=1e12,
     ramp_seconds=0.0,
     kernel_ramp_seconds=0.0,
@@ -177,11 +214,15 @@ def phase(work: Work, count: int = 1) -> Work:
 @given(work=WORK, speed=RATES)
 def test_no_work_is_done_above_its_rate_or_moved_above_the_bandwidth(work: Work, speed: Rates):
     busy = busy_seconds(phase(work), speed)
-    by_kind = (busy.matmuls * speed.matmul_flops_per_second, busy.attention * speed.attention_flops_per_second)
-    assert sum(count * flops for (flops, _), count in work.matmuls.items()) <= by_kind[0] * (1 + 1e-9)
-    assert work.attention_flops <= by_kind[1] * (1 + 1e-9)
+    products = [*work.matmuls.items(), *work.float32_matmuls.items()]
+    least = sum(count * flops for (flops, _), count in work.matmuls.items()) / speed.matmul_flops_per_second
+    least += (
+        sum(count * flops for (flops, _), count in work.float32_matmuls.items()) / speed.float32_matmul_flops_per_second
+    )
+    assert least <= busy.matmuls * (1 + 1e-9)
+    assert work.attention_flops <= busy.attention * speed.attention_flops_per_second * (1 + 1e-9)
     assert (
-        sum(count * hbm_bytes for (_, hbm_bytes), count in work.matmuls.items())
+        sum(count * hbm_bytes for (_, hbm_bytes), count in products)
         <= busy.matmuls * speed.bytes_per_second * (1 + 1e-9) + 1
     )
     assert work.elementwise_bytes <= busy.memory * speed.bytes_per_second * (1 + 1e-9) + 1
@@ -198,6 +239,22 @@ def test_large_product_is_bound_by_operations_and_a_thin_one_by_bytes():
     large, thin = Work(matmuls={(7 * 10**14, 11): 1}), Work(matmuls={(7, 11 * 10**11): 1})
     assert busy_seconds(phase(large), ROUND).matmuls == pytest.approx(7)
     assert busy_seconds(phase(thin), ROUND).matmuls == pytest.approx(1.1)
+
+
+def test_what_is_computed_in_float32_goes_at_the_rate_of_float32():
+    products = Work(matmuls={(7 * 10**14, 11): 1}, float32_matmuls={(6 * 10**13, 11): 2}, num_kernels=3)
+    assert busy_seconds(phase(products, 2), ROUND).matmuls == pytest.approx(2 * (7 + 2 * 3))
+    assert products.flops == 7 * 10**14 + 2 * 6 * 10**13
+    wide = {"float32_attention_flops": 10**14, "float32_causal_attention_flops": 10**14}
+    attention = Work(attention_flops=3 * 10**14, causal_attention_flops=10**14, **wide)
+    assert busy_seconds(phase(attention), ROUND).attention == pytest.approx(2 * 10**14 / 1e13 + 10**14 / 2 / 5e12)
+
+
+def test_float32_products_between_two_micro_batches_take_their_operations_or_their_bytes_there():
+    one, eight = (Work(float32_matmuls={(count * 2 * 10**13, 4 * 10**12): 3}) for count in (1, 8))
+    low, high = (Trace({"layer": Section(forward_work=work)}, [Run("layer", None)]) for work in (one, eight))
+    evenly, there = 4 + (8 - 4) * 4 / 7, 5
+    assert saved_between(ROUND, low, high, 4 / 7) == pytest.approx((3 * (evenly - there), 0, 0))
 
 
 def test_products_between_two_micro_batches_take_their_operations_or_their_bytes_there():

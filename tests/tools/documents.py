@@ -257,6 +257,7 @@ def accuracy() -> str:
         f"| peak of real runs | {len(errors)} published peaks of {num_runs} runs | {sizes[len(sizes) // 2]:.1f}% |"
         f" {errors[-1]:+.1f}%, {errors[0]:+.1f}% |",
         *runs_on_a_gpu(),
+        *runs_on_a_t4(),
         f"| seconds of a step | {seconds[1]} published runs, held back | {seconds[2]} | 9 of 10 within {seconds[3]} |",
         f"| the same by rule of thumb | the same | {seconds[5]} | 9 of 10 within {seconds[6]} |",
     ]
@@ -275,6 +276,19 @@ def runs_on_a_gpu() -> Iterator[str]:
         errors = [float(row[column].split()[0]) for row in rows if row[column] != "-"]
         middle = median(map(abs, errors))
         yield f"| {what} | {against} | {middle:.1f}% | {max(errors):+.1f}%, {min(errors):+.1f}% |"
+
+
+def runs_on_a_t4() -> Iterator[str]:
+    """Of runs that were published: lines of what tensors take, of the device and of seconds without a calibration."""
+    rows = {row[0]: row for row in table_after(ROOT / "tests/measured/t4.md", "median error")}
+    columns = {
+        "backward": ("peak of allocated bytes", f"{rows['backward'][1]} published runs on a T4"),
+        "device": ("what the device shows", "the same"),
+        "seconds": ("seconds of a step", "the same"),
+    }
+    for counter, (what, against) in columns.items():
+        cells = [cell.replace(" %", "%") for cell in rows[counter]]
+        yield f"| {what} | {against} | {cells[2]} | {cells[4]} |"
 
 
 def campaign() -> str:

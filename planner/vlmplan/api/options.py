@@ -108,6 +108,7 @@ class RecipeOptions(TypedDict, total=False):
     fused_optimizer: bool | None
     cached_casts: bool | None
     kbit_upcast: bool | None
+    double_quant: bool | None
     gradients_in_buckets: bool | None
     fsdp: bool | None
     reshard_after_forward: bool | None

@@ -71,7 +71,7 @@ def fused_attention(
     log_sum_exp = tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32)
     tape.save(node, out, log_sum_exp)
     hbm_bytes = q.num_bytes + out.num_bytes + k.num_bytes + v.num_bytes
-    tape.attend(flops, hbm_bytes, is_causal=is_causal, num_kernels=num_calls)
+    tape.attend(flops, hbm_bytes, q.dtype, is_causal=is_causal, num_kernels=num_calls)
     return out
 
 
@@ -121,7 +121,7 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     # Scores again and the gradients of q and k, head_dim wide; the gradients of the scores' softmax and of v, of v's.
     value_dim = v_shape[-1]
     backward_flops = flops // (head_dim + value_dim) * (3 * head_dim + 2 * value_dim)
-    tape.attend(backward_flops, 4 * g.num_bytes, is_causal=is_causal, num_kernels=num_calls)
+    tape.attend(backward_flops, 4 * g.num_bytes, dtype, is_causal=is_causal, num_kernels=num_calls)
     del workspaces
     return result
 

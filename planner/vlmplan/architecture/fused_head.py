@@ -91,7 +91,7 @@ def _run_tiles(tape: ForwardTape, rows: Tensor, weight: Parameter, dtype: DType)
 def _count_product(tape: ForwardTape, weight: Parameter, num_rows: int, dtype: DType) -> None:
     vocab_size, width = weight.shape
     num_bytes = (vocab_size * width + num_rows * (vocab_size + width)) * dtype.num_bytes
-    tape.matmul(2 * num_rows * vocab_size * width, num_bytes)
+    tape.matmul(2 * num_rows * vocab_size * width, num_bytes, dtype)
 
 
 def _fused_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:

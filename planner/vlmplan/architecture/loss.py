@@ -166,7 +166,7 @@ def count_products(tape: ForwardTape, weight: Parameter, num_tokens: int, chunk:
     for rows, num_chunks in ((chunk, full), (rest, 1)):
         if rows and num_chunks:
             hbm_bytes = (vocab_size * width + rows * (vocab_size + width)) * dtype.num_bytes
-            tape.matmul(2 * rows * vocab_size * width, hbm_bytes, count * num_chunks)
+            tape.matmul(2 * rows * vocab_size * width, hbm_bytes, dtype, count * num_chunks)
 
 
 def _count_gradient_sums(tape: ForwardTape, weight: Parameter, num_chunks: int, chunk: int, dtype: DType) -> None:

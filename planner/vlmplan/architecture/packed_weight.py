@@ -71,7 +71,7 @@ class Linear4bit(Module):
             whole = tape.tensor((self.out_features, self.in_features), x.dtype)
         out = tape.tensor((*x.shape[:-1], self.out_features), x.dtype, node)
         tape.move(self.weight.num_bytes + whole.num_bytes)
-        tape.matmul(2 * x.numel * self.out_features, x.num_bytes + whole.num_bytes + out.num_bytes)
+        tape.matmul(2 * x.numel * self.out_features, x.num_bytes + whole.num_bytes + out.num_bytes, x.dtype)
         del whole, scales
         return ops.to(ops.part(out, *out.shape) if self.copies_gradient else out, dtype)
 
@@ -100,6 +100,6 @@ def _matmul_4bit_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | No
     with tape.charged_to(Kind.TEMPORARY):
         whole = dequantised(weight, dtype, tape)
     grad_x = tape.tensor(shape, dtype)
-    tape.matmul(2 * grad_x.numel * weight.shape[0], grad_x.num_bytes + whole.num_bytes + g.num_bytes)
+    tape.matmul(2 * grad_x.numel * weight.shape[0], grad_x.num_bytes + whole.num_bytes + g.num_bytes, dtype)
     del whole
     return (grad_x,)

@@ -118,7 +118,7 @@ class LoraParameter(ReadingModule):
                 if isinstance(factor, Parameter):
                     tape.hold_view(node, factor)
         out = tape.tensor(weight.shape, weight.dtype, node)
-        tape.matmul(flops, 2 * out.num_bytes)
+        tape.matmul(flops, 2 * out.num_bytes, factors[0].dtype)
         return out
 
 
@@ -129,7 +129,7 @@ def _adapted_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     results: list[Tensor | None] = []
     for shape, needed in zip(shapes, node.needs, strict=False):
         results.append(tape.gradient(shape, dtype) if needed else None)
-        tape.matmul(flops, g.num_bytes)
+        tape.matmul(flops, g.num_bytes, dtype)
     return [*results, g if node.needs[2] else None]
 
 

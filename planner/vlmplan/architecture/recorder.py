@@ -26,6 +26,7 @@ from vlmplan.architecture.trace import (
     Work,
     add_parts,
 )
+from vlmplan.units import DType
 
 
 class Recorder:
@@ -89,19 +90,25 @@ class Recorder:
 
     # -- work ----------------------------------------------------------------------------------------------------
 
-    def matmul(self, flops: int, hbm_bytes: int, count: int = 1) -> None:
-        """``count`` equal products."""
+    def matmul(self, flops: int, hbm_bytes: int, dtype: DType, count: int = 1) -> None:
+        """``count`` equal products that compute in ``dtype``."""
         if not self._is_phantom:
             work, size = self._work, (flops, hbm_bytes)
-            work.matmuls[size] = work.matmuls.get(size, 0) + count
+            products = work.float32_matmuls if dtype is DType.FLOAT32 else work.matmuls
+            products[size] = products.get(size, 0) + count
             work.num_kernels += count
 
-    def attend(self, flops: int, hbm_bytes: int, *, is_causal: bool, num_kernels: int = 1) -> None:
+    def attend(self, flops: int, hbm_bytes: int, dtype: DType, *, is_causal: bool, num_kernels: int = 1) -> None:
+        """Fused attention that computes in ``dtype``."""
         if not self._is_phantom:
-            self._work.attention_flops += flops
-            self._work.causal_attention_flops += flops if is_causal else 0
-            self._work.elementwise_bytes += hbm_bytes
-            self._work.num_kernels += num_kernels
+            work, causal_flops = self._work, flops if is_causal else 0
+            work.attention_flops += flops
+            work.causal_attention_flops += causal_flops
+            if dtype is DType.FLOAT32:
+                work.float32_attention_flops += flops
+                work.float32_causal_attention_flops += causal_flops
+            work.elementwise_bytes += hbm_bytes
+            work.num_kernels += num_kernels
 
     def move(self, hbm_bytes: int, num_kernels: int = 1) -> None:
         """Operations bound by memory bandwidth that read and write ``hbm_bytes`` in all."""

@@ -158,13 +158,16 @@ def add_parts(left: Parts, right: Parts) -> Parts:
 class Work:
     """What is computed in one phase, by a section or by all layers together. Flows add.
 
-    ``matmuls``: how many matrix products there are of each size, (floating point operations, bytes that have to be read
-    and written).
+    ``matmuls``: how many matrix products in 16 bit there are of each size, (floating point operations, bytes that have
+    to be read and written); ``float32_matmuls``: in float32, which tensor cores do not compute.
     """
 
     matmuls: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    float32_matmuls: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     attention_flops: int = 0  # as torch's FlopCounterMode counts them: without the causal half
     causal_attention_flops: int = 0  # the part of them that a causal kernel may skip half of
+    float32_attention_flops: int = 0  # the part in float32, of all
+    float32_causal_attention_flops: int = 0  # and of those that are causal
     elementwise_bytes: int = 0  # read and written by everything that is not a matrix multiplication
     num_kernels: int = 0
     exchanges: dict[int, int] = field(default_factory=dict[int, int])
@@ -176,8 +179,12 @@ class Work:
         """Add the work of ``other``, ``count`` times."""
         for size, often in other.matmuls.items():
             self.matmuls[size] = self.matmuls.get(size, 0) + count * often
+        for size, often in other.float32_matmuls.items():
+            self.float32_matmuls[size] = self.float32_matmuls.get(size, 0) + count * often
         self.attention_flops += count * other.attention_flops
         self.causal_attention_flops += count * other.causal_attention_flops
+        self.float32_attention_flops += count * other.float32_attention_flops
+        self.float32_causal_attention_flops += count * other.float32_causal_attention_flops
         self.elementwise_bytes += count * other.elementwise_bytes
         self.num_kernels += count * other.num_kernels
         for num_bytes, often in other.exchanges.items():
@@ -192,7 +199,8 @@ class Work:
     @property
     def flops(self) -> int:
         """Floating point operations of matrix products, as torch's ``FlopCounterMode`` counts."""
-        return sum(flops * count for (flops, _), count in self.matmuls.items()) + self.attention_flops
+        products = (*self.matmuls.items(), *self.float32_matmuls.items())
+        return sum(flops * count for (flops, _), count in products) + self.attention_flops
 
 
 @dataclass(slots=True)

@@ -67,6 +67,7 @@ RECIPE: tuple[Decorator, ...] = (
     switch("fuses_optimizer", "fused-optimizer", "foreach-optimizer", "Kernel of plain PyTorch's update."),
     switch("caches_casts", "cached-casts", "no-cached-casts", "Plain PyTorch keeps 16-bit copies until forward ends."),
     switch("upcasts_frozen", "kbit-upcast", "no-kbit-upcast", "peft's float32 copies of what QLoRA leaves in 16 bit."),
+    switch("use_double_quant", "double-quant", "no-double-quant", "QLoRA packs the scales of 4-bit weights too."),
     switch(
         "expandable_segments",
         "expandable-segments",

@@ -23,6 +23,9 @@ HOPPER_CONTEXT_BYTES = 767 * MIB
 """The same from compute capability 9.0 on, but for cards of workstations and games (12.0). Measured: 767 to 771 MiB in
 31 runs on an H200 and an H100 with torch 2.11 for CUDA 13.0 (753 in float32; tests/gpu), of which 527 are there before
 the first kernel."""
+MEASURED_CONTEXT_BYTES = {"t4": 141 * MIB}
+"""The same of single cards. Measured: 140.9 MiB in 69 runs on a T4 with torch 2.10 and 2.14 for CUDA 12.8 and 13.0, of
+which 104.9 are there before the first kernel (fitcheck-llm 0.3.1, data/measurements, MIT)."""
 HOPPER, CONSUMER_BLACKWELL = (9, 0), (12, 0)
 CPU_PROCESS_BYTES = 411 * MIB
 """What a rank on a CPU takes of its share of the host's memory before it holds anything of the model: Python and
@@ -73,7 +76,8 @@ def context_bytes(gpu: Gpu) -> int:
     if gpu.is_cpu:
         return 0
     is_large = _is_hopper_or_newer(gpu) and gpu.compute_capability != CONSUMER_BLACKWELL
-    return _measured_bytes(gpu, "context_bytes", HOPPER_CONTEXT_BYTES if is_large else CUDA_CONTEXT_BYTES)
+    of_kind = HOPPER_CONTEXT_BYTES if is_large else CUDA_CONTEXT_BYTES
+    return _measured_bytes(gpu, "context_bytes", MEASURED_CONTEXT_BYTES.get(gpu.id, of_kind))
 
 
 def process_bytes(gpu: Gpu) -> int:

@@ -91,6 +91,13 @@ def upcast_weights_stay_so(context: RuleContext) -> str | None:
     return None
 
 
+@ENGINE_RULES.error("bitsandbytes nn/modules.py Params4bit: only 4-bit weights have scales")
+def scales_are_those_of_four_bit_weights(context: RuleContext) -> str | None:
+    if context.recipe.method is Method.QLORA or context.recipe.use_double_quant:
+        return None
+    return f"--no-double-quant is for --method qlora, but --method is {context.recipe.method.value}"
+
+
 @ENGINE_RULES.error("runtime/engine.py _cast_module_mixed_precision, torch MixedPrecisionPolicy: nothing autocasts")
 def casts_are_kept_by_autocast(context: RuleContext) -> str | None:
     recipe = context.recipe

@@ -163,10 +163,10 @@ def without_autocast_all_but_adapters_has_one_type(context: RuleContext) -> str 
             "--no-autocast does not go with --method full, whose trained weights are float32 beside 16-bit ones; "
             "give --precision bf16-pure, or fp32"
         )
-    if recipe.upcasts_frozen:
+    if recipe.upcasts_frozen and recipe.train_embeddings:
         return (
-            "--no-autocast does not go with --kbit-upcast, whose float32 weights would be multiplied with 16-bit ones; "
-            "give --no-kbit-upcast"
+            "--no-autocast does not go with --kbit-upcast and --train-embeddings, whose trained copies stay in 16 bit "
+            "beside float32; give --no-kbit-upcast, or leave --train-embeddings off"
         )
     return None
 

@@ -5,7 +5,7 @@ beyond ``STEP_SECONDS`` and what a rank waits for others are not among them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.communication import CommunicationSeconds, communication_seconds
@@ -15,7 +15,14 @@ from vlmplan.phase_names import BACKWARD, FORWARD, GENERATE, REFERENCE, SCORE, S
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Precision
 from vlmplan.timing.overlap import shown_seconds
-from vlmplan.timing.rates import STEP_SECONDS, Rates, Scenario, gpu_rates, host_copy_bytes_per_second
+from vlmplan.timing.rates import (
+    STEP_SECONDS,
+    Rates,
+    Scenario,
+    gpu_rates,
+    host_copy_bytes_per_second,
+    without_tf32,
+)
 from vlmplan.timing.roofline import BusySeconds, product_seconds
 from vlmplan.timing.step import StepTime, TimedStep
 
@@ -124,7 +131,7 @@ def _phase(work: CountedWork, gpu: Gpu, scenario: Scenario) -> _PhaseSeconds | N
     return _PhaseSeconds(
         busy=BusySeconds(
             matmuls=sum(
-                count * product_seconds(flops, num_bytes, speeds[name])
+                count * product_seconds(flops, num_bytes, speeds[name], speeds[name].matmul_flops_per_second)
                 for (name, flops, num_bytes), count in work.products.items()
             ),
             attention=sum(
@@ -142,7 +149,7 @@ def rates_of_type(gpu: Gpu, name: str, scenario: Scenario) -> Rates | None:
     """What ``gpu`` reaches where products compute in this type; None where that is not known. float32 is without tensor
     cores, as torch has it unless a script asks for TF32."""
     if name != TF32 and PRECISIONS.get(name, Precision.FP32) is Precision.FP32:
-        gpu = replace(gpu, peak_flops_per_second=replace(gpu.peak_flops_per_second, tf32=None))
+        gpu = without_tf32(gpu)
     return gpu_rates(gpu, Recipe(precision=PRECISIONS.get(name, Precision.FP32)), scenario)
 
 

@@ -9,6 +9,7 @@ Matrix products are bound by the data sheet's dense peak times what the best sha
 what a model's shapes reach of those; and by power, which small cards run out of first (``FLOPS_PER_JOULE``).
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from vlmplan.hardware import Gpu, Vendor
@@ -172,10 +173,13 @@ PCIE_COPY_FRACTION = RangedValue(0.6, 0.8, 0.9)
 
 
 class Rates(NamedTuple):
-    """What one GPU does in a second of each kind of work, and what the host takes to ask for it."""
+    """What one GPU does in a second of each kind of work, and what the host takes to ask for it. ``float32_...``: where
+    the type is float32 in a recipe of 16 bit."""
 
     matmul_flops_per_second: float
     attention_flops_per_second: float
+    float32_matmul_flops_per_second: float
+    float32_attention_flops_per_second: float
     bytes_per_second: float
     ramp_seconds: float
     kernel_ramp_seconds: float
@@ -237,9 +241,12 @@ def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) 
         return None
     if recipe.offload_activations and copied is None:
         return None
+    wide_gpu, wide = (gpu, recipe) if recipe.precision is Precision.FP32 else (without_tf32(gpu), _FLOAT32)
     return Rates(
         matmul_flops_per_second=matmul,
         attention_flops_per_second=attention,
+        float32_matmul_flops_per_second=_matmul_flops_per_second(wide_gpu, wide, scenario) or matmul,
+        float32_attention_flops_per_second=_attention_flops_per_second(wide_gpu, wide, scenario) or attention,
         bytes_per_second=bytes_per_second,
         ramp_seconds=measured_or(gpu, "matmul_ramp", RAMP_SECONDS).at(scenario),
         kernel_ramp_seconds=KERNEL_RAMP_SECONDS.at(scenario),
@@ -255,6 +262,21 @@ def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) 
         ),
         host_copy_bytes_per_second=copied,
     )
+
+
+_FLOAT32 = Recipe(precision=Precision.FP32)
+
+
+def without_tf32(gpu: Gpu) -> Gpu:
+    """The GPU for float32 as torch has it unless TF32 is asked for: without tensor cores.
+
+    A calibration measured float32 as plans in float32 have it, with TF32 where the card knows that, so it says nothing
+    here.
+    """
+    if gpu.peak_flops_per_second.tf32 is None:
+        return gpu
+    peaks = replace(gpu.peak_flops_per_second, tf32=None)
+    return replace(gpu, peak_flops_per_second=peaks, calibration=None)
 
 
 def _matmul_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> float | None:

@@ -54,24 +54,41 @@ def busy_seconds(work: Work, speed: Rates) -> BusySeconds:
     return BusySeconds(matmuls=matmuls, attention=attention, memory=memory)
 
 
-def product_seconds(flops: float, hbm_bytes: float, speed: Rates) -> float:
+def product_seconds(flops: float, hbm_bytes: float, speed: Rates, flops_per_second: float) -> float:
     """One matrix product: its operations or its bytes, whichever takes longer, and its ramp."""
-    computing, moving = flops / speed.matmul_flops_per_second, hbm_bytes / speed.bytes_per_second
+    computing, moving = flops / flops_per_second, hbm_bytes / speed.bytes_per_second
     return (computing if computing > moving else moving) + speed.ramp_seconds
 
 
 def _busy_parts(work: Work, speed: Rates) -> tuple[float, float, float]:
     """(matmuls, attention, memory): the seconds of ``BusySeconds``."""
     matmuls, num_others = 0.0, work.num_kernels
-    for (flops, hbm_bytes), count in work.matmuls.items():
-        num_others -= count
-        matmuls += count * product_seconds(flops, hbm_bytes, speed)
-    attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
+    for products, flops_per_second in _products(work, speed):
+        for (flops, hbm_bytes), count in products.items():
+            num_others -= count
+            matmuls += count * product_seconds(flops, hbm_bytes, speed, flops_per_second)
     moved = work.elementwise_bytes / speed.bytes_per_second + num_others * speed.kernel_ramp_seconds
     if work.host_copies:
         assert speed.host_copy_bytes_per_second is not None
         moved += work.host_copy_bytes / speed.host_copy_bytes_per_second
-    return matmuls, attended / speed.attention_flops_per_second, moved
+    return matmuls, _attention_seconds(work, speed), moved
+
+
+def _products(work: Work, speed: Rates) -> tuple[tuple[Mapping[Product, int], float], ...]:
+    """The products of each type that there are, with the rate at which they are computed."""
+    in_16_bit = work.matmuls, speed.matmul_flops_per_second
+    if not work.float32_matmuls:
+        return (in_16_bit,)
+    return in_16_bit, (work.float32_matmuls, speed.float32_matmul_flops_per_second)
+
+
+def _attention_seconds(work: Work, speed: Rates) -> float:
+    """Fused attention, of which a causal kernel leaves out half, by the types that it computes in."""
+    attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
+    in_float32 = work.float32_attention_flops - CAUSAL_FRACTION * work.float32_causal_attention_flops
+    return (
+        attended - in_float32
+    ) / speed.attention_flops_per_second + in_float32 / speed.float32_attention_flops_per_second
 
 
 class MicroBatchSeconds(NamedTuple):
@@ -130,22 +147,26 @@ def saved_between(speed: Rates, low: Trace, high: Trace, fraction: float) -> Pha
     Nothing of products that the two have not both, each as often: a loss in chunks has more of them, not larger ones.
     """
     first, again, back = [
-        _saved(speed, one.matmuls, other.matmuls, fraction)
+        _saved(speed, speed.matmul_flops_per_second, one.matmuls, other.matmuls, fraction)
+        + _saved(speed, speed.float32_matmul_flops_per_second, one.float32_matmuls, other.float32_matmuls, fraction)
         for one, other in zip(low.works(), high.works(), strict=True)
     ]
     return first, again, back
 
 
-def _saved(speed: Rates, low: Mapping[Product, int], high: Mapping[Product, int], fraction: float) -> float:
+def _saved(
+    speed: Rates, flops_per_second: float, low: Mapping[Product, int], high: Mapping[Product, int], fraction: float
+) -> float:
     saved = 0.0
     if len(low) != len(high):
         return saved
     for ((flops, num_bytes), count), ((more_flops, more_bytes), other) in zip(low.items(), high.items(), strict=True):
         if count != other:
             continue
-        least, most = product_seconds(flops, num_bytes, speed), product_seconds(more_flops, more_bytes, speed)
+        least = product_seconds(flops, num_bytes, speed, flops_per_second)
+        most = product_seconds(more_flops, more_bytes, speed, flops_per_second)
         grown = flops + (more_flops - flops) * fraction, num_bytes + (more_bytes - num_bytes) * fraction
-        saved += count * (least + (most - least) * fraction - product_seconds(*grown, speed))
+        saved += count * (least + (most - least) * fraction - product_seconds(*grown, speed, flops_per_second))
     return saved
 
 

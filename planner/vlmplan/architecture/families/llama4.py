@@ -157,7 +157,7 @@ def batched_product(x: Tensor, weight: Operand) -> Tensor:
     node = tape.node((x, weight), _batched_backward, saved, (x.shape, weight.shape, x.dtype))
     out = tape.tensor((x.shape[0], out_width), x.dtype, node)
     weight_bytes = num_experts * in_width * out_width * x.dtype.num_bytes
-    tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes)
+    tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes, x.dtype)
     return out
 
 
@@ -171,10 +171,10 @@ def _batched_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     grad_x = grad_weight = None
     if node.needs[1]:
         grad_weight = tape.gradient(weight_shape, dtype)
-        tape.matmul(flops, hbm_bytes)
+        tape.matmul(flops, hbm_bytes, dtype)
     if node.needs[0]:
         grad_x = tape.tensor(x_shape, dtype)
-        tape.matmul(flops, hbm_bytes)
+        tape.matmul(flops, hbm_bytes, dtype)
     return (grad_x, grad_weight)
 
 

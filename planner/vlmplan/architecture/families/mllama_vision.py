@@ -230,5 +230,5 @@ def tile_mask(x: Tensor) -> Tensor:
     num_images, num_tiles, num_tokens, _ = x.shape
     shape = (num_images, 1, num_tiles * num_tokens, num_tiles * num_tokens)
     outer = x.tape.tensor(shape, x.tape.autocast or x.dtype)
-    x.tape.matmul(2 * outer.numel, outer.num_bytes)
+    x.tape.matmul(2 * outer.numel, outer.num_bytes, outer.dtype)
     return ops.scale(outer)

@@ -153,7 +153,7 @@ def grouped_linear(x: Tensor, weight: Operand, *, is_transposed: bool = False) -
     node = tape.node((x, weight), _grouped_linear_backward, saved, (x.shape, weight.shape, x.dtype), view_of)
     out = tape.tensor((x.shape[0], out_width), x.dtype, node)
     weight_bytes = weight.numel * weight.dtype.num_bytes
-    tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes)
+    tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes, x.dtype)
     return out
 
 
@@ -167,7 +167,7 @@ def batched_linear(x: Tensor, weights: Tensor, biases: Tensor | None, *, is_tran
     if is_transposed:
         out_width, in_width = in_width, out_width
     out = tape.tensor((x.shape[0], out_width), x.dtype)
-    tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weights.num_bytes + out.num_bytes)
+    tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weights.num_bytes + out.num_bytes, x.dtype)
     return out if biases is None else added_in_place(out, biases)
 
 
@@ -181,10 +181,10 @@ def _grouped_linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor |
     grad_x = grad_weight = None
     if node.needs[0]:
         grad_x = tape.tensor(x_shape, dtype)
-        tape.matmul(flops, hbm_bytes)
+        tape.matmul(flops, hbm_bytes, dtype)
     if node.needs[1]:
         grad_weight = tape.gradient(weight_shape, dtype)
-        tape.matmul(flops, hbm_bytes)
+        tape.matmul(flops, hbm_bytes, dtype)
     return (grad_x, grad_weight)
 
 

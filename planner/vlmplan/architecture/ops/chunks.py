@@ -185,7 +185,7 @@ def solve_triangular(matrix: Tensor, x: Tensor) -> Tensor:
     node = tape.node((matrix, x), _solve_backward, (matrix.detached(),) if saves else (), (matrix.shape, x.shape))
     out = tape.tensor(x.shape, x.dtype, node)
     tape.save(node, out)
-    tape.matmul(x.numel * matrix.shape[-1], matrix.num_bytes + x.num_bytes + out.num_bytes)
+    tape.matmul(x.numel * matrix.shape[-1], matrix.num_bytes + x.num_bytes + out.num_bytes, x.dtype)
     return out
 
 
@@ -195,11 +195,11 @@ def _solve_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     matrix_shape, x_shape = node.meta
     tape, rows = g.tape, matrix_shape[-1]
     grad_x = tape.tensor(x_shape, g.dtype)
-    tape.matmul(g.numel * rows, prod(matrix_shape) * g.dtype.num_bytes + 2 * g.num_bytes)
+    tape.matmul(g.numel * rows, prod(matrix_shape) * g.dtype.num_bytes + 2 * g.num_bytes, g.dtype)
     grad_matrix = None
     if node.needs[0]:
         outer = tape.tensor(matrix_shape, g.dtype)
-        tape.matmul(2 * g.numel * rows, 2 * g.num_bytes + outer.num_bytes)
+        tape.matmul(2 * g.numel * rows, 2 * g.num_bytes + outer.num_bytes, g.dtype)
         negated = tape.tensor(matrix_shape, g.dtype)
         del outer
         grad_matrix = tape.tensor(matrix_shape, g.dtype)
@@ -267,7 +267,7 @@ def causal_convolution(x: Tensor, weight: Parameter, bias: Parameter | None = No
     meta = (x.shape, weight.shape, x.dtype)
     node = tape.node((x, weight_operand, bias), _causal_convolution_backward, saved, meta, view_of)
     out = tape.tensor((batch, channels, num_tokens + taps - 1), x.dtype, node)
-    tape.matmul(2 * out.numel * taps, x.num_bytes + out.num_bytes)
+    tape.matmul(2 * out.numel * taps, x.num_bytes + out.num_bytes, x.dtype)
     slice_node = tape.node((out,), _pad_backward, meta=out.shape)
     return Tensor(out.storage, x.shape, x.dtype, slice_node)
 
@@ -280,10 +280,10 @@ def _causal_convolution_backward(node: GraphNode, grads: Grads) -> Sequence[Tens
     grad_x = grad_weight = grad_bias = None
     if node.needs[0]:
         grad_x = tape.tensor(x_shape, dtype)
-        tape.matmul(flops, 2 * g.num_bytes)
+        tape.matmul(flops, 2 * g.num_bytes, dtype)
     if node.needs[1]:
         grad_weight = tape.gradient(weight_shape, dtype)
-        tape.matmul(flops, 2 * g.num_bytes)
+        tape.matmul(flops, 2 * g.num_bytes, dtype)
     if node.needs[2]:
         grad_bias = reduced(g, weight_shape[:1], dtype)
     return (grad_x, grad_weight, grad_bias)

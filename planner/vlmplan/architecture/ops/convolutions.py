@@ -20,7 +20,7 @@ def convolution(x: Tensor, weight: Operand, bias: Operand | None, shape: tuple[i
     meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, flops)
     node = tape.node((x, weight, bias), _convolution_backward, (x.detached(), detached(weight)), meta)
     out = tape.tensor(shape, x.dtype, node)
-    tape.matmul(flops, x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes)
+    tape.matmul(flops, x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes, x.dtype)
     return out
 
 
@@ -33,7 +33,7 @@ def _convolution_backward(node: GraphNode, grads: Grads) -> Grads:
     for index, shape in enumerate((x_shape, weight_shape)):
         if node.needs[index]:
             results[index] = (tape.gradient if index else tape.tensor)(shape, dtype)
-            tape.matmul(flops, hbm_bytes)
+            tape.matmul(flops, hbm_bytes, dtype)
     if node.needs[2]:
         results[2] = reduced(g, bias_shape, dtype)
     return results

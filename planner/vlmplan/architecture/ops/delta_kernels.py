@@ -118,7 +118,7 @@ def _count_products(
     batch, _, num_heads = rows
     tokens = batch * num_tokens * num_heads
     num_bytes = tokens * (4 * key_dim + 4 * value_dim + CHUNK + key_dim * value_dim // CHUNK) * dtype.num_bytes
-    tape.matmul(product_flops(tokens, key_dim, value_dim, passes=passes), passes * num_bytes)
+    tape.matmul(product_flops(tokens, key_dim, value_dim, passes=passes), passes * num_bytes, dtype)
 
 
 def _delta_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:

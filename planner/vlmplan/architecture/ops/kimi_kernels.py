@@ -70,7 +70,7 @@ def _count_products(tape: ForwardTape, shape: tuple[int, ...], dtype: DType, *, 
     batch, num_tokens, num_heads, width = shape
     pairs = batch * num_tokens * num_heads
     num_bytes = pairs * (8 * width + 2 * CHUNK + width * width // CHUNK) * dtype.num_bytes
-    tape.matmul(product_flops(pairs, width, width, passes=passes), passes * num_bytes)
+    tape.matmul(product_flops(pairs, width, width, passes=passes), passes * num_bytes, dtype)
 
 
 def _kimi_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:

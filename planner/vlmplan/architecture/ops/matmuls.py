@@ -43,7 +43,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
     out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
     rows = x.numel // in_width
-    tape.matmul(2 * rows * out_width * in_width, x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes)
+    hbm_bytes = x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes
+    tape.matmul(2 * rows * out_width * in_width, hbm_bytes, x.dtype)
     if is_replaced:
         tape.save(node, x)
     return out
@@ -58,15 +59,15 @@ def _linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     grad_x = grad_weight = grad_bias = None
     if is_weight_first and node.needs[1]:
         grad_weight = tape.gradient(weight_shape, dtype)
-        tape.matmul(flops, hbm_bytes)
+        tape.matmul(flops, hbm_bytes, dtype)
     if node.needs[0]:
         grad_x = tape.tensor(x_shape, dtype)
         if is_flattened:
             grad_x = GradientView(grad_x.storage, x_shape, dtype)
-        tape.matmul(flops, hbm_bytes)
+        tape.matmul(flops, hbm_bytes, dtype)
     if not is_weight_first and node.needs[1]:
         grad_weight = tape.gradient(weight_shape, dtype)
-        tape.matmul(flops, hbm_bytes)
+        tape.matmul(flops, hbm_bytes, dtype)
     if node.needs[2]:
         grad_bias = reduced(g, bias_shape, dtype)
     if gives_view and grad_weight is not None:
@@ -83,7 +84,7 @@ def matmul(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int, *, view_of:
     saved = (x.detached() if y.requires_grad else None, y.detached() if x.requires_grad else None)
     node = tape.node((x, y), _matmul_backward, saved, (x.shape, y.shape, inner), view_of if x.requires_grad else None)
     out = tape.tensor(shape, x.dtype, node)
-    tape.matmul(2 * out.numel * inner, x.num_bytes + y.num_bytes + out.num_bytes)
+    tape.matmul(2 * out.numel * inner, x.num_bytes + y.num_bytes + out.num_bytes, x.dtype)
     return out
 
 
@@ -96,8 +97,8 @@ def _matmul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     grad_x = grad_y = None
     if node.needs[1]:
         grad_y = tape.tensor(y_shape, g.dtype)
-        tape.matmul(flops, hbm_bytes)
+        tape.matmul(flops, hbm_bytes, g.dtype)
     if node.needs[0]:
         grad_x = tape.tensor(x_shape, g.dtype)
-        tape.matmul(flops, hbm_bytes)
+        tape.matmul(flops, hbm_bytes, g.dtype)
     return (grad_x, grad_y)

@@ -50,6 +50,10 @@ def _initial(context: LimitContext) -> tuple[str, ...] | None:
     return (DEFAULT_INIT, "gaussian") if context.recipe.changes_base else None
 
 
+def _packed_scales(context: LimitContext) -> tuple[bool, ...] | None:
+    return (True,) if context.recipe.method is Method.QLORA else None
+
+
 PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     BATCHES_OF_A_STEP,
@@ -105,7 +109,7 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         field="use_double_quant",
-        allowed=always(True),
+        allowed=_packed_scales,
         sentence="the script that is written for it quantises the scales of 4-bit weights too",
         source="the script beside training_args.yaml",
         is_behaviour=True,
