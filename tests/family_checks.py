@@ -105,7 +105,8 @@ def assert_step_matches(
     for entry in tree.parameters():
         if entry.name.startswith(frozen) and frozen:
             entry.parameter.requires_grad = False
-    predicted = predicted_step(tree, batch, checkpoints=checkpoints, implementation=attention)
+    gets_mask = "attention_mask" in inputs
+    predicted = predicted_step(tree, batch, checkpoints=checkpoints, implementation=attention, gets_mask=gets_mask)
     assert predicted.end_live == 0
     backward_tolerance = tolerance if backward_tolerance is None else backward_tolerance
     allowed = {"forward_live": tolerance, "forward_peak": tolerance, "backward_peak": backward_tolerance}

@@ -34,6 +34,7 @@ def predicted_step(
     autocast: DType | None = None,
     keeps_gradients: bool = False,
     uses_fla: bool = False,
+    gets_mask: bool = True,
     caches_casts: bool = False,
     makes_loss_inside: bool = True,
 ) -> Predicted:
@@ -45,7 +46,9 @@ def predicted_step(
         stack.checkpoints = checkpoints
     ways = {"accumulates_in_place": False, "fuses_dropout": False, "makes_loss_inside": makes_loss_inside}
     tape = Tape(autocast=autocast, caches_casts=caches_casts, follows_weights=False, **ways)
-    backend = AttentionBackend(implementation=implementation, has_workspaces=False, uses_fla=uses_fla)
+    backend = AttentionBackend(
+        implementation=implementation, has_workspaces=False, gets_mask=gets_mask, uses_fla=uses_fla
+    )
     trace = tree.run(tape, batch, backend, loss=loss)
     result = Predicted(trace=trace)
     live = peak = 0

@@ -42,6 +42,8 @@ class AttentionBackend:
     has_workspaces: bool = True
     sequence_parallel: int = 1
     sequences: PackedLengths | None = None
+    gets_mask: bool = False
+    """Whether a mask of padding comes with the samples, so that each has a mask of attention of its own."""
     uses_fla: bool = False
     """Whether gated delta nets are the kernels of flash-linear-attention and causal-conv1d."""
 

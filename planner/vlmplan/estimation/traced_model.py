@@ -107,6 +107,7 @@ class TracedModel:
             implementation=recipe.attention.value,
             compute_capability=capability or (8, 0),
             sequence_parallel=recipe.sequence_parallel,
+            gets_mask=recipe.task is not None,
             uses_fla=recipe.linear_attention is LinearAttention.FLA,
         )
         common = replace(backend, compute_capability=(8, 0))

@@ -4,6 +4,7 @@ Source: transformers 5.23 ``models/gemma3n/modeling_gemma3n.py``, ``Gemma3nForCo
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -93,7 +94,9 @@ class Gemma3nModel(Module):
                 del is_image, features
         if tape.spectrograms is not None:
             embeddings = self.with_sounds(ids, embeddings, batch, held)
-        return language_model(embeddings, [per_layer], backend)
+        # With ``token_type_ids``, which come with images and sounds, the mask of padding is passed on too.
+        gets_mask = backend.gets_mask or pixels is not None or tape.spectrograms is not None
+        return language_model(embeddings, [per_layer], replace(backend, gets_mask=gets_mask))
 
     def with_sounds(self, ids: Tensor, embeddings: Tensor, batch: Batch, held: list[Tensor]) -> Tensor:
         """``embeddings`` with features of sounds in the place of their tokens, filled up with what stands for padding;

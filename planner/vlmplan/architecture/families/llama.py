@@ -65,7 +65,8 @@ def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | N
 
     sdpa skips a purely causal mask, and a window's while the sequence is shorter (``_ignore_causal_mask_sdpa``), but
     not where a row has several samples, which it tells by their positions (``find_packed_sequence_indices``); then it
-    is boolean. Eager attention adds one in x's type. flash_attention_2 needs none. All are (batch, 1, t, t).
+    is boolean, one for all samples unless a mask of padding comes with them. Eager attention adds one in x's type.
+    flash_attention_2 needs none. All are (batch, 1, t, t).
     """
     batch, num_tokens, _ = x.shape
     shape = (batch, 1, num_tokens, num_tokens)
@@ -74,7 +75,8 @@ def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | N
         if backend.implementation == "eager":
             masks[window] = x.tape.tensor(shape, x.dtype)
         elif backend.implementation == "sdpa" and (backend.is_packed or (window is not None and num_tokens >= window)):
-            masks[window] = x.tape.tensor(shape, DType.BOOL)
+            mask = x.tape.tensor((batch if backend.gets_mask else 1, *shape[1:]), DType.BOOL)
+            masks[window] = ops.expand(mask, *shape)
     return masks
 
 

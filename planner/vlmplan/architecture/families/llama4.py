@@ -13,7 +13,7 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
-from vlmplan.architecture.attention_backend import Scores
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.latent_attention import complex_positions
 from vlmplan.architecture.families.llama import (
@@ -260,6 +260,11 @@ class Llama4Decoder(Decoder):
 
     def __init__(self, shape: DecoderShape, layers: Stack, chunk: int) -> None:
         super().__init__(shape, layers, norm=Norm, masked_windows=(None, chunk))
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        """A chunk's mask asks how much padding each sample has, where none is said too
+        (``create_chunked_causal_mask``)."""
+        return super().forward(x, replace(backend, gets_mask=True))
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         positions = complex_positions(x, self.shape.head_dim)

@@ -92,6 +92,7 @@ class OlmoDecoder(Decoder):
         tape = x.tape
         with tape.section("positions"):
             unused_masks = self.unused_masks(x, backend)
+            tape.prefetch()  # for the module of the positions
             masks = causal_masks(x, backend, self.windows)
             contexts = {
                 window: RotaryContext(backend, *self.positions(x), masks) for window in dict.fromkeys(self.windows)
