@@ -33,22 +33,21 @@ def predicted_step(
     loss: LossKind = LossKind.FULL,
     autocast: DType | None = None,
     keeps_gradients: bool = False,
-    uses_fla: bool = False,
-    gets_mask: bool = True,
     caches_casts: bool = False,
     makes_loss_inside: bool = True,
+    **of_backend: Any,
 ) -> Predicted:
     """As on CPU under a dispatch mode: no kernel workspaces, gradients summed into new tensors, wide dropout masks.
 
-    ``makes_loss_inside``: the model's own forward makes the loss."""
+    ``makes_loss_inside``: the model's own forward makes the loss. ``of_backend``: further fields of the backend; a mask
+    of padding comes with the samples unless they say otherwise."""
     tree = model if isinstance(model, Model) else build_model(model)
     for _, stack in tree.stacks():
         stack.checkpoints = checkpoints
     ways = {"accumulates_in_place": False, "fuses_dropout": False, "makes_loss_inside": makes_loss_inside}
     tape = Tape(autocast=autocast, caches_casts=caches_casts, follows_weights=False, **ways)
-    backend = AttentionBackend(
-        implementation=implementation, has_workspaces=False, gets_mask=gets_mask, uses_fla=uses_fla
-    )
+    of_backend = {"has_workspaces": False, "gets_mask": True} | of_backend
+    backend = AttentionBackend(implementation=implementation, **of_backend)
     trace = tree.run(tape, batch, backend, loss=loss)
     result = Predicted(trace=trace)
     live = peak = 0
