@@ -67,6 +67,7 @@ QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_o
 GLM_4_5V = ModelFacts(id="glm-4.5v", model_types=frozenset({"glm4v_moe", "glm4v_moe_text", "glm4v_moe_vision"}))
 XLNET = ModelFacts(id="xlnet", model_types=frozenset({"xlnet"}), attention=frozenset({"eager"}), can_checkpoint=False)
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
+GROUPED = ModelFacts(id="a-llama", model_types=frozenset({"llama"}), num_heads=32, num_kv_heads=8)
 QWEN = ModelFacts(id="qwen2-vl-2b", model_types=frozenset({"qwen2_vl"}), weights_dtype="bfloat16")
 
 SDPA, FLASH, EAGER = (
@@ -390,6 +391,21 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN, model=GPT_OSS),
             case(PLAIN.with_changes(method=Method.QLORA), model=PACKED),
             case(PLAIN, model=GEMMA_2),
+        ],
+    ),
+    "grouped_heads_have_no_fused_kernel_before_ampere": (
+        [
+            case(PLAIN, cluster(1, **T4), model=GROUPED),
+            case(LORA.with_changes(zero_stage=2), cluster(2, **GTX_1080), model=GROUPED),
+        ],
+        [
+            case(PLAIN, cluster(1), model=GROUPED),
+            case(PLAIN, cluster(1, **CPU), model=GROUPED),
+            case(PLAIN.with_changes(attention=EAGER), cluster(1, **T4), model=GROUPED),
+            case(PLAIN.with_changes(precision=Precision.FP32), cluster(1, **T4), model=GROUPED),
+            case(PLAIN, cluster(1, **T4), model=GROUPED._replace(num_kv_heads=32)),
+            case(PLAIN, cluster(1, **T4), model=GROUPED._replace(has_windows=True)),
+            case(PLAIN, cluster(1, **T4), model=GROUPED._replace(model_types=PALIGEMMA_2.model_types)),
         ],
     ),
     "fp16_may_overflow": (

@@ -19,6 +19,8 @@ TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
 )
 """deepseek_v4: its heads are wider than the kernels take. gpt_oss: transformers puts kernels that it downloads in the
 place of every other flash implementation. gemma3n and lfm2_vl: the class of the tower refuses it."""
+FLASH_CAPABILITY = (8, 0)
+"""The compute capability from which on torch has a flash kernel, which alone takes grouped heads."""
 
 
 def attention_implementations(model: ModelFacts) -> tuple[AttentionImplementation, ...]:
@@ -51,6 +53,23 @@ def attention_is_one_the_model_has(context: RuleContext) -> str | None:
     return (
         f"--attention {attention.value} is refused by transformers for {model.id}; "
         f"give --attention {' or '.join(kind.value for kind in reversed(known))}"
+    )
+
+
+@MODEL_RULES.warning("torch sdp_utils.cpp: flash needs 8.0, the efficient kernel takes no grouped heads; attention.cpp")
+def grouped_heads_have_no_fused_kernel_before_ampere(context: RuleContext) -> str | None:
+    model, gpu, recipe = context.model, context.gpu, context.recipe
+    if model is None or gpu is None or gpu.compute_capability is None or gpu.compute_capability >= FLASH_CAPABILITY:
+        return None
+    is_text_alone = len(model.model_types) == 1
+    if not is_text_alone or model.has_windows or model.num_heads == model.num_kv_heads:
+        return None
+    if recipe.attention is not AttentionImplementation.SDPA or recipe.precision is Precision.FP32:
+        return None
+    return (
+        f"--attention sdpa: torch has no fused kernel for the grouped heads of {model.id} on "
+        f"{gpu.name}{context.capability_text} and computes attention in float32; --attention eager takes less time, "
+        f"but its scores in 16 bit may overflow"
     )
 
 
