@@ -30,12 +30,15 @@ class Precision(Choice):
 class OptimizerKind(Choice):
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw-8bit"
+    PAGED_ADAMW = "paged-adamw"
+    """bitsandbytes' AdamW with moments in float32, whatever the type of the weights is."""
     PAGED_ADAMW_8BIT = "paged-adamw-8bit"
     ADAFACTOR = "adafactor"
     SGD = "sgd"
     LION = "lion"
     """bitsandbytes' Lion: one moment, in float32 whatever the type of the weights is."""
     LION_8BIT = "lion-8bit"
+    PAGED_LION = "paged-lion"
     PAGED_LION_8BIT = "paged-lion-8bit"
     MUON = "muon"
     """DeepSpeed's Muon: an orthogonalised momentum for hidden matrices, AdamW for all else."""
@@ -47,13 +50,13 @@ class OptimizerKind(Choice):
     def __init__(self, value: str) -> None:
         self.has_adamw = value in ("adamw", "muon")
         """Whether torch's AdamW updates, all or what Muon leaves to it."""
-        self.is_bitsandbytes = value in ("adamw-8bit", "paged-adamw-8bit", "lion", "lion-8bit", "paged-lion-8bit")
+        self.is_paged = value.startswith("paged-")
+        """Whether large moments lie in host memory, from which the card pages them."""
+        self.is_bitsandbytes = self.is_paged or value in ("adamw-8bit", "lion", "lion-8bit")
         """Whether bitsandbytes updates; all of its kernels work in place."""
         self.is_8bit = self.is_bitsandbytes and value.endswith("-8bit")
         """Whether bitsandbytes' moments are bytes with scales."""
         self.is_torchao = value.startswith("torchao-")
-        self.is_paged = value.startswith("paged-")
-        """Whether large moments lie in host memory, from which the card pages them."""
 
 
 TORCHAO_BLOCK = 256

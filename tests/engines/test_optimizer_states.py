@@ -23,9 +23,11 @@ def recipe(kind: OptimizerKind, **changes) -> Recipe:
         (OptimizerKind.SGD, DType.FLOAT32, 4 * NUMEL),
         (OptimizerKind.ADAFACTOR, DType.FLOAT32, 4 * (4096 + 11008)),
         (OptimizerKind.ADAMW_8BIT, DType.FLOAT32, (1 + 1) * NUMEL + 2 * 4 * (NUMEL // 256)),
+        (OptimizerKind.PAGED_ADAMW, DType.BFLOAT16, 0),
         (OptimizerKind.PAGED_ADAMW_8BIT, DType.FLOAT32, 2 * 4 * (NUMEL // 256)),
         (OptimizerKind.LION, DType.BFLOAT16, 4 * NUMEL),
         (OptimizerKind.LION_8BIT, DType.FLOAT32, 1 * NUMEL + 4 * (NUMEL // 256)),
+        (OptimizerKind.PAGED_LION, DType.BFLOAT16, 0),
         (OptimizerKind.PAGED_LION_8BIT, DType.FLOAT32, 4 * (NUMEL // 256)),
         (OptimizerKind.TORCHAO_ADAMW, DType.BFLOAT16, (2 + 2) * NUMEL),
         (OptimizerKind.TORCHAO_ADAMW_8BIT, DType.FLOAT32, 2 * (NUMEL + 4 * (NUMEL // 256) + 4 * 256)),
@@ -50,6 +52,10 @@ def test_paged_moments_are_on_the_host_from_100_000_elements_on():
     kind = recipe(OptimizerKind.PAGED_ADAMW_8BIT)
     assert paged_bytes(kind, [(99_999,), (100_000,)]) == 2 * 100_000
     assert state_bytes(kind, [(99_999,)], DType.FLOAT32) == 2 * 99_999 + 2 * 4 * 391
+    wide = recipe(OptimizerKind.PAGED_ADAMW)
+    assert paged_bytes(wide, [(99_999,), (100_000,)]) == 2 * 4 * 100_000
+    assert state_bytes(wide, [(99_999,), (100_000,)], DType.BFLOAT16) == 2 * 4 * 99_999
+    assert paged_bytes(recipe(OptimizerKind.PAGED_LION), [(100_000,)]) == 4 * 100_000
 
 
 def test_foreach_adamw_copies_one_state_in_its_update_and_the_fused_kernel_none():

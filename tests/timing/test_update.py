@@ -45,6 +45,11 @@ def test_eight_bit_moments_are_a_byte_each(kind: OptimizerKind):
     assert update_bytes(Recipe(zero_stage=2, optimizer=kind)) == 3 * M + 2 * (1 + 1) + AROUND
 
 
+def test_paged_moments_in_float32_are_read_and_written():
+    assert update_bytes(Recipe(zero_stage=2, optimizer=OptimizerKind.PAGED_ADAMW)) == 3 * M + 2 * (4 + 4) + AROUND
+    assert update_bytes(Recipe(zero_stage=2, optimizer=OptimizerKind.PAGED_LION)) == 3 * M + (4 + 4) + AROUND
+
+
 def test_adafactor_has_a_whole_second_moment_where_partitions_are_flat():
     sharded = update_bytes(Recipe(zero_stage=2, optimizer=OptimizerKind.ADAFACTOR)) - AROUND
     around_matrices = FINITE + ((P + 4) + 4) + CAST + SCALE + BACK

@@ -70,11 +70,13 @@ class MachineOptions(TypedDict, total=False):
 Optimizer = Literal[
     "adamw",
     "adamw-8bit",
+    "paged-adamw",
     "paged-adamw-8bit",
     "adafactor",
     "sgd",
     "lion",
     "lion-8bit",
+    "paged-lion",
     "paged-lion-8bit",
     "muon",
     "torchao-adamw",

@@ -25,9 +25,11 @@ MIN_PAGED_ELEMENTS = 100_000
 """Smaller moments are not paged (``get_state_buffer``)."""
 NUM_MOMENTS: Mapping[OptimizerKind, int] = {
     OptimizerKind.ADAMW_8BIT: 2,
+    OptimizerKind.PAGED_ADAMW: 2,
     OptimizerKind.PAGED_ADAMW_8BIT: 2,
     OptimizerKind.LION: 1,
     OptimizerKind.LION_8BIT: 1,
+    OptimizerKind.PAGED_LION: 1,
     OptimizerKind.PAGED_LION_8BIT: 1,
 }
 """Of bitsandbytes' optimizers: ``Optimizer2State`` and ``Optimizer1State``."""
@@ -42,8 +44,8 @@ def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType)
 
     AdamW keeps two moments in the tensor's type, also of what Muon leaves to it; 8-bit AdamW two bytes and two scales
     per block; torchao's two of 8 or 4 bits, scales and tables; SGD a momentum; Lion one moment in float32, 8-bit Lion a
-    byte and a scale per block; Adafactor a float32 row and column sum per matrix, but a whole float32 tensor for what
-    is one-dimensional.
+    byte and a scale per block, paged AdamW two moments in float32; Adafactor a float32 row and column sum per matrix,
+    but a whole float32 tensor for what is one-dimensional.
     Paged moments live in host memory and are not counted here.
     """
     return sum([count * sum(state_sizes(recipe.optimizer, shape, dtype)) for shape, count in Counter(shapes).items()])
@@ -62,11 +64,13 @@ def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> li
         return [numel // shape[axis] * DType.FLOAT32.num_bytes for axis in (-1, -2)]
     if kind.is_torchao:
         return _torchao_sizes(kind, numel, dtype)
-    num_moments = NUM_MOMENTS[kind]
+    num_moments, is_paged = NUM_MOMENTS[kind], kind.is_paged and numel >= MIN_PAGED_ELEMENTS
+    if is_paged and not kind.is_8bit:
+        return []
     if not kind.is_8bit or numel < MIN_8BIT_ELEMENTS:
         return [numel * DType.FLOAT32.num_bytes] * num_moments
     scales = -(-numel // MOMENT_BLOCK) * DType.FLOAT32.num_bytes
-    if kind.is_paged and numel >= MIN_PAGED_ELEMENTS:
+    if is_paged:
         return [scales] * num_moments
     return [numel] * num_moments + [scales] * num_moments
 
@@ -92,8 +96,8 @@ def paged_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]]) -> int:
     if not recipe.optimizer.is_paged:
         return 0
     numels = [prod(shape) for shape in shapes]
-    num_moments = NUM_MOMENTS[recipe.optimizer]
-    return sum(num_moments * numel for numel in numels if numel >= MIN_PAGED_ELEMENTS)
+    num_bytes = NUM_MOMENTS[recipe.optimizer] * (1 if recipe.optimizer.is_8bit else DType.FLOAT32.num_bytes)
+    return sum(num_bytes * numel for numel in numels if numel >= MIN_PAGED_ELEMENTS)
 
 
 def update_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> int:

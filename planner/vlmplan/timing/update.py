@@ -10,6 +10,7 @@ from collections import Counter
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, moved_bytes, update_flops
+from vlmplan.engines.optimizer_states import NUM_MOMENTS
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import partition_size
 from vlmplan.hardware import Gpu
@@ -64,10 +65,6 @@ def _optimizer_bytes(recipe: Recipe, m: int) -> int:
             f = DType.FLOAT32.num_bytes
             copies = 0 if m == f else (m + f) + (m + f) + (f + m)  # of gradient and weight, and the weight back
             return (FLAT_ADAFACTOR_VALUES if is_flat else ADAFACTOR_VALUES) * f + copies
-        case OptimizerKind.ADAMW_8BIT | OptimizerKind.PAGED_ADAMW_8BIT:
-            return ONE_KERNEL_VALUES * m + MOMENTS_8BIT_BYTES
-        case OptimizerKind.LION_8BIT | OptimizerKind.PAGED_LION_8BIT:
-            return ONE_KERNEL_VALUES * m + MOMENTS_8BIT_BYTES // 2
         case OptimizerKind.MUON:
             return MUON_VALUES * m
         case OptimizerKind.TORCHAO_ADAMW:
@@ -76,8 +73,8 @@ def _optimizer_bytes(recipe: Recipe, m: int) -> int:
             return ONE_KERNEL_VALUES * m + MOMENTS_8BIT_BYTES
         case OptimizerKind.TORCHAO_ADAMW_4BIT:
             return ONE_KERNEL_VALUES * m + MOMENTS_8BIT_BYTES // 2 + PACKING_BYTES
-        case OptimizerKind.LION:
-            return ONE_KERNEL_VALUES * m + 2 * DType.FLOAT32.num_bytes  # its moment is read and written
+        case kind:  # bitsandbytes', whose moments are read and written
+            return ONE_KERNEL_VALUES * m + 2 * NUM_MOMENTS[kind] * (1 if kind.is_8bit else DType.FLOAT32.num_bytes)
 
 
 def _plain_bytes(recipe: Recipe, p: int) -> int:

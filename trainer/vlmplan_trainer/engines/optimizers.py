@@ -41,12 +41,10 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], recipe: Recipe, *, weigh
     if kind.is_bitsandbytes:
         import bitsandbytes
 
-        if kind in LION_CLASSES:
-            lion = {"lr": 0.0, "betas": LION_BETAS, "weight_decay": weight_decay}
-            return getattr(bitsandbytes.optim, LION_CLASSES[kind])(parameters, **lion)
-        return (bitsandbytes.optim.PagedAdamW8bit if kind.is_paged else bitsandbytes.optim.AdamW8bit)(
-            parameters, **common
-        )
+        make = getattr(bitsandbytes.optim, BITSANDBYTES_CLASSES[kind])
+        if kind in LIONS:
+            return make(parameters, lr=0.0, betas=LION_BETAS, weight_decay=weight_decay)
+        return make(parameters, **common)
     if kind.is_torchao:
         from vlmplan_trainer.engines.torchao import make_torchao
 
@@ -60,11 +58,16 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], recipe: Recipe, *, weigh
     return AdamW(parameters, fused=recipe.fuses_optimizer, foreach=not recipe.fuses_optimizer, **common)
 
 
-LION_CLASSES = {
+BITSANDBYTES_CLASSES = {
+    OptimizerKind.ADAMW_8BIT: "AdamW8bit",
+    OptimizerKind.PAGED_ADAMW: "PagedAdamW32bit",
+    OptimizerKind.PAGED_ADAMW_8BIT: "PagedAdamW8bit",
     OptimizerKind.LION: "Lion",
     OptimizerKind.LION_8BIT: "Lion8bit",
+    OptimizerKind.PAGED_LION: "PagedLion32bit",
     OptimizerKind.PAGED_LION_8BIT: "PagedLion8bit",
 }
+LIONS = (OptimizerKind.LION, OptimizerKind.LION_8BIT, OptimizerKind.PAGED_LION, OptimizerKind.PAGED_LION_8BIT)
 LION_BETAS = (0.9, 0.99)
 """As in its paper (Chen et al., arXiv 2302.06675, table 12) and in bitsandbytes."""
 
