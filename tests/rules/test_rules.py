@@ -373,6 +373,21 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(attention=FLASH), model=QWEN),
         ],
     ),
+    "grouped_heads_have_no_fused_kernel_before_ampere": (
+        [
+            case(PLAIN, cluster(1, **T4), model=GROUPED),
+            case(LORA.with_changes(zero_stage=2), cluster(2, **GTX_1080), model=GROUPED),
+        ],
+        [
+            case(PLAIN, cluster(1), model=GROUPED),
+            case(PLAIN, cluster(1, **CPU), model=GROUPED),
+            case(PLAIN.with_changes(attention=EAGER), cluster(1, **T4), model=GROUPED),
+            case(PLAIN.with_changes(precision=Precision.FP32), cluster(1, **T4), model=GROUPED),
+            case(PLAIN, cluster(1, **T4), model=GROUPED._replace(num_kv_heads=32)),
+            case(PLAIN, cluster(1, **T4), model=GROUPED._replace(has_windows=True)),
+            case(PLAIN, cluster(1, **T4), model=GROUPED._replace(model_types=PALIGEMMA_2.model_types)),
+        ],
+    ),
     "layers_run_again_where_the_model_can": (
         [case(PLAIN, model=XLNET), case(LORA.with_changes(activation_checkpointing=True), model=XLNET)],
         [case(PLAIN.with_changes(activation_checkpointing=False), model=XLNET), case(PLAIN, model=QWEN)],
@@ -391,21 +406,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN, model=GPT_OSS),
             case(PLAIN.with_changes(method=Method.QLORA), model=PACKED),
             case(PLAIN, model=GEMMA_2),
-        ],
-    ),
-    "grouped_heads_have_no_fused_kernel_before_ampere": (
-        [
-            case(PLAIN, cluster(1, **T4), model=GROUPED),
-            case(LORA.with_changes(zero_stage=2), cluster(2, **GTX_1080), model=GROUPED),
-        ],
-        [
-            case(PLAIN, cluster(1), model=GROUPED),
-            case(PLAIN, cluster(1, **CPU), model=GROUPED),
-            case(PLAIN.with_changes(attention=EAGER), cluster(1, **T4), model=GROUPED),
-            case(PLAIN.with_changes(precision=Precision.FP32), cluster(1, **T4), model=GROUPED),
-            case(PLAIN, cluster(1, **T4), model=GROUPED._replace(num_kv_heads=32)),
-            case(PLAIN, cluster(1, **T4), model=GROUPED._replace(has_windows=True)),
-            case(PLAIN, cluster(1, **T4), model=GROUPED._replace(model_types=PALIGEMMA_2.model_types)),
         ],
     ),
     "fp16_may_overflow": (
