@@ -18,7 +18,7 @@ from vlmplan.dataset.model_texts import ModelTexts, model_texts
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.encode import Encoder, PlannedSamples
 from vlmplan_trainer.data.scan import scanned
 from vlmplan_trainer.models.processors import load_processor
 
@@ -79,7 +79,7 @@ def test_every_form_has_the_tokens_that_are_trained_on(form: str, family: str, p
     folder = request.getfixturevalue("llama_folder" if family == "llama" else "qwen_folder")
     path = jsonl(tmp_path, *FORMS[form])
     samples, _ = read_chats(path, skips_bad=False)
-    scan = scanned(Encoder(processors[family], model_type=family, seq_len=10_000), samples)
+    scan = scanned(Encoder(processors[family], PlannedSamples(seq_len=10_000), model_type=family), samples)
     found = dataset(path, find_model(str(folder)))
     assert found.is_exact
     assert [sample.text_tokens for sample in found.samples] == scan.lengths
@@ -98,7 +98,9 @@ def test_images_have_the_tokens_that_are_trained_on(processors, qwen_folder, tmp
     samples, _ = read_chats(path, skips_bad=False)
     model = find_model(str(qwen_folder))
     for planned in (None, (112, 84)):
-        encoder = Encoder(processors["qwen2_vl"], model_type="qwen2_vl", seq_len=100_000, image_size=planned)
+        encoder = Encoder(
+            processors["qwen2_vl"], PlannedSamples(seq_len=100_000, image_size=planned), model_type="qwen2_vl"
+        )
         found = sample_shapes(dataset(path, model), model, DataRules(), planned)
         assert [shape.tokens for shape in found.shapes] == scanned(encoder, samples).lengths
         assert found.shapes[-1].patches == found.shapes[-1].num_images == 0

@@ -113,7 +113,7 @@ class Clock:
 def train_own(plan: Any, num_steps: int, clock: Clock) -> None:
     """The bundled trainer."""
     from vlmplan_trainer.engines.make import device_of, make_engine, start_process_group
-    from vlmplan_trainer.loop import Rates, Trainer
+    from vlmplan_trainer.loop import Rates, StepRules, Trainer
     from vlmplan_trainer.measure import Meter
     from vlmplan_trainer.models.load import load_model
 
@@ -124,8 +124,8 @@ def train_own(plan: Any, num_steps: int, clock: Clock) -> None:
     loader: Any = torch.utils.data.DataLoader(data, batch_size=MICRO_BATCH, sampler=sampler)
     loader.set_epoch = sampler.set_epoch
     rates = Rates(peak=1e-3, num_steps=num_steps, warmup_fraction=0.0, schedule="constant")
-    samples = MICRO_BATCH * GRAD_ACCUM
-    trainer = Trainer(engine, Meter(engine.device, num_steps=0), rates, grad_accum=GRAD_ACCUM, samples_per_step=samples)
+    rules = StepRules(grad_accum=GRAD_ACCUM, samples_per_step=MICRO_BATCH * GRAD_ACCUM)
+    trainer = Trainer(engine, Meter(engine.device, num_steps=0), rates, rules)
     for _ in trainer.epoch(loader):
         clock.tick()
 

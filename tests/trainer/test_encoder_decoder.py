@@ -12,8 +12,10 @@ from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, read_chats
 from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
+from vlmplan.sampler import Shares
 from vlmplan.training import CHECKPOINTS
 from vlmplan_trainer.data.batches import Batches
+from vlmplan_trainer.data.encode import PlannedSamples
 from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.loop import label_tokens, real_tokens
@@ -38,8 +40,8 @@ def pair(prompt, answer, **more):
 
 
 def encoder(*, seq_len=32, target_len=24, target_pads_to=8):
-    lengths = {"seq_len": seq_len, "target_len": target_len, "target_pads_to": target_pads_to}
-    return PairEncoder(tokenizer(), model_type="bart", **lengths)
+    planned = PlannedSamples(seq_len=seq_len)
+    return PairEncoder(tokenizer(), planned, model_type="bart", target_len=target_len, target_pads_to=target_pads_to)
 
 
 def batch():
@@ -126,14 +128,14 @@ def test_both_are_cut_with_the_token_that_ends_them():
 
 def test_a_scan_counts_what_is_cut_of_either():
     samples = [pair("red", "blue"), pair("a prompt that is long", "no"), pair("short", "an answer that is long")]
-    batches = Batches(samples, encoder(seq_len=8, target_len=8), micro_batch=1, num_ranks=1, rank=0, seed=0)
+    batches = Batches(samples, encoder(seq_len=8, target_len=8), Shares(micro_batch=1, num_ranks=1, rank=0))
     assert batches.scan.truncated == {"data:a prompt that is long", "data:short"}
     assert max(batches.scan.lengths) == 8
 
 
 def test_a_micro_batch_pads_prompts_with_a_mask_and_answers_with_no_label():
     samples = [pair("red", "blue"), pair("red and more of it", "blue and more of it")]
-    made = next(iter(Batches(samples, encoder(), micro_batch=2, num_ranks=1, rank=0, seed=0)))
+    made = next(iter(Batches(samples, encoder(), Shares(micro_batch=2, num_ranks=1, rank=0))))
     assert made["input_ids"].shape == made["attention_mask"].shape
     assert torch.equal(made["attention_mask"] == 0, made["input_ids"] == PAD)
     assert made[TARGET_LABELS].shape[0] == 2

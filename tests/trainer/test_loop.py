@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from vlmplan.chats.samples import Sample
+from vlmplan.sampler import Shares
 from vlmplan_trainer import loop
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import StepResult
-from vlmplan_trainer.loop import Rates, Trainer
+from vlmplan_trainer.loop import Rates, StepRules, Trainer
 from vlmplan_trainer.measure import Meter
 
 NUM_SAMPLES, MICRO_BATCH, GRAD_ACCUM = 12, 1, 3
+RULES = StepRules(grad_accum=GRAD_ACCUM, samples_per_step=MICRO_BATCH * GRAD_ACCUM)
 
 
 class PlainTexts:
@@ -60,11 +62,7 @@ def batches_of() -> Batches:
     return Batches(
         DatasetScan(samples=samples, lengths=[8] * NUM_SAMPLES),
         encoder,
-        micro_batch=MICRO_BATCH,
-        grad_accum=GRAD_ACCUM,
-        num_ranks=1,
-        rank=0,
-        seed=0,
+        Shares(micro_batch=MICRO_BATCH, grad_accum=GRAD_ACCUM, num_ranks=1, rank=0),
     )
 
 
@@ -73,7 +71,7 @@ def test_no_micro_batch_is_alive_when_the_optimizer_steps():
     engine: Any = Watching()
     rates = Rates(peak=1.0, num_steps=4, warmup_fraction=0.0, schedule="constant")
     meter = Meter(torch.device("cpu"), num_steps=1)
-    trainer = Trainer(engine, meter, rates, grad_accum=GRAD_ACCUM, samples_per_step=3)
+    trainer = Trainer(engine, meter, rates, RULES)
     assert [report.step for report in trainer.epoch(batches)] == [1, 2, 3, 4]
     assert len(engine.given) == 3 * NUM_SAMPLES
     assert engine.alive_in_step == [0] * 4
@@ -86,7 +84,7 @@ def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last(save_second
     meter = Meter(torch.device("cpu"), num_steps=0)
     now = 0.0
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
-    trainer = Trainer(engine, meter, rates, grad_accum=GRAD_ACCUM, samples_per_step=3, save_seconds=save_seconds)
+    trainer = Trainer(engine, meter, rates, RULES, save_seconds=save_seconds)
     found = []
     for report in trainer.epoch(batches_of()):
         now += 3.0

@@ -16,9 +16,10 @@ from small_sounds import write_wav
 from vlmplan.chats.samples import Sample, SoundPart, TextPart, Turn
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
+from vlmplan.sampler import Shares
 from vlmplan.training import CHECKPOINTS
 from vlmplan_trainer.data.batches import Batches
-from vlmplan_trainer.data.encode import LeftOutError
+from vlmplan_trainer.data.encode import LeftOutError, PlannedSamples
 from vlmplan_trainer.data.sounds import PlannedSounds
 from vlmplan_trainer.data.speech import SpeechEncoder
 from vlmplan_trainer.labels import HEARD, IGNORED_LABEL, TARGET_LABELS
@@ -60,11 +61,10 @@ def encoder(folder, *, target_len=24, **more):
     processor, files = AutoProcessor.from_pretrained(folder), model_files(folder)
     return SpeechEncoder(
         processor,
+        PlannedSamples(seq_len=PLACES, sounds=PlannedSounds(model=files, per_sample=1, seconds=1.5)),
         model_type="whisper",
-        seq_len=PLACES,
         target_len=target_len,
         target_pads_to=8,
-        sounds=PlannedSounds(model=files, per_sample=1, seconds=1.5),
         begins_with=files.config["decoder_start_token_id"],
         **more,
     )
@@ -108,7 +108,7 @@ def test_a_sound_is_what_the_extractor_makes_and_its_text_has_the_tokens_around_
 
 def test_tokens_of_a_batch_are_places_heard_and_what_is_said(folder, sounds):
     samples = [said(sounds.parent / "low.wav", "yes"), said(sounds.parent / "high.wav", "no and more")]
-    made = next(iter(Batches(samples, encoder(folder), micro_batch=2, num_ranks=1, rank=0, seed=0)))
+    made = next(iter(Batches(samples, encoder(folder), Shares(micro_batch=2, num_ranks=1, rank=0))))
     assert made[HEARD].shape[0] == made[TARGET_LABELS].shape[0] == 2
     assert label_tokens(made) == 5 + 13
     assert real_tokens(made) == 2 * PLACES + 5 + 13

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, STEP
+from vlmplan.plan import Plan
 from vlmplan_trainer.data.videos import SECONDS_OF_ROWS
 from vlmplan_trainer.engines import Engine
 from vlmplan_trainer.labels import HEARD, IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.models.load import torch_dtype
 from vlmplan_trainer.schedule import learning_rate_at
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 from vlmplan_trainer.stopping import StopRequest, agreed
@@ -85,28 +87,37 @@ class StepReport:
         return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRules:
+    """What an optimizer step takes: micro batches of this rank, and samples of all ranks. ``pixel_dtypes`` and
+    ``keeps_batches`` are those of the plan's ``Recipe``."""
+
+    grad_accum: int
+    samples_per_step: int
+    pixel_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    keeps_batches: bool = False
+
+    @classmethod
+    def of(cls, plan: Plan) -> "StepRules":
+        recipe = plan.recipe
+        return cls(
+            grad_accum=recipe.grad_accum,
+            samples_per_step=plan.samples_per_step,
+            pixel_dtypes=tuple(torch_dtype(dtype) for dtype in recipe.pixel_dtypes),
+            keeps_batches=recipe.keeps_batches,
+        )
+
+
 class Trainer:
     """Runs optimizer steps on one engine."""
 
     def __init__(
-        self,
-        engine: Engine,
-        meter: Meter,
-        rates: Rates,
-        *,
-        grad_accum: int,
-        samples_per_step: int,
-        pixel_dtypes: tuple[torch.dtype, ...] = (torch.float32,),
-        keeps_batches: bool = False,
-        save_seconds: float | None = None,
+        self, engine: Engine, meter: Meter, rates: Rates, rules: StepRules, *, save_seconds: float | None = None
     ) -> None:
-        """``pixel_dtypes`` and ``keeps_batches`` are those of the plan's ``Recipe``. ``save_seconds``: after how many a
-        checkpoint is due; None: never."""
-        self.engine, self.meter, self.rates = engine, meter, rates
-        self._pixel_dtypes, self._keeps_batches = pixel_dtypes, keeps_batches
+        """``save_seconds``: after how many a checkpoint is due; None: never."""
+        self.engine, self.meter, self.rates, self._rules = engine, meter, rates, rules
         self._kept: list[Batch] = []
         """Micro batches of the last step on the device, until those of the next are there."""
-        self._grad_accum, self._samples_per_step = grad_accum, samples_per_step
         self.position = Position()
         self.stop = StopRequest()
         self.stopped_by: int | None = None
@@ -127,7 +138,7 @@ class Trainer:
         for batch in batches:
             window.append(batch)
             del batch  # the window alone has it, so that it is gone when its backward is over
-            if len(window) == self._grad_accum:
+            if len(window) == self._rules.grad_accum:
                 yield self._step(window, start)
                 window = []
                 start = time.perf_counter()  # what the caller did meanwhile, saving say, is no part of a step
@@ -143,7 +154,7 @@ class Trainer:
         meter.start_step()
         engine.model.train()
         loss_sum = 0.0
-        if self._keeps_batches:
+        if self._rules.keeps_batches:
             self._kept = [self._sent(batch) for batch in window]
             window.clear()
             loss_sum += sum(self._micro_batch(batch, max(1, all_labels)) for batch in self._kept)
@@ -158,7 +169,7 @@ class Trainer:
         self.stopped_by, self.is_save_due = agreed(votes), num_due > 0
         seconds = time.perf_counter() - start
         position.step += 1
-        position.num_samples += self._samples_per_step
+        position.num_samples += self._rules.samples_per_step
         position.seconds += seconds
         return StepReport(
             step=position.step,
@@ -168,7 +179,7 @@ class Trainer:
             grad_norm=result.grad_norm,
             is_skipped=result.is_skipped,
             seconds=seconds,
-            num_samples=self._samples_per_step,
+            num_samples=self._rules.samples_per_step,
             num_tokens=all_tokens,
             num_label_tokens=all_labels,
         )
@@ -187,12 +198,12 @@ class Trainer:
 
     def _sent(self, batch: Batch) -> Batch:
         """``batch`` on the engine's device, pixels in the type that the plan counts them in there."""
-        typed = _with_pixels(batch, self._pixel_dtypes[0])
+        typed = _with_pixels(batch, self._rules.pixel_dtypes[0])
         return {name: tensor.to(self.engine.device, non_blocking=True) for name, tensor in typed.items()}
 
     def _computed(self, batch: Batch) -> Batch:
         """``batch`` with pixels in the type that the model gets them in."""
-        return _with_pixels(batch, self._pixel_dtypes[-1])
+        return _with_pixels(batch, self._rules.pixel_dtypes[-1])
 
     @torch.no_grad()
     def evaluate(self, batches: MicroBatches) -> float:

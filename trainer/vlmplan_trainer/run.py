@@ -21,6 +21,7 @@ from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.phase_names import INIT, LOAD, RESUME, SAVE
 from vlmplan.plan import Plan
 from vlmplan.run_record import keep_record
+from vlmplan.sampler import Shares
 from vlmplan.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted
 from vlmplan_trainer.checkpoint import (
@@ -38,10 +39,10 @@ from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32
 from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.export import export, merge
-from vlmplan_trainer.loop import Rates, StepReport, Trainer
+from vlmplan_trainer.loop import Rates, StepReport, StepRules, Trainer
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.models.delta_kernels import require_delta_kernels
-from vlmplan_trainer.models.load import LoadedModel, load_model, torch_dtype
+from vlmplan_trainer.models.load import LoadedModel, load_model
 from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
@@ -193,8 +194,8 @@ def _assembled(
         data.encoder,
         engine,
         micro_batch=recipe.micro_batch,
-        seed=options.seed,
         grad_accum=recipe.grad_accum,
+        seed=options.seed,
         pads_to=pads_to,
         groups_by_length=options.group_by_length,
     )
@@ -205,16 +206,7 @@ def _assembled(
     if peak is None:
         peak = LEARNING_RATES[recipe.method.value]
     rates = Rates(peak=peak, num_steps=num_steps, warmup_fraction=options.warmup_fraction, schedule=options.schedule)
-    trainer = Trainer(
-        engine,
-        meter,
-        rates,
-        grad_accum=recipe.grad_accum,
-        samples_per_step=plan.samples_per_step,
-        pixel_dtypes=tuple(torch_dtype(dtype) for dtype in recipe.pixel_dtypes),
-        keeps_batches=recipe.keeps_batches,
-        save_seconds=options.save_seconds,
-    )
+    trainer = Trainer(engine, meter, rates, StepRules.of(plan), save_seconds=options.save_seconds)
     evaluation = _evaluation_of(plan, data, engine)
     return Run(plan, options, data, loaded, engine, meter, batches, evaluation, trainer, signature)
 
@@ -225,15 +217,25 @@ def _evaluation_of(plan: Plan, data: Data, engine: Engine) -> Evaluation | None:
         return None
     planned = plan.recipe.evaluation
     size = plan.recipe.micro_batch if planned is None else planned.batch
-    batches = _batches(plan, found.scan, data.encoder, engine, micro_batch=size, seed=0, grad_accum=1)
+    batches = _batches(plan, found.scan, data.encoder, engine, micro_batch=size)
     return Evaluation(batches=batches, num_bad=found.account.num_bad)
 
 
-def _batches(plan: Plan, scan: DatasetScan, encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
+def _batches(
+    plan: Plan,
+    scan: DatasetScan,
+    encoder: Encoder,
+    engine: Engine,
+    *,
+    micro_batch: int,
+    grad_accum: int = 1,
+    seed: int = 0,
+    **more: Any,
+) -> Batches:
     size = plan.recipe.sequence_parallel
     group, part = divmod(engine.rank, size)
-    made_by = BATCHES[plan.recipe.batching]
-    made = made_by(scan, encoder, num_ranks=engine.num_ranks // size, rank=group, seed=seed, **more)
+    shares = Shares(micro_batch=micro_batch, num_ranks=engine.num_ranks // size, rank=group, grad_accum=grad_accum)
+    made = BATCHES[plan.recipe.batching](scan, encoder, shares, seed=seed, **more)
     made.take_part(part, size)
     return made
 

@@ -14,15 +14,17 @@ from other_processors import FAMILIES
 from chat_files import png
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
+from vlmplan.sampler import Shares
 from vlmplan_trainer.data.batches import Batches, collated, with_blank
 from vlmplan_trainer.data.dummy import dummy_samples
-from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder
+from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder, PlannedSamples
 
 Step = tuple[int, ...]
 
 
-def encoder(processor: Any, **changes: Any) -> Encoder:
-    return Encoder(processor, **{"model_type": "qwen2_vl", "seq_len": 128, "image_size": (56, 56), **changes})
+def encoder(processor: Any, *, model_type: str = "qwen2_vl", skips_bad: bool = False, **changes: Any) -> Encoder:
+    planned = PlannedSamples(**{"seq_len": 128, "image_size": (56, 56)} | changes)
+    return Encoder(processor, planned, model_type=model_type, skips_bad=skips_bad)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,18 @@ def numbered(count: int) -> list[Sample]:
     return [question(answer="." + " ." * index, source=f"some.jsonl:{index + 1}") for index in range(count)]
 
 
-def batches(samples: list[Sample], made: Encoder, **changes: Any) -> Batches:
-    return Batches(samples, made, **{"micro_batch": 2, "num_ranks": 1, "rank": 0, "seed": 0, **changes})
+def batches(
+    samples: list[Sample],
+    made: Encoder,
+    *,
+    micro_batch: int = 2,
+    num_ranks: int = 1,
+    rank: int = 0,
+    grad_accum: int = 1,
+    **more: Any,
+) -> Batches:
+    shares = Shares(micro_batch=micro_batch, num_ranks=num_ranks, rank=rank, grad_accum=grad_accum)
+    return Batches(samples, made, shares, **more)
 
 
 def shared(samples: list[Sample], made: Encoder, *, num_ranks: int, **changes: Any) -> list[Batches]:

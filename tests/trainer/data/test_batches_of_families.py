@@ -8,7 +8,7 @@ from chat_cases import question
 from other_processors import FAMILIES
 
 from vlmplan_trainer.data.batches import collated, with_blank
-from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder
+from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder, PlannedSamples
 from vlmplan_trainer.loss import model_inputs
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.models.tiny import write_tiny_model
@@ -65,7 +65,7 @@ def test_a_batch_gives_the_losses_of_its_samples(family: str):
     processor = FAMILIES[family]()
     name = getattr(processor.tokenizer, "image_token", None) or processor.image_token
     model = tiny_model(family, processor.tokenizer.convert_tokens_to_ids(name))
-    made = Encoder(processor, model_type=family, seq_len=256)
+    made = Encoder(processor, PlannedSamples(seq_len=256), model_type=family)
     sizes = [((56, 56),), (), ((28, 90),), ((90, 28), (20, 20))]
     rows = [made.encode(question(answer="A cat. " * number, sizes=size)) for number, size in enumerate(sizes, start=1)]
     batch = collated(rows, pad_id=made.pad_id, pads_to=16, seq_len=256)
@@ -82,7 +82,7 @@ def test_a_batch_of_qwen2_vl_gives_the_losses_of_its_samples(tmp_path):
 
     folder = write_tiny_model(tmp_path, "qwen2_vl")
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).train()
-    made = Encoder(load_processor(str(folder), is_vision=True), model_type="qwen2_vl", seq_len=256)
+    made = Encoder(load_processor(str(folder), is_vision=True), PlannedSamples(seq_len=256), model_type="qwen2_vl")
     sizes = [((56, 56),), ((28, 112),), ((112, 28), (56, 56))]
     rows = [made.encode(question(answer="A cat. " * number, sizes=size)) for number, size in enumerate(sizes, start=1)]
     with torch.no_grad():

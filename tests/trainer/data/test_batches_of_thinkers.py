@@ -14,7 +14,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Precision
 from vlmplan.thinkers import THINKERS
 from vlmplan_trainer.data.batches import collated, with_blank
-from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.encode import Encoder, PlannedSamples
 from vlmplan_trainer.data.flat_rows import flat_row, for_the_model
 from vlmplan_trainer.models.load import load_model, load_processing
 from vlmplan_trainer.result import loading_lines
@@ -42,7 +42,7 @@ def test_the_thinker_of_a_whole_checkpoint_is_trained(model_type: str, tmp_path:
     assert THINKERS[model_type].class_name in loading_lines(plan, whole, is_vision=True)[0]
 
     processor = load_processing(plan).processor
-    made = Encoder(processor, model_type=THINKERS[model_type].model_type, seq_len=256)
+    made = Encoder(processor, PlannedSamples(seq_len=256), model_type=THINKERS[model_type].model_type)
     sizes = [((56, 56),), (), ((28, 112),), ((112, 28), (56, 56))]
     rows = [made.encode(question(answer="A cat. " * number, sizes=size)) for number, size in enumerate(sizes, start=1)]
     with torch.no_grad():

@@ -16,16 +16,24 @@ from tokenizers.processors import TemplateProcessing
 from chat_files import png
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder, TooLongError, overlapping
+from vlmplan_trainer.data.encode import (
+    IGNORED_LABEL,
+    SEQUENCE_KEYS,
+    Encoded,
+    Encoder,
+    PlannedSamples,
+    TooLongError,
+    overlapping,
+)
 from vlmplan_trainer.data.scan import scanned
 
 SAID = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
 IMAGE_SIZES = st.lists(st.tuples(st.integers(20, 90), st.integers(20, 90)), max_size=2).map(tuple)
 
 
-def encoder(processor: Any, **changes: Any) -> Encoder:
-    values = {"model_type": "qwen2_vl", "seq_len": 4096, "image_size": (56, 56)}
-    return Encoder(processor, **{**values, **changes})
+def encoder(processor: Any, *, model_type: str = "qwen2_vl", skips_bad: bool = False, **changes: Any) -> Encoder:
+    planned = PlannedSamples(**{"seq_len": 4096, "image_size": (56, 56)} | changes)
+    return Encoder(processor, planned, model_type=model_type, skips_bad=skips_bad)
 
 
 def text_encoder(tokenizer: Any, **changes: Any) -> Encoder:

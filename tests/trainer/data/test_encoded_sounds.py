@@ -26,9 +26,10 @@ from vlmplan.dataset.media import media_reading
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Precision
+from vlmplan.sampler import Shares
 from vlmplan_trainer.data.batches import Batches, collated, with_blank
 from vlmplan_trainer.data.dummy import coloured_png
-from vlmplan_trainer.data.encode import Encoder, TooLongError
+from vlmplan_trainer.data.encode import Encoder, PlannedSamples, TooLongError
 from vlmplan_trainer.data.flat_batches import FlatBatches
 from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.data.scan import scanned
@@ -50,7 +51,7 @@ class Hearing:
 
     def encoder(self, *, seq_len: int = SEQ_LEN, **room: Any) -> Encoder:
         sounds = PlannedSounds(model=self.files, **room)
-        return Encoder(self.processor, model_type=self.family, seq_len=seq_len, sounds=sounds)
+        return Encoder(self.processor, PlannedSamples(seq_len=seq_len, sounds=sounds), model_type=self.family)
 
     def model(self) -> Any:
         return load_model(tiny_plan(self.folder, FULL)).model
@@ -138,7 +139,7 @@ def test_the_loss_of_a_flat_row_is_that_of_its_samples_alone(family: str, tmp_pa
     hearing = Hearing(tmp_path / family, family)
     model, made = hearing.model(), hearing.encoder()
     samples = [sample(1.0), sample(2.3, answer="A cat. A dog.")]
-    [batch] = FlatBatches(samples, made, micro_batch=2, num_ranks=1, rank=0, seed=0)
+    [batch] = FlatBatches(samples, made, Shares(micro_batch=2, num_ranks=1, rank=0))
     with torch.no_grad():
         alone = [loss_sum(model, made.encode(one)) for one in samples]
         together = loss_sum(model, for_the_model(model, batch))
@@ -148,7 +149,7 @@ def test_the_loss_of_a_flat_row_is_that_of_its_samples_alone(family: str, tmp_pa
 def test_a_micro_batch_without_sounds_is_given_a_blank_one(gemma: Hearing):
     made = gemma.encoder()
     samples = [sample(), sample(answer="No."), sample(0.7), sample(0.9)]
-    batches = [*Batches(samples, made, micro_batch=1, num_ranks=1, rank=0, seed=0)]
+    batches = [*Batches(samples, made, Shares(micro_batch=1, num_ranks=1, rank=0))]
     assert len(batches) == 4
     assert all("input_features" in batch for batch in batches)
 
@@ -178,7 +179,7 @@ def test_a_plan_that_counts_other_tokens_than_the_processor_makes_is_refused(gem
 
 
 def test_a_text_model_and_one_without_planned_sounds_refuse_them(gemma: Hearing):
-    bare = Encoder(gemma.processor, model_type="gemma4", seq_len=SEQ_LEN)
+    bare = Encoder(gemma.processor, PlannedSamples(seq_len=SEQ_LEN), model_type="gemma4")
     with pytest.raises(InputError, match=r"some\.jsonl:1: the sample has a sound, but the model takes none"):
         bare.encode(sample(1.0))
 
@@ -254,8 +255,8 @@ def test_samples_with_images_and_sounds_are_one_micro_batch(family: str, tmp_pat
         Sample(source=f"x:{line}", turns=(Turn(role="user", content=part), seen.turns[1]))
         for line, part in enumerate(parts, start=1)
     ]
-    sizes = {"micro_batch": 3, "num_ranks": 1, "rank": 0, "seed": 0}
-    [padded], [flat] = Batches([*samples], made, **sizes), FlatBatches([*samples], made, **sizes)
+    shares = Shares(micro_batch=3, num_ranks=1, rank=0)
+    [padded], [flat] = Batches([*samples], made, shares), FlatBatches([*samples], made, shares)
     with torch.no_grad():
         alone = [loss_sum(model, made.encode(one)) for one in samples]
         together = [loss_sum(model, for_the_model(model, batch)) for batch in (padded, flat)]

@@ -30,8 +30,9 @@ from vlmplan.dataset.media import media_reading
 from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.models import find_model
+from vlmplan.sampler import Shares
 from vlmplan_trainer.data.batches import Batches, collated, with_blank
-from vlmplan_trainer.data.encode import Encoder, TooLongError
+from vlmplan_trainer.data.encode import Encoder, PlannedSamples, TooLongError
 from vlmplan_trainer.data.flat_batches import FlatBatches
 from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.data.scan import scanned
@@ -183,9 +184,10 @@ def path(tmp_path: Path) -> Path:
     return jsonl(tmp_path, *rows)
 
 
-def encoder_of(folder: Path, **more: Any) -> Encoder:
+def encoder_of(folder: Path, *, skips_bad: bool = False, **more: Any) -> Encoder:
     family = find_model(str(folder)).model_type
-    return Encoder(load_processor(str(folder), is_vision=True), model_type=family, **{"seq_len": 100_000, **more})
+    planned = PlannedSamples(**{"seq_len": 100_000, **more})
+    return Encoder(load_processor(str(folder), is_vision=True), planned, model_type=family, skips_bad=skips_bad)
 
 
 def samples_of(path: Path) -> list[Sample]:
@@ -256,7 +258,7 @@ def test_every_micro_batch_shows_what_the_data_shows_so_that_all_ranks_run_the_t
     samples = samples_of(path)
     kinds = {"pixel_values"} if family in ONE_INPUT else {"pixel_values", "pixel_values_videos"}
     for shown, names in ((samples, kinds), (samples[:3], {max(kinds)})):
-        batches = list(Batches(shown, made, micro_batch=1, num_ranks=1, rank=0, seed=0))
+        batches = list(Batches(shown, made, Shares(micro_batch=1, num_ranks=1, rank=0)))
         assert len(batches) == len(shown)
         for batch in batches:
             assert {name for name in batch if name.startswith("pixel_values")} == names
@@ -315,7 +317,9 @@ def test_the_scan_leaves_out_and_cuts_what_encoding_does(family: str, folders, p
     [whole] = scanned(encoder_of(folders[family]), [sample]).lengths
     outcomes = set()
     for seq_len in (*range(whole - 40, whole, 6), whole - 1, whole):
-        made = Encoder(processor, model_type=find_model(str(folders[family])).model_type, seq_len=seq_len)
+        made = Encoder(
+            processor, PlannedSamples(seq_len=seq_len), model_type=find_model(str(folders[family])).model_type
+        )
         scan = scanned(made, [sample])
         try:
             num_tokens = made.encode(sample)["input_ids"].shape[1]
@@ -416,7 +420,7 @@ def test_samples_with_videos_one_behind_the_other_have_their_own_positions(famil
     model = AutoModelForImageTextToText.from_pretrained(folders[family], dtype=torch.float32).train()
     model.config.use_cache = model.config.text_config.use_cache = False  # with a cache samples are not told apart
     made, samples = encoder_of(folders[family]), [one for one in samples_of(path) if takes_both(one, family)]
-    [flat] = FlatBatches(samples, made, micro_batch=len(samples), num_ranks=1, rank=0, seed=0)
+    [flat] = FlatBatches(samples, made, Shares(micro_batch=len(samples), num_ranks=1, rank=0))
     with torch.no_grad():
         alone = [loss_sum(model, made.encode(sample)) for sample in samples]
         assert loss_sum(model, for_the_model(model, flat)) == pytest.approx(sum(alone), rel=1e-4)

@@ -52,16 +52,13 @@ class Batches:
         self,
         samples: Sequence[Sample] | DatasetScan,
         encoder: Encoder,
+        shares: Shares,
         *,
-        micro_batch: int,
-        num_ranks: int,
-        rank: int,
-        seed: int,
-        grad_accum: int = 1,
+        seed: int = 0,
         groups_by_length: bool = False,
         pads_to: int = PADS_TO,
     ) -> None:
-        self._shares = Shares(micro_batch=micro_batch, num_ranks=num_ranks, rank=rank, grad_accum=grad_accum)
+        self._shares = shares
         self._part, self._num_parts = 0, 1
         self.scan = samples if isinstance(samples, DatasetScan) else scanned(encoder, samples)
         self._samples, self._encoder, self._seed = self.scan.samples, encoder, seed

@@ -10,6 +10,7 @@ A sample is a dict of tensors of shape (1, tokens), and of what the processor ma
 import inspect
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -51,13 +52,25 @@ class TooLongError(LeftOutError):
         )
 
 
-class Encoder:
-    """Encodes samples for one model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSamples:
+    """What a plan says of its samples: longer ones than ``seq_len`` are cut, larger images than ``image_size`` (width,
+    height) made smaller, and samples with more images than ``images_per_sample`` left out; None leaves images as they
+    are."""
 
-    ``seq_len``, ``image_size`` (width, height) and ``images_per_sample`` are the plan's: longer samples are cut, larger
-    images made smaller, and samples with more images left out. None leaves images as they are. Of a video the frames
-    are taken that the processor itself takes, within ``videos``. ``clip_frames``: the plan's images are videos of so
-    many frames. ``sounds`` says what is planned of sounds; None: samples have none.
+    seq_len: int
+    image_size: Size | None = None
+    images_per_sample: int | None = None
+    videos: VideoLimits = field(default_factory=VideoLimits)
+    """Within them those frames of a video are taken that the processor itself takes."""
+    clip_frames: int | None = None
+    """Where images are videos: of so many frames."""
+    sounds: PlannedSounds | None = None
+    """None: samples have none."""
+
+
+class Encoder:
+    """Encodes samples for one model, as they are planned.
 
     ``truncated`` and ``skipped`` are the sources of such samples, of all scans and of all that were encoded; ``late``
     has the sentences of those that no scan had found, by their sources.
@@ -69,20 +82,16 @@ class Encoder:
     def __init__(
         self,
         processor: Any,
+        planned: PlannedSamples,
         *,
         model_type: str,
-        seq_len: int,
-        image_size: Size | None = None,
-        images_per_sample: int | None = None,
         skips_bad: bool = False,
-        videos: VideoLimits | None = None,
-        clip_frames: int | None = None,
-        sounds: PlannedSounds | None = None,
     ) -> None:
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.is_vision = getattr(processor, "image_processor", None) is not None
-        self.seq_len, self.images_per_sample, self.skips_bad = seq_len, images_per_sample, skips_bad
+        self.seq_len, self.images_per_sample = planned.seq_len, planned.images_per_sample
+        self.skips_bad = skips_bad
         if self.is_vision and model_type in UNSUPPORTED_MODELS:
             raise InputError(
                 f"training of {model_type} is not supported: its processor does not say where images stand"
@@ -93,12 +102,10 @@ class Encoder:
         self._template = ChatTemplate(processor)
         self._accepted = accepted_names(model_type) if self.is_vision else {"input_ids", "attention_mask"}
         self.meter = ImageMeter(processor) if self.is_vision else None
-        self._image_size = image_size
-        self._fitter = ImageDownscaler(self.meter, image_size) if self.meter is not None else None
-        self.sound_meter = None if sounds is None else SoundMeter(processor, sounds)
+        self._planned = planned
+        self._fitter = ImageDownscaler(self.meter, planned.image_size) if self.meter is not None else None
+        self.sound_meter = None if planned.sounds is None else SoundMeter(processor, planned.sounds)
         self._tried_pixels = PixelBudget()
-        self._clip_frames = clip_frames
-        self._video_limits = videos or VideoLimits()
         self.truncated: set[str] = set()
         self.skipped: set[str] = set()
         self.late: dict[str, str] = {}
@@ -108,7 +115,7 @@ class Encoder:
         """The meter of samples with videos. Raises InputError for a processor that has no part for them."""
         if getattr(self.processor, "video_processor", None) is None:
             raise InputError(f"the model's {type(self.processor).__name__} takes no videos")
-        return VideoMeter(self.processor, self._video_limits)
+        return VideoMeter(self.processor, self._planned.videos)
 
     @property
     def num_truncated(self) -> int:
@@ -274,18 +281,18 @@ class Encoder:
         """Whether the patches of all that a sample shows are no more than those of the plan's images."""
         if self.images_per_sample is None:
             return True
-        if self._image_size is None or self.meter is None:
+        if self._planned.image_size is None or self.meter is None:
             return False
         fits = [self.fit((image.width, image.height)).canvas for image in sample.images]
         if self.video_meter.makes_clips:  # tiles, each of which is a frame to the vision tower
             each = self.video_meter.frames_of_image
-            room = self._clip_frames or each or self.meter.num_tiles(self._image_size)
+            room = self._planned.clip_frames or each or self.meter.num_tiles(self._planned.image_size)
             tiles = self.meter.num_tiles(fits[0]) if len(fits) == 1 and not each else len(fits) * (each or 1)
             tiles += sum(self.video_meter.num_patches(video.header) for video in sample.videos)
             return tiles <= self.images_per_sample * room
         patches = sum(self.meter.amounts(size)[1] for size in fits)
         patches += sum(self.video_meter.num_patches(video.header) for video in sample.videos)
-        return patches <= self.images_per_sample * self.meter.amounts(self._image_size)[1]
+        return patches <= self.images_per_sample * self.meter.amounts(self._planned.image_size)[1]
 
     def _processed(self, sample: Sample, rendered: Rendered) -> dict[str, Any]:
         options = {

@@ -9,7 +9,7 @@ import torch
 
 from vlmplan.chats.pairs import Pair, pair_of
 from vlmplan.chats.samples import Sample
-from vlmplan_trainer.data.encode import Encoded, Encoder
+from vlmplan_trainer.data.encode import Encoded, Encoder, PlannedSamples
 from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
 
 
@@ -24,8 +24,10 @@ class PairEncoder(Encoder):
     measures = "prompt"
     """What ``measure`` tells the length of."""
 
-    def __init__(self, processor: Any, *, target_len: int, target_pads_to: int, **more: Any) -> None:
-        super().__init__(processor, **more)
+    def __init__(
+        self, processor: Any, planned: PlannedSamples, *, target_len: int, target_pads_to: int, **more: Any
+    ) -> None:
+        super().__init__(processor, planned, **more)
         self.target_len, self._target_pads_to = target_len, target_pads_to
 
     def encode(self, sample: Sample) -> Encoded:

@@ -20,7 +20,7 @@ from vlmplan.units import counted
 from vlmplan.workload import Workload
 from vlmplan_trainer.data.batches import PADS_TO, refuse_too_few
 from vlmplan_trainer.data.dummy import dummy_samples
-from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.encode import Encoder, PlannedSamples
 from vlmplan_trainer.data.flat_batches import BATCHES
 from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
@@ -172,32 +172,28 @@ def _read(path: Path, plan: Plan, options: TrainerOptions) -> tuple[list[Sample]
 
 def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> Encoder:
     """What makes inputs of the model of samples, as the plan has them."""
-    workload = plan.workload
-    size = (workload.image_width, workload.image_height) if workload.images_per_sample else None
+    workload, sounds = plan.workload, _planned_sounds(plan.workload)
     if workload.target_tokens:
         kind: Callable[..., Encoder] = PairEncoder
         if workload.model.hears_prompt:
             kind = partial(SpeechEncoder, begins_with=workload.model.config.get("decoder_start_token_id"))
         return kind(
             processing.processor,
+            PlannedSamples(seq_len=workload.seq_len, sounds=sounds),
             model_type=processing.model_type,
-            seq_len=workload.seq_len,
             target_len=workload.target_tokens,
             target_pads_to=PADS_TO if options.dummy_data is None else workload.target_tokens,
             skips_bad=options.skip_bad_samples,
-            sounds=_planned_sounds(workload),
         )
-    return Encoder(
-        processing.processor,
-        model_type=processing.model_type,
+    planned = PlannedSamples(
         seq_len=workload.seq_len,
-        image_size=size,
+        image_size=(workload.image_width, workload.image_height) if workload.images_per_sample else None,
         images_per_sample=workload.images_per_sample,
-        skips_bad=options.skip_bad_samples,
         videos=VideoLimits(fps=workload.video_fps, most_frames=workload.video_frames, max_pixels=workload.video_pixels),
         clip_frames=workload.clip_frames,
-        sounds=_planned_sounds(workload),
+        sounds=sounds,
     )
+    return Encoder(processing.processor, planned, model_type=processing.model_type, skips_bad=options.skip_bad_samples)
 
 
 def _planned_sounds(workload: Workload) -> PlannedSounds | None:

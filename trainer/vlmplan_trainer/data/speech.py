@@ -15,7 +15,7 @@ import torch
 from vlmplan.chats.pairs import Pair, speech_of
 from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.encode import Encoded, Encoder, LeftOutError
+from vlmplan_trainer.data.encode import Encoded, Encoder, LeftOutError, PlannedSamples
 from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.data.sounds import BLANK_SECONDS, waveform
 from vlmplan_trainer.labels import HEARD, IGNORED_LABEL, TARGET_LABELS
@@ -26,8 +26,8 @@ class SpeechEncoder(PairEncoder):
 
     measures = "transcript"
 
-    def __init__(self, processor: Any, *, begins_with: int | None, **more: Any) -> None:
-        super().__init__(processor, **more)
+    def __init__(self, processor: Any, planned: PlannedSamples, *, begins_with: int | None, **more: Any) -> None:
+        super().__init__(processor, planned, **more)
         self._begins_with = begins_with
 
     def encode(self, sample: Sample) -> Encoded:

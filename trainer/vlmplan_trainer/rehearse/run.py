@@ -20,8 +20,8 @@ from vlmplan.phase_names import INIT, LOAD, SAVE
 from vlmplan.plan import Plan
 from vlmplan.recipe_choices import LinearAttention, Method
 from vlmplan_trainer.engines import Engine, make_engine
-from vlmplan_trainer.loop import Rates, Trainer
-from vlmplan_trainer.models.load import load_model, torch_dtype
+from vlmplan_trainer.loop import Rates, StepRules, Trainer
+from vlmplan_trainer.models.load import load_model
 from vlmplan_trainer.rehearse import autocast, collectives, device, kernels, shims
 from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
@@ -229,15 +229,7 @@ def _train(
     it."""
     plan = request.plan
     rates = Rates(peak=1e-4, num_steps=request.num_steps, warmup_fraction=0.0, schedule="constant")
-    trainer = Trainer(
-        engine,
-        meter,
-        rates,
-        grad_accum=plan.recipe.grad_accum,
-        samples_per_step=plan.samples_per_step,
-        pixel_dtypes=tuple(torch_dtype(dtype) for dtype in plan.recipe.pixel_dtypes),
-        keeps_batches=plan.recipe.keeps_batches,
-    )
+    trainer = Trainer(engine, meter, rates, StepRules.of(plan))
     for report in trainer.epoch(batches):
         if report.step == request.num_steps:
             if evaluated is not None:
