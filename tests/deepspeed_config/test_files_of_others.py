@@ -263,3 +263,10 @@ def test_what_changes_nothing_is_said():
     notes = "\n".join(config.notes)
     for word in ("steps_per_print changes neither memory nor time", "waits for the GPU", "scheduler is not used"):
         assert word in notes
+
+
+def test_deepspeeds_own_checkpointing_which_nobody_calls_changes_nothing():
+    """Published files ask for it beside transformers, whose models call torch's."""
+    section = {"partition_activations": True, "cpu_checkpointing": True, "number_checkpoints": None}
+    config = settings_from_ds_config({"zero_optimization": {"stage": 3}, "activation_checkpointing": section}, name="f")
+    assert any("activation_checkpointing.cpu_checkpointing change neither" in note for note in config.notes)

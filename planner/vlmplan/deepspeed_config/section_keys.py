@@ -136,11 +136,9 @@ CHECKPOINTING = (
 )
 PARALLELISM = [
     *_section("activation_checkpointing", "runtime/activation_checkpointing/config.py", CHECKPOINTING,
-              {"partition_activations": (F, False), "number_checkpoints": (C, None),
+              {"partition_activations": (F, False), "cpu_checkpointing": (F, False), "number_checkpoints": (C, None),
                "contiguous_memory_optimization": (F, False), "synchronize_checkpoint_boundary": (F, False),
                "profile": (F, False)}, detail=CHECKPOINTING),
-    _only("activation_checkpointing.cpu_checkpointing", "runtime/activation_checkpointing/checkpointing.py",
-          "Keeps checkpointed activations on the host."),
     *_section("tensor_parallel", "runtime/tensor_parallel/config.py", "Layers that are divided among ranks.",
               {"tp_overlap_comm": (F, False), "keep_module_on_host": (F, False)}),
     _only("tensor_parallel.autotp_size", "runtime/engine.py", "Ranks among which every layer is divided.", 0, 1,
