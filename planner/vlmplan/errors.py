@@ -63,7 +63,7 @@ class UnavailableError(VlmplanError):
 
 
 class DoesNotFitError(VlmplanError):
-    """Nothing fits the hardware or the limits."""
+    """Raised where nothing fits the hardware or the limits."""
 
     exit_code = 3
 

@@ -14,7 +14,7 @@ from vlmplan.training import DEFAULT_KEEP_LAST, SAVE_MINUTES
 
 
 class Interval(Enum):
-    """Between checkpoints."""
+    """What is counted between two checkpoints."""
 
     STEPS = "steps"
     EPOCHS = "epochs"

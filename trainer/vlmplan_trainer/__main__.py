@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say_failure(sentence: str) -> None:
-    """On standard error, with the rank where it is not the first."""
+    """Say on standard error why the run failed, with the rank where it is not the first."""
     if not is_first():
         time.sleep(OTHERS_SECONDS)
         sentence = f"rank {rank_here()}: {sentence}"

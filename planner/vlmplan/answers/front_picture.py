@@ -48,7 +48,7 @@ def front_picture(found: Recommendation) -> str:
 
 
 class _Plot:
-    """Where hours and dollars are in the picture."""
+    """The place of hours and dollars in the picture."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         self._across: LogAxis = axis_of([point.hours for point in points])

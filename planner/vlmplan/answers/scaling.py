@@ -33,7 +33,7 @@ def _point_json(point: ScalingPoint) -> JsonDict:
 
 
 def print_scaling(found: Scaling | None) -> None:
-    """Both scans, and up to how many machines another one pays."""
+    """Print both scans, and up to how many machines another one pays."""
     if found is None:
         say("scaling is not known, since a speed of the GPU or of a link is not")
         return

@@ -50,7 +50,8 @@ class WorkloadOptions(SampleOptions, total=False):
 
 
 class SavingOptions(TypedDict, total=False):
-    """When checkpoints are written, in steps, and how many stay. ``disk`` is the output folder's room in GiB."""
+    """Options of checkpoints: after how many steps they are written, and how many stay. ``disk`` is the output folder's
+    room in GiB."""
 
     save_every: int | None
     keep_last: int | None

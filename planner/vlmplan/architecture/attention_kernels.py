@@ -127,8 +127,8 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
 
 
 def _bias_gradient(tape: ForwardTape, shape: tuple[int, ...], q_shape: tuple[int, ...], dtype: DType) -> Tensor:
-    """Of each sample, head and row, in rows of a multiple of 16 (``_efficient_attention_backward``); summed over those
-    that share a bias."""
+    """The gradient of a bias: the kernel makes one for each sample, head and row, in rows of a multiple of 16
+    (``_efficient_attention_backward``), which is summed over those that share a bias."""
     whole = (*q_shape[:-1], shape[-1])
     gradient = tape.tensor((*whole[:-1], _rounded_up(shape[-1], BIAS_GRADIENT_ALIGNMENT)), dtype)
     return gradient.view(*whole) if shape == whole else ops.reduced(gradient, shape, dtype)

@@ -87,7 +87,7 @@ def dequantised(weight: Parameter, dtype: DType, tape: ForwardTape) -> Tensor:
 
 
 def _float32_scales(weight: Parameter, tape: ForwardTape) -> list[Tensor]:
-    """Where they are quantised themselves: others are stored so."""
+    """The scales of blocks written out in float32, where they are quantised themselves; others are stored so."""
     if weight.stored_bytes != nf4_bytes(weight.numel, double_quantises=True):
         return []
     return [tape.tensor((-(-weight.numel // NF4_BLOCK),), DType.FLOAT32)]

@@ -321,7 +321,7 @@ class Recorder:
 
     @property
     def running_section(self) -> str:
-        """Between sections the one that has run."""
+        """The section that runs; between sections the one that has run."""
         return self._key
 
     @property

@@ -108,7 +108,7 @@ class Visit:
             self._tape.hand_over([use], self._buffers)
 
     def end(self) -> None:
-        """Nothing is left to run."""
+        """Leave the last module and the containers around it: nothing is left to run."""
         self._leave()
         while self._containers:
             self._leave_container()

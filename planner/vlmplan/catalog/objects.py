@@ -1,4 +1,4 @@
-"""From the fields of a catalog file to objects: MiB to bytes, GB/s to bytes/s, both directions to one.
+"""The fields of a catalog file become objects: MiB become bytes, GB/s bytes/s, both directions one.
 
 The units change here and nowhere else.
 """

@@ -344,7 +344,7 @@ def refuse_together(rule: FrameRule, headers: Sequence[VideoHeader], *, has_imag
 
 
 def _evenly(indices: list[int], most: int | None) -> list[int]:
-    """At most ``most`` of the indices, the first and the last among them."""
+    """Evenly chosen, at most ``most`` of the indices, the first and the last among them."""
     if most is None or len(indices) <= most:
         return indices
     if most == 1:

@@ -115,7 +115,7 @@ class MostShown:
 
     @property
     def options(self) -> dict[str, float]:
-        """Of those that are said of sounds."""
+        """The options that are given of sounds and answers, with their values."""
         said = {
             "--audios-per-sample": self.sounds,
             "--audio-seconds": self.seconds,

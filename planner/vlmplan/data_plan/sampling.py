@@ -32,7 +32,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def computed_tokens(self) -> int:
-        """Of a row, with its answer."""
+        """Tokens of a row, its answer included."""
         return self.num_tokens + self.num_answer_tokens
 
     @property

@@ -61,5 +61,5 @@ class Dataset:
 
     @property
     def has_images(self) -> bool:
-        """Or videos."""
+        """Whether samples have images, or videos, whose frames are seen like images."""
         return any(sample.images or sample.videos for sample in self.samples)

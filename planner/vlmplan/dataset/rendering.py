@@ -87,7 +87,7 @@ class _Dict:
 
 def _namespace(jinja2: Any) -> type:
     class Namespace(jinja2.utils.Namespace):
-        """Without names that begin with an underscore, which lead out of the sandbox."""
+        """A namespace without names that begin with an underscore, which lead out of the sandbox."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:
             self, *given = args

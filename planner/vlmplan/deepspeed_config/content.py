@@ -169,7 +169,7 @@ def near_top_key(name: str) -> str | None:
 
 
 def _place_of(name: str) -> str:
-    """Where a key belongs that stands at the top; else that it has to go."""
+    """The advice on a key that stands at the top and is not known there: where it belongs, else that it has to go."""
     names = {name, ZERO_ALIASES.get(name, name)}
     paths = [path for path in KEYS if path.rpartition(".")[2] in names and path.startswith((ZERO, "bf16", "fp16"))]
     return f"did you mean {paths[0]!r}?" if len(paths) == 1 else "take it out"

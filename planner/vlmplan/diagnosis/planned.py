@@ -117,8 +117,8 @@ def beside_plan(
 def _with_evaluation(
     found: Diagnosis, request: Request, present: Estimate, trials: Trials
 ) -> tuple[Request, Estimate, tuple[str, ...]]:
-    """With the evaluation in which memory ran out, where the setup says nothing of it: of transformers' default batch,
-    and of kept logits where the traceback gathers them; and what was assumed."""
+    """The setup with the evaluation in which memory ran out, where it says nothing of one: of transformers' default
+    batch, and of kept logits where the traceback gathers them; and sentences on what was assumed."""
     place, evaluation = found.evidence.place, present.recipe.evaluation
     if place.phase is not RunPhase.EVALUATION:
         return request, present, ()
@@ -325,8 +325,8 @@ def _way_out(
     *,
     card_bytes: int | None,
 ) -> WayOut | None:
-    """Of a setup that does not fit as it was measured; None where it does, or where its own memory was not short.
-    ``card_bytes`` are of a card that is smaller than the planned one: what fits keeps that one's reserve."""
+    """The way out of a setup that does not fit as it was measured; None where it does, or where its own memory was not
+    short. ``card_bytes`` are of a card that is smaller than the planned one: what fits keeps that one's reserve."""
     is_anothers = found.cause in (Cause.OTHER_PROCESSES, Cause.MEMORY_LIMIT)
     if is_anothers and actual.verdict is Verdict.FITS and not scores.num_bytes:
         return None

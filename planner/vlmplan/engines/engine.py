@@ -182,7 +182,7 @@ class Engine:
             self.hold_gradient(ordinal)
 
     def hold_gradient(self, ordinal: int) -> None:
-        """More parts of this gradient come: DeepSpeed's hooks leave it where it is (``ds_grad_is_ready``)."""
+        """Leave a gradient of which more parts come where it is, as DeepSpeed's hooks do (``ds_grad_is_ready``)."""
 
     def take_gradient(self, ordinal: int) -> None:
         """The gradient is in place, added to an earlier one if there was one. Here it stays until the step."""

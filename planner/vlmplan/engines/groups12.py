@@ -209,7 +209,7 @@ class GroupedZero12(Zero12):
 
     @property
     def _updates_bytes(self) -> int:
-        """Of updates that are tensors of their own, from the last backward to the step of their group."""
+        """Bytes of updates that are tensors of their own, from the last backward to the step of their group."""
         return 0
 
     def states(self) -> ModelStates:

@@ -107,7 +107,7 @@ def _planned_stage(stage: Stage, number: int, title: str, options: CurriculumOpt
 
 
 def _joined(before: PlannedStage, step: PlannedStage) -> tuple[PlannedStage, PlannedStage]:
-    """Both, the later one starting from what the earlier one leaves."""
+    """The stages with the later one starting from what the earlier one leaves."""
     folder = before.trainer.output_dir.absolute()
     if not before.plan.recipe.trains_adapters:
         return before, _starting(step, folder / MODEL_FOLDER)

@@ -45,7 +45,8 @@ def rank_lock(folder: Path, rank: int) -> Generator[None]:
 
 
 def wait_for_old_ranks(folder: Path, say: Callable[[str], None]) -> None:
-    """Until no rank of an earlier start lives; one that does is said. Raises InputError where that takes long."""
+    """Wait until no rank of an earlier start lives, and ``say`` so where one does. Raises InputError where that takes
+    long."""
     end, is_said = time.monotonic() + WAIT_SECONDS, False
     while ranks := _living(folder):
         if time.monotonic() > end:

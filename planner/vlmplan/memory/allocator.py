@@ -33,7 +33,7 @@ _SEGMENT_DISTANCE: Final = 2**50
 
 
 class OutOfDeviceMemory(Exception):
-    """Not even empty segments make room: what torch reports as out of memory."""
+    """Raised where not even empty segments make room: what torch reports as out of memory."""
 
 
 class Block:

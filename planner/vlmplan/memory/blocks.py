@@ -53,7 +53,7 @@ class EngineBlocks(Sink):
             self._blocks[ordinal] = block
 
     def state(self) -> Hashable:
-        """Who has a block, and where."""
+        """The owner, place and size of every block that is held."""
         return frozenset((owner, block.address, block.num_bytes) for owner, block in self._blocks.items())
 
     def _new(self, num_bytes: int, stream: Stream) -> Block:

@@ -32,7 +32,7 @@ def trl_batching(settings: Settings, *, sees: bool) -> Options:
 
 
 def ms_swift_batching(settings: Settings, attention: Value | None, *, sees: bool) -> Options:
-    """Both are without padding, and for flash attention alone."""
+    """``packing`` and ``padding_free`` of ms-swift, both without padding and for flash attention alone."""
     packs, flattens = settings.flag("packing", False), settings.flag("padding_free", False)
     if not packs and not flattens:
         return {}

@@ -62,7 +62,8 @@ VALIDATION = ("val_dataset", "cached_val_dataset")
 
 
 def _evaluates(settings: Settings) -> bool:
-    """As often as it saves, unless ``eval_strategy`` says otherwise, where there are samples for it."""
+    """Whether it evaluates: as often as it saves, unless ``eval_strategy`` says otherwise, where there are samples for
+    it."""
     has_samples = len([key for key in VALIDATION if key in settings and settings.names(key)]) > 0
     has_samples |= "split_dataset_ratio" in settings and settings.number("split_dataset_ratio", 0.0) > 0
     strategy = next((key for key in (*STRATEGIES, "save_strategy") if key in settings), None)

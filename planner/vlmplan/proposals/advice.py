@@ -88,7 +88,8 @@ class Advice:
         return next((one for one in self.better() if one.change.keeps_results), None)
 
     def better(self) -> Iterator[Outcome]:
-        """Where nothing fits, what does on the same machines is better than others."""
+        """The outcomes that are better than the plan as it is; where nothing fits, first what does on the same
+        machines."""
         to_fit = None if self.way_out is None else self.way_out.to_fit
         changed = None if to_fit is None else to_fit.combination.changed
         for outcome in sorted(self.outcomes, key=lambda one: one.change.options != changed):

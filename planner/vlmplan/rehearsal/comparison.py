@@ -98,5 +98,5 @@ class Comparison(RehearsedDevice):
 
 
 def compared(rehearsed: Rehearsed, estimate: Estimate) -> Comparison:
-    """Both beside each other."""
+    """A rehearsal beside the estimate of the same plan."""
     return Comparison(rehearsed, estimate)

@@ -62,7 +62,7 @@ def lengths(pattern: Sequence[int], num_first: int = 1) -> list[int]:
 
 
 def by_kind(pattern: Sequence[int], measured: Mapping[int, int]) -> BytesByKind:
-    """From the bytes at each of ``lengths``.
+    """What each further layer of a kind takes, from the bytes that were measured at each of ``lengths``.
 
     >>> by_kind([0, 1, 1, 0], {1: 100, 2: 140, 4: 190}).further
     {1: 40, 0: 10}

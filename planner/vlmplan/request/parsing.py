@@ -259,8 +259,8 @@ def _workload_of_samples(whole: Request, own: Request, source: "DataSource") -> 
 
 
 def _num_samples(whole: Request, own: Request, source: "DataSource", rules: "DataRules") -> int | None:
-    """Those that are said, or the rows of the data: all where there are fewer than a configuration's most, and of rows
-    that hold several samples as large a part as is taken of the samples."""
+    """The number of samples: that which is said, or that of the data's rows. All of them where there are fewer than a
+    configuration's most; of rows that hold several samples as large a part as is taken of the samples."""
     said, total = whole.workload.num_samples, len(source.found.shapes)
     if own.workload.num_samples is not None or said is None or said != rules.most_samples:
         return said or source.num_rows

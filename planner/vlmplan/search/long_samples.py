@@ -128,7 +128,7 @@ def _is_allowed(query: SearchQuery, technique: Technique) -> bool:
 
 
 def rank_of_first(found: Recommendation) -> tuple[Any, ...]:
-    """By what recommendations that have plans are ranked: their first."""
+    """The key by which recommendations that have plans are ranked: that of their first plan."""
     best = found.plans[0]
     estimate = best.estimate
     num_bytes = estimate.device.device_bytes

@@ -80,7 +80,7 @@ class RecipeBounds:
         self._known: dict[tuple[int, bool], Bounds] = {}
 
     def at(self, size: BatchSize) -> Bounds:
-        """Between traced micro batches."""
+        """Bounds of a batch that may lie between traced ones."""
         key = (size[0], size[1] > 1)
         bounds = self._known.get(key)
         if bounds is None:

@@ -45,8 +45,8 @@ def _searched(query: SearchQuery, shared: SharedTraces) -> Recommendation:
 
 
 def _host_notes(plans: Sequence[RankedPlan]) -> list[str]:
-    """Whose offers among the plans do not say what their hosts have, and a first plan that asks more of a host than it
-    would be taken to have."""
+    """Sentences on the plans whose offers do not say what their hosts have, and on a first plan that asks more of a
+    host than it would be taken to have."""
     node, needed = plans[0].estimate.cluster.node, plans[0].estimate.host.peak_bytes
     if node.host_ram_bytes is None and needed > (taken := taken_host_bytes(node)):
         return [

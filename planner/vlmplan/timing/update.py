@@ -121,8 +121,8 @@ def update_seconds(
 def _muon_seconds(
     table: ParameterTable, recipe: Recipe, num_ranks: int, gpu: Gpu, scenario: Scenario, bytes_per_second: float
 ) -> float:
-    """Both groups' updates, and the rank's matrices made orthogonal: their products at the rate of those of the model,
-    and what they read and write."""
+    """Seconds of both groups' updates, and of the rank's matrices made orthogonal: their products at the rate of those
+    of the model, and what they read and write."""
     adamw, num_bytes, flops = recipe.with_changes(optimizer=OptimizerKind.ADAMW), 0, 0
     for group in muon_groups(table, is_sorted=False):
         per_weight = update_bytes_per_weight(table, recipe if group.uses_muon else adamw)

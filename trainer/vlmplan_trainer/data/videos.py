@@ -182,7 +182,7 @@ class VideoMeter:
         return self._processor.replace_video_token(made, 0)
 
     def _frame_tokens(self, header: VideoHeader) -> int:
-        """Of each frame of Gemma 4, by the processor's own resizing of a frame of nothing."""
+        """Tokens of each frame of Gemma 4, by the processor's own resizing of a frame of nothing."""
         part, (width, height) = self._processor.video_processor, header.shown_size
         frame = torch.empty(1, 3, height, width, dtype=torch.uint8, device="meta")
         kernel = part.pooling_kernel_size

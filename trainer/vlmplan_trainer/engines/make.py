@@ -55,7 +55,7 @@ def _meet_nobody_if_alone(num_ranks: int) -> None:
 
 
 def _backend(plan: Plan) -> str:
-    """Without DeepSpeed. The norm of gradients that FSDP2 has on the host is summed there."""
+    """The backend of a run without DeepSpeed. The norm of gradients that FSDP2 has on the host is summed there."""
     if plan.hardware.vendor == "cpu":
         return "gloo"
     return "nccl" if plan.recipe.offload_params is Offload.NONE else "cpu:gloo,cuda:nccl"

@@ -329,7 +329,8 @@ def num_elements(parameter: Any) -> int:
 
 @contextmanager
 def _sharding(plan: Plan) -> Iterator[None]:
-    """Under ZeRO-3: while this lasts, transformers builds models inside ``deepspeed.zero.Init``."""
+    """Shards weights as they are made under ZeRO-3: while this lasts, transformers builds models inside
+    ``deepspeed.zero.Init``."""
     if plan.ds_config is None or plan.recipe.zero_stage != 3:
         yield
         return

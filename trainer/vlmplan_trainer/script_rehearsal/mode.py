@@ -50,7 +50,7 @@ class Assumption:
 
 @dataclass
 class Unknowns:
-    """Who read what is unknown: (file, line, what) and how often."""
+    """The places that read what is unknown: (file, line, what) and how often."""
 
     assumptions: tuple[Assumption, ...] = ()
     reads: dict[tuple[str, int, str], int] = field(default_factory=dict)

@@ -37,7 +37,7 @@ STARTS: dict[str, Callable[[Any], Any]] = {
 
 
 def refuse_other_programs(say: Callable[[str], None]) -> None:
-    """From now on a program that may write is not there for the script; ``say`` gets a sentence."""
+    """Make programs that may write not there for the script from now on; ``say`` gets a sentence."""
 
     def audit(event: str, args: Any) -> None:
         if event not in STARTS:

@@ -48,7 +48,8 @@ class Call:
 
 
 def _binary(call: Call, function: Callable[[Tensor, Operand], Tensor]) -> Tensor:
-    """With one operand (the other is a number) its gradient is a new tensor; of two the larger comes first."""
+    """An operation of two operands. With a number for one of them the gradient is a new tensor; of two tensors the
+    larger comes first."""
     if len(call.floats) < 2:
         return ops.scale(_only(call))
     first, second = call.floats[:2]

@@ -241,7 +241,8 @@ class _Growth:
     def _freed_in_turn(
         self, one: Instruction, before: Instruction, turn: tuple[int, int], further: int
     ) -> tuple[int, ...]:
-        """As in the last turn; what was there before the loop goes behind the last of the further ones."""
+        """What an operation of a further turn frees: as in the last turn, but what was there before the loop goes
+        behind the last of the further ones."""
         freed: list[int] = []
         for slot in one.freed:
             place = self.places.get(slot, (-1, 0))[0]

@@ -170,7 +170,7 @@ class BartStack(Module):
         self.layer_norm = LayerNorm(shape.width) if kind.has_final_norm else None
 
     def positions(self, ids: Tensor) -> Tensor:
-        """Of every sample in the encoders that count from an offset, else one row for all."""
+        """The embedded positions: a row of every sample where they are counted from an offset, else one row for all."""
         batch, num_tokens = ids.shape
         tape, offset = ids.tape, self.shape.kind.offset
         row = tape.tensor((num_tokens,), DType.INT64)

@@ -47,7 +47,7 @@ class AudioAttention(Module):
         self.out_proj = Linear(width, width, bias=True)
 
     def forward(self, x: Tensor, backend: AttentionBackend, lengths: PackedLengths) -> Tensor:
-        """Among the frames of each of the ``lengths``; x (frames, width)."""
+        """Attention among the frames of each of the ``lengths``; x (frames, width)."""
         num_frames, width = x.shape
         head = (self.num_heads, num_frames, width // self.num_heads)
         parts = self.q_proj(x).view(*head), self.k_proj(x).view(*head), self.v_proj(x).view(*head)

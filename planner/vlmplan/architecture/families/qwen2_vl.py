@@ -125,7 +125,7 @@ class VisionLanguageModel(Module):
         return self.language_model(embeddings, backend)
 
     def positions(self, ids: Tensor) -> list[Tensor]:
-        """Those that are made of tokens and images."""
+        """The tensors of positions that are made of tokens and images."""
         return [token_positions(ids)]
 
     def encoded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:

@@ -186,7 +186,7 @@ class GatheredWeights(GatheredBytes):
         return self._peak if self._peak > self.live_bytes else self.live_bytes
 
     def prefetch(self, times: int) -> int:
-        """So many modules without weights of their own are about to run. Returns the most that was live."""
+        """Prefetch for so many modules without weights of their own, which are about to run; the most that was live."""
         self._peak, self.gathers = self.live_bytes, []
         self._prefetch_times(times)
         return max(self._peak, self.live_bytes)

@@ -146,7 +146,7 @@ class GatheredBytes:
             weight.has_secondary = among == 1 or not weight.is_trained
 
     def secondary_bytes_of(self, keys: Iterable[Key]) -> int:
-        """Of those partitions that have come back of these weights when each has been released."""
+        """Bytes of the secondary partitions that are back when each of these weights has been released."""
         if self._secondary_among == 1:
             return 0
         weights = [self._weights[key] for key in keys]

@@ -13,8 +13,8 @@ class PhaseReplay(NamedTuple):
     hosts: int
 
     def runs(self) -> Iterator[list[tuple[int, int]]]:
-        """For each run of a section, as they follow each other, and for every event about weights the bytes after it
-        and the most during it."""
+        """The bytes after every event about weights and the most during it, run by run of the sections as they follow
+        each other."""
         hosts = self.hosts
         for start, _, _, changes in self.phase.live:
             if hosts:
@@ -33,7 +33,7 @@ class PhaseReplay(NamedTuple):
 
     @property
     def left_bytes(self) -> int:
-        """When the phase is over."""
+        """Bytes that are gathered when the phase is over."""
         return self.phase.left
 
 

@@ -43,7 +43,7 @@ class RunBytes(NamedTuple):
 
     @property
     def end(self) -> int:
-        """When the run is over."""
+        """The bytes when the run is over."""
         return self.start + (self.changes[-1][0] if self.changes else 0)
 
     def plus(self, num_bytes: int) -> "RunBytes":
@@ -205,7 +205,7 @@ def _walked(walk: WalkKey) -> GatherWalk:
 
 
 class _Moment(NamedTuple):
-    """Between two runs of sections: all that the next ones depend on, and what there was until then."""
+    """The moment between two runs of sections: all that the next ones depend on, and what there was until then."""
 
     state: Hashable
     live_bytes: int
@@ -337,7 +337,8 @@ class WalkedSchedule:
 
 
 def _first_steps(schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> tuple[list[int], list[int]]:
-    """By place: uses of modules before it in forward; and before the places below it in backward, forward included."""
+    """Uses of modules before each place in forward, and those before the places below it in backward, forward
+    included."""
     forward, backward = (
         {key: sum([isinstance(event, Fetch) for event in one[phase]]) for key, one in uses.items()} for phase in (0, 1)
     )

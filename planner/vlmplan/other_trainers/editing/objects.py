@@ -90,7 +90,7 @@ def _replaced(text: str, member: Member, value: Any, style: TextFormat) -> Itera
 
 
 def _removed_line(text: str, parent: TextObject, key: str) -> Splice:
-    """Without the lines of a key in block style."""
+    """The splice that takes out the lines of a key in block style."""
     member = parent.member(key)
     assert member is not None
     start, end = line_start(text, member.key_start), line_end(text, max(member.value_end - 1, member.key_start))
@@ -101,7 +101,8 @@ def _removed_line(text: str, parent: TextObject, key: str) -> Splice:
 
 
 def _removed_in_braces(parent: TextObject, removed: set[str]) -> Iterator[Splice]:
-    """Without these keys, each with the comma that it no longer needs: that before it, or after the first ones."""
+    """The splices that take these keys out, each with the comma that it no longer needs: that before it, or after the
+    first ones."""
     members = parent.members
     kept = [one.key not in removed for one in members]
     first_kept = next((place for place, keeps in enumerate(kept) if keeps), None)

@@ -90,7 +90,8 @@ class ScriptEditor:
         return Splice(self._words[first - 1][1][1], self._words[last][1][1], "")
 
     def _inserted(self, key: str, value: Any, near: Sequence[str], removed: set[str]) -> Splice:
-        """After the option that it is best put after, or at the end, in a line of its own where the others are."""
+        """The splice that puts an option after the one that it is best put after, or at the end, in a line of its own
+        where the others are."""
         named = (place for name in near if name not in removed and (place := self._place(name)) is not None)
         first, last = next(named, (None, self._last_kept(removed)))
         if first is None:

@@ -58,7 +58,7 @@ def _member(text: str, key: Any, value: Any, shared: dict[int, list[str]]) -> Me
 
 
 def _end(node: Any) -> int:
-    """After the last character of a value; marks of block collections are after the comments that follow."""
+    """The place after the last character of a value; marks of block collections are after the comments that follow."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
         pairs = cast(list[tuple[Any, Any]], node.value)
         return max(max(key.end_mark.index, _end(value)) for key, value in pairs)  # an alias ends where its text does
