@@ -347,7 +347,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(PLAIN.with_changes(attention=FLASH), model=BART),
             case(PLAIN.with_changes(loss=LossKind.MODEL), model=BART),
-            case(PLAIN.with_changes(fsdp=True), cluster(2), model=BART),
             case(for_task(TaskKind.DPO), model=BART),
             case(PLAIN.with_changes(train_embeddings=True, method=Method.LORA), model=BART),
             case(PLAIN.with_changes(evaluation=Evaluation(batch=1, new_tokens=8)), model=BART),

@@ -46,8 +46,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
-def write_model(folder: Path, kind: str) -> Path:
+def write_model(folder: Path, kind: str, **changes: Any) -> Path:
     """What ``from_pretrained`` loads."""
-    small_model(kind).save_pretrained(folder)
+    small_model(kind, **changes).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder

@@ -164,7 +164,7 @@ class GenericModel(Model):
         tape = x.tape
         states = self._through_layers(x, replace(context, is_causal=False), part=ENCODER)
         tape.locals.append(states.detached())
-        with tape.section("answers"):
+        with tape.section("embedding.again"):
             answers = self.input_embeddings(tape.tensor((batch.micro_batch, batch.target_tokens), DType.INT64))
         return self._through_layers(answers, replace(context, states=states), part=DECODER)
 

@@ -26,6 +26,8 @@ ROOT = -1
 """The number of the root's group; the others count from 0, in the order of the model's modules."""
 EMBEDDING, NORM, HEAD = "embedding", "norm", "head"
 """Keys of the sections in which the language model's ends run, and the names of their groups: HEAD of the last."""
+AGAIN = "embedding.again"
+"""Key of the section in which a decoder embeds token ids, behind the encoder that has embedded others."""
 Place = tuple[str, int]
 """The label of a stack and the layer in it, or the name of an end and 0."""
 _SECTION = re.compile(r"(?P<label>.+)\.\d+(\.behind)?(\.first)?")
@@ -75,6 +77,10 @@ class LayerGroups:
         self.root = self._group(root)
         names = {entry.name for entry in members[self.tail]}
         self._first_of_tail = EMBEDDING if self.embedding is None else NORM if norm in names else HEAD
+        has_table = any(table.is_of_head(one.parameter) for one in members[self.tail] if one.name != table.head_weight)
+        if self.embedding is not None and has_table:  # that of the decoder, whose encoder has one of its own
+            self._first_of_tail = AGAIN
+        self._embeds = (EMBEDDING,) if self._first_of_tail == AGAIN else (EMBEDDING, AGAIN)
         self.gathers_head_alone = self._first_of_tail == HEAD
         """Whether it waits for the head to be called, and is not whole before."""
         numbered = [*enumerate(self.layers), (ROOT, self.root)]
@@ -94,13 +100,13 @@ class LayerGroups:
         """The group whose forward begins with a section; None for what is the root's, or inside of a group."""
         if run.layer is None and run.key == self._first_of_tail:
             return self.tail
-        return self.embedding if run.layer is None and run.key == EMBEDDING else self._layer_of(run)
+        return self.embedding if run.layer is None and run.key in self._embeds else self._layer_of(run)
 
     def ended_by(self, run: Run) -> int | None:
         """The group whose forward ends with a section."""
         if run.layer is None and run.key == HEAD:
             return self.tail
-        return self.embedding if run.layer is None and run.key == EMBEDDING else self._layer_of(run)
+        return self.embedding if run.layer is None and run.key in self._embeds else self._layer_of(run)
 
     def _layer_of(self, run: Run) -> int | None:
         if run.layer is None:
@@ -185,7 +191,7 @@ def _backward_order(trace: Trace, groups: LayerGroups) -> BackwardOrder:
     has_trained = False
     for run in trace.schedule:
         begun, ended = groups.begun_by(run), groups.ended_by(run)
-        if begun is not None and has_trained and run.key != EMBEDDING:  # which gets token ids
+        if begun is not None and has_trained and run.key not in (EMBEDDING, AGAIN):  # which gets token ids
             inputs.add(begun)
         has_trained = has_trained or trains[run.key]
         if ended is not None:
@@ -202,10 +208,10 @@ def _places(table: ParameterTable, recipe: Recipe) -> list[tuple[NamedParameter,
     tail = (head,) if norm is None else (head, norm.removesuffix("weight"))
     found: list[tuple[NamedParameter, Place | None]] = []
     for entry in table.entries:
-        if entry.name.startswith(tail):
+        if entry.name.startswith(tail) or table.is_of_head(entry.parameter):
             place = HEAD, 0
         elif entry.name.startswith(embedding):
-            place = (HEAD if table.ties_weights else EMBEDDING), 0
+            place = EMBEDDING, 0
         else:
             place = _layer_of(entry, table.stacks_by_label)
         found.append((entry, place))

@@ -12,9 +12,7 @@ BLOCK_SPARSE = "bigbird_pegasus"
 """Whose encoder attends to blocks of tokens."""
 
 
-@ENCODER_DECODER_RULES.error(
-    "transformers 5.23 masking_utils.py flash_attention_mask, models/bart/modeling_bart.py; torch fully_shard (seen)"
-)
+@ENCODER_DECODER_RULES.error("transformers 5.23 masking_utils.py flash_attention_mask, models/bart/modeling_bart.py")
 def both_stacks_are_planned_so(context: RuleContext) -> str | None:
     model = context.model
     if model is None or not model.is_encoder_decoder:
@@ -48,7 +46,5 @@ def _beyond(recipe: Recipe, model_type: str) -> Iterator[tuple[str, str]]:
         yield f"--task {recipe.task.kind.value}", "TRL takes prompt and answer for one text"
     if evaluation is not None and (evaluation.new_tokens or evaluation.kept is not Kept.LOSS):
         yield "--eval-new-tokens or --eval-keeps", "what is evaluated is the loss alone"
-    if recipe.fsdp:
-        yield "--fsdp", "fully_shard refuses a token table that modules of several groups share; give --zero-stage 3"
     if recipe.trains_adapters and recipe.train_embeddings:
         yield "--train-embeddings", "peft copies one of the tables that share their weight, and no other"

@@ -26,6 +26,7 @@ from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
 from vlmplan_trainer.engines.plain import PlainEngine
 from vlmplan_trainer.engines.ranks import OnRanks
+from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.load import torch_dtype
 
 SHARD_FILE = "rank-{rank:05}-of-{num_ranks:05}.pt"
@@ -94,11 +95,17 @@ class FsdpEngine(OnRanks, PlainEngine):
         return ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
 
     def weights(self) -> dict[str, Tensor] | None:
-        """Gathered one by one, in the type of the computation, into the first rank's host memory."""
+        """Gathered one by one, in the type of the computation, into the first rank's host memory: a weight that several
+        modules share once, so that it is written once."""
         trained = {name for name, _ in self._trained_by_name()}
         dtype = torch_dtype(self._recipe.trained_dtype)
         found: dict[str, Tensor] = {}
-        for name, weight in self.model.state_dict().items():
+        first: dict[int, str] = {}
+        for name, weight in self.model.state_dict(keep_vars=True).items():
+            same = first.setdefault(id(weight), name)
+            if same != name:
+                found |= {name: found[same]} if self.rank == 0 else {}
+                continue
             whole = weight.detach()
             if isinstance(whole, DTensor):
                 whole = whole.full_tensor()
@@ -120,11 +127,23 @@ def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     reshards = None if recipe.reshard_after_forward else False  # None: all but the root
     for layer in _layers(module):
         fully_shard(layer, reshard_after_forward=reshards, **settings)
+    _join_tables(module.model)
     embedding, tail = _ends(module.model)
     if embedding is not None:
         fully_shard(embedding, reshard_after_forward=recipe.reshard_after_forward, **settings)
     fully_shard(tail, reshard_after_forward=False, **settings)
     fully_shard(module, reshard_after_forward=reshards, **settings)
+
+
+def _join_tables(model: nn.Module) -> None:
+    """Let a model whose encoder and decoder have a module each for one token table, beside the one that it names its
+    input embedding and never calls, have that one in their place, by its class's own means: a weight is of one
+    group."""
+    owner = base_model(model)
+    table = owner.get_input_embeddings()
+    others = [one for one in owner.modules() if one is not table and type(one) is type(table)]
+    if any(other.weight is table.weight for other in others):
+        owner.set_input_embeddings(table)
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
@@ -138,10 +157,11 @@ def _ends(model: Any) -> tuple[nn.Module | None, list[nn.Module]]:
     """The input embedding, and what is a group with the head: the final norm where there is one, and the embedding
     whose weight the head shares."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = any(one is other for one in embedding.parameters() for other in head.parameters())
+    weights = {id(one) for one in head.parameters()}
+    tables = [one for one in model.modules() if isinstance(one, nn.Embedding) and id(one.weight) in weights]
     norm = _final_norm(model)
-    tail = [*([] if norm is None else [norm]), *([embedding] if tied else []), head]
-    return None if tied else embedding, tail
+    tail = [*([] if norm is None else [norm]), *tables, head]
+    return None if embedding in tables else embedding, tail
 
 
 def _final_norm(model: nn.Module) -> nn.Module | None:

@@ -7,7 +7,7 @@ adapters, set types; then activation checkpointing.
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vlmplan.units import DType
 from vlmplan.workload import EAGER_TOWER_TYPES, ModelFiles
 from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize
 from vlmplan_trainer.models.checkpointing import set_checkpointing
+from vlmplan_trainer.models.computed_weights import gathering_tables
 from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
@@ -272,14 +273,15 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
         more["device_map"] = {"": str(device)}
     else:
         more = _dequantized(files)
-    return kind.from_pretrained(
-        source.name,
-        config=config,
-        revision=source.revision,
-        dtype=torch_dtype(recipe.loaded_dtype),
-        attn_implementation=_attention(config, recipe),
-        **more,
-    )
+    with gathering_tables(kind) if files.hears_prompt else nullcontext():
+        return kind.from_pretrained(
+            source.name,
+            config=config,
+            revision=source.revision,
+            dtype=torch_dtype(recipe.loaded_dtype),
+            attn_implementation=_attention(config, recipe),
+            **more,
+        )
 
 
 def _attention(config: Any, recipe: Recipe) -> str | dict[str, str]:

@@ -193,8 +193,9 @@ class BartStack(Module):
     def forward(self, ids: Tensor, backend: AttentionBackend, states: Tensor | None = None) -> Tensor:
         tape = ids.tape
         name = self.layers.label
-        with tape.section(f"{name}.embedding"):
+        with tape.section("embedding" if states is None else "embedding.again"):
             words = ops.scale(self.embed_tokens(ids))
+        with tape.section(f"{name}.positions"):
             positions = self.positions(ids)
             x = self.embedded(words, positions)
             mask = padding_mask(ids, ids if states is None else states, x.dtype, backend)

@@ -90,8 +90,9 @@ class WhisperDecoder(Module):
 
     def forward(self, ids: Tensor, states: Tensor, backend: AttentionBackend) -> Tensor:
         tape = ids.tape
-        with tape.section("decoder.embedding"):
+        with tape.section("embedding"):
             words = self.embed_tokens(ids)
+        with tape.section("decoder.positions"):
             places = tape.tensor(ids.shape, DType.INT64)
             positions = self.embed_positions(places)
             x = ops.dropout(ops.add(words, positions), self.shape.dropout, is_module=False)
