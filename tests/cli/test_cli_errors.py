@@ -223,6 +223,10 @@ def test_a_text_model_takes_no_images():
         says(refusal(*command, "--image-size", "64x48"), "--image-size is 64x48", f"{TEXT_MODEL} takes no images")
 
 
+def test_what_is_no_number_is_called_so():
+    says(refusal("gpus", "--min-memory", "much", code=USAGE), "'much' is not a valid number")
+
+
 def test_beams_are_of_what_is_generated():
     says(refusal(*ESTIMATE, "--eval-batch", "2", "--eval-beams", "4"), "--eval-beams is 4", "--eval-new-tokens")
 

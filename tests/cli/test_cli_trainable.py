@@ -5,7 +5,7 @@ from datetime import date
 
 import pytest
 
-from cli_calls import DOES_NOT_FIT, DONE, USAGE, call
+from cli_calls import DOES_NOT_FIT, DONE, USAGE, call, refusal, says
 from vlmplan.catalog import load_catalog
 from vlmplan.models import find_model
 from vlmplan.proposals import trainable as module
@@ -62,3 +62,8 @@ def test_several_processes_say_the_same():
 def test_options_of_a_card_need_one():
     assert call("models", "--method", "lora").code == USAGE
     assert call("models", "smollm2", "--seq-len", "64").code == USAGE
+
+
+@pytest.mark.parametrize("length", ["0", "-5", str(10**10)])
+def test_a_length_that_no_sample_has_is_refused_rather_than_that_nothing_can_be_trained(length: str):
+    says(refusal("models", "smollm2-135m", *GPU, "--seq-len", length), f"--seq-len is {length}", "is needed")

@@ -57,3 +57,12 @@ def test_what_is_not_planned_of_the_table_is_refused(read, table):
 
 def test_llama_factory_does_nothing_for_models_that_it_has_no_kernels_for(read):
     assert read(LLAMA_FACTORY | {"enable_liger_kernel": True}, model="smollm3-3b") == ("model", False)
+
+
+def test_the_head_that_liger_reads_is_said_not_to_be_counted_only_where_it_is_not(tmp_path):
+    path = tmp_path / "train.json"
+    without = {"liger_kernel_config": {"rms_norm": False, "rope": False, "swiglu": False}}
+    for more, is_noted in (({}, False), (without, True)):
+        path.write_text(json.dumps(MS_SWIFT | ON | {"deepspeed": "zero3"} | more), encoding="utf-8")
+        config = read_trainer_config(path, Asked(model="qwen2.5-0.5b", find_model=find_model, num_gpus=2))
+        assert any("which is not counted" in note for note in config.notes) is is_noted

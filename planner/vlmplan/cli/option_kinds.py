@@ -22,7 +22,13 @@ class FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Amount(click.FloatRange):
+class Number(click.FloatRange):
+    """A number within limits, which click calls a float range where it is none."""
+
+    name = "number"
+
+
+class Amount(Number):
     """A number of 0 or more that is neither infinite nor none at all, as ``nan`` is."""
 
     def __init__(self) -> None:

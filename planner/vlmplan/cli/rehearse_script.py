@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import Decorator
+from vlmplan.cli.option_kinds import Decorator, Number
 from vlmplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,12 +32,10 @@ SCRIPT: tuple[Decorator, ...] = (
     click.option("--longest", is_flag=True, help="Of a script: train on batches of its longest samples."),
     click.option("--allow-network", is_flag=True, help="Of a script: let it reach networks."),
     click.option("--allow-programs", is_flag=True, help="Of a script: let it start other programs."),
-    click.option(
-        "--max-minutes", type=click.FloatRange(min=0.0, min_open=True), metavar="N", help="Of a script.  [default: 10]"
-    ),
+    click.option("--max-minutes", type=Number(min=0.0, min_open=True), metavar="N", help="Of a script.  [default: 10]"),
     click.option(
         "--max-rehearsal-ram",
-        type=click.FloatRange(min=0.0, min_open=True),
+        type=Number(min=0.0, min_open=True),
         metavar="GIB",
         help="Of a script: end it above so much of this machine's memory.",
     ),

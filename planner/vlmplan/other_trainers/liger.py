@@ -29,13 +29,9 @@ def liger_options(settings: Settings, *, fuses_loss: bool = True) -> dict[str, V
         if not fuses_loss:
             settings.refuse("liger_kernel_config", "the trainer does not take Liger's fused loss")
         options["loss"] = LossKind.LIGER.value
-        note_head_under_zero3(settings)
+        if layers != {True}:  # with which the head counts as read inside the model's forward (``Tape.reads_head``)
+            settings.note(
+                "Liger's loss reads the head's weight itself: under ZeRO-3 DeepSpeed keeps it whole through forward "
+                "and backward, which is not counted without Liger's layers (2 bytes x hidden size x vocabulary)"
+            )
     return options
-
-
-def note_head_under_zero3(settings: Settings) -> None:
-    """Liger's forward takes the weight without calling the head."""
-    settings.note(
-        "Liger's loss reads the head's weight itself: under ZeRO-3 DeepSpeed may keep it whole through forward and "
-        "backward, which is not counted (2 bytes x hidden size x vocabulary)"
-    )

@@ -14,7 +14,7 @@ from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surro
 from vlmplan.other_trainers.batching import llama_factory_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
-from vlmplan.other_trainers.liger import liger_options, note_head_under_zero3
+from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe_choices import (
@@ -311,7 +311,6 @@ def _liger(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     if model is not None and model.model_type not in LIGER_TYPES:
         settings.note(f"enable_liger_kernel does nothing for {model.model_type}: LLaMA-Factory has no kernels for it")
         return options
-    note_head_under_zero3(settings)
     return {"loss": LossKind.LIGER.value, "liger_layers": True}
 
 

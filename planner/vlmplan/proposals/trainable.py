@@ -16,6 +16,7 @@ from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
 from vlmplan.search import Objective, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
+from vlmplan.units import MAX_COUNT
 from vlmplan.workload import ModelFiles
 
 MODELS_PER_PROCESS = 8
@@ -63,7 +64,13 @@ def with_known_host(cluster: Cluster) -> Cluster:
 def trainable(
     models: Sequence[ModelFiles], cluster: Cluster, *, methods: Sequence[Method], seq_len: int | None, today: date
 ) -> list[TrainableModel]:
-    """What of the models can be trained on the cluster, in several processes where there are many."""
+    """What of the models can be trained on the cluster, in several processes where there are many.
+
+    Raises InputError for a length that no sample has.
+    """
+    if seq_len is not None and not 1 <= seq_len <= MAX_COUNT:
+        allowed = "1 or more" if seq_len < 1 else f"at most {MAX_COUNT:,}"
+        raise InputError(f"--seq-len is {seq_len}; {allowed} is needed")
     one = partial(trainable_model, cluster=cluster, methods=methods, seq_len=seq_len, today=today)
     most = min(num_host_cpus() or 1, MAX_PROCESSES, len(models) // MODELS_PER_PROCESS)
     if most < 2:
