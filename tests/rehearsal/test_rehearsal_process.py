@@ -125,6 +125,8 @@ def test_two_steps_are_too_few():
 def test_phases_to_come_are_counted():
     plan, _ = planned()  # two micro batches a step: forward, backward, forward, backward, step
     assert num_phases(plan, 4) == len(("load", "init", "save")) + 4 * 5
+    evaluated, _ = planned(zero_stage=3, eval_batch=1)  # with a further step, and another evaluation behind that
+    assert num_phases(evaluated, 4) == len(("load", "init", "save", *["evaluation"] * 2)) + 5 * 5
 
 
 def test_what_is_not_installed_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch):

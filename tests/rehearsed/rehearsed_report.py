@@ -71,9 +71,14 @@ def compared(case: str) -> tuple[Compared, ...]:
 
 
 def steady_phases(phases: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The phases of the last step by name. What is alive at their peaks was looked at in the step before, if equal."""
+    """The phases of the last step by name, or of that behind an evaluation, if these take more. What is alive at their
+    peaks was looked at in the step before, if equal."""
     last: dict[str, dict[str, Any]] = {}
-    for name, steps in _by_name(phases).items():
+    for name, all_steps in _by_name(phases).items():
+        behind = [phase for phase in all_steps if phase["step"] > LAST_STEP]
+        steps = [phase for phase in all_steps if phase["step"] <= LAST_STEP]
+        if behind and behind[0]["peak_bytes"] > steps[-1]["peak_bytes"]:
+            steps = behind
         last[name] = dict(steps[-1])
         if len(steps) > 1 and steps[-2]["peak_bytes"] == steps[-1]["peak_bytes"]:
             last[name]["components"] = steps[-2]["components"]

@@ -7,7 +7,7 @@ bytes.
 
 import pytest
 from rehearsed_cases import estimated
-from rehearsed_report import GOLDEN
+from rehearsed_report import GOLDEN, LAST_STEP
 
 from vlmplan.communication import KindTotal, by_kind
 
@@ -23,10 +23,9 @@ CASES = tuple(GOLDEN["cases"])
 
 def rehearsed(case: str) -> dict[str, KindTotal]:
     seen = GOLDEN["cases"][case]["collectives"]
-    last = max((one["step"] for one in seen), default=0)
     totals: dict[str, KindTotal] = {}
     for one in seen:
-        if one["step"] == last > 0 and one["num_bytes"] >= SMALL_BYTES:
+        if one["step"] == LAST_STEP and one["num_bytes"] >= SMALL_BYTES:
             count, num_bytes = totals.get(one["kind"], (0, 0))
             totals[one["kind"]] = KindTotal(count + one["count"], num_bytes + one["num_bytes"])
     return totals

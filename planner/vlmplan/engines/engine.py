@@ -207,6 +207,9 @@ class Engine:
         del trace
         return None
 
+    def gather_replay_behind(self, trace: Trace, evaluated: Sequence[Trace]) -> "GatherReplay | None":
+        """``gather_replay`` of a micro batch that follows forwards like those of ``evaluated`` without a backward."""
+
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> "GatheredWeights | None":
         """Weights that come and go during a micro batch; None where all stay. ``is_first``: it is the first of all."""
         del trace, sink, is_first

@@ -13,6 +13,7 @@ from functools import cached_property
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import overfills
+from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, training_sizes
 from vlmplan.engines.coordinator.replay import GatherReplay
@@ -307,20 +308,41 @@ class Zero3(Zero3Formulas):
         return self.num_ranks > 1 or self.offloads_weights
 
     def gather_replay(self, trace: Trace) -> GatherReplay | None:
-        """Ranks that pad no weight have the same live, however many they are."""
         if not self.gathers_weights:
             return None
-        gathered = [one for one, _ in self.table.kinds if not self.shards.is_persistent(one)]
-        is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
-        num_ranks = self.num_ranks if is_padded else min(self.num_ranks, 2)
         walk = gather_walk(
             trace,
             training_sizes(self.recipe),
             wrappers=wrappers(self.recipe, self.table),
-            num_ranks=num_ranks,
+            num_ranks=self._distinct_ranks,
             secondary_among=secondary_among(self.recipe),
         )
-        return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
+        return GatherReplay(walk, hosts=self._num_hosts)
+
+    @property
+    def _distinct_ranks(self) -> int:
+        """Ranks that pad no weight have the same live, however many they are."""
+        gathered = [one for one, _ in self.table.kinds if not self.shards.is_persistent(one)]
+        is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
+        return self.num_ranks if is_padded else min(self.num_ranks, 2)
+
+    @property
+    def _num_hosts(self) -> int:
+        """Ranks that bring a part of every gather from their host."""
+        return self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0
+
+    def gather_replay_behind(self, trace: Trace, evaluated: Sequence[Trace]) -> GatherReplay | None:
+        if not self.gathers_weights:
+            return None
+        walk = walk_behind_evaluation(
+            trace,
+            evaluated,
+            training_sizes(self.recipe),
+            wrappers=wrappers(self.recipe, self.table),
+            num_ranks=self._distinct_ranks,
+            secondary_among=self.recipe.hpz,
+        )
+        return GatherReplay(walk, hosts=self._num_hosts)
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
         """The simulation of the coordinator for one micro batch; None where nothing is gathered. In the first of all

@@ -65,8 +65,10 @@ def with_other_models(states: ModelStates, table: ParameterTable, recipe: Recipe
 
 def has_upper_bound(recipe: Recipe) -> bool:
     """Whether closed bounds hold the recipe's peak: not where answers are generated, which depends on the whole batch,
-    and not where the reference makes stage 3 keep what it gathers."""
+    and not where a reference or an evaluation makes stage 3 keep what it gathers."""
     task = recipe.task
+    if recipe.evaluation is not None and recipe.zero_stage == 3:
+        return False
     if task is None:
         return True
     return task.is_dpo and not (recipe.reference is Reference.ADAPTER_OFF and recipe.zero_stage == 3)

@@ -23,6 +23,7 @@ from vlmplan.units import DType
 
 if TYPE_CHECKING:
     from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
+    from vlmplan.engines.coordinator.replay import GatherReplay
 
 ID_BYTES = DType.INT64.num_bytes
 """Of a predicted token, and of a label."""
@@ -201,6 +202,17 @@ class Evaluated:
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
         _end(engine, tracker, gathered)
         return phase
+
+
+def gathers_behind(engine: Engine, training: Trace, evaluated: Evaluated) -> "GatherReplay | None":
+    """What ZeRO-3 gathers in the micro batch that follows an evaluation; None where that is as ever. Forwards that call
+    modules which training leaves out are not followed so: DeepSpeed loses the order of modules twice."""
+    traces = [one.trace for one in evaluated.passes]
+    traces += [] if evaluated.generated is None else [evaluated.generated.prompt.trace]
+    follows = all(order_of(trace, training) is training for trace in traces)
+    if not engine.gathers_weights or engine.recipe.evaluates_by_another_order or not follows:
+        return None
+    return engine.gather_replay_behind(training, traces)
 
 
 def _forwards(engine: Engine, training: Trace, own: Trace) -> Iterator["GatheredForEvaluation | None"]:

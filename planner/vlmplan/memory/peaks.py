@@ -10,7 +10,7 @@ from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component, Marked, Sink, Stream
 
 if TYPE_CHECKING:
-    from vlmplan.engines.coordinator.replay import PhaseReplay
+    from vlmplan.engines.coordinator.replay import GatherReplay, PhaseReplay
 
 
 class Stretch(NamedTuple):
@@ -185,9 +185,12 @@ def _components(held: Sequence[int], batch: Parts) -> Components:
 class MicroBatchReplay:
     """Runs the events of a trace under an engine whose sink is a ``PeakTracker``."""
 
-    def __init__(self, engine: Engine, tracker: PeakTracker, trace: Trace) -> None:
+    def __init__(
+        self, engine: Engine, tracker: PeakTracker, trace: Trace, gathers: "GatherReplay | None" = None
+    ) -> None:
+        """``gathers``: what ZeRO-3 gathers, where that is not as in any later step."""
         self._engine, self._tracker, self._trace = engine, tracker, trace
-        self._gathers = engine.gather_replay(trace)
+        self._gathers = gathers or engine.gather_replay(trace)
         self._num_casts = 0
 
     def forward(self, at_reference: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.memory.evaluation import Evaluated
+from vlmplan.memory.evaluation import Evaluated, gathers_behind
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
 from vlmplan.memory.phases import Phase, num_waiting
 from vlmplan.memory.ranks import WalkedStep, highest_rank
@@ -105,6 +105,7 @@ class StartedRun:
         tracker.start_phase()
         engine.step(is_first=False)
         step = _ended(STEP, tracker)
+        forwards[0], backward = self._with_behind(forwards[0], backward, trace, evaluated)
         beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
         last = step if isinstance(evaluated, Rollout) else [step, *beside][-1]
         begun = tracker.peak if last is not step else step.resident
@@ -141,6 +142,29 @@ class StartedRun:
         replay.free_casts()
         return [*forwards, _ended(REFERENCE if forwards else FORWARD, tracker)]
 
+    def _with_behind(
+        self, forward: Phase, backward: Phase, trace: Trace, evaluated: Evaluated | None
+    ) -> tuple[Phase, Phase]:
+        """``forward`` and ``backward``, or those of the micro batch behind an evaluation, the first of its step, where
+        they take more."""
+        engine, tracker = self._engine, self._tracker
+        if evaluated is None or isinstance(evaluated, Rollout):
+            return forward, backward
+        gathers = gathers_behind(engine, trace, evaluated)
+        if gathers is None:
+            return forward, backward
+        tracker.forget_batch()
+        engine.begin_micro_batch(accumulates=False, is_last=False)
+        replay = MicroBatchReplay(engine, tracker, trace, gathers)
+        behind = self._forward(replay)[0]
+        replay.backward()
+        replay.release_outputs()
+        found = behind, _ended(BACKWARD, tracker)
+        replay.begin_step()
+        tracker.forget_batch()
+        is_last = engine.recipe.grad_accum == 1
+        return _higher(forward, found[0], is_last=is_last), _higher(backward, found[1], is_last=is_last)
+
     def _reach_last_micro_batch(self, trace: Trace, grad_accum: int) -> Components:
         """The earlier micro batches of a step. Returns the peak of the last of them, where backward of the very last
         may have a lower one."""
@@ -171,6 +195,12 @@ def _load(engine: Engine, tracker: PeakTracker, *, is_on_cpu: bool, read_bytes: 
     engine.end_load()
     tracker.start_phase()
     return phase
+
+
+def _higher(phase: Phase, other: Phase, *, is_last: bool) -> Phase:
+    """The one with the higher peak, with its resident bytes where it is the last of its step, else ``phase``'s."""
+    found = max(phase, other, key=lambda one: one.peak.total)
+    return found if is_last else replace(found, resident=phase.resident)
 
 
 def _ended(name: str, tracker: PeakTracker) -> Phase:

@@ -102,8 +102,14 @@ class Rehearsed:
 
     @property
     def last_phases(self) -> list[RehearsedPhase]:
-        """The phases of a run in order, those of its last step for all steps but the first."""
-        return [phase for phase in self.phases if phase.step in (0, self.num_steps)]
+        """The phases of a run in order, those of its last step for all steps but the first, or, where a step behind an
+        evaluation was rehearsed too and takes more, of that."""
+        behind = {phase.name: phase for phase in self.phases if phase.step == self.num_steps + 1}
+        found: list[RehearsedPhase] = []
+        for phase in self.phases:
+            if phase.step in (0, self.num_steps):
+                found.append(max(phase, behind.get(phase.name, phase), key=lambda one: one.peak_bytes))
+        return found
 
     def first(self, name: str) -> RehearsedPhase | None:
         """The phase of that name in the first step; None for those outside of steps."""

@@ -95,7 +95,7 @@ def test_each_secondary_partition_is_back_once_its_weight_has_been_released():
         ({}, 2),
         ({"hpz": 1}, 1),
         ({"grad_accum": 2}, 1),
-        ({"evaluation": Evaluation(batch=1, samples=8)}, 1),
+        ({"evaluation": Evaluation(batch=1, samples=8)}, 2),
     ],
 )
 def test_only_a_forward_that_no_other_forward_of_the_step_precedes_is_planned_so(changes, expected):

@@ -41,6 +41,9 @@ ENGINE_STORES = {
 """Attributes of DeepSpeed's optimizers (``runtime``): ``zero/stage3.py``, ``zero/stage_1_and_2.py``,
 ``fp16/unfused_optimizer.py``."""
 GATHERING = ("all_gather", "allgather", "_fetch", "fetch_sub_module", "_alloc")
+HANDLES = ("wait", "__init__")
+"""Functions of the handles of all-gathers, which make weights whole (``AllGatherCoalescedHandle``, and
+``NoGatherCoalescedHandle`` of a rank that is alone)."""
 REDUCING = ("reduce", "average", "bucket", "ipg")
 """Parts of the names of DeepSpeed's functions that make whole weights, and that make what is sent."""
 FSDP_BUFFERS = ("allocate", "_get_param_all_gather_inputs", "foreach_all_gather", "foreach_reduce")
@@ -136,7 +139,7 @@ class Owners:
             return "communication_buffers"
         if maker.startswith("deepspeed "):
             function = maker.removeprefix("deepspeed ")
-            if any(part in function for part in GATHERING):
+            if function in HANDLES or any(part in function for part in GATHERING):
                 return "weights"
             if any(part in function for part in REDUCING):
                 return "communication_buffers"

@@ -89,8 +89,9 @@ class PhaseMeter(Meter):
         entry["resident_bytes"], entry["host_resident_bytes"] = device.live_bytes, host.live_bytes
         entry["peak_bytes"] = max(entry["peak_bytes"], device.peak_bytes)
         entry["host_peak_bytes"] = max(entry["host_peak_bytes"], host.peak_bytes)
-        entry["seconds"] += seconds
-        entry["flops"] += flops
+        is_again = key[0] == EVALUATION  # the one before is not added
+        entry["seconds"] = seconds + (0.0 if is_again else entry["seconds"])
+        entry["flops"] = flops + (0 if is_again else entry["flops"])
         self.memory[key[0]] = PhaseMemory(device.live_bytes, device.peak_bytes)
 
     def _snapshot(self) -> dict[str, Any]:
@@ -141,6 +142,8 @@ class PhaseMeter(Meter):
         events = self._ledger.device.events
         unwatched = [key for key, entry in self._phases.items() if "components" not in entry]
         for key, live in live_at_peaks(events, self._marks, unwatched).items():
+            if key[1] > self._num_steps:  # of a step that no other is like
+                self._guess(live)
             self._phases[key] |= self._summary(live, key[0])
         return {
             "phases": list(self._phases.values()),
@@ -151,6 +154,16 @@ class PhaseMeter(Meter):
             "streams": [list(pair) for pair in self._ledger.device.streams.items()],
             "origins": self._origins(),
         }
+
+    def _guess(self, live: dict[int, int]) -> None:
+        """Take storages that nobody looked at for what made them."""
+        made = self._ledger.made
+        for number, num_bytes in live.items():
+            if self.owners is None or number in self._known or number not in made:
+                continue
+            self._known[number] = self.owners.guess(made[number])
+            if num_bytes >= NAMED_BYTES:
+                self._lines[number] = self._line(made[number], self._known[number])
 
     def _origins(self) -> dict[str, list[Any]]:
         """What every storage of the device was for and what made it: each kind once, and the kinds of storages."""

@@ -169,7 +169,7 @@ def _phases(
     config: Any = loaded.model.config
     vocab_size = getattr(config.get_text_config(), "vocab_size", None)
     meter.owners = Owners(ledger, loaded.model, engine, vocab_size)
-    num_batches = request.num_steps * plan.recipe.grad_accum
+    num_batches = (request.num_steps + leaves_whole(plan)) * plan.recipe.grad_accum
     batches = _micro_batches(mode, config, request, request.samples, num_batches)
     return _train(request, engine, meter, batches, _evaluated(mode, config, request))
 
@@ -225,17 +225,24 @@ def _micro_batches(mode: Rehearsal, config: Any, request: Request, samples: Samp
 def _train(
     request: Request, engine: Engine, meter: PhaseMeter, batches: MicroBatches, evaluated: MicroBatches | None
 ) -> int | None:
-    """All steps, and behind the last an evaluation, where there is one, and a checkpoint. Bytes of this rank's files of
-    it."""
+    """All steps, and behind the last an evaluation, where there is one, and a checkpoint. Where an evaluation leaves
+    something to the step behind it, there is one between the last step and a further one too. Bytes of this rank's
+    files of the checkpoint."""
     plan = request.plan
     rates = Rates(peak=1e-4, num_steps=request.num_steps, warmup_fraction=0.0, schedule="constant")
     trainer = Trainer(engine, meter, rates, StepRules.of(plan))
+    last = request.num_steps + leaves_whole(plan)
     for report in trainer.epoch(batches):
-        if report.step == request.num_steps:
-            if evaluated is not None:
-                trainer.evaluate(evaluated)
+        if evaluated is not None and report.step in (request.num_steps, last):
+            trainer.evaluate(evaluated)
+        if report.step == last:
             return _saved(engine, meter) if request.saves else None
     return None
+
+
+def leaves_whole(plan: Plan) -> bool:
+    """Whether an evaluation leaves whole weights to the step behind it, as ZeRO-3's does."""
+    return plan.recipe.evaluation is not None and plan.recipe.zero_stage == 3
 
 
 def _saved(engine: Engine, meter: PhaseMeter) -> int:

@@ -51,7 +51,7 @@ class GatheredWeights(GatheredBytes):
         steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {})
         super().__init__(steps.weight_by_key, num_ranks=num_ranks, offloads=offloads, sink=sink)
         self._zero, self._wrappers = zero, wrappers
-        self._lack_secondary(secondary_among)
+        self.lack_secondary(secondary_among)
         self._knows_order = not loses_order(trace)
         self._max_live = zero.stage3_max_live_parameters
         self.sent = (GatherCounts(), GatherCounts())
@@ -76,7 +76,7 @@ class GatheredWeights(GatheredBytes):
         """Forwards follow each other, of which the first goes as in training. ``secondary_among``: as trained weights
         lack secondary partitions then."""
         self._decisions = {}
-        self._lack_secondary(secondary_among)
+        self.lack_secondary(secondary_among)
 
     def begin_forward(self) -> None:
         """A forward begins, after a step or after a forward without a backward: what is under way goes when it has

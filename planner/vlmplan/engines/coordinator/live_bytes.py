@@ -139,7 +139,7 @@ class GatheredBytes:
 
     # -- secondary partitions ------------------------------------------------------------------------------------
 
-    def _lack_secondary(self, among: int) -> None:
+    def lack_secondary(self, among: int) -> None:
         """Trained weights lack their secondary partitions, which ``among`` ranks share; 1: they have all."""
         self._secondary_among = among
         for weight in self._weights.values():

@@ -10,12 +10,13 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from vlmplan.architecture.reference import is_of_copy, is_own
-from vlmplan.architecture.trace import Drop, Fetch, Prefetch, Release, Run, Trace, WeightUse
+from vlmplan.architecture.reference import is_of_copy
+from vlmplan.architecture.trace import Fetch, Prefetch, Run, Trace, WeightUse
 from vlmplan.engines.coordinator.counts import GatherCounts
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
 from vlmplan.engines.coordinator.records import Key, Passed, passed_by
 from vlmplan.engines.coordinator.repeated_layers import SectionUses, Stretch, places_of, section_uses, shortened
+from vlmplan.engines.coordinator.shapes import shape_of_uses
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
 from vlmplan.zero_settings import ZeroSettings
 
@@ -97,6 +98,17 @@ def gather_walk(
 
     Any number of ranks above one sends the same, and has the same live but for what weights are padded by.
     """
+    sizes, wrappers = what_decides(zero, wrappers)
+    key = (gather_walk, sizes, wrappers, num_ranks, secondary_among)
+    if key not in trace.memo:
+        busy = _busy(trace)
+        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy, secondary_among))
+        trace.memo[key] = walk if busy is trace else walk.through(trace.schedule, busy.sections.keys())
+    return trace.memo[key]
+
+
+def what_decides(zero: ZeroSettings, wrappers: Wrappers) -> tuple[ZeroSettings, Wrappers]:
+    """Of both what decides which weights are gathered when."""
     sizes = ZeroSettings(
         stage3_prefetch_bucket_size=zero.stage3_prefetch_bucket_size,
         stage3_param_persistence_threshold=zero.stage3_param_persistence_threshold,
@@ -105,12 +117,7 @@ def gather_walk(
     )
     if not sizes.stage3_prefetch_bucket_size:
         wrappers = Wrappers(lost=wrappers.lost)  # the others would only prefetch
-    key = (gather_walk, sizes, wrappers, num_ranks, secondary_among)
-    if key not in trace.memo:
-        busy = _busy(trace)
-        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy, secondary_among))
-        trace.memo[key] = walk if busy is trace else walk.through(trace.schedule, busy.sections.keys())
-    return trace.memo[key]
+    return sizes, wrappers
 
 
 def _busy(trace: Trace) -> Trace:
@@ -143,56 +150,8 @@ class WalkKey:
 def _shape(trace: Trace) -> Any:
     """What tells the walks over weights of two traces apart: modules, weights and views by the order of first use."""
     if _shape not in trace.memo:
-        trace.memo[_shape] = _Shape(trace).key
+        trace.memo[_shape] = shape_of_uses([trace])
     return trace.memo[_shape]
-
-
-class _Shape:
-    """``key`` is equal for traces that use weights of the same sizes in the same order, however sections are called."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._modules: dict[int, int] = {}
-        self._weights: dict[int, int] = {}
-        self._views: dict[int, int] = {}
-        self._members: list[tuple[tuple[int, int, int, bool, bool], ...]] = []
-        numbers: dict[str, int] = {}
-        sections: list[Any] = []
-        for run in trace.schedule:
-            if run.key not in numbers:
-                numbers[run.key] = len(numbers)
-                uses = section_uses(trace.sections[run.key])
-                sections.append((self._numbered(uses.forward), self._numbered(uses.backward)))
-        runs = [(numbers[run.key], run.layer, is_of_copy(run), is_own(run)) for run in trace.schedule]
-        self.key = (tuple(sections), tuple(self._members), tuple(runs))
-
-    def _numbered(self, events: list[WeightUse]) -> tuple[tuple[Any, ...], ...]:
-        return tuple([self._event(event) for event in events])
-
-    def _event(self, event: WeightUse) -> tuple[Any, ...]:
-        if isinstance(event, Fetch):
-            return None, event.before, self._module(event.module)
-        if isinstance(event, Release):
-            return self._module(event.module), event.ends_recomputation
-        if isinstance(event, Prefetch):
-            return None, event.times, None
-        view = self._views.setdefault(event.handle, len(self._views))
-        if isinstance(event, Drop):
-            return view, None
-        return view, None, self._weights.setdefault(id(event.parameter), len(self._weights))
-
-    def _module(self, module: Any) -> int:
-        number = self._modules.setdefault(id(module), len(self._modules))
-        if number == len(self._members):
-            own = module.parameters_by_name.values()
-            places = [self._weights.setdefault(id(weight), len(self._weights)) for weight in own]
-            is_leaf = getattr(module, "is_leaf", False)
-            self._members.append(
-                tuple(
-                    (place, weight.numel, weight.dtype.num_bytes, weight.requires_grad, is_leaf)
-                    for place, weight in zip(places, own, strict=True)
-                )
-            )
-        return number
 
 
 @lru_cache(maxsize=32)
@@ -249,7 +208,7 @@ class WalkedSchedule:
                 if edge in watched:
                     self._moments[phase, edge] = self._moment(watched[edge], edge, phase)
                 events = uses[run.key].backward if phase else uses[run.key].forward
-                self._live[phase].append(_live_bytes(self._gathered, events, run))
+                self._live[phase].append(live_in_run(self._gathered, events, run))
             if phase:
                 self._gathered.end_backward()
             self._left.append(self._gathered.live_bytes)
@@ -347,7 +306,8 @@ def _first_steps(schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> tu
     return before, after[::-1]
 
 
-def _live_bytes(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run) -> RunBytes:
+def live_in_run(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run) -> RunBytes:
+    """Bytes of gathered weights while a section runs whose uses of weights are ``events``."""
     start = least = most = before = gathered.live_bytes
     unchanged: EventBytes = (0, 0, ())
     changes: list[EventBytes] = []

@@ -1,0 +1,112 @@
+"""The micro batch that follows an evaluation under ZeRO-3.
+
+Forwards that no backward follows leave weights whole: those that backward would have used soon. DeepSpeed forgets that
+it has them when the next forward begins (``reset_step`` of 0.19.8 ``zero/partitioned_param_coordinator.py`` counts from
+nothing), gathers as many others as ever, and releases each at its own next use: beside what is whole in any micro batch
+there is what the evaluation has left. A step or a checkpoint partitions everything, so that no other micro batch finds
+it.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from vlmplan.architecture.trace import Run, Section, Trace, WeightUse
+from vlmplan.engines.coordinator.counts import GatherCounts
+from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
+from vlmplan.engines.coordinator.repeated_layers import section_uses
+from vlmplan.engines.coordinator.shapes import shape_of_uses
+from vlmplan.engines.coordinator.walk import (
+    EventBytes,
+    GatherWalk,
+    PhaseGathers,
+    RunBytes,
+    live_in_run,
+    what_decides,
+)
+from vlmplan.engines.coordinator.wrapper_modules import Wrappers
+from vlmplan.zero_settings import ZeroSettings
+
+NUM_FORWARDS = 2
+"""Batches of the evaluation: the second finds what the first leaves, and every other what the second does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WalkKey:
+    """Equal ones gather the same, see ``WalkKey``."""
+
+    shape: Hashable
+    sizes: ZeroSettings
+    wrappers: Wrappers
+    num_ranks: int
+    secondary_among: int
+    training: Trace = field(compare=False)
+    evaluated: Sequence[Trace] = field(compare=False)
+
+
+def walk_behind_evaluation(
+    training: Trace,
+    evaluated: Sequence[Trace],
+    zero: ZeroSettings,
+    *,
+    wrappers: Wrappers,
+    num_ranks: int = 2,
+    secondary_among: int = 1,
+) -> GatherWalk:
+    """A micro batch like ``training``, by whose order all is gathered, behind forwards like those of ``evaluated``,
+    which follow a step. ``secondary_among``: as trained weights lack secondary partitions behind a step, and the others
+    as ``gather_walk`` has them."""
+    sizes, wrappers = what_decides(zero, wrappers)
+    shape = shape_of_uses([training, *evaluated])
+    return _walked(_WalkKey(shape, sizes, wrappers, num_ranks, secondary_among, training, evaluated))
+
+
+@lru_cache(maxsize=16)
+def _walked(walk: _WalkKey) -> GatherWalk:
+    training = walk.training
+    gathered = GatheredWeights(
+        trace=training,
+        zero=walk.sizes,
+        num_ranks=walk.num_ranks,
+        wrappers=walk.wrappers,
+        offloads=walk.num_ranks == 1,
+    )
+    gathered.begin_evaluation()
+    for run, section in training.forward():
+        _through(gathered, section_uses(section).forward, run)
+    gathered.begin_backward()
+    for run, section in training.backward():
+        _through(gathered, section_uses(section).backward, run)
+    gathered.end_backward()
+    gathered.partition_all()
+    gathered.lack_secondary(walk.secondary_among)
+    for trace in [*walk.evaluated] * NUM_FORWARDS:
+        gathered.begin_forward()
+        for run, section in trace.forward():
+            _through(gathered, section_uses(section).forward, run)
+    gathered.begin_forward()
+    forward = _phase(gathered, training.forward(), lambda section: section_uses(section).forward)
+    most = gathered.begin_backward()
+    start = gathered.live_bytes, most, list(gathered.gathers)
+    backward = _phase(gathered, training.backward(), lambda section: section_uses(section).backward, start)
+    gathered.partition_all()
+    return GatherWalk(forward, backward, len(gathered.weights), gathered.live_bytes - gathered.secondary_bytes)
+
+
+def _through(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run) -> None:
+    for event in events:
+        notify(gathered, event, run)
+
+
+def _phase(
+    gathered: GatheredWeights,
+    runs: Iterable[tuple[Run, Section]],
+    uses: Callable[[Section], Iterable[WeightUse]],
+    start: EventBytes | None = None,
+) -> PhaseGathers:
+    sent = gathered.sent[start is not None]
+    before = sent.after(GatherCounts())
+    live: list[RunBytes] = [live_in_run(gathered, uses(section), run) for run, section in runs]
+    if start is not None:
+        gathered.end_backward()
+    return PhaseGathers(sent.after(before), live, gathered.live_bytes, start or (0, 0, []))
