@@ -62,6 +62,15 @@ def gib_text(num_bytes: float, digits: int = 2) -> str:
     return f"{num_bytes:.0f} bytes" if num_bytes else "0"
 
 
+def size_text(size: tuple[int, int]) -> str:
+    """Width and height as ``--image-size`` has them.
+
+    >>> size_text((448, 224))
+    '448x224'
+    """
+    return f"{size[0]}x{size[1]}"
+
+
 def count_text(count: float) -> str:
     """A count of parameters or samples as text.
 

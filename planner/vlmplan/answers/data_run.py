@@ -13,7 +13,7 @@ from vlmplan.estimation import Estimate
 from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import counted, duration_text, gib_text
+from vlmplan.units import counted, duration_text, gib_text, size_text
 
 
 def document(run: DataRun) -> JsonDict:
@@ -56,7 +56,7 @@ def options_document(options: Sequence[Option], largest: Largest) -> JsonDict:
         "largest_that_fits": {
             "micro_batch": largest.micro_batch,
             "seq_len": largest.seq_len,
-            "image_size": None if largest.image_size is None else _size_text(largest.image_size),
+            "image_size": None if largest.image_size is None else size_text(largest.image_size),
         },
     }
 
@@ -67,7 +67,7 @@ def _covering_json(covers: Covering, peak_bytes: int) -> JsonDict:
         "seq_len": covers.seq_len,
         **({"target_len": covers.target_len} if covers.target_len else {}),
         "images_per_sample": covers.images_per_sample,
-        "image_size": None if size is None else _size_text(size),
+        "image_size": None if size is None else size_text(size),
         **({} if covers.clip_frames is None else {"frames_per_video": covers.clip_frames}),
         **_sounds_json(covers),
         "peak_allocated_bytes": peak_bytes,
@@ -78,10 +78,6 @@ def _sounds_json(covers: Covering) -> JsonDict:
     if not covers.audios_per_sample:
         return {}
     return {"audios_per_sample": covers.audios_per_sample, "audio_seconds": covers.audio_seconds}
-
-
-def _size_text(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
 
 
 def print_data_run(found: Estimate, source: DataSource, run: DataRun, *, is_of_search: bool) -> None:
@@ -127,7 +123,7 @@ def _covering_text(covers: Covering) -> str:
         frames = counted(covers.clip_frames, "frame")
         shown.append(f"{counted(covers.images_per_sample, 'video')} of {frames}")
     elif covers.image_size is not None:
-        shown.append(f"{counted(covers.images_per_sample, 'image')} of {_size_text(covers.image_size)}")
+        shown.append(f"{counted(covers.images_per_sample, 'image')} of {size_text(covers.image_size)}")
     if covers.audios_per_sample:
         shown.append(f"{counted(covers.audios_per_sample, 'sound')} of {covers.audio_seconds:g} s")
     text = f"{text} with {' and '.join(shown)}" if shown else text
@@ -178,4 +174,4 @@ def _largest_lines(largest: Largest, *, has_pictures: bool) -> Iterator[str]:
     if largest.seq_len is not None:
         yield f"largest --seq-len: {largest.seq_len:,}"
     if largest.image_size is not None and has_pictures:
-        yield f"largest images: {_size_text(largest.image_size)}, with samples longer by their tokens"
+        yield f"largest images: {size_text(largest.image_size)}, with samples longer by their tokens"

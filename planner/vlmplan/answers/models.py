@@ -14,7 +14,7 @@ from vlmplan.models import why_unsupported
 from vlmplan.models.facts import LORA_RANK, ModelAnatomy, ModelFacts
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import count_text
+from vlmplan.units import count_text, size_text
 
 if TYPE_CHECKING:
     from vlmplan.workload import ModelFiles
@@ -36,7 +36,7 @@ def models_report(
 ) -> ModelReport:
     """One line per model, and apart those that cannot be planned."""
     blocks: list[Table | str] = [_models_table(rows)] if rows else []
-    blocks.append(f"{len(rows)} models; image tokens are those of one image of {_size_text(size)}")
+    blocks.append(f"{len(rows)} models; image tokens are those of one image of {size_text(size)}")
     if unsupported:
         blocks.append(_unsupported_table(unsupported))
     document = {
@@ -107,11 +107,7 @@ def print_report(report: ModelReport) -> None:
 
 
 def _head(size: tuple[int, int]) -> JsonDict:
-    return {"schema": SCHEMA, "image_size": _size_text(size)}
-
-
-def _size_text(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
+    return {"schema": SCHEMA, "image_size": size_text(size)}
 
 
 def _facts_json(facts: ModelFacts) -> JsonDict:
@@ -175,7 +171,7 @@ def _lines(facts: ModelFacts, anatomy: ModelAnatomy, *, source: str, size: tuple
     if facts.context_length is not None:
         lines.append(f"context: {facts.context_length:,} tokens")
     if facts.takes_images:
-        lines.append(f"one image of {_size_text(size)}: {_image_text(facts.image)}")
+        lines.append(f"one image of {size_text(size)}: {_image_text(facts.image)}")
     tied = "one weight (tied)" if anatomy.ties_embeddings else "two weights"
     lines.append(f"token embedding and output head: {tied}")
     return lines

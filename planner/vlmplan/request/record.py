@@ -28,6 +28,7 @@ from vlmplan.request.parts import (
     image_size,
 )
 from vlmplan.training_task import SFT, TASK_OPTION_NAMES, Generation, Reference, TaskKind
+from vlmplan.units import size_text
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
@@ -250,10 +251,6 @@ def _image_folder(from_data: FromData) -> Path | None:
     return from_data.image_folder
 
 
-def _size_text(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
-
-
 def _video_size(text: str) -> tuple[int, int]:
     return image_size(text, option="--video-size")
 
@@ -322,12 +319,12 @@ OPTIONS: Mapping[str, _Option] = {
     **_part("workload", "audios_per_sample", "audio_seconds", "save_every", "keep_last"),
     "host_ram": _Option(part="hardware", field="host_ram_gib"),
     "disk": _Option(part="hardware", field="disk_gib"),
-    "image_size": _Option(part="workload", field="image_size", reads=image_size, write=_size_text),
+    "image_size": _Option(part="workload", field="image_size", reads=image_size, write=size_text),
     "videos_per_sample": _Option(part="videos", field="per_sample"),
     "video_frames": _Option(part="videos", field="frames"),
     "video_seconds": _Option(part="videos", field="seconds"),
     "video_fps": _Option(part="videos", field="fps"),
-    "video_size": _Option(part="videos", field="size", reads=_video_size, write=_size_text),
+    "video_size": _Option(part="videos", field="size", reads=_video_size, write=size_text),
     "zero_stage": _Option(part="recipe", field="zero_stage", reads=_stage, write=str),
     **_part("recipe", *VALUE_OPTIONS),
     **{name: _choice(name, kind) for name, kind in ENUM_OPTIONS.items()},

@@ -20,7 +20,7 @@ from vlmplan.data_rules import DataRules, OwnVideoRules
 from vlmplan.errors import InputError
 from vlmplan.request.parts import VideoRequest
 from vlmplan.request.record import Options, Request
-from vlmplan.units import counted
+from vlmplan.units import counted, size_text
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_SEQ_LEN, ModelFiles, seq_len_with_text
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def with_videos(own: Request, options: Options) -> Request:
     found = (_clip if is_clip else _images)(model, num_frames, size, said_size)
     num_videos = 1 if asked.per_sample is None else asked.per_sample
     length = "" if asked.seconds is None else f"{asked.seconds:g} s, "
-    text = f"{counted(num_videos, 'video')} of {length}{counted(num_frames, 'frame')} of {_text(size)}"
+    text = f"{counted(num_videos, 'video')} of {length}{counted(num_frames, 'frame')} of {size_text(size)}"
     seq_len, length_notes = _seq_len(own.workload.seq_len, text, num_videos * _num_tokens(model, found), model)
     workload = replace(
         own.workload,
@@ -165,9 +165,9 @@ def _images(
     resized = image.resized_width, image.resized_height
     if (*resized, image.num_vision_sequences) != (found.width, found.height, 1):
         raise InputError(
-            f"--video-size is {_text(size)}, of which {model.id} sees frames of {found.width}x{found.height}; its "
-            f"images of that size become {_text(resized)}, and frames are planned as images: give larger or fewer "
-            f"frames, or --image-size {_text(resized)} to plan them so large"
+            f"--video-size is {size_text(size)}, of which {model.id} sees frames of {found.width}x{found.height}; its "
+            f"images of that size become {size_text(resized)}, and frames are planned as images: give larger or fewer "
+            f"frames, or --image-size {size_text(resized)} to plan them so large"
         )
     return found
 
@@ -177,8 +177,8 @@ def _clip(model: ModelFiles, num_frames: int, size: tuple[int, int], said_size: 
     found = video_images(model.config, model.video_settings, num_frames=num_frames, width=size[0], height=size[1])
     if said_size is not None:
         raise InputError(
-            f"--image-size is {_text(said_size)}, but every frame of a video of {model.id} becomes one of "
-            f"{_text((found.width, found.height))}; leave it off"
+            f"--image-size is {size_text(said_size)}, but every frame of a video of {model.id} becomes one of "
+            f"{size_text((found.width, found.height))}; leave it off"
         )
     return found
 
@@ -234,7 +234,3 @@ def _of_trainer(tool: "Tool | None", num_frames: int, size: tuple[int, int]) -> 
             f"{size[0] * size[1]}, which are not written for it"
         )
     return f"what is written for {title_of(tool)} limits images; limit the frames of videos where it reads them"
-
-
-def _text(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"

@@ -49,13 +49,13 @@ def chunk_scan(
     rows, states_shape = (batch, num_chunks, size, num_heads), (batch, num_chunks + 1, num_heads, width, state_size)
     inputs = _inputs(hidden_states, dt, a, b, c, d, dt_bias, sizes)
     cum_decay = chunks.cumulative_sum(inputs.a)
-    decays = _exponential(segment_sum(inputs.a))
+    decays = chunks.exponential(segment_sum(inputs.a))
     groups = Groups("bch", "l", "n", "s")
     scores = einsum(inputs.c, inputs.b, groups, sizes, orders=("bclhn", "bcshn"), gradient_order="bchls")
     decayed = ops.mul(scores, decays.view(*scores.shape))
     groups = Groups("bch", "l", "s", "p")
     y_diag = einsum(decayed, inputs.hidden_states, groups, sizes, orders=("bchls", "bhpcs"), gradient_order="bclhp")
-    decay_states = _remaining_decay(cum_decay)
+    decay_states = chunks.remaining_decay(cum_decay)
     b_decay = ops.mul(inputs.b, decay_states.view(*rows, 1))
     groups = Groups("bch", "p", "l", "n")
     states = einsum(inputs.hidden_states, b_decay, groups, sizes, orders=(VALUES, "bclhn"), gradient_order=STATES)
@@ -65,7 +65,7 @@ def chunk_scan(
     groups = Groups("bh", "y", "z", "pn")
     new_states = einsum(decay_chunk, states, groups, sizes, orders=("bhyz", "bzhpn"), gradient_order="byhpn")
     states = ops.part(new_states, batch, num_chunks, *states_shape[2:])
-    state_decay_out = _exponential(cum_decay)
+    state_decay_out = chunks.exponential(cum_decay)
     groups = Groups("bch", "l", "n", "p")
     c_times_states = einsum(inputs.c, states, groups, sizes, orders=("bclhn", STATES), gradient_order="bclhp")
     y_off = ops.mul(c_times_states.view(*rows, width), state_decay_out.view(*rows, 1))
@@ -81,10 +81,6 @@ def segment_sum(x: Tensor) -> Tensor:
     x = chunks.masked_fill(ops.expand(x, *x.shape, size), strict_mask)
     sums = chunks.cumulative_sum(x)
     return chunks.masked_fill(sums, mask)
-
-
-def _exponential(x: Tensor) -> Tensor:
-    return ops.unary(x, saves_output=True)
 
 
 def _inputs(
@@ -131,14 +127,8 @@ def _in_chunks(x: Tensor, last: str, sizes: Mapping[str, int], *, gradient_order
     return (x if is_whole else with_copied_gradient(x)).view(*shape)
 
 
-def _remaining_decay(cum_decay: Tensor) -> Tensor:
-    """The decay from each token to the end of its chunk."""
-    last = ops.part(cum_decay, *cum_decay.shape[:-1], 1)
-    return _exponential(chunks.difference(last, cum_decay, cum_decay.shape))
-
-
 def _chunk_decays(cum_decay: Tensor) -> Tensor:
     """The decay from each chunk, and what was before the first, to each behind it, and what comes after the last."""
     batch, num_heads, num_chunks, _ = cum_decay.shape
     last = ops.part(cum_decay, batch, num_heads, num_chunks)
-    return _exponential(segment_sum(chunks.pad(last, batch, num_heads, num_chunks + 1)))
+    return chunks.exponential(segment_sum(chunks.pad(last, batch, num_heads, num_chunks + 1)))

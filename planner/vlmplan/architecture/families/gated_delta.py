@@ -191,19 +191,19 @@ def chunked_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Ten
     cum_decay = chunks.cumulative_sum(decay)
     pairwise = chunks.difference(cum_decay.view(*rows, 1), cum_decay.view(*rows[:3], 1, CHUNK), squares)
     pairwise = chunks.masked_fill(pairwise, mask)
-    pairwise = _exponential(pairwise)
+    pairwise = chunks.exponential(pairwise)
     # What was float32 already and in whole chunks is still a transposed view, or like one: products copy it.
     is_transposed = dtype is DType.FLOAT32 and num_tokens % CHUNK == 0
     system = ops.mul(_pairs(k_beta, k, squares, copies=is_transposed), pairwise)
     attention = ops.mul(_pairs(q, k, squares, copies=is_transposed), pairwise)
-    decayed_k_beta = ops.mul(k_beta, _exponential(cum_decay).view(*rows, 1))
+    decayed_k_beta = ops.mul(k_beta, chunks.exponential(cum_decay).view(*rows, 1))
     new_values = chunks.solve_triangular(system, v_beta)
     k_cum_decay = chunks.solve_triangular(system, decayed_k_beta)
     state = chunks.zeros(q, batch, num_heads, key_dim, value_dim)
     out = chunks.zeros(q, *new_values.shape)
-    q = ops.mul(q, _exponential(cum_decay).view(*rows, 1))
-    k = ops.mul(k, _remaining_decay(cum_decay).view(*rows, 1))
-    chunk_decay = _exponential(ops.part(cum_decay, *rows[:3], 1))
+    q = ops.mul(q, chunks.exponential(cum_decay).view(*rows, 1))
+    k = ops.mul(k, chunks.remaining_decay(cum_decay).view(*rows, 1))
+    chunk_decay = chunks.exponential(ops.part(cum_decay, *rows[:3], 1))
     out = _scan(q, k, new_values, k_cum_decay, attention, chunk_decay, state, out)
     # The solver leaves matrices in columns, and what is made like them too, so that joining chunks copies.
     out = ops.copy(out) if num_chunks > 1 else out
@@ -235,16 +235,6 @@ def _pairs(x: Tensor, y: Tensor, shape: tuple[int, ...], *, copies: bool) -> Ten
     if copies:
         x, y = ops.copy(x), ops.copy(y)
     return chunks.product(x, y, shape, x.shape[-1])
-
-
-def _remaining_decay(cum_decay: Tensor) -> Tensor:
-    """``(cum_decay[..., -1:] - cum_decay).exp()``: from each token to the end of its chunk."""
-    last = ops.part(cum_decay, *cum_decay.shape[:-1], 1)
-    return _exponential(chunks.difference(last, cum_decay, cum_decay.shape))
-
-
-def _exponential(x: Tensor) -> Tensor:
-    return ops.unary(x, saves_output=True)
 
 
 def _scan(

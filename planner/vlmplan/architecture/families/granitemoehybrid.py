@@ -21,7 +21,8 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
 )
 from vlmplan.architecture.families.moe import Experts, top
-from vlmplan.architecture.families.nemotron_h import OLD_NAMES, UnpositionedAttention
+from vlmplan.architecture.families.nemotron_h import OLD_NAMES
+from vlmplan.architecture.families.smollm3 import PositionlessAttention
 from vlmplan.architecture.families.state_space import NamedInputMixer, expanded_shape
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.parameter import Parameter
@@ -93,7 +94,7 @@ class GraniteHybridLayer(Module):
         if self.is_linear:
             self.mamba = NamedInputMixer(expanded_shape(config))
         else:
-            attention = Attention if config.get("position_embedding_type") == ROPE else UnpositionedAttention
+            attention = Attention if config.get("position_embedding_type") == ROPE else PositionlessAttention
             self.self_attn = attention(shape, None)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:

@@ -167,7 +167,7 @@ def chunked_kimi_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tens
     attention, row, sub = _inverted(attention)
     attention = ops.shift(attention)
     v = chunks.product(attention, v_beta, v_beta.shape, CHUNK)
-    k_cum_decay = chunks.product(attention, ops.mul(k_beta, _exponential(decay)), k_beta.shape, CHUNK)
+    k_cum_decay = chunks.product(attention, ops.mul(k_beta, chunks.exponential(decay)), k_beta.shape, CHUNK)
     state = q.tape.tensor((batch, num_heads, width, width), v.dtype)
     out = q.tape.tensor(v.shape, v.dtype)
     q.tape.move(out.num_bytes)
@@ -193,16 +193,12 @@ def _padded(
     return [q, k, v, chunks.pad(beta, *rows), decay]
 
 
-def _exponential(x: Tensor) -> Tensor:
-    return ops.unary(x, saves_output=True)
-
-
 def _decays(decay: Tensor, mask: Tensor, pairs: tuple[int, ...]) -> Tensor:
     """The decay from each token of a chunk to each behind it, by element."""
     *rows, size, _, width = pairs
     differences = chunks.difference(decay.view(*rows, size, 1, width), decay.view(*rows, 1, size, width), pairs)
     differences = chunks.masked_fill(differences, mask)
-    return _exponential(differences)
+    return chunks.exponential(differences)
 
 
 def _products_of_pairs(x: Tensor, y: Tensor, decay_mask: Tensor, pairs: tuple[int, ...]) -> Tensor:
@@ -243,15 +239,15 @@ def _scan(
     rows, pairs = (batch, num_heads, size, width), (batch, num_heads, size, size, width)
     for _ in range(num_chunks):
         q_i, k_i, v_i, g_i = (chunks.select(x, *rows) for x in (q, k, v, decay))
-        inter_chunk = chunks.product(ops.mul(q_i, _exponential(g_i)), state, rows, width)
+        inter_chunk = chunks.product(ops.mul(q_i, chunks.exponential(g_i)), state, rows, width)
         within = _products_of_pairs(q_i, k_i, decay_mask, pairs)
         within = chunks.masked_fill(within, mask)
         v_prime = chunks.product(chunks.select(k_cum_decay, *rows), state, rows, width)
         v_new = ops.subtract(v_i, v_prime)
         out = chunks.put_slice(out, ops.add(inter_chunk, chunks.product(within, v_new, rows, size)))
-        last = _exponential(chunks.select(g_i, batch, num_heads, width)).view(batch, num_heads, width, 1)
+        last = chunks.exponential(chunks.select(g_i, batch, num_heads, width)).view(batch, num_heads, width, 1)
         decayed = ops.mul(state, last)
-        remaining = _exponential(chunks.difference(ops.part(g_i, batch, num_heads, 1, width), g_i, rows))
+        remaining = chunks.exponential(chunks.difference(ops.part(g_i, batch, num_heads, 1, width), g_i, rows))
         state = ops.add(decayed, chunks.product(ops.mul(k_i, remaining), v_new, state.shape, size))
         del last, decayed, remaining
     return out

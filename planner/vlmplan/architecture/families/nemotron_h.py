@@ -14,8 +14,9 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.group_router import GroupRouter
-from vlmplan.architecture.families.llama import Attention, DecoderShape, RotaryContext, causal_masks, stack_of_kinds
+from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, causal_masks, stack_of_kinds
 from vlmplan.architecture.families.moe import Experts
+from vlmplan.architecture.families.smollm3 import PositionlessAttention
 from vlmplan.architecture.families.state_space import StateSpaceKeys, StateSpaceMixer, state_space_shape
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
@@ -49,14 +50,6 @@ class CastRMSNorm(RMSNorm):
         variance = ops.mean_last(ops.power(hidden))
         hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
         return ops.to(ops.mul(hidden, ops.cast_weight(self.weight, DType.FLOAT32, x.tape)), x.dtype)
-
-
-class UnpositionedAttention(Attention):
-    """``NemotronHAttention``."""
-
-    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
-        """Queries and keys as they are."""
-        return q, k
 
 
 class PlainMlp(Module):
@@ -154,7 +147,7 @@ def _mixer(kind: str, config: Config, shape: DecoderShape) -> Module:
     if kind == "linear_attention":
         return StateSpaceMixer(state_space_shape(config, MIXER_KEYS))
     if kind == "full_attention":
-        return UnpositionedAttention(shape, None)
+        return PositionlessAttention(shape, None)
     return ExpertsBlock(config, shape) if kind == "moe" else PlainMlp(shape, shape.intermediate_size)
 
 

@@ -18,6 +18,8 @@ from vlmplan.architecture.ops.base import (
     summed_backward,
     to,
 )
+from vlmplan.architecture.ops.elementwise import unary
+from vlmplan.architecture.ops.layout import part
 from vlmplan.architecture.ops.matmuls import matmul
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
@@ -120,6 +122,17 @@ def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     out = tape.tensor(x.shape, x.dtype, node)
     tape.move(2 * x.num_bytes)
     return out
+
+
+def exponential(x: Tensor) -> Tensor:
+    """``x.exp()``: saves the result."""
+    return unary(x, saves_output=True)
+
+
+def remaining_decay(cum_decay: Tensor) -> Tensor:
+    """``(cum_decay[..., -1:] - cum_decay).exp()``: the decay from each token to the end of its chunk."""
+    last = part(cum_decay, *cum_decay.shape[:-1], 1)
+    return exponential(difference(last, cum_decay, cum_decay.shape))
 
 
 def cumulative_sum(x: Tensor) -> Tensor:
