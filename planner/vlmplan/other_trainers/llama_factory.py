@@ -10,6 +10,7 @@ from typing import Final
 
 from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules, VideoRules
 from vlmplan.evaluation import Kept
+from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.batching import llama_factory_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
@@ -49,14 +50,18 @@ def _kept(settings: Settings) -> Kept:
     return Kept.PREDICTIONS if is_counted and not settings.maybe_flag("prediction_loss_only") else Kept.LOSS
 
 
+def _datasets(settings: Settings) -> list[str]:
+    return settings.names("dataset") if "dataset" in settings else []
+
+
 def _num_evaluated(settings: Settings) -> int | None:
     """``val_size``: samples, or their part of the data sets, as many as there are at the most."""
     size = settings.number("val_size", 0.0) if "val_size" in settings else 0.0
     if size > 1:
         return int(size)
     most = settings.maybe_count("max_samples", least=1)
-    datasets = len(settings.names("dataset")) if "dataset" in settings else 1
-    return None if most is None or not size else round(size * most * max(1, datasets))
+    datasets = len(_datasets(settings)) or 1
+    return None if most is None or not size else round(size * most * datasets)
 
 
 def _generated(settings: Settings) -> dict[str, Value]:
@@ -98,7 +103,6 @@ OF_OTHER_TECHNIQUES = tuple(
     profiler_ profile_ enable_torch_profiler module_dropout ld_alpha hyper_parallel_ sglang_""".split()
 )
 """How keys begin that are read only where another key, which is refused, asks for it."""
-EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
 
 
 def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -182,7 +186,7 @@ def _method(settings: Settings) -> Method:
 def _samples(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     options: dict[str, Value] = {"seq_len": settings.count("cutoff_len", 2048, least=1)}
     samples = _most_samples(settings)
-    datasets = len(settings.names("dataset")) if "dataset" in settings else 1
+    datasets = len(_datasets(settings)) or 1
     if samples is not None:
         options["num_samples"] = samples
         if datasets > 1:
@@ -198,8 +202,8 @@ def _samples(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
 def _most_samples(settings: Settings) -> int | None:
     """``max_samples`` of each data set."""
     samples = settings.maybe_count("max_samples", least=1)
-    datasets = len(settings.names("dataset")) if "dataset" in settings else 1
-    return None if samples is None else samples * max(1, datasets)
+    datasets = len(_datasets(settings)) or 1
+    return None if samples is None else samples * datasets
 
 
 def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
@@ -212,7 +216,7 @@ def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
         drops_long=is_packed,
         min_pixels=settings.maybe_count("image_min_pixels", least=1) or IMAGE_MIN_PIXELS,
         max_pixels=settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1),
-        names=tuple(settings.names("dataset")) if "dataset" in settings else (),
+        names=tuple(_datasets(settings)),
         videos=_video_rules(settings),
         most_samples=_most_samples(settings),
         image_folder=settings.text("media_dir", "") or None if "media_dir" in settings else None,
@@ -244,14 +248,7 @@ def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
 
 
 def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
-    rank = settings.count("lora_rank", 8, least=1)
-    options: dict[str, Value] = {
-        "lora_rank": rank,
-        "lora_alpha": settings.count("lora_alpha", 2 * rank, least=1),
-        "lora_dropout": settings.number("lora_dropout", 0.0),
-        "use_rslora": settings.flag("use_rslora", False),
-        "use_dora": settings.flag("use_dora", False),
-    }
+    options = lora_options(settings, rank=8, alpha=None, dropout=0.0)
     options |= _initial(settings)
     if "loraplus_lr_ratio" in settings:
         options["loraplus_lr_ratio"] = settings.number("loraplus_lr_ratio", 1.0, least=1.0)
@@ -261,12 +258,7 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         options |= {"train_projector": False} if sees(model) else {}
     else:
         options["lora_targets"] = ",".join(targets)
-    copies = settings.names("additional_target")
-    if copies and EMBEDDINGS.issuperset(copies):
-        options["train_embeddings"] = True
-    elif copies:
-        settings.refuse("additional_target", f"copies of {', '.join(copies)}: {NOT_PLANNED}")
-    return options
+    return options | copied_embeddings(settings, "additional_target")
 
 
 LINEARS_BESIDE_EXPERTS = "q_proj,k_proj,v_proj,o_proj"

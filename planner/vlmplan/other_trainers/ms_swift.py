@@ -15,6 +15,7 @@ from vlmplan.files import text_of
 from vlmplan.json_reader import parse_json_object
 from vlmplan.lora_targets import is_lora_init
 from vlmplan.models import context_length
+from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import (
     MAX_BYTES,
     Meaning,
@@ -297,16 +298,7 @@ def _method(settings: Settings) -> Method:
 
 
 def _adapters(settings: Settings) -> dict[str, Value]:
-    alpha = settings.number("lora_alpha", 32, least=1)
-    if alpha != int(alpha):
-        settings.refuse("lora_alpha", "a whole number is needed")
-    options: dict[str, Value] = {
-        "lora_rank": settings.count("lora_rank", 8, least=1),
-        "lora_alpha": int(alpha),
-        "lora_dropout": settings.number("lora_dropout", 0.05),
-        "use_rslora": settings.flag("use_rslora", False),
-        "use_dora": settings.flag("use_dora", False),
-    }
+    options = lora_options(settings, rank=8, alpha=32, dropout=0.05)
     initial = settings.text("init_weights", "true").casefold()
     if initial != "true" and not is_lora_init(initial):
         settings.refuse("init_weights", NOT_PLANNED)
@@ -319,12 +311,7 @@ def _adapters(settings: Settings) -> dict[str, Value]:
     options["lora_targets"] = ALL_LINEAR if ALL_LINEAR in targets else ",".join(targets)
     if pattern:
         options["lora_targets"] = REGEX + pattern
-    copies = settings.names("modules_to_save")
-    if copies and {"embed_tokens", "lm_head", "all-embedding"}.issuperset(copies):
-        options["train_embeddings"] = True
-    elif copies:
-        settings.refuse("modules_to_save", f"copies of {', '.join(copies)}: {NOT_PLANNED}")
-    return options
+    return options | copied_embeddings(settings, "modules_to_save", EMBEDDINGS | {"all-embedding"})
 
 
 def _accumulation(arguments: Arguments, around: Surroundings) -> dict[str, Value]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from vlmplan.data_rules import DataRules
 from vlmplan.lora_targets import is_stacked
+from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
@@ -49,7 +50,6 @@ OF_ADAPTERS = tuple(
     lora_target_parameters torch_dtype""".split()
 )
 """Without effect in a run that has no adapters."""
-EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
 
 
 def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -138,13 +138,7 @@ def _method(settings: Settings) -> Method:
 
 
 def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
-    options: dict[str, Value] = {
-        "lora_rank": settings.count("lora_r", 16, least=1),
-        "lora_alpha": settings.count("lora_alpha", 32, least=1),
-        "lora_dropout": settings.number("lora_dropout", 0.05),
-        "use_rslora": settings.flag("use_rslora", False),
-        "use_dora": settings.flag("use_dora", False),
-    }
+    options = lora_options(settings, rank_key="lora_r", rank=16, alpha=32, dropout=0.05)
     targets = settings.names("lora_target_modules")
     stacked = settings.names("lora_target_parameters")
     if not all(is_stacked(name) for name in stacked):
@@ -167,12 +161,7 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
             settings.note(f"lora_target_modules is not said: peft adapts {default} of {model.model_type}")
     if stacked and "lora_targets" in options:
         options["lora_targets"] = ",".join([str(options["lora_targets"]), *stacked])
-    copies = settings.names("lora_modules_to_save")
-    if copies and EMBEDDINGS.issuperset(copies):
-        options["train_embeddings"] = True
-    elif copies:
-        settings.refuse("lora_modules_to_save", f"copies of {', '.join(copies)}: {NOT_PLANNED}")
-    return options
+    return options | copied_embeddings(settings, "lora_modules_to_save")
 
 
 def _pattern(settings: Settings, name: str, *, has_more: bool) -> str:
