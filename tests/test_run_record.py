@@ -35,6 +35,8 @@ OTHER: dict[str, Any] = {
     "adapter": Path("/adapter"),
     "skip_bad_samples": True,
     "group_by_length": True,
+    "language": "german",
+    "speech_task": "translate",
     "random_weights": True,
     "learning_rate": 7e-3,
     "weight_decay": 0.5,

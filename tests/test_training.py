@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.errors import InputError
-from vlmplan.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
+from vlmplan.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, SPEECH_TASKS, TrainerOptions
 from vlmplan_trainer.options import Options, parse_options
 
 COUNTS = st.integers(1, 10**6)
@@ -26,6 +26,8 @@ OPTIONS = st.builds(
     adapter=st.none() | st.just(Path("/adapter")),
     **{name: st.booleans() for name in ("resume", "skip_bad_samples", "group_by_length", "merge_adapters")},
     schedule=st.sampled_from(SCHEDULES),
+    language=st.none() | st.just("german"),
+    speech_task=st.none() | st.sampled_from(SPEECH_TASKS),
     monitor=st.lists(st.sampled_from(sorted(MONITOR_PACKAGES)), unique=True).map(tuple),
 ) | st.builds(TrainerOptions, output_dir=st.just(Path("/out")), dummy_data=COUNTS, random_weights=st.booleans())
 

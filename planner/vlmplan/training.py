@@ -40,6 +40,8 @@ ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 """torch's defaults, written out because bitsandbytes and DeepSpeed have others for some optimizers."""
 SEPARATOR = "  "
 STEP_LINE = re.compile(rf"step (\d+)/(\d+){SEPARATOR}(\S.*)")
+SPEECH_TASKS = ("transcribe", "translate")
+"""What Whisper is told to do with a sound: write it as it is said, or in English."""
 SCHEDULES = ("cosine", "linear", "constant")
 LEARNING_RATES = {"full": 1e-5, "lora": 1e-4, "qlora": 1e-4}
 """By method, where none is given: what the model cards of Qwen2-VL, LLaVA and Llama fine-tune with. A choice."""
@@ -55,7 +57,7 @@ MOST = {"beta": 1_000, "temperature": 1_000, "learning_rate": 1_000, "weight_dec
 class TrainerOptions:
     """What the user asks of the trainer beside the plan. ``learning_rate`` None: by method. ``save_minutes`` None:
     ``SAVE_MINUTES``, or never where ``save_every`` says when; 0: never. ``rewards``, ``beta`` and ``temperature`` are
-    of DPO and GRPO (``launch.task_runs``).
+    of DPO and GRPO (``launch.task_runs``), ``language`` and ``speech_task`` of Whisper.
 
     Raises InputError for what is not allowed.
     """
@@ -72,6 +74,8 @@ class TrainerOptions:
     resume: bool = False
     skip_bad_samples: bool = False
     group_by_length: bool = False
+    language: str | None = None
+    speech_task: str | None = None
     random_weights: bool = False
     learning_rate: float | None = None
     weight_decay: float = 0.0

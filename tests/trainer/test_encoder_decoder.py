@@ -192,6 +192,14 @@ def test_a_plan_of_data_counts_what_the_trainer_makes(tmp_path, samples):
     assert "are cut" not in done.out
 
 
+def test_a_language_of_speech_is_for_models_that_hear(tmp_path, samples):
+    model = write_model(tmp_path / "model", "bart")
+    plan = planned(model, num_ranks=1, method="full", seq_len=48, target_len=24)
+    done = train_here(plan, tmp_path, "--train-data", str(samples), "--language", "german")
+    assert done.code != 0
+    assert "--language is for Whisper" in done.err
+
+
 @pytest.mark.parametrize("kind", ["mbart", "pegasus"])
 def test_memory_of_a_run_is_as_planned(tmp_path, kind):
     model = write_model(tmp_path / "model", kind)

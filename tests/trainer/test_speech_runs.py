@@ -187,6 +187,36 @@ def test_a_plan_of_data_has_room_for_all_that_is_said(tmp_path, folder, sounds):
     assert "left out" not in done.out
 
 
+def test_a_language_is_written_before_what_is_said_and_kept_for_generating(tmp_path, folder, sounds):
+    plan = planned(folder, num_ranks=1, method="full", micro_batch=4, target_len=24, audio_seconds=1.0)
+    said = ("--language", "german", "--speech-task", "transcribe")
+    done = train_here(plan, tmp_path, "--train-data", str(sounds), "--max-steps", "1", *said)
+    assert done.code == 0, done.err
+    result = tmp_path / "run" / "model"
+    words = ["<|startoftranscript|>", "<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+    own = AutoProcessor.from_pretrained(result).tokenizer
+    assert own.convert_ids_to_tokens(own("ja")["input_ids"])[:4] == words
+    settings = json.loads((result / "generation_config.json").read_text())
+    assert (settings["language"], settings["task"]) == ("german", "transcribe")
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "why"),
+    [
+        (("--language", "elvish"), {}, "--language elvish: "),
+        (("--language", "de"), {"is_multilingual": False}, "is of English alone"),
+    ],
+)
+def test_a_language_that_it_does_not_have_is_refused(tmp_path, folder, sounds, words, changes, why):
+    own = shutil.copytree(folder, tmp_path / "own")
+    path = own / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    plan = planned(own, num_ranks=1, method="full", micro_batch=4, target_len=24, audio_seconds=1.0)
+    done = train_here(plan, tmp_path, "--train-data", str(sounds), "--max-steps", "1", *words)
+    assert done.code != 0
+    assert why in done.err
+
+
 @pytest.mark.parametrize("options", [{"method": "full"}, {"method": "lora"}, {"method": "full", "train_vision": False}])
 def test_memory_of_a_run_is_as_planned(tmp_path, folder, options):
     plan = planned(folder, num_ranks=1, micro_batch=4, loss="full", target_len=48, **options)

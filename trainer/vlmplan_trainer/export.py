@@ -21,7 +21,7 @@ from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan_trainer.engines import Engine
 from vlmplan_trainer.models.adapters import converted_config, with_what_was_taken_out
 from vlmplan_trainer.models.load import LoadedModel, Processing, load_base
-from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_classes
+from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_classes, say_speech
 
 
 def export(engine: Engine, loaded: LoadedModel, processing: Processing, output_dir: Path, *, is_adapter: bool) -> Path:
@@ -94,12 +94,14 @@ def _write_adapter(model: Any, processing: Processing, folder: Path, weights: di
         config.base_model_name_or_path, config.revision = processing.source.name, processing.source.revision
     model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
     copy_files({name: path for name, path in processing.files.items() if name != GENERATION}, folder)
+    say_speech(folder, processing.speech)
     name_classes(folder, processing.processor)
 
 
 def _write_model(model: Any, processing: Processing, folder: Path, **more: Any) -> None:
     model.save_pretrained(folder, safe_serialization=True, **more)
     copy_files(processing.files, folder)
+    say_speech(folder, processing.speech)
 
 
 @contextmanager

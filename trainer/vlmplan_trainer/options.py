@@ -12,7 +12,7 @@ from typing import Any
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan, read_plan
 from vlmplan.run_record import no_record, read_record, resumed
-from vlmplan.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
+from vlmplan.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, SPEECH_TASKS, TrainerOptions
 from vlmplan_trainer.phases import is_first, rank_here
 
 
@@ -69,6 +69,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--resume", action="store_true", help="go on from the newest whole checkpoint of --output-dir")
     add("--skip-bad-samples", action="store_true", help="leave out what cannot be used instead of stopping")
     add("--group-by-length", action="store_true", help="samples of about equal length in a micro batch: less padding")
+    add("--language", metavar="NAME", help="Whisper: of what is said, as its tokenizer names it")
+    add("--speech-task", choices=SPEECH_TASKS, help="Whisper: what its tokenizer writes before what is said")
     add("--random-weights", action="store_true", help="weights drawn anew, where there are none to load")
     add("--learning-rate", type=float, metavar="X", help="default: 1e-5 for full, 1e-4 for adapters")
     add("--weight-decay", type=float, metavar="X")

@@ -8,7 +8,7 @@ from vlmplan.cli.option_kinds import FILE, count, options
 from vlmplan.cli.options import CATALOG, FORCE, IMAGE_FOLDER, JSON, ONE_CLUSTER, REPORT, SAMPLES, WORKLOAD
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
-from vlmplan.training import MONITOR_PACKAGES, SCHEDULES
+from vlmplan.training import MONITOR_PACKAGES, SCHEDULES, SPEECH_TASKS
 
 CURRICULUM_FILE = "curriculum.json"
 """In the output folder of a curriculum: what it is."""
@@ -30,6 +30,8 @@ DATA = (
     count("--dummy-data", "N made-up samples instead of data."),
     click.option("--skip-bad-samples", is_flag=True, help="Leave out samples that cannot be used."),
     click.option("--group-by-length", is_flag=True, help="Samples of about equal length in a micro batch."),
+    click.option("--language", metavar="NAME", help="Whisper: of what is said, such as german or de."),
+    click.option("--speech-task", type=click.Choice(SPEECH_TASKS), help="Whisper: what its tokenizer writes."),
     click.option("--rewards", type=FILE, metavar="FILE", help="GRPO: a Python file of yours with reward functions."),
     click.option(
         "--beta", type=float, metavar="X", help="Weight of the reference.  [default: 0.1 in DPO, 0.04 in GRPO]"

@@ -15,7 +15,10 @@ from vlmplan.training_task import SFT, Reference, TrainingTask
 DPO_BETA, GRPO_BETA = 0.1, 0.04
 """How much the reference counts where nothing else is said: ``DPOConfig.beta``; in GRPO with a reference that of
 DeepSeekMath (arXiv 2402.03300, section 4.2), as ``GRPOConfig``'s is 0, which means none."""
-OF_SFT = ("dummy_data", "eval_data", "monitor", "group_by_length", "merge_adapters", "adapter")
+OF_SFT = (
+    *("dummy_data", "eval_data", "monitor", "group_by_length", "merge_adapters", "adapter"),
+    *("language", "speech_task"),
+)
 """Options that only supervised fine-tuning has."""
 OF_TASKS = ("rewards", "beta")
 """Options that only the others have."""

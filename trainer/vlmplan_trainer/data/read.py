@@ -22,6 +22,7 @@ from vlmplan_trainer.data.batches import PADS_TO, refuse_too_few
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder, PlannedSamples
 from vlmplan_trainer.data.flat_batches import BATCHES
+from vlmplan_trainer.data.language import with_language
 from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
 from vlmplan_trainer.data.sounds import PlannedSounds, refuse_sounds_without_packages
@@ -122,7 +123,7 @@ def read_data(plan: Plan, options: TrainerOptions) -> Data:
     every = [*training[0], *(() if evaluation is None else evaluation[0])]
     refuse_videos_without_packages(every, plan.workload.model.model_type)
     refuse_sounds_without_packages(every)
-    processing = load_processing(plan, random_weights=options.random_weights)
+    processing = with_language(load_processing(plan, random_weights=options.random_weights), plan, options)
     encoder = encoder_of(plan, options, processing)
     train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)
     made_into = BATCHES[plan.recipe.batching].rows_of

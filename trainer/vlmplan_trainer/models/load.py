@@ -53,13 +53,15 @@ class Source:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processing:
     """What makes a model's inputs and is saved with its result: ``processor`` is a tokenizer for a text model,
-    ``files`` are those that processor, tokenizer and generation come from, by their names."""
+    ``files`` are those that processor, tokenizer and generation come from, by their names; ``speech`` is the language
+    and the task that they get for their result."""
 
     processor: Any
     is_vision: bool
     model_type: str
     source: Source
     files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    speech: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

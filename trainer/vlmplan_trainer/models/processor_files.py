@@ -15,6 +15,8 @@ from typing import Any
 GENERATION = "generation_config.json"
 PREPROCESSOR, VIDEO, PROCESSOR = "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"
 TOKENIZER = "tokenizer_config.json"
+FORCED_TOKENS = "forced_decoder_ids"
+"""What older generation settings of Whisper begin with, whatever language is said."""
 TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("*.model", "*.model.v*", "tekken.json", "*.tiktoken"),
@@ -49,6 +51,14 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
     for name, path in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / name)
+
+
+def say_speech(folder: Path, speech: Mapping[str, str]) -> None:
+    """Write the language and the task of what is said into the files of tokenizer and generation in ``folder``."""
+    for name in (TOKENIZER, GENERATION):
+        if speech and (folder / name).is_file():
+            values = {key: value for key, value in _object_in(folder / name).items() if key != FORCED_TOKENS}
+            _write(folder / name, values | dict(speech))
 
 
 def name_classes(folder: Path, processor: Any) -> None:
