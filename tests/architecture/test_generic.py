@@ -357,41 +357,41 @@ def test_code_that_a_checkpoint_brings_along_is_not_looked_at(probe: ModuleType)
 
 
 @pytest.fixture(scope="module")
-def olmo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("olmo")
-    (folder / "config.json").write_text(json.dumps(unknown("olmo")), encoding="utf-8")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("diffllama")
+    (folder / "config.json").write_text(json.dumps(unknown("diffllama")), encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="module")
-def olmo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def traced_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
-def olmo_files(olmo: Path, olmo_cache: Path) -> ProbedModelFiles:
-    """Looked up in a process of its own, which leaves what it found in ``olmo_cache``."""
+def traced_files(traced: Path, traced_cache: Path) -> ProbedModelFiles:
+    """Looked up in a process of its own, which leaves what it found in ``traced_cache``."""
     pytest.importorskip("transformers")
     with pytest.MonkeyPatch.context() as patch:
-        isolated_cache(patch, olmo_cache)
-        found = find_model(str(olmo))
+        isolated_cache(patch, traced_cache)
+        found = find_model(str(traced))
     assert isinstance(found, ProbedModelFiles)
     return found
 
 
-def test_an_unknown_type_is_looked_up_with_notes_on_what_is_generic(olmo_files: ProbedModelFiles):
-    (note,) = olmo_files.notes
-    assert "vlmplan does not describe olmo" in note
+def test_an_unknown_type_is_looked_up_with_notes_on_what_is_generic(traced_files: ProbedModelFiles):
+    (note,) = traced_files.notes
+    assert "vlmplan does not describe diffllama" in note
     assert "parameters and Linears are exact" in note
     assert "generic decoder" in note
-    assert context_length(olmo_files) == 2048
-    assert not takes_images(olmo_files)
+    assert context_length(traced_files) == 2048
+    assert not takes_images(traced_files)
 
 
 def test_what_was_looked_up_once_is_kept_until_transformers_changes(
-    olmo: Path, olmo_files: ProbedModelFiles, olmo_cache: Path, monkeypatch: pytest.MonkeyPatch
+    traced: Path, traced_files: ProbedModelFiles, traced_cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    isolated_cache(monkeypatch, olmo_cache)
+    isolated_cache(monkeypatch, traced_cache)
     calls: list[object] = []
 
     def no_process(config: object) -> dict[str, Any]:
@@ -399,17 +399,17 @@ def test_what_was_looked_up_once_is_kept_until_transformers_changes(
         return {"error": "refused", "message": "asked again"}
 
     monkeypatch.setattr(model_probe, "_answer", no_process)
-    again = find_model(str(olmo))
+    again = find_model(str(traced))
     assert isinstance(again, ProbedModelFiles)
-    assert again.layout.shapes == olmo_files.layout.shapes
+    assert again.layout.shapes == traced_files.layout.shapes
     assert calls == []
     monkeypatch.setattr(model_probe, "version", lambda name: "99")
     with pytest.raises(InputError, match="asked again"):
-        find_model(str(olmo))
+        find_model(str(traced))
 
 
-def test_each_tree_is_a_new_one(olmo_files: ProbedModelFiles):
-    first, second = model_tree(olmo_files), model_tree(olmo_files)
+def test_each_tree_is_a_new_one(traced_files: ProbedModelFiles):
+    first, second = model_tree(traced_files), model_tree(traced_files)
     assert not {id(entry.parameter) for entry in first.parameters()} & {
         id(entry.parameter) for entry in second.parameters()
     }
@@ -418,28 +418,28 @@ def test_each_tree_is_a_new_one(olmo_files: ProbedModelFiles):
 @pytest.mark.parametrize("method", list(Method))
 @pytest.mark.parametrize("zero_stage", [None, 0, 1, 2, 3])
 def test_an_unknown_type_is_estimated_under_every_engine(
-    olmo_files: ProbedModelFiles, method: Method, zero_stage: int | None
+    traced_files: ProbedModelFiles, method: Method, zero_stage: int | None
 ):
     cluster = Cluster(node=Node(gpu=load_catalog().gpu("rtx-4090"), num_gpus=1 if zero_stage is None else 2))
     recipe = Recipe(method=method, zero_stage=zero_stage)
-    found = estimate(Workload(model=olmo_files, seq_len=256), recipe, cluster)
-    shapes = olmo_files.layout.shapes.values()
+    found = estimate(Workload(model=traced_files, seq_len=256), recipe, cluster)
+    shapes = traced_files.layout.shapes.values()
     adapters = found.num_params - sum(math.prod(shape) for shape in shapes)
     widths = 6 * ((512 + 512) * 2 + (512 + 4 * 64) * 2 + (512 + 1408) * 3)
     assert adapters == (16 * widths if recipe.trains_adapters else 0)
     assert found.num_trainable_params == (adapters or found.num_params)
     assert found.peak_allocated_bytes > 0
-    assert list(olmo_files.notes) == document(found)["notes"]
+    assert list(traced_files.notes) == document(found)["notes"]
 
 
-def test_images_of_an_unknown_type_are_refused(olmo_files: ProbedModelFiles):
+def test_images_of_an_unknown_type_are_refused(traced_files: ProbedModelFiles):
     with pytest.raises(InputError, match="takes no images"):
-        sample_image(Workload(model=olmo_files, images_per_sample=1))
+        sample_image(Workload(model=traced_files, images_per_sample=1))
 
 
-def test_the_estimate_itself_asks_nobody(olmo_files: ProbedModelFiles, monkeypatch: pytest.MonkeyPatch):
+def test_the_estimate_itself_asks_nobody(traced_files: ProbedModelFiles, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model_probe.subprocess, "run", lambda *args, **kwargs: pytest.fail("a process was started"))
-    prepared_model(model_tree(olmo_files), Recipe())
+    prepared_model(model_tree(traced_files), Recipe())
     assert not hasattr(estimate_module, "model_probe")
 
 
@@ -667,10 +667,10 @@ def test_the_class_is_named_as_in_transformers():
     ],
 )
 def test_what_the_encoders_of_an_unknown_type_take_is_not_counted(
-    olmo_files: ProbedModelFiles, encoders: dict[str, str], kinds: tuple[str, ...]
+    traced_files: ProbedModelFiles, encoders: dict[str, str], kinds: tuple[str, ...]
 ):
     modules = [LaidOutModule(name=name, class_name=kind, kind=ModuleKind.OTHER) for name, kind in encoders.items()]
-    layout = replace(olmo_files.layout, vision=tuple(encoders), modules=[*olmo_files.layout.modules, *modules])
+    layout = replace(traced_files.layout, vision=tuple(encoders), modules=[*traced_files.layout.modules, *modules])
     assert inputs_beside_text(layout) == kinds
 
 
@@ -692,8 +692,8 @@ def test_a_model_whose_images_cannot_be_had_is_planned_without_them(model_type: 
         sample_image(Workload(model=model, seq_len=64, images_per_sample=1))
 
 
-def test_images_that_samples_do_not_have_are_not_missed(olmo_files: ProbedModelFiles):
-    blind = replace(olmo_files, not_counted=("images", "sound"))
+def test_images_that_samples_do_not_have_are_not_missed(traced_files: ProbedModelFiles):
+    blind = replace(traced_files, not_counted=("images", "sound"))
     assert workload_of(blind, WorkloadRequest()).model.not_counted == ("images", "sound")
     assert workload_of(blind, WorkloadRequest(images_per_sample=0)).model.not_counted == ("sound",)
 

@@ -1,7 +1,8 @@
-"""OLMo 2 and 3: norms behind attention and MLP and none before, whole queries and keys normed, positions in float32.
+"""OLMo: norms without weights, positions in float32. OLMo 2 and 3: norms behind attention and MLP and none before,
+whole queries and keys normed too.
 
-Source: transformers 5.23 ``models/olmo2/modeling_olmo2.py`` and ``models/olmo3/modeling_olmo3.py``. In OLMo 3 three of
-four layers have a window and rotary positions of their own.
+Source: transformers 5.23 ``models/olmo/modeling_olmo.py``, ``models/olmo2/modeling_olmo2.py`` and
+``models/olmo3/modeling_olmo3.py``. In OLMo 3 three of four layers have a window and rotary positions of their own.
 """
 
 from dataclasses import replace
@@ -12,6 +13,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
+    DecoderLayer,
     DecoderShape,
     GatedMlp,
     RotaryContext,
@@ -20,7 +22,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     windows_by_type,
 )
-from vlmplan.architecture.modules import Module, RMSNorm, WideRMSNorm
+from vlmplan.architecture.modules import Module, RMSNorm, Stack, WideRMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -55,6 +57,38 @@ class WidePositionsAttention(Attention):
         return ops.to(q_rotated, q.dtype), ops.to(k_rotated, k.dtype)
 
 
+class OlmoNorm(Module):
+    """``OlmoLayerNorm``: in float32."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.to(ops.layer_norm(ops.to(x, DType.FLOAT32), None, None), x.dtype)
+
+
+class ClippedAttention(WidePositionsAttention):
+    """``OlmoAttention``."""
+
+    clips = False
+    """Whether queries, keys and values are clamped."""
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().heads(x)
+        if self.clips:
+            q = ops.clamp_in_place(q, num_limits=2)
+            k = ops.clamp_in_place(k, num_limits=2)
+            v = ops.clamp_in_place(v, num_limits=2)
+        return q, k, v
+
+
+class OlmoLayer(DecoderLayer):
+    """``OlmoDecoderLayer``."""
+
+    attention = ClippedAttention
+    norm = OlmoNorm
+
+
 class OlmoAttention(WidePositionsAttention, WholeNormAttention):
     """``Olmo2Attention``."""
 
@@ -81,12 +115,8 @@ class PostNormLayer(Module):
         return ops.add(residual, x)
 
 
-class OlmoDecoder(Decoder):
-    """``Olmo2Model`` and ``Olmo3Model``."""
-
-    def __init__(self, shape: DecoderShape, masked_windows: tuple[int | None, ...] = ()) -> None:
-        layers = stack_of_kinds(shape.windows, lambda window: PostNormLayer(shape, OlmoAttention(shape, window)))
-        super().__init__(shape, layers, norm=WideRMSNorm, rotary_dtype=DType.FLOAT32, masked_windows=masked_windows)
+class PositionsByWindow(Decoder):
+    """Layers of each window have positions of their own."""
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
@@ -104,10 +134,17 @@ class OlmoDecoder(Decoder):
         return hidden
 
 
-def decoder(config: Config) -> OlmoDecoder:
+def decoder(config: Config) -> Decoder:
     shape = decoder_shape(config)
-    if config.model_type == "olmo2":
-        return OlmoDecoder(shape)
-    # ``Olmo3Config.__post_init__``: every fourth layer sees everything.
-    windows = windows_by_type(config, lambda index: (index + 1) % 4 != 0)
-    return OlmoDecoder(replace(shape, windows=windows), (None, config.integer("sliding_window")))
+    if config.model_type == "olmo":
+        layer = OlmoLayer(shape)
+        layer.self_attn.clips = config.get("clip_qkv") is not None
+        layers = Stack.of(layer, shape.num_layers, label="layers")
+        return Decoder(shape, layers, norm=OlmoNorm, rotary_dtype=DType.FLOAT32)
+    masked_windows: tuple[int | None, ...] = ()
+    if config.model_type == "olmo3":
+        # ``Olmo3Config.__post_init__``: every fourth layer sees everything.
+        shape = replace(shape, windows=windows_by_type(config, lambda index: (index + 1) % 4 != 0))
+        masked_windows = (None, config.integer("sliding_window"))
+    layers = stack_of_kinds(shape.windows, lambda window: PostNormLayer(shape, OlmoAttention(shape, window)))
+    return PositionsByWindow(shape, layers, norm=WideRMSNorm, rotary_dtype=DType.FLOAT32, masked_windows=masked_windows)

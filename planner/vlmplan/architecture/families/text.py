@@ -13,6 +13,7 @@ from vlmplan.errors import UnknownNameError
 
 TEXT_FAMILIES = {
     "apertus": "apertus",
+    "arcee": "arcee",
     "bamba": "bamba",
     "cohere": "cohere",
     "cohere2": "cohere",
@@ -64,7 +65,9 @@ TEXT_FAMILIES = {
     "mistral4": "deepseek_v3",
     "mixtral": "mixtral",
     "nanochat": "nanochat",
+    "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
+    "olmo": "olmo",
     "olmo2": "olmo",
     "olmo3": "olmo",
     "olmo_hybrid": "olmo_hybrid",

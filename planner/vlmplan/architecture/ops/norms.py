@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, only, to
-from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
@@ -57,22 +56,20 @@ def _total_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (to(Tensor(g.storage, shape, g.dtype), dtype),)
 
 
-def layer_norm(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-    """``F.layer_norm``: one kernel; saves x, the fp32 mean and reciprocal deviation per row, and the weight.
+def layer_norm(x: Tensor, weight: Operand | None, bias: Operand | None, *, autocasts: bool = True) -> Tensor:
+    """``F.layer_norm``: one kernel; saves x, the fp32 mean and reciprocal deviation per row, and the weight if any.
 
-    Autocast runs it in float32 (``torch/amp`` op lists).
+    Autocast runs it in float32 (``torch/amp`` op lists), unless it is off here: not ``autocasts``.
     """
     tape = x.tape
-    weight_operand: Operand = weight
-    bias_operand: Operand | None = bias
-    if tape.autocast is not None:
+    if tape.autocast is not None and autocasts:
         x = to(x, DType.FLOAT32)
-        weight_operand = cast_weight(weight, DType.FLOAT32, tape)
-        bias_operand = None if bias is None else cast_weight(bias, DType.FLOAT32, tape)
+        weight = None if weight is None else cast_weight(weight, DType.FLOAT32, tape)
+        bias = None if bias is None else cast_weight(bias, DType.FLOAT32, tape)
     node = tape.node(
-        (x, weight_operand, bias_operand),
+        (x, weight, bias),
         _layer_norm_backward,
-        (x.detached(), detached(weight_operand)),
+        (x.detached(), None if weight is None else detached(weight)),
         (x.shape, x.dtype),
     )
     out = tape.tensor(x.shape, x.dtype, node)
