@@ -91,6 +91,14 @@ def test_a_length_that_videos_pass_is_refused_by_their_options():
     assert parse({**VIDEO, "seq_len": 8 * PAIR_TOKENS}).workload.seq_len == 8 * PAIR_TOKENS
 
 
+def test_a_length_that_the_said_size_of_images_passes_is_refused_with_that_size():
+    options = {"model": "qwen2-vl-2b", "video_frames": 16, "image_size": "896x896", "seq_len": 4096}
+    with pytest.raises(
+        InputError, match=r"16 frames of 448x448 \(planned as images of 896x896, as --image-size says\)"
+    ):
+        parse(options)
+
+
 def test_a_smaller_size_of_images_that_is_proposed_can_be_given_beside():
     request = parse({**VIDEO, "image_size": "322x182", "seq_len": 2048})
     expected = parse({**AS_IMAGES, "image_size": "322x182", "seq_len": 2048})

@@ -50,7 +50,10 @@ def with_videos(own: Request, options: Options) -> Request:
     num_videos = 1 if asked.per_sample is None else asked.per_sample
     length = "" if asked.seconds is None else f"{asked.seconds:g} s, "
     text = f"{counted(num_videos, 'video')} of {length}{counted(num_frames, 'frame')} of {size_text(size)}"
-    seq_len, length_notes = _seq_len(own.workload.seq_len, text, num_videos * _num_tokens(model, found), model)
+    as_said = "" if said_size is None else f" (planned as images of {size_text(said_size)}, as --image-size says)"
+    seq_len, length_notes = _seq_len(
+        own.workload.seq_len, text + as_said, num_videos * _num_tokens(model, found), model
+    )
     workload = replace(
         own.workload,
         seq_len=seq_len,

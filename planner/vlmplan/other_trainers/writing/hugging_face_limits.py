@@ -186,7 +186,8 @@ NO_ACTIVATIONS_ON_HOST = Limit(
 NO_EXCLUSIONS = Limit(
     field="lora_exclude",
     allowed=always(None),
-    sentence="it leaves no module out; --lora-exclude is not to be had, so name the modules with --lora-targets",
+    sentence="it leaves no module out, neither what --lora-exclude names nor what peft cannot adapt of this model's "
+    "linear layers; name the modules with --lora-targets",
     source="its peft.LoraConfig is made without exclude_modules",
 )
 NO_LORAPLUS = Limit(
