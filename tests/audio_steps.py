@@ -10,7 +10,8 @@ from family_checks import assert_step_matches
 from vlmplan.architecture.audio import audio_shape
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
-from vlmplan_trainer.rehearse.batch import ImageSpec, Samples, micro_batch
+from vlmplan_trainer.rehearse.batch import micro_batch
+from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
 from vlmplan_trainer.rehearse.sounds import AudioSpec
 
 NUM_TEXT_TOKENS = 64

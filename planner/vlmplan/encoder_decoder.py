@@ -1,8 +1,9 @@
-"""Models that read a prompt with an encoder and write the answer with a decoder: which are planned and trained so.
+"""Models that read with an encoder and write the answer with a decoder: which are planned and trained so.
 
 Their prompt may have ``--seq-len`` tokens and their answer ``--target-len``, what transformers' examples for
 ``Seq2SeqTrainer`` call ``max_source_length`` and ``max_target_length``, with the same defaults
-(``examples/pytorch/summarization/run_summarization.py``: 1024 and 128).
+(``examples/pytorch/summarization/run_summarization.py``: 1024 and 128). The encoders of some read an image alone:
+their samples have no prompt, and no ``--seq-len``.
 """
 
 from collections.abc import Mapping
@@ -12,17 +13,26 @@ BART_TYPES: Final = frozenset(("bart", "blenderbot", "blenderbot-small", "marian
 """Those that one family describes."""
 HEARING_TYPES: Final = frozenset(("whisper",))
 """Those whose encoder hears a sound, always padded to thirty seconds, and reads no prompt."""
-ENCODER_DECODER_TYPES: Final = BART_TYPES | HEARING_TYPES | {"bigbird_pegasus", "m2m_100", "mt5", "mvp", "t5", "umt5"}
+IMAGE_ENCODER_TYPES: Final = frozenset(("pix2struct", "pp_formulanet", "vision-encoder-decoder"))
+"""Those whose encoder reads an image and no text (Donut and TrOCR are vision-encoder-decoder)."""
+ONE_IMAGE_TYPES: Final = IMAGE_ENCODER_TYPES | {"florence2"}
+"""Those whose encoder reads one image in each sample, whatever else it reads."""
+ENCODER_DECODER_TYPES: Final = (
+    BART_TYPES | HEARING_TYPES | ONE_IMAGE_TYPES | {"bigbird_pegasus", "m2m_100", "mt5", "mvp", "t5", "umt5"}
+)
 DEFAULT_TARGET_LEN = 128
 
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of one of these types, with both parts: the decoder alone is another model.
+    """Whether a config.json is of one of these types, with both parts: the decoder alone is another model, which those
+    that see have not.
 
     >>> is_encoder_decoder({"model_type": "bart"}), is_encoder_decoder({"model_type": "llama"})
     (True, False)
     """
-    return config.get("model_type") in ENCODER_DECODER_TYPES and config.get("is_encoder_decoder") is not False
+    model_type = config.get("model_type")
+    has_both = model_type in ONE_IMAGE_TYPES or config.get("is_encoder_decoder") is not False
+    return model_type in ENCODER_DECODER_TYPES and has_both
 
 
 def hears_prompt(config: Mapping[str, Any]) -> bool:

@@ -22,8 +22,12 @@ CLAMPING_TYPES = frozenset({"gemma3n", "gemma3n_text"})
 """Model types that read and clamp weights of Linears while they train."""
 READ_WEIGHT = "correction_coefs"
 """A Linear of Gemma 3n that a model in training does not call: it reads the weight (``Gemma3nTextAltUp.correct``)."""
-UNPACKED_LINEARS = (READ_WEIGHT, "prediction_coefs")
+CLAMPED_LINEARS = (READ_WEIGHT, "prediction_coefs")
 """Linears of Gemma 3n whose weights are clamped while the model trains, which no weight of 4 bits can be (seen)."""
+CASTING_TYPES = frozenset({"mt5", "pix2struct", "t5", "umt5"})
+ASKED_FOR_TYPE = "wo"
+"""A Linear of these types that is given what it multiplies in the element type of its weight, which of 4 bits is Byte
+(``T5DenseActDense.forward`` and its like in transformers 5.23; seen: 'result type Float can't be cast to ... Byte')."""
 
 TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 STATE_OUTPUT = "out_proj"
@@ -36,6 +40,11 @@ GROUPED_LINEAR = "o_a_proj"
 where it is added to each (seen)."""
 INDEXER_LINEARS = ("indexer.kv_proj", "indexer.gate_proj", "indexer.q_b_proj", "scorer.weights_proj")
 """Linears of their indexer, whose result are positions: no gradient comes back (seen)."""
+
+
+def unpacked_linears(model_type: str) -> tuple[str, ...]:
+    """Names of the Linears that stay in 16 bit when the others are packed in 4."""
+    return (*CLAMPED_LINEARS, ASKED_FOR_TYPE) if model_type in CASTING_TYPES else CLAMPED_LINEARS
 
 
 def listed_targets(targets: str) -> list[str]:

@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from vlmplan.encoder_decoder import DEFAULT_TARGET_LEN, hears_prompt, is_encoder_decoder
+from vlmplan.encoder_decoder import (
+    DEFAULT_TARGET_LEN,
+    IMAGE_ENCODER_TYPES,
+    ONE_IMAGE_TYPES,
+    hears_prompt,
+    is_encoder_decoder,
+)
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
 from vlmplan.saving import Saving
@@ -69,6 +75,21 @@ class ModelFiles:
         return hears_prompt(self.config)
 
     @property
+    def encodes_images_alone(self) -> bool:
+        """Whether that encoder reads an image and no text, so that a sample has no prompt."""
+        return self.model_type in IMAGE_ENCODER_TYPES
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether text comes before an answer: not where an encoder has a sound or an image alone."""
+        return not (self.hears_prompt or self.encodes_images_alone)
+
+    @property
+    def encodes_one_image(self) -> bool:
+        """Whether that encoder reads one image in each sample."""
+        return self.model_type in ONE_IMAGE_TYPES
+
+    @property
     def has_audio_tower(self) -> bool:
         """Whether it has a tower for sound."""
         return bool(self.config.get("audio_config"))
@@ -121,8 +142,8 @@ class Workload:
 
     ``seq_len`` are tokens per sample in the language model, image tokens included. Where rows are packed they are those
     of a row, which counts as a sample everywhere, and ``sample_len`` those of the samples in it; None: one fills it.
-    Of a model with an encoder and a decoder they are those of the prompt, or of the sound that it hears in its place,
-    and ``target_len`` those of the answer.
+    Of a model with an encoder and a decoder they are those of the prompt, or of the sound that it hears in its place, 0
+    where it reads an image alone, and ``target_len`` those of the answer.
     ``global_batch`` is samples per optimizer step over all GPUs; None where micro batch and accumulation decide it.
     ``saving`` says when checkpoints are written and how many stay, which no byte and second of training depends on.
     ``loader_workers`` are the processes of each rank that open images while the GPU computes; 0: it opens them itself.
@@ -154,7 +175,13 @@ class Workload:
     clip_frames: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"seq_len": 1, "images_per_sample": 0, "image_width": 1, "image_height": 1, "num_samples": 1}
+        least = {
+            "seq_len": self.least_tokens,
+            "images_per_sample": 0,
+            "image_width": 1,
+            "image_height": 1,
+            "num_samples": 1,
+        }
         for name, minimum in least.items():
             value = getattr(self, name)
             most = MAX_NUM_SAMPLES if name == "num_samples" else MAX_COUNT
@@ -172,6 +199,7 @@ class Workload:
                 f"needed"
             )
         self._check_target()
+        self._check_images()
         if not 0 < self.epochs <= MAX_COUNT:
             raise InputError(f"--epochs is {self.epochs}; a number above 0 and at most {MAX_COUNT:,} is needed")
         if self.global_batch is not None and not 1 <= self.global_batch <= MAX_COUNT:
@@ -189,6 +217,24 @@ class Workload:
         if not 1 <= self.target_len <= MAX_COUNT:
             allowed = "1 or more" if self.target_len < 1 else f"at most {MAX_COUNT:,}"
             raise InputError(f"--target-len is {self.target_len}; {allowed} is needed")
+
+    def _check_images(self) -> None:
+        """Of a model that reads one image in each sample."""
+        if self.model.encodes_images_alone and self.seq_len:
+            raise InputError(
+                f"--seq-len {self.seq_len} is the length of prompts, and a sample of {self.model.id} has none: its "
+                f"encoder reads an image alone; the answer is of --target-len"
+            )
+        if self.model.encodes_one_image and self.images_per_sample != 1:
+            raise InputError(
+                f"--images-per-sample is {self.images_per_sample}; the encoder of {self.model.id} reads one image in "
+                f"each sample"
+            )
+
+    @property
+    def least_tokens(self) -> int:
+        """That a sample can have in ``seq_len``."""
+        return 0 if self.model.encodes_images_alone else 1
 
     @property
     def target_tokens(self) -> int:

@@ -19,8 +19,8 @@ from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError
 from vlmplan.units import DType
-from vlmplan_trainer.rehearse.batch import ImageSpec, Samples
 from vlmplan_trainer.rehearse.batch import micro_batch as micro_batch_of
+from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
 
 TEXT = {
     "model_type": "qwen3_5_text",

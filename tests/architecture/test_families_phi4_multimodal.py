@@ -90,7 +90,8 @@ def laid_out(config, size, num_images):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from vlmplan_trainer.probe import configuration
-    from vlmplan_trainer.rehearse.batch import ImageSpec, Samples, micro_batch
+    from vlmplan_trainer.rehearse.batch import micro_batch
+    from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
 
     tile = config["vision_config"].get("crop_size", 448)
     image = image_shape(config, {"size": tile}, width=size[0], height=size[1])

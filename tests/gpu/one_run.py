@@ -152,7 +152,8 @@ class SameBatches:
     """The same micro batch again and again, each made anew in host memory as a data loader's would be."""
 
     def __init__(self, config: Any, samples: dict[str, Any], count: int) -> None:
-        from vlmplan_trainer.rehearse.batch import ImageSpec, Samples, micro_batch
+        from vlmplan_trainer.rehearse.batch import micro_batch
+        from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
 
         values = dict(samples)
         image, sequences = values.pop("image"), values.pop("sequences")

@@ -1,8 +1,8 @@
 """Write ``tests/data/image_types.csv``: of which model types without a family the images are planned.
 
-Each configuration of ``tests/image_models.py`` is captured as a user's would be, with the settings that its processor
-has of its own. Takes some minutes of processor time, and no weights; torchvision has to be installed, whichever device
-it is built for:
+Each configuration of ``tests/image_models.py``, and the default ones of types with an encoder and a decoder, is
+captured as a user's would be, with the settings that its processor has of its own. Takes some minutes of processor
+time, and no weights; torchvision has to be installed, whichever device it is built for:
 
     PYTHONPATH=planner:trainer:tests python tests/tools/every_image_type.py
 
@@ -23,6 +23,7 @@ from torchvision_shim import import_torchvision
 from vlmplan.architecture.captured.capture import capture_from_json
 from vlmplan.architecture.captured.operations import unknown_operations
 from vlmplan.architecture.layout import layout_from_json
+from vlmplan.encoder_decoder import ONE_IMAGE_TYPES
 from vlmplan.errors import InputError
 from vlmplan.plain_text import one_line
 from vlmplan_trainer.capture.run import captured, refuse_images_as_words
@@ -30,12 +31,13 @@ from vlmplan_trainer.probe import configuration, layout
 from vlmplan_trainer.processors.processing import processed
 
 SIZE = {"width": 448, "height": 448, "images_per_sample": 1}
-OF_TORCHVISION = frozenset(str(config["model_type"]) for config in TORCHVISION_MODELS)
+OF_TORCHVISION = frozenset((*(str(config["model_type"]) for config in TORCHVISION_MODELS), "pp_formulanet"))
 
 
 def row_of(model_type: str) -> ImageRow:
     """How the images of a type fare; of one without a configuration here, whether its processor can be had at all."""
-    config, preprocessor = IMAGE_MODELS.get(model_type), PREPROCESSORS.get(model_type)
+    default = {"model_type": model_type} if model_type in ONE_IMAGE_TYPES else None
+    config, preprocessor = IMAGE_MODELS.get(model_type, default), PREPROCESSORS.get(model_type)
     needs = "torchvision" if model_type in OF_TORCHVISION else ""
     try:
         refuse_images_as_words(model_type)

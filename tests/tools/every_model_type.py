@@ -143,7 +143,8 @@ def row_of(model_type: str) -> TypeRow:
         recipe = RECIPE.with_changes(attention=default_attention(facts), lora_exclude=default_lora_exclude(facts))
         num_tokens = min(NUM_TOKENS, context_length(files) or NUM_TOKENS)
         asked = WorkloadRequest(seq_len=None if files.hears_prompt else num_tokens, images_per_sample=0)
-        estimate(workload_of(files, asked), recipe, cluster())
+        if not files.encodes_one_image:  # else a sample has an image, and those are tried by every_image_type.py
+            estimate(workload_of(files, asked), recipe, cluster())
     except VlmplanError as error:
         refusal = one_line(str(error))
     if NEEDS_TIMM in refusal and model_type in COUNTED_WITH_TIMM:

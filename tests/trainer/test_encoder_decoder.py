@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 import torch
-from encoder_decoder_folders import END, PAD, small_model, tokenizer, write_model
 from trainer_runs import planned, train_here
 
+from encoder_decoder_folders import END, PAD, small_model, tokenizer, write_model
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, read_chats
-from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES
+from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES, ONE_IMAGE_TYPES
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
 from vlmplan.sampler import Shares
@@ -26,7 +26,7 @@ WITHOUT_CHANCE = dict.fromkeys(
     ("dropout", "attention_dropout", "activation_dropout", "dropout_rate", "encoder_layerdrop", "decoder_layerdrop"),
     0.0,
 )
-READING = sorted(ENCODER_DECODER_TYPES - HEARING_TYPES)
+READING = sorted(ENCODER_DECODER_TYPES - HEARING_TYPES - ONE_IMAGE_TYPES)
 ANSWERS = torch.tensor([[0, 7, 8, 9, 2], [0, 11, 2, IGNORED_LABEL, IGNORED_LABEL]])
 
 

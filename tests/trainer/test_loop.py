@@ -24,6 +24,7 @@ RULES = StepRules(grad_accum=GRAD_ACCUM, samples_per_step=MICRO_BATCH * GRAD_ACC
 class PlainTexts:
     """An encoder whose every sample is the same few tokens."""
 
+    needs_blanks = True
     pad_id, seq_len = 0, 8
 
     def encode_or_nothing(self, sample: Sample) -> dict[str, Tensor]:

@@ -222,12 +222,12 @@ class Trainer:
 
 def real_tokens(batch: Batch) -> int:
     """Tokens that are no padding, of which a flat row has none; those of a decoder's answers too, and places in which
-    an encoder hears a sound."""
+    an encoder hears a sound. Of an image that an encoder reads alone there are none."""
     mask = batch.get("attention_mask")
     num_answered = label_tokens(batch) if TARGET_LABELS in batch else 0
     if "input_ids" not in batch:
-        frames = batch[HEARD]
-        return num_answered + frames.shape[0] * (frames.shape[-1] // 2)  # a convolution halves them
+        frames = batch.get(HEARD)  # a convolution halves them
+        return num_answered + (0 if frames is None else frames.shape[0] * (frames.shape[-1] // 2))
     return num_answered + (batch["input_ids"].numel() if mask is None else int(mask.sum()))
 
 

@@ -22,7 +22,7 @@ from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
 from vlmplan.recipe_choices import chunk_tokens as chunk_tokens_of
 from vlmplan_trainer.cross_entropy import LogitRule, Product, chunked_cross_entropy
-from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
+from vlmplan_trainer.labels import DECODER_INPUTS, IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.liger_loss import liger_cross_entropy
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.decoder_inputs import decoder_input_ids
@@ -53,7 +53,8 @@ def language_loss(
 
     ``kind``: full, chunked or liger. ``batch`` is what the model's forward takes and ``labels`` (batch, tokens), those
     of the tokens themselves, or ``shift_labels``, those of the tokens after them, or ``target_labels``, answers that a
-    decoder is to write, which it is given shifted as its class does that.
+    decoder is to write, which it is given shifted as its class does that, or with what it is prompted with before
+    them (``decoder_input_ids``).
     ``num_items`` None: over the label tokens of this micro batch, so that the loss is their mean, and 0 without any.
     ``chunk_tokens`` None: as the planner counts. ``hold`` gets the logits of the plain path. Under DeepSpeed this has
     to run inside the forward of the engine's module, whose result the loss must be: the engine prepares backward from
@@ -61,8 +62,8 @@ def language_loss(
     Raises InputError for a model whose logits no rule here describes.
     """
     inputs = model_inputs(batch)
-    if TARGET_LABELS in batch:
-        inputs["decoder_input_ids"] = decoder_input_ids(model, batch[TARGET_LABELS])
+    if TARGET_LABELS in batch and DECODER_INPUTS not in batch:
+        inputs[DECODER_INPUTS] = decoder_input_ids(model, batch[TARGET_LABELS])
     labels = _labels_of_next(batch).reshape(-1)
     if num_items is None:
         num_items = (labels != IGNORED_LABEL).sum().clamp(min=1)

@@ -29,16 +29,14 @@ PROJECTOR_WORDS = ("qformer", "perceiver", "projector", "resampler", "connector"
 CAUSAL_TYPES_WITH_IMAGES = ("phi4_multimodal",)
 """Whose class for text alone takes images too: transformers has none for both (``modeling_auto.py``)."""
 ENCODERS_OF_OTHERS = {
-    "florence2": "the encoder of images and text",
-    "pix2struct": "the encoder of patches of an image with the prompt drawn into it",
-    "pp_formulanet": "the encoder of an image alone, so that there is no prompt",
     "prophetnet": "whose class is trained to predict several tokens ahead, by a loss of its own",
     "t5gemma2": "the encoder of images and text, and the decoder attends to both stacks at once",
     "udop": "the encoder of words with the boxes in which they stand on a page, which no sample has",
-    "vision-encoder-decoder": "the encoder of an image alone, so that there is no prompt",
 }
 """What is read by models with an encoder and a decoder that is not the text of a prompt alone, or otherwise than text
 is read."""
+MADE_OF_MODELS = ("vision-encoder-decoder",)
+"""Types whose parts are models of any class, each with a configuration of its own."""
 PARALLEL_KEYS = ("use_parallel_residual", "parallel_attn", "use_parallel_block")
 """What configurations call attention and MLP that both read the layer's input."""
 
@@ -136,9 +134,9 @@ def model_class(config: Any) -> Any:
         MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     )
 
-    from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES
+    from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES, ONE_IMAGE_TYPES
 
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and config.model_type not in ONE_IMAGE_TYPES:
         if config.model_type in HEARING_TYPES:
             return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING[type(config)]
         if config.model_type in ENCODER_DECODER_TYPES:
@@ -195,11 +193,35 @@ def can_checkpoint(stack: Any) -> bool:
 
 
 def attention_names(model: Any) -> list[str]:
-    """The values of ``attn_implementation`` that the model takes."""
-    flash = model._compatible_flash_implementations or ("flash_attention_2",)  # transformers falls back to one of them
-    has_flash = model._supports_flash_attn and "flash_attention_2" in flash
-    supported = {"sdpa": model._supports_sdpa, "flash_attention_2": has_flash}
+    """The values of ``attn_implementation`` that the model takes, or that either of its parts does where it is made of
+    two models (``attention_of_parts``)."""
+    parts = [model] if model.config.model_type not in MADE_OF_MODELS else [model.encoder, model.decoder]
+    supported = {"sdpa": any(one._supports_sdpa for one in parts), "flash_attention_2": any(map(has_flash, parts))}
     return ["eager", *(name for name, is_supported in supported.items() if is_supported)]
+
+
+def has_flash(kind: Any) -> bool:
+    """Whether a model, or its class, takes flash_attention_2."""
+    flash = kind._compatible_flash_implementations or ("flash_attention_2",)  # transformers falls back to one of them
+    return kind._supports_flash_attn and "flash_attention_2" in flash
+
+
+def attention_of_parts(config: Any, asked: str) -> str | dict[str, str]:
+    """``attn_implementation`` of a model with ``asked``: of one that is made of two, eager for the one that refuses it,
+    as transformers chooses for each where nothing is asked (Donut's encoder, TrOCR's decoder)."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+
+    if config.model_type not in MADE_OF_MODELS:
+        return asked
+    kinds: dict[str, Any] = {
+        "encoder": MODEL_MAPPING[type(config.encoder)],
+        "decoder": MODEL_FOR_CAUSAL_LM_MAPPING[type(config.decoder)],
+    }
+    has = {
+        name: {"eager": True, "sdpa": kind._supports_sdpa, "flash_attention_2": has_flash(kind)}
+        for name, kind in kinds.items()
+    }
+    return {"": asked} | {name: asked if of_part[asked] else "eager" for name, of_part in has.items()}
 
 
 def tied_names(model: Any) -> list[list[str]]:
@@ -216,9 +238,14 @@ def tied_names(model: Any) -> list[list[str]]:
 
 def name_head(model: Any) -> Any:
     """``model``, which names the output head of the language model that it holds where its class names none of its own
-    (NemotronH_Omni_Reasoning_V3, BlipForConditionalGeneration)."""
+    (NemotronH_Omni_Reasoning_V3, BlipForConditionalGeneration), and the token embedding of its decoder where its class
+    does not find that (PPFormulaNetForConditionalGeneration)."""
     from transformers import PreTrainedModel
 
+    try:
+        model.get_input_embeddings()
+    except NotImplementedError:
+        model.get_input_embeddings = model.get_decoder().get_input_embeddings
     if model.get_output_embeddings() is None:
         inside = [child for child in model.children() if isinstance(child, PreTrainedModel)]
         for child in inside:

@@ -9,7 +9,7 @@ from vlmplan.thinkers import thinker_class
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan.units import gib_text
 from vlmplan_trainer.models.load import Processing, Source, model_source
-from vlmplan_trainer.models.processors import lacks_video
+from vlmplan_trainer.models.processors import ImagesAndTokens, lacks_video
 
 FOUR_BIT = (
     'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={doubles}, '
@@ -35,19 +35,25 @@ def about_result(plan: Plan, folder: Path, processing: Processing, *, has_random
     if lacks_video(processing.processor):
         yield "transformers needs torchvision for the processor's part for videos, which is not installed here"
     yield "load it with"
-    yield from (f"  {line}" for line in loading_lines(plan, folder, is_vision=processing.is_vision))
+    is_apart = isinstance(processing.processor, ImagesAndTokens)
+    for line in loading_lines(plan, folder, is_vision=processing.is_vision, is_apart=is_apart):
+        yield f"  {line}"
 
 
-def loading_lines(plan: Plan, folder: Path, *, is_vision: bool) -> list[str]:
-    """Three lines of Python that leave ``model`` and ``processor`` (``tokenizer`` of a text model)."""
+def loading_lines(plan: Plan, folder: Path, *, is_vision: bool, is_apart: bool = False) -> list[str]:
+    """Three lines of Python that leave ``model`` and ``processor`` (``tokenizer`` of a text model). ``is_apart``: no
+    class puts image processor and tokenizer together, and the third leaves both."""
     auto = "AutoModelForImageTextToText" if is_vision else "AutoModelForCausalLM"
     model = plan.workload.model
-    auto = "AutoModelForSeq2SeqLM" if model.is_encoder_decoder else auto
+    auto = "AutoModelForSeq2SeqLM" if model.is_encoder_decoder and not is_vision else auto
     auto = "AutoModelForSpeechSeq2Seq" if model.hears_prompt else auto
     auto = thinker_class(model.model_type) or auto
     has_processor = is_vision or model.hears_prompt
     reader, name = ("AutoProcessor", "processor") if has_processor else ("AutoTokenizer", "tokenizer")
     last = f"{name} = {reader}.from_pretrained({str(folder)!r})"
+    if is_apart:
+        reader = "AutoImageProcessor, AutoTokenizer"
+        last = f"processor, tokenizer = (one.from_pretrained({str(folder)!r}) for one in ({reader}))"
     if folder.name != ADAPTER_FOLDER:
         return [
             f"from transformers import {auto}, {reader}",

@@ -58,8 +58,9 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     result = tape.replay(function, inputs, num_saved)
     del early
     outputs = as_tuple(result)
-    root, index = outputs[0].node, outputs[0].output_index
-    _hold_gradients(outputs, grads)
+    last = _last_made(outputs, grads)
+    root, index = outputs[last].node, outputs[last].output_index
+    _hold_gradients(outputs, grads, last)
     del outputs, result
     inputs.clear()
     # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs), or what of
@@ -85,16 +86,25 @@ def _from_host(x: Any, tape: Any) -> Tensor:
     return tape.tensor(x.shape, x.dtype)
 
 
-def _hold_gradients(outputs: Sequence[Tensor], grads: list[Tensor | None]) -> None:
-    """Leave in ``grads`` that of the first output; those of the others wait at the nodes that have made them.
+def _last_made(outputs: Sequence[Tensor], grads: list[Tensor | None]) -> int:
+    """The place of the output that was made last of those that have a gradient: it is made of the others. Not all have
+    one: a stage of Swin hands on what it has merged, and what it was before, which nothing looks at."""
+    made = [
+        (out.node.sequence, -place)
+        for place, (out, grad) in enumerate(zip(outputs, grads, strict=False))
+        if grad is not None and out.node is not None
+    ]
+    return -max(made)[1]
 
-    The first output is made of the others: its backward reaches their nodes.
-    """
-    for out, grad in zip(outputs[1:], grads[1:], strict=False):  # those behind the last that arrived are not there
-        if grad is not None and out.node is not None:
+
+def _hold_gradients(outputs: Sequence[Tensor], grads: list[Tensor | None], last: int) -> None:
+    """Leave in ``grads`` that of the output ``last``; those of the others wait at the nodes that have made them, which
+    its backward reaches."""
+    for place, (out, grad) in enumerate(zip(outputs, grads, strict=False)):  # those behind the last are not there
+        if place != last and grad is not None and out.node is not None:
             out.node.grads += [None] * (out.output_index + 1 - len(out.node.grads))
             out.node.grads[out.output_index] = grad
-    del grads[1:]
+    grads[:] = [grads[last]]
 
 
 def _captured_input(node: GraphNode, position: int, into: list[Tensor | None]) -> Tensor:

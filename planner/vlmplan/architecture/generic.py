@@ -22,15 +22,18 @@ from vlmplan.architecture.generic_layers import GenericContext, GenericShape, La
 from vlmplan.architecture.generic_tree import NORMS, TreeBuilder
 from vlmplan.architecture.layer_bytes import UNCORRECTED, RehearsedLayers
 from vlmplan.architecture.layout import ModelLayout, recurrent_classes, unmultiplied_classes
-from vlmplan.architecture.model import Batch, Model, Part
+from vlmplan.architecture.model import Batch, Input, Model, Part
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
+from vlmplan.lora_targets import unpacked_linears
 from vlmplan.notes import Caveat
 from vlmplan.units import DType
 
 ENCODER, DECODER = "encoder", "decoder"
 """Names of the two stacks of a model that has both."""
+STATES_DIMENSIONS = 3
+"""Of the states that an encoder hands on: samples, places, width."""
 MEETING = ("attend", "call")
 """How tokens meet what comes of images where they attend to it."""
 OLD_EXPERTS: Mapping[str, Mapping[str, str]] = {
@@ -82,10 +85,11 @@ class GenericModel(Model):
             if x.shape[-1] != self.shape.hidden_size:
                 x = self._projected(x, self.shape.hidden_size, outside, used)
         seen = None if pixels is None else self._seen(batch, pixels, backend)
+        states = self._states(seen) if batch.encodes_images and seen is not None else None
         if seen is not None:
             x = self._with_images(ids, x, seen)
         with ids.tape.section("positions"):
-            context = GenericContext(self._backend(backend), self.shape, *self._positions(x))
+            context = GenericContext(self._backend(backend), self.shape, *self._positions(x), states=states)
         x = self._written(batch, x, context) if batch.target_tokens else self._through_layers(x, context)
         if seen is not None:
             ids.tape.outputs += seen.leave()
@@ -100,6 +104,10 @@ class GenericModel(Model):
             for module in outside:
                 x = use_own(x, module, used)
             return x
+
+    def id_inputs(self, batch: Batch) -> Sequence[Input]:
+        """Of an encoder that reads an image alone, what the decoder is given and what it is to write."""
+        return [(batch.token_shape, DType.INT64)] * 2 if batch.encodes_images else super().id_inputs(batch)
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...] | None:
         if self.images is None:
@@ -122,6 +130,13 @@ class GenericModel(Model):
         run = ProgramRun(self, program, pixels.tape, backend, dtype=self.head.weight.dtype)
         run.run(pixels)
         return run
+
+    def _states(self, seen: ProgramRun) -> Tensor | None:
+        """What an encoder has made of an image, (samples, states, width), for a decoder that attends to it in every
+        layer; nothing of it enters the embeddings."""
+        found = [value for value, _ in seen.entering if len(value.shape) == STATES_DIMENSIONS]
+        seen.entering.clear()
+        return found[-1] if found else None
 
     def _with_images(self, ids: Tensor, x: Tensor, seen: ProgramRun) -> Tensor:
         """The embeddings with what comes of images in the place of their tokens."""
@@ -243,13 +258,14 @@ def build_generic(
     model_type: str = "",
 ) -> GenericModel:
     """The tree of ``layout``, with what rehearsals found of its layers, and what was captured of its images. Its
-    ``model_type`` says whether names of experts mean parameters.
+    ``model_type`` says whether names of experts mean parameters, and which Linears are never packed.
 
     Raises InputError where its dimensions cannot be told.
     """
     shape = generic_shape(layout)
     old_experts = OLD_EXPERTS.get(model_type, {})
-    builder = TreeBuilder(layout, shape, set(old_experts.values()))
+    unpacked = unpacked_linears(model_type)
+    builder = TreeBuilder(layout, shape, set(old_experts.values()), unpacked=unpacked)
     tree = builder.group("")
     names = {
         "EMBEDDINGS": layout.embeddings,

@@ -160,15 +160,20 @@ class LayerRun:
         """Attention of x to ``states``, of which keys and values are made."""
         last = output_step(block.steps, x.shape[-1])
         names = [step for step in block.steps if step is not last and not step.is_norm]
-        keys = [step for step in names if step.path[-1].startswith(KEY_LETTERS)]
-        if last is None or len(keys) != 2 or len(names) != 3:
+        both = [step for step in names if step.path[-1] == KEYS_AND_VALUES]
+        keys = both or [step for step in names if step.path[-1].startswith(KEY_LETTERS)]
+        if last is None or len(keys) != 2 - len(both) or len(names) != len(keys) + 1:
             return self.block(block, x)
         heads: dict[bool, list[Tensor]] = {True: [], False: []}
         for step in names:
             source = states if step in keys else x
             made: Tensor = self.call(block.at(step.path), source)
-            heads[step in keys].append(_in_heads(made, source.shape[0], source.shape[1], self.shape.head_dim))
+            parts = ops.split(made, *[(*made.shape[:2], made.shape[2] // 2)] * 2) if step in both else [made]
             del made
+            heads[step in keys] += [
+                _in_heads(part, source.shape[0], source.shape[1], self.shape.head_dim) for part in parts
+            ]
+            del parts
         [q], [k, v] = heads.pop(False), heads.pop(True)
         scores = Scores(dropout=self.shape.attention_dropout)
         out = attend(self.context.backend, q, k, v, is_causal=False, scores=scores)
@@ -280,10 +285,12 @@ def _narrowed(made: list[Tensor], normed: set[int], width: int) -> Tensor:
     return made[-1]
 
 
-CROSS_WORDS = ("encoder_attn", "cross_attn", "crossattention", "EncDecAttention")
+CROSS_WORDS = ("encoder_attn", "cross_attn", "crossattention", "EncDecAttention", "encoder_decoder_attention")
 """Parts of the names of attention to what an encoder has read."""
 KEY_LETTERS = ("k", "v")
 """Beginnings of the names of Linears that make keys and values."""
+KEYS_AND_VALUES = "c_attn"
+"""Name of the one that makes both (GPT-2)."""
 OUTPUT_NAMES = ("o_proj", "o", "wo", "out", "output", "out_proj", "dense")
 """Names of the Linear behind attention, for models that register it first."""
 

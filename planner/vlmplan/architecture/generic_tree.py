@@ -31,9 +31,17 @@ PROJECTOR_WORDS = ("merger", "downsample", "projector", "connector", "resampler"
 class TreeBuilder:
     """Makes modules by name; tied weights and equal layers become one object."""
 
-    def __init__(self, layout: ModelLayout, shape: GenericShape, adapted: Collection[str] = ()) -> None:
-        """``adapted``: ends of the names of parameters that take adapters as such."""
-        self.layout, self.shape, self.adapted = layout, shape, adapted
+    def __init__(
+        self,
+        layout: ModelLayout,
+        shape: GenericShape,
+        adapted: Collection[str] = (),
+        *,
+        unpacked: Collection[str] = (),
+    ) -> None:
+        """``adapted``: ends of the names of parameters that take adapters as such; ``unpacked``: names of Linears that
+        are never packed in 4 bits."""
+        self.layout, self.shape, self.adapted, self.unpacked = layout, shape, adapted, unpacked
         self.described = {module.name: module for module in layout.modules}
         self.child_names: dict[str, list[str]] = {}
         for module in layout.modules:
@@ -75,7 +83,8 @@ class TreeBuilder:
         rows, columns = weight.shape
         if described.kind is ModuleKind.LINEAR:
             is_adapted = any(f"{described.name}.weight".endswith(f".{end}") for end in self.adapted)
-            kind = AdaptableLinear if is_adapted else Linear if described.class_name == LINEAR else DerivedLinear
+            is_packed = described.class_name == LINEAR and described.name.rpartition(".")[2] not in self.unpacked
+            kind = AdaptableLinear if is_adapted else Linear if is_packed else DerivedLinear
             return _with_weights(kind(columns, rows, bias=bias is not None), weight, bias)
         if described.kind is ModuleKind.CONV1D:
             weight.shape = (columns, rows)  # stored (in, out)
@@ -128,9 +137,15 @@ class TreeBuilder:
         inside = any(other.startswith(f"{name}.") for other in self.layout.checkpointed)
         return inside and name not in self.layout.checkpointed and not self.is_text(name)
 
+    def holds_lists(self, name: str) -> bool:
+        """Whether it is a list of lists outside of the language model, which are gone through and never called (the
+        stages of Florence-2's tower)."""
+        children = self.child_names.get(name, [])
+        return any(self.described[child].kind is ModuleKind.STACK for child in children) and not self.is_text(name)
+
     def can_share(self, name: str) -> bool:
         """Whether the list can be a stack: of modules that hold modules, none of them tied to anything outside."""
-        if self.holds_layers(name):
+        if self.holds_layers(name) or self.holds_lists(name):
             return False
         is_of_groups = all(self.child_names.get(child) for child in self.child_names[name])
         inside = [[other.startswith(f"{name}.") for other in pair] for pair in self.layout.tied.items()]

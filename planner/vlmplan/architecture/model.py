@@ -59,6 +59,8 @@ class Batch:
     pixel_dtypes: tuple[DType, ...] = ()
     target_tokens: int = 0
     """Of each answer that a decoder writes, where ``num_tokens`` are the prompt's; 0: one stack has both."""
+    encodes_images: bool = False
+    """Whether an encoder reads an image alone, and ``num_tokens`` are those of the answer that a decoder writes."""
     scored_tokens: int | None = None
     """Tokens of each row that have a label, where TRL's head looks at them alone; None: all but the first."""
 

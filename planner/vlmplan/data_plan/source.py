@@ -13,6 +13,7 @@ from vlmplan.dataset import Dataset, dataset
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.dataset.media import media_reading
 from vlmplan.dataset.videos import VideoAmounts
+from vlmplan.errors import InputError
 from vlmplan.models import context_length
 from vlmplan.sampler import packed
 from vlmplan.units import counted
@@ -175,6 +176,12 @@ class DataSources:
     the trainer of ``rules`` does: raises what ``dataset`` raises."""
 
     def __init__(self, path: Path, model: ModelFiles, rules: DataRules, *, image_folder: Path | None = None) -> None:
+        if model.encodes_one_image:
+            given = "--target-len" if model.encodes_images_alone else "--seq-len and --target-len"
+            raise InputError(
+                f"--data {path}: answers are not measured for {model.id}, whose encoder reads an image; give {given}, "
+                f"and the samples to vlmplan launch (--train-data)"
+            )
         self._path, self._model = path, model
         self._dataset = dataset(
             path, model, names=rules.names, image_folder=image_folder, media=media_reading(model, rules)

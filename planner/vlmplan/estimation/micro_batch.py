@@ -31,11 +31,15 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
 
 
 def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio: AudioShape | None) -> Batch:
-    """The shape of a micro batch on one GPU; ``image`` is that of the workload's images, ``audio`` of its sounds."""
+    """The shape of a micro batch on one GPU; ``image`` is that of the workload's images, ``audio`` of its sounds.
+
+    Where an encoder reads an image alone, the tokens that there are are the answer's."""
+    encodes_images = workload.model.encodes_images_alone
     return Batch(
         micro_batch=recipe.rows,
-        num_tokens=-(-workload.seq_len // recipe.sequence_parallel),
-        target_tokens=workload.target_tokens,
+        num_tokens=workload.target_tokens if encodes_images else -(-workload.seq_len // recipe.sequence_parallel),
+        target_tokens=0 if encodes_images else workload.target_tokens,
+        encodes_images=encodes_images,
         sequence_parallel=recipe.sequence_parallel,
         images_per_sample=workload.images_per_sample,
         image=image,

@@ -32,7 +32,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
     return Request(
         model=model,
         workload=WorkloadRequest(
-            seq_len=workload.seq_len,
+            seq_len=workload.seq_len or None,
             sample_len=workload.sample_len,
             target_len=workload.target_len,
             images_per_sample=workload.images_per_sample,

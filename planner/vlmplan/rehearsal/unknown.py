@@ -52,7 +52,7 @@ one, Falcon's backward with LoRA and checkpoints was 0.7 % too high, with two ex
 MOST_MICRO_BATCHES = 3
 """Of a step: the first finds no gradients, the last reduces them, and all between are alike."""
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
-SCHEMA = 7
+SCHEMA = 8
 """Version of what is kept."""
 
 Gaps = dict[tuple[str, str], int]
@@ -210,7 +210,7 @@ def _digest(found: Estimate) -> str:
         "config": dict(model.config),
         "layers": layers_json(model.rehearsed or UNCORRECTED),
         "recipe": _rehearsed_recipe(found).as_json(),
-        "seq_len": workload.seq_len,
+        "lengths": [workload.seq_len, workload.target_tokens],
         "images": [workload.images_per_sample, workload.image_width, workload.image_height, model.preprocessor],
         "gpu": [node.gpu.vendor.value, list(node.gpu.compute_capability or ())],
         "num_gpus": found.cluster.num_gpus,

@@ -30,7 +30,7 @@ def workload_of(
     """
     images = asked.images_per_sample
     if images is None:
-        images = 1 if takes_images(model) else 0
+        images = 1 if takes_images(model) or model.encodes_one_image else 0
     elif images == 0:  # the user's samples have none, so nothing of theirs is left out
         model = replace(model, not_counted=tuple(kind for kind in model.not_counted if kind != "images"))
     if asked.image_size is not None and sees_nothing(model):
@@ -39,7 +39,7 @@ def workload_of(
     width, height = asked.image_size or DEFAULT_IMAGE_SIZE
     workload = Workload(
         model=model,
-        seq_len=DEFAULT_SEQ_LEN if asked.seq_len is None else asked.seq_len,
+        seq_len=_default_seq_len(model) if asked.seq_len is None else asked.seq_len,
         sample_len=asked.sample_len,
         target_len=asked.target_len,
         images_per_sample=images,
@@ -68,6 +68,11 @@ def workload_of(
     if is_decided or encoded_tokens(workload) <= DEFAULT_SEQ_LEN:
         return workload
     return replace(workload, seq_len=seq_len_with_text(encoded_tokens(workload)))
+
+
+def _default_seq_len(model: ModelFiles) -> int:
+    """Tokens of a sample where nobody says how many; of a prompt that is an image alone, none."""
+    return 0 if model.encodes_images_alone else DEFAULT_SEQ_LEN
 
 
 def _with_lengths_of_both(workload: Workload, asked: WorkloadRequest) -> Workload:
@@ -106,6 +111,8 @@ def length_notes(workload: Workload, asked: WorkloadRequest) -> list[str]:
     of what sounds become."""
     if workload.model.hears_prompt:
         return _notes_on_sound(workload)
+    if workload.model.encodes_images_alone:
+        return []
     notes: list[str] = []
     positions = qformer_positions(workload.model)
     if asked.seq_len is None and workload.seq_len < DEFAULT_SEQ_LEN and positions is not None:

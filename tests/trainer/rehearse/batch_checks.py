@@ -18,9 +18,9 @@ from worlds import rehearsing
 from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.loss import model_inputs
 from vlmplan_trainer.probe import configuration, model_class
-from vlmplan_trainer.rehearse.batch import ImageSpec, Samples
 from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.run import MicroBatches
+from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
 
 
 def forward(file: Path) -> dict[str, Any]:

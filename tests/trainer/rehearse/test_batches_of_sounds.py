@@ -14,7 +14,8 @@ MARKERS = ("audio_start_token_id", "audio_end_token_id")
 def made_of(alias: str, extractor: dict[str, int], *, seconds: float, num_tokens: int, audios_per_sample: int = 2):
     from transformers import AutoConfig
 
-    from vlmplan_trainer.rehearse.batch import Samples, micro_batch
+    from vlmplan_trainer.rehearse.batch import micro_batch
+    from vlmplan_trainer.rehearse.samples import Samples
     from vlmplan_trainer.rehearse.sounds import AudioSpec
 
     values = packaged_config(alias)

@@ -15,7 +15,9 @@ from vlmplan_trainer.capture.attention import attention_captured
 from vlmplan_trainer.capture.functions import functions_captured
 from vlmplan_trainer.capture.operations import MODEL_DTYPE, Capture, Instruction
 from vlmplan_trainer.capture.watching import watch
-from vlmplan_trainer.probe import model_class, name_of, text_names
+from vlmplan_trainer.labels import DECODER_INPUTS
+from vlmplan_trainer.probe import attention_of_parts, model_class, name_of, text_names
+from vlmplan_trainer.processors.image_encoder import encodes_images_alone
 from vlmplan_trainer.rehearse import shims
 from vlmplan_trainer.rehearse.ledger import Ledger
 
@@ -33,15 +35,16 @@ def captured_forward(
     kind = model_class(config)
     names = set(inspect.signature(kind.forward).parameters)
     given = {name: value for name, value in tensors.items() if name in names}
-    num_samples, num_tokens = given["input_ids"].shape
+    ids = given[DECODER_INPUTS if encodes_images_alone(config) else "input_ids"]
+    num_samples, num_tokens = ids.shape
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with shims.installed(has_device=False, has_paged_states=False), fake_mode:
         capture = Capture(fake_mode, Ledger(counts_host_as_device=True), (num_samples, num_tokens))
         with capture, attention_captured(capture), functions_captured(capture):
-            model = kind._from_config(config, dtype=MODEL_DTYPE, attn_implementation=_attention(kind))
+            model = kind._from_config(config, dtype=MODEL_DTYPE, attn_implementation=_attention(kind, config))
             _prepare(model, packs=packs)
             watch(model, capture, text_names(model, config) or [_layers_of_tokens(model)])
-            inputs = _inputs(capture, given)
+            inputs = _inputs(capture, given, num_tokens)
             numbers = {
                 name: capture.slot(tensor) for name, tensor in inputs.items() if not capture.is_of_tokens(tensor)
             }
@@ -70,8 +73,8 @@ def _layers_of_tokens(model: Any) -> str:
     return max(lists, key=lambda one: (one[0].rpartition(".")[0] == parent, -one[0].count("."), len(one[1])))[0]
 
 
-def _attention(kind: Any) -> str:
-    return "sdpa" if kind._supports_sdpa else "eager"
+def _attention(kind: Any, config: Any) -> str | dict[str, str]:
+    return attention_of_parts(config, "sdpa" if kind._supports_sdpa else "eager")
 
 
 def _prepare(model: nn.Module, *, packs: bool) -> None:
@@ -83,9 +86,8 @@ def _prepare(model: nn.Module, *, packs: bool) -> None:
             module.config._attn_implementation_internal = "flash_attention_2"
 
 
-def _inputs(capture: Capture, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _inputs(capture: Capture, given: Mapping[str, torch.Tensor], num_tokens: int) -> dict[str, torch.Tensor]:
     """Fake tensors: integers with their values, floats by shape alone, in the model's type as the trainer has them."""
-    num_tokens = given["input_ids"].shape[1]
     inputs: dict[str, torch.Tensor] = {}
     for name, value in given.items():
         if value.is_floating_point():

@@ -10,6 +10,7 @@ from vlmplan_trainer.capture.forward import captured_forward
 from vlmplan_trainer.capture.merging import FEW, MANY, SCHEMA, merged_json, program_json
 from vlmplan_trainer.capture.operations import Instruction
 from vlmplan_trainer.probe import configuration, model_class
+from vlmplan_trainer.processors.image_encoder import encodes_images_alone, processed_alone
 from vlmplan_trainer.processors.processing import Processed, processed
 
 IMAGES_AS_WORDS = ("chameleon", "emu3")
@@ -89,16 +90,12 @@ def _captured(request: dict[str, Any], num_samples: int, *, packs: bool) -> Capt
 
 
 def _processed(request: dict[str, Any], num_samples: int) -> tuple[Any, Processed]:
-    config = _configuration(request)
-    made = processed(
-        config,
-        request["preprocessor"],
-        width=request["width"],
-        height=request["height"],
-        images_per_sample=request["images_per_sample"],
-        num_samples=num_samples,
-    )
-    return config, made
+    config, preprocessor = _configuration(request), request["preprocessor"]
+    size = {"width": request["width"], "height": request["height"]}
+    if encodes_images_alone(config):
+        return config, processed_alone(config, preprocessor, **size, num_samples=num_samples)
+    count = request["images_per_sample"]
+    return config, processed(config, preprocessor, **size, images_per_sample=count, num_samples=num_samples)
 
 
 def _configuration(request: dict[str, Any]) -> Any:

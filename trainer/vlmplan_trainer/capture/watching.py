@@ -13,6 +13,8 @@ from vlmplan_trainer.capture.operations import Capture
 
 CALLED_WHOLE = (nn.Linear, Conv1D)
 """What adapters and quantisation replace: one instruction each."""
+FIRST_CALLED = ("0", "encoder")
+"""Names of what is called first of a list of layers, and of a language model that is not called itself (Florence-2)."""
 
 
 def watch(model: nn.Module, capture: Capture, language: Sequence[str]) -> None:
@@ -20,8 +22,9 @@ def watch(model: nn.Module, capture: Capture, language: Sequence[str]) -> None:
     capture.names.update((id(buffer), None) for buffer in model.buffers())
     capture.names.update((id(weight), name) for name, weight in model.named_parameters())
     inside = tuple(f"{name}." for name in language)
+    begins = (*language, *(f"{name}.{first}" for name in language for first in FIRST_CALLED))
     for name, module in model.named_modules():
-        if name in (*language, *(f"{other}.0" for other in language)):
+        if name in begins:
             module.register_forward_pre_hook(lambda *_: _enter_language(capture), prepend=True)
         if isinstance(module, CALLED_WHOLE):
             _watch_call(module, name, capture)

@@ -22,7 +22,7 @@ from vlmplan_trainer.data.encode import SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
 from vlmplan_trainer.data.sounds import FEATURES, FEATURES_OF_MASK, MASK
 from vlmplan_trainer.data.videos import VIDEO_PIXELS
-from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
+from vlmplan_trainer.labels import DECODER_INPUTS, IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
 PADS_TO = 8
@@ -67,7 +67,7 @@ class Batches:
         row_lengths = [sum(self.scan.lengths[index] for index in row) for row in self._rows]
         self._lengths = row_lengths if groups_by_length else None
         self._pads_to = pads_to
-        self._shows_images = any(sample.images for sample in self._samples)
+        self._shows_images = encoder.needs_blanks and any(sample.images for sample in self._samples)
         self._shows_videos = any(sample.videos for sample in self._samples)
         self._has_sounds = any(sample.sounds for sample in self._samples)
         self._epoch = self._start = 0
@@ -163,20 +163,23 @@ def with_blank(row: Encoded, encoder: Encoder, blank: Encoded) -> Encoded:
 
 def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int) -> Encoded:
     """One micro batch of ``rows``. Raises no error: what does not fit ``seq_len`` was cut before."""
-    longest = max((row["input_ids"].shape[1] for row in rows if "input_ids" in row), default=0)
-    num_tokens = min(math.ceil(longest / pads_to) * pads_to, max(seq_len, longest))
+    has_tokens = any("input_ids" in row for row in rows)  # else a mask is of the patches of an image
+    longest = max((row["input_ids"].shape[1] for row in rows if has_tokens), default=0)
+    num_tokens = min(math.ceil(longest / pads_to) * pads_to, max(seq_len, longest)) if has_tokens else 0
     rows = with_masks_of_frames(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    fills = {"input_ids": pad_id, "labels": IGNORED_LABEL}
+    fills = {"input_ids": pad_id, "labels": IGNORED_LABEL, DECODER_INPUTS: pad_id}
     result: Encoded = {}
     for name in names:
-        if name in SEQUENCE_KEYS:
+        if name in SEQUENCE_KEYS and has_tokens:
             values = [row.get(name, torch.zeros_like(row["input_ids"])) for row in rows]
             result[name] = torch.cat([padded(value, (num_tokens,), fills.get(name, 0)) for value in values])
         else:
             values = [row[name] for row in rows if name in row]
             is_packed = SIZES_OF_PACKED.get(name) in names
-            result[name] = torch.cat(values, dim=-1) if is_packed else joined(values, PADDED_WITH.get(name, 0))
+            result[name] = (
+                torch.cat(values, dim=-1) if is_packed else joined(values, PADDED_WITH.get(name, fills.get(name, 0)))
+            )
     return result
 
 

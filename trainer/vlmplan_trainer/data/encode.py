@@ -78,6 +78,8 @@ class Encoder:
 
     needs_places = True
     """Whether the tokenizer has to say where tokens stand in a text."""
+    needs_blanks = True
+    """Whether samples without images get a blank one where others have some."""
 
     def __init__(
         self,

@@ -33,11 +33,8 @@ class PairEncoder(Encoder):
     def encode(self, sample: Sample) -> Encoded:
         """The tensors of a sample. Raises InputError naming it."""
         pair = self.pair(sample)
-        prompt = self._prompt(pair, max_length=self.seq_len)
-        answer = self._answer(pair, max_length=self.target_len)
-        missing = min(-len(answer) % self._target_pads_to, self.target_len - len(answer))
-        ids = torch.tensor([prompt])
-        labels = torch.tensor([answer + [IGNORED_LABEL] * missing])
+        ids = torch.tensor([self._prompt(pair, max_length=self.seq_len)])
+        labels = self._padded_answer(pair)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), TARGET_LABELS: labels}
 
     def encode_or_nothing(self, sample: Sample) -> Encoded:
@@ -56,6 +53,11 @@ class PairEncoder(Encoder):
         no answer."""
         self._refuse_unseen_images(sample)
         return pair_of(sample)
+
+    def _padded_answer(self, pair: Pair) -> torch.Tensor:
+        answer = self._answer(pair, max_length=self.target_len)
+        missing = min(-len(answer) % self._target_pads_to, self.target_len - len(answer))
+        return torch.tensor([answer + [IGNORED_LABEL] * missing])
 
     def _prompt(self, pair: Pair, **cut: int) -> list[int]:
         return list(self.tokenizer(pair.prompt, truncation=bool(cut), verbose=False, **cut)["input_ids"])

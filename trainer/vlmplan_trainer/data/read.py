@@ -3,9 +3,8 @@
 ``vlmplan launch --dry-run`` asks for the same (``look.py``), so that it says and refuses what the start would.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,11 +24,14 @@ from vlmplan_trainer.data.flat_batches import BATCHES
 from vlmplan_trainer.data.language import with_language
 from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
+from vlmplan_trainer.data.seen_pairs import ANSWER, DecoderStart, SeenPairEncoder, is_donut, prompting_of
 from vlmplan_trainer.data.sounds import PlannedSounds, refuse_sounds_without_packages
 from vlmplan_trainer.data.speech import SpeechEncoder
 from vlmplan_trainer.data.videos import VideoLimits, refuse_videos_without_packages
+from vlmplan_trainer.models.decoder_inputs import start_token
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
+from vlmplan_trainer.probe import configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +81,16 @@ class SampleCounts:
         images += f", {counted(self.num_sounds, 'sound')}" if self.num_sounds else ""
         forms = "; ".join(f"{name}: {count:,}" for name, count in self.forms.items())
         use = "evaluate" if self.is_evaluation else "train"
+        measures = f"an {self.measures}" if self.measures == ANSWER else f"a {self.measures}"
         lines = [
             f"{counted(self.num_samples, 'sample')} to {use} on, {images}" + (f" ({forms})" if forms else ""),
-            f"{self.shortest:,} to {self.longest:,} tokens in a {self.measures}, "
-            f"{self.median_length:,.0f} in the middle one",
+            f"{self.shortest:,} to {self.longest:,} tokens in {measures}, {self.median_length:,.0f} in the middle one",
         ]
         if self.num_truncated:
-            or_answers = f" or --target-len {self.target_len}" if self.target_len else ""
+            limits = [f"--seq-len {self.seq_len}"] if self.seq_len else []
+            limits += [f"--target-len {self.target_len}"] if self.target_len else []
             lines.append(
-                f"{self.num_truncated:,} of {total:,} samples are longer than --seq-len {self.seq_len}{or_answers} and "
-                f"are cut"
+                f"{self.num_truncated:,} of {total:,} samples are longer than {' or '.join(limits)} and are cut"
             )
         if self.num_images_reduced:
             lines.append(f"{self.num_images_reduced:,} images are larger than the plan's and are made smaller")
@@ -155,7 +157,7 @@ def _read_training(plan: Plan, options: TrainerOptions) -> tuple[list[Sample], R
         seed=options.seed,
         num_sounds=workload.audios_per_sample,
         sound_seconds=workload.audio_seconds,
-        asks=not workload.model.hears_prompt,
+        asks=workload.model.reads_prompt or bool((workload.model.preprocessor or {}).get("is_vqa")),
     )
     return samples, ReadReport(num_samples=len(samples), num_bad=0)
 
@@ -175,17 +177,7 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
     """What makes inputs of the model of samples, as the plan has them."""
     workload, sounds = plan.workload, _planned_sounds(plan.workload)
     if workload.target_tokens:
-        kind: Callable[..., Encoder] = PairEncoder
-        if workload.model.hears_prompt:
-            kind = partial(SpeechEncoder, begins_with=workload.model.config.get("decoder_start_token_id"))
-        return kind(
-            processing.processor,
-            PlannedSamples(seq_len=workload.seq_len, sounds=sounds),
-            model_type=processing.model_type,
-            target_len=workload.target_tokens,
-            target_pads_to=PADS_TO if options.dummy_data is None else workload.target_tokens,
-            skips_bad=options.skip_bad_samples,
-        )
+        return _encoder_of_pairs(workload, options, processing, sounds)
     planned = PlannedSamples(
         seq_len=workload.seq_len,
         image_size=(workload.image_width, workload.image_height) if workload.images_per_sample else None,
@@ -195,6 +187,29 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
         sounds=sounds,
     )
     return Encoder(processing.processor, planned, model_type=processing.model_type, skips_bad=options.skip_bad_samples)
+
+
+def _encoder_of_pairs(
+    workload: Workload, options: TrainerOptions, processing: Processing, sounds: PlannedSounds | None
+) -> PairEncoder:
+    """What makes inputs of an encoder and a decoder."""
+    processor, config = processing.processor, workload.model.config
+    planned = PlannedSamples(seq_len=workload.seq_len, sounds=sounds)
+    more = {
+        "model_type": processing.model_type,
+        "target_len": workload.target_tokens,
+        "target_pads_to": PADS_TO if options.dummy_data is None else workload.target_tokens,
+        "skips_bad": options.skip_bad_samples,
+    }
+    if workload.model.hears_prompt:
+        return SpeechEncoder(processor, planned, begins_with=config.get("decoder_start_token_id"), **more)
+    if not workload.model.encodes_one_image:
+        return PairEncoder(processor, planned, **more)
+    start = None
+    if workload.model.encodes_images_alone:
+        token = start_token(configuration(dict(config)), processing.files, processor.tokenizer)
+        start = DecoderStart(token=token, is_donut=is_donut(config))
+    return SeenPairEncoder(processor, planned, prompting=prompting_of(config, processor), start=start, **more)
 
 
 def _planned_sounds(workload: Workload) -> PlannedSounds | None:
@@ -209,7 +224,8 @@ def _planned_sounds(workload: Workload) -> PlannedSounds | None:
 def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> GatheredData:
     say_phase(f"looking at {counted(len(samples), 'sample')}")
     scan = scanned(encoder, samples)
-    account = account_of(name, report, scan, seq_len=encoder.seq_len)
+    has_prompts = not isinstance(encoder, PairEncoder) or encoder.measures != ANSWER
+    account = account_of(name, report, scan, seq_len=encoder.seq_len if has_prompts else 0)
     if isinstance(encoder, PairEncoder):
         account = replace(account, target_len=encoder.target_len, measures=encoder.measures)
     return GatheredData(samples=samples, scan=scan, account=account)

@@ -15,7 +15,7 @@ from torch import nn
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
-from vlmplan.lora_targets import UNPACKED_LINEARS, layer_targets, listed_targets, stacked_targets
+from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets, unpacked_linears
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX
 from vlmplan.training import adapter_problem
@@ -298,12 +298,12 @@ def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device, *, do
 
 
 def _linears(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
-    head = model.get_output_embeddings()
+    head, unpacked = model.get_output_embeddings(), unpacked_linears(model.config.model_type)
     for name, module in model.named_modules():
         parent, _, child_name = name.rpartition(".")
         # A class derived from Linear stays as it is (transformers' replace_with_bnb_linear).
         is_packed = (type(module) is nn.Linear or kind_of(module) == "conv1d") and module is not head
-        if is_packed and child_name not in UNPACKED_LINEARS:
+        if is_packed and child_name not in unpacked:
             yield model.get_submodule(parent), child_name, module
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
-from vlmplan.lora_targets import UNPACKED_LINEARS
+from vlmplan.lora_targets import unpacked_linears
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
@@ -30,7 +30,15 @@ from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.models.tiling import tile_mlps
-from vlmplan_trainer.probe import RefusedModelError, configuration, model_class, name_head, name_of, sees_images
+from vlmplan_trainer.probe import (
+    RefusedModelError,
+    attention_of_parts,
+    configuration,
+    model_class,
+    name_head,
+    name_of,
+    sees_images,
+)
 
 TRAINED_COPY = ".modules_to_save."
 """What is in the names of peft's trained copies."""
@@ -87,6 +95,7 @@ def load_processing(plan: Plan, *, random_weights: bool = False) -> Processing:
                 source.name,
                 is_vision=is_vision,
                 hears_prompt=plan.workload.model.hears_prompt,
+                needs_images=plan.workload.model.encodes_images_alone,
                 revision=source.revision,
             ),
             is_vision=is_vision,
@@ -270,7 +279,7 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=recipe.use_double_quant,
             bnb_4bit_compute_dtype=torch_dtype(recipe.precision.dtype),
-            llm_int8_skip_modules=[_head_name(kind, config), *UNPACKED_LINEARS],
+            llm_int8_skip_modules=[_head_name(kind, config), *unpacked_linears(config.model_type)],
         )
         more["device_map"] = {"": str(device)}
     else:
@@ -287,9 +296,9 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
 
 
 def _attention(config: Any, recipe: Recipe) -> str | dict[str, str]:
-    """``attn_implementation``, where an audio tower has eager attention alone for each part."""
+    """``attn_implementation``, where an audio tower or one of two models has eager attention alone for each part."""
     if getattr(config, "audio_config", None) is None or config.model_type not in EAGER_TOWER_TYPES:
-        return recipe.attention.value
+        return attention_of_parts(config, recipe.attention.value)
     sections = dict.fromkeys(("", *config.sub_configs), recipe.attention.value)
     return sections | {"audio_config": "eager"}
 

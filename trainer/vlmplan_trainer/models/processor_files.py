@@ -12,6 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from vlmplan_trainer.models.processors import ImagesAndTokens
+
 GENERATION = "generation_config.json"
 PREPROCESSOR, VIDEO, PROCESSOR = "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"
 TOKENIZER = "tokenizer_config.json"
@@ -70,8 +72,11 @@ def name_classes(folder: Path, processor: Any) -> None:
     """
     processor_class = type(processor).__name__
     values = {name: _object_in(folder / name) for name in (PROCESSOR, PREPROCESSOR, TOKENIZER)}
-    if processor is not getattr(processor, "tokenizer", processor) and not any(
-        "processor_class" in said for said in values.values()
+    is_whole = not isinstance(processor, ImagesAndTokens)
+    if (
+        is_whole
+        and processor is not getattr(processor, "tokenizer", processor)
+        and not any("processor_class" in said for said in values.values())
     ):
         _write(folder / TOKENIZER, values[TOKENIZER] | {"processor_class": processor_class})
     preprocessor = values[PREPROCESSOR]

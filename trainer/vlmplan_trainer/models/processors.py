@@ -1,5 +1,6 @@
 """Tokenizers and processors, from a folder or the Hugging Face hub."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.thinkers import THINKERS
@@ -7,9 +8,19 @@ from vlmplan.thinkers import THINKERS
 VIDEO = "video_processor"
 
 
-def load_processor(source: str, *, is_vision: bool, hears_prompt: bool = False, revision: str | None = None) -> Any:
+def load_processor(
+    source: str,
+    *,
+    is_vision: bool,
+    hears_prompt: bool = False,
+    needs_images: bool = False,
+    revision: str | None = None,
+) -> Any:
     """The processor of a vision model or of one that hears what others read, the tokenizer of a text model. Runs no
-    code of the checkpoint."""
+    code of the checkpoint.
+
+    ``needs_images``: where no class puts the part for images and the tokenizer together, both are loaded apart.
+    """
     from transformers import AutoProcessor, AutoTokenizer
     from transformers.utils import is_torchvision_available
 
@@ -22,7 +33,23 @@ def load_processor(source: str, *, is_vision: bool, hears_prompt: bool = False, 
         found = _processor_without_video(source, where)
         if found is not None:
             return found
-    return AutoProcessor.from_pretrained(source, **where)
+    found = AutoProcessor.from_pretrained(source, **where)
+    return found if hasattr(found, "image_processor") or not needs_images else _put_together(source, where)
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesAndTokens:
+    """The parts of a processor of which transformers has none, and no file names one (a captioner of ViT and GPT-2)."""
+
+    image_processor: Any
+    tokenizer: Any
+
+
+def _put_together(source: str, where: dict[str, Any]) -> Any:
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    images = AutoImageProcessor.from_pretrained(source, **where)
+    return ImagesAndTokens(images, AutoTokenizer.from_pretrained(source, **where))
 
 
 def _processor_without_video(source: str, where: dict[str, Any]) -> Any:

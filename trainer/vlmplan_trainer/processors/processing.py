@@ -68,7 +68,7 @@ def processor_for(config: Any, preprocessor: Mapping[str, Any] | None) -> Any:
     kind = _processor_class(config, settings)
     lenient = type(kind.__name__, (kind,), {"check_argument_for_proper_class": _checked_unless_left_out})
     of_tower = _settings_of_tower(kind, config)
-    image_processor = _image_processor(config, settings) if "image_processor" in _parts_of(kind) else None
+    image_processor = image_processor_of(config, settings) if "image_processor" in _parts_of(kind) else None
     refusal: Exception | None = None
     for asked in ((), ("image_token",)):  # some take it that the tokenizer has one
         made: dict[str, Any] = {}
@@ -179,14 +179,14 @@ def _class_named(name: str) -> Any:
         raise InputError(f"{name} cannot be had: {_first_sentence(error)}") from None
 
 
-def _image_processor(config: Any, settings: Mapping[str, Any]) -> Any:
+def image_processor_of(config: Any, settings: Mapping[str, Any], vision: Any = None) -> Any:
     """The processor with the settings of preprocessor_config.json, or defaults and the size that the vision tower
-    fixes."""
+    fixes, whose configuration is ``vision``, or that which ``config`` has of it. Raises InputError without one."""
     kind = _image_processor_class(config, settings)
     try:
         if settings:
             return kind.from_dict(dict(settings))
-        return kind(**_fixed_size(kind(), config))
+        return kind(**_fixed_size(kind(), vision or getattr(config, "vision_config", None)))
     except ImportError as error:
         raise InputError(_first_sentence(error)) from None
 
@@ -197,7 +197,7 @@ def _image_processor_class(config: Any, settings: Mapping[str, Any]) -> Any:
 
     named = settings.get("image_processor_type") or settings.get("feature_extractor_type")
     if isinstance(named, str):
-        base = named.removesuffix("Fast").removesuffix("Pil")
+        base = named.removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
         names = {"pil": f"{base}Pil", "torchvision": base}
     else:
         package = type(config).__module__.split(".")[-2]
@@ -236,9 +236,8 @@ def _names_beside(config: Any) -> dict[str, str]:
     return names
 
 
-def _fixed_size(processor: Any, config: Any) -> dict[str, Any]:
+def _fixed_size(processor: Any, vision: Any) -> dict[str, Any]:
     """What the vision tower fixes: its patches, and the side of images where the class's default is a square too."""
-    vision = getattr(config, "vision_config", None)
     found: dict[str, Any] = {}
     for name, key in OF_TOWER.items():
         value = getattr(vision, key, None)

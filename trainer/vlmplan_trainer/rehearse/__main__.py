@@ -43,8 +43,8 @@ def _rehearsed(request: dict[str, Any], give_up: Callable[[], None], say: Callab
     from transformers.utils import logging
 
     from vlmplan.plan import plan_from_json
-    from vlmplan_trainer.rehearse.batch import ImageSpec, Samples
     from vlmplan_trainer.rehearse.run import Request, rehearse
+    from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
     from vlmplan_trainer.rehearse.sounds import AudioSpec
 
     logging.set_verbosity_error()

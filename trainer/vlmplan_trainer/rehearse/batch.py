@@ -4,19 +4,19 @@ What an image becomes (tokens, patches, tiles) is the planner's ``ImageShape``, 
 processors; here it is only laid out as each family's forward takes it.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from vlmplan.errors import InputError
 from vlmplan_trainer.labels import IGNORED_LABEL
-from vlmplan_trainer.probe import model_class
+from vlmplan_trainer.processors.image_encoder import encodes_images_alone
 from vlmplan_trainer.rehearse.canvas import write_sequences_apart
+from vlmplan_trainer.rehearse.processed import as_processed, for_image_encoder
 from vlmplan_trainer.rehearse.rows import answers, laid_out, pairs
-from vlmplan_trainer.rehearse.sounds import AudioSpec, audio_token, sound_inputs, with_sounds
+from vlmplan_trainer.rehearse.samples import ImageSpec, MicroBatch, Samples
+from vlmplan_trainer.rehearse.sounds import audio_token, sound_inputs, with_sounds
 
 FIRST_IMAGE = 4
 """Tokens of text before the first image."""
@@ -36,67 +36,13 @@ TYPED_SOUNDS = {"gemma3n": "token_type_ids", **dict.fromkeys(("gemma4", "gemma4_
 TILE_TYPES = ("aya_vision", "cohere2_vision", "internvl", "ovis2")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSpec:
-    """One image, in the words of ``vlmplan.architecture.images.ImageShape``."""
-
-    num_tokens: int
-    num_placeholder_tokens: int
-    num_vision_sequences: int
-    num_patch_columns: int
-    num_patch_rows: int
-    resized_width: int
-    resized_height: int
-    num_tile_columns: int = 1
-    num_tile_rows: int = 1
-    num_cross_attention_states: int = 0
-    num_unpadded_columns: int = 0
-    num_unpadded_rows: int = 0
-    has_padded_sequences: bool = False
-    num_padding_patches: int = 0
-    num_overview_columns: int = 0
-    num_overview_rows: int = 0
-    is_clip: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """A micro batch of equal samples: ``num_tokens`` each, ``images_per_sample`` images of ``width`` x ``height`` and
-    ``audios_per_sample`` sounds.
-
-    ``sequences``: all are one row, and each is made of parts of these lengths, which are samples of their own; None: a
-    row for each.
-    """
-
-    micro_batch: int
-    num_tokens: int
-    images_per_sample: int = 0
-    image: ImageSpec | None = None
-    width: int = 0
-    height: int = 0
-    sequences: tuple[int, ...] | None = None
-    audios_per_sample: int = 0
-    audio: AudioSpec | None = None
-    target_tokens: int = 0  # of each answer, where a decoder writes it; ``num_tokens`` are the prompt's then
-
-    @property
-    def num_images(self) -> int:
-        return self.micro_batch * self.images_per_sample
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """``values``: integer tensors as they are; ``shapes``: of tensors of floats."""
-
-    values: dict[str, torch.Tensor]
-    shapes: dict[str, tuple[int, ...]]
-
-
 def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] | None = None) -> MicroBatch:
     """What the data loader hands to the loop. ``config`` is transformers' own; ``preprocessor`` are the settings of its
     image processor, which is asked where no function here says what it makes."""
+    if encodes_images_alone(config):
+        return for_image_encoder(config, samples, preprocessor)
     if samples.image is not None and config.model_type not in _FAMILIES:
-        return _as_processed(config, samples, preprocessor)
+        return as_processed(config, samples, preprocessor)
     if samples.target_tokens and samples.audio is not None:
         shapes = {"input_features": (samples.micro_batch, config.num_mel_bins, samples.audio.num_padded_frames)}
         return MicroBatch(answers(samples.micro_batch, samples.target_tokens), shapes)
@@ -119,31 +65,6 @@ def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] |
         more, of_images = _FAMILIES[config.model_type](config, samples, samples.image, ids, token)
         values, shapes = values | more, shapes | of_images
     return MicroBatch(laid_out(values, samples.sequences), shapes)
-
-
-def _as_processed(config: Any, samples: Samples, preprocessor: Mapping[str, Any] | None) -> MicroBatch:
-    """What the model's processor makes of white images, as far as the model's forward names it."""
-    from vlmplan_trainer.processors.processing import image_token_of, processed
-
-    made = processed(
-        config,
-        preprocessor,
-        width=samples.width,
-        height=samples.height,
-        images_per_sample=samples.images_per_sample,
-        num_samples=samples.micro_batch,
-        num_tokens=samples.num_tokens,
-    )
-    names = {*inspect.signature(model_class(config).forward).parameters, "attention_mask"}
-    tensors = {name: value for name, value in made.tensors.items() if name in names}
-    labels = tensors["input_ids"].clone()
-    labels[:, : labels.shape[1] // 2] = IGNORED_LABEL
-    token = image_token_of(config)
-    if token is not None:
-        labels[tensors["input_ids"] == token] = IGNORED_LABEL
-    values = {name: value for name, value in tensors.items() if not value.is_floating_point()}
-    shapes = {name: tuple(value.shape) for name, value in tensors.items() if value.is_floating_point()}
-    return MicroBatch(laid_out(values | {"labels": labels}, samples.sequences), shapes)
 
 
 def _image_token(config: Any, image: ImageSpec | None) -> int | None:

@@ -25,7 +25,7 @@ from vlmplan_trainer.models.load import load_model
 from vlmplan_trainer.rehearse import autocast, collectives, device, kernels, shims
 from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
-from vlmplan_trainer.rehearse.batch import MicroBatch, Samples, micro_batch
+from vlmplan_trainer.rehearse.batch import micro_batch
 from vlmplan_trainer.rehearse.compiled_updates import updating_in_compiled_kernels
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.device_shims import dequantising_for_products
@@ -34,6 +34,7 @@ from vlmplan_trainer.rehearse.fla import delta_kernels
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.rehearse.meter import PhaseMeter
+from vlmplan_trainer.rehearse.samples import MicroBatch, Samples
 from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.sequence_parallel import part_of_samples
 

@@ -32,7 +32,7 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
     os.chdir(folder)
     world = World(rank=request["rank"], gpus_per_node=plan.hardware.num_gpus, num_nodes=1)
     os.environ.update(rank_variables(world, is_launched=plan.has_ranks))
-    from vlmplan_trainer.rehearse.batch import ImageSpec, Samples
+    from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
     from vlmplan_trainer.script_rehearsal.queries import card_from_json
     from vlmplan_trainer.task_rehearsal.run import TaskRequest, rehearse_task
 

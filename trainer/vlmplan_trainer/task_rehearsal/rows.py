@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
 
-from vlmplan_trainer.rehearse.batch import Samples, micro_batch
+from vlmplan_trainer.rehearse.batch import micro_batch
+from vlmplan_trainer.rehearse.samples import Samples
 
 WORD, END, PAD, UNKNOWN = "w", "<end>", "<pad>", "<unknown>"
 SEQUENCES = ("input_ids", "attention_mask")

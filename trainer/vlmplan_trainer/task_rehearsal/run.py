@@ -25,7 +25,7 @@ from vlmplan_trainer.models.load import LoadedModel, Processing, Source, load_mo
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.probe import sees_images
 from vlmplan_trainer.rehearse.answer import rehearsed_json
-from vlmplan_trainer.rehearse.batch import Samples
+from vlmplan_trainer.rehearse.samples import Samples
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit

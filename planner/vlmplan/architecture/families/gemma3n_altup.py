@@ -20,7 +20,7 @@ from vlmplan.units import DType
 
 
 class ClampedLinear(DerivedLinear):
-    """A Linear whose weight is clamped while the model trains: it stays in 16 bit (``UNPACKED_LINEARS``)."""
+    """A Linear whose weight is clamped while the model trains: it stays in 16 bit (``CLAMPED_LINEARS``)."""
 
 
 class AltUp(Module):
