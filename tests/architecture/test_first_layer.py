@@ -66,6 +66,8 @@ def workload(alias: str, images: int) -> Workload:
     """Text of a length that every model has positions for, or images with what they need."""
     size = {"images_per_sample": images, "image_width": 336, "image_height": 336}
     model = model_files(alias)
+    if model.hears_prompt:
+        return Workload(model=model, seq_len=1500, target_len=448, audios_per_sample=1, audio_seconds=30.0)
     with_images = 2048 if qformer_positions(model) is None else 512
     return Workload(model=model, seq_len=with_images if images else 1024, **size)
 

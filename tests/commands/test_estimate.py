@@ -355,6 +355,13 @@ def test_freezing_the_vision_encoder_is_hinted_at_unless_the_user_decides():
     assert document(*words, "--train-vision")["freeze_vision"] is None
 
 
+def test_parts_of_a_model_that_hears_are_called_its_encoder_and_its_decoder():
+    words = ("--model", "whisper-small", "--gpu", "rtx-4090", "--method", "full")
+    assert "; the encoder is trained too" in estimated(*words).out
+    assert "trained in encoder and decoder;" in estimated(*words).out
+    assert "trained in decoder (encoder frozen);" in estimated(*words, "--freeze-vision").out
+
+
 def test_scaling_beside_a_comparison_is_refused_and_not_dropped():
     found = call("estimate", "--model", "smollm2-135m", "--gpu", "rtx-4090:2", "--compare", "zero", "--scaling")
     assert found.code == USAGE

@@ -418,15 +418,16 @@ def test_context_length_is_that_of_the_language_model(alias: str, tokens: int):
 
 
 def test_every_described_model_has_a_context_length():
-    lengths = [context_length(model) for a in packaged_models() if (model := packaged_files(a)).model_type in FAMILIES]
-    assert all(length is not None and length >= 1024 for length in lengths)
+    described = [model for alias in packaged_models() if (model := packaged_files(alias)).model_type in FAMILIES]
+    lengths = [(model, context_length(model)) for model in described]
+    assert all(length == 448 if model.hears_prompt else (length or 0) >= 1024 for model, length in lengths)
 
 
 def test_models_with_a_vision_tower_or_a_projector_take_images():
     for alias, row in ROWS.items():
         if packaged_files(alias).model_type in FAMILIES:
             num_seeing = int(row["params_vision"]) + int(row["params_projector"] or 0)
-            assert takes_images(find_model(alias)) is (num_seeing > 0)
+            assert takes_images(find_model(alias)) is (num_seeing > 0 and not find_model(alias).hears_prompt)
 
 
 def test_checkpoints_of_remote_code_are_told_by_auto_map():

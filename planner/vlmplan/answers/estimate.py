@@ -7,6 +7,7 @@ import click
 from vlmplan.answers.host_and_disk import host_and_disk_json, host_and_disk_lines
 from vlmplan.answers.setups import TASK_TITLES, recipe_text
 from vlmplan.answers.used_calibration import reference_json, reference_line
+from vlmplan.architecture.model import Part
 from vlmplan.communication import volume_json
 from vlmplan.engines.components import COMPONENT_NAMES
 from vlmplan.estimation import Estimate, VaryingLengths
@@ -148,7 +149,8 @@ def freezing_hints(found: Freezing | None) -> list[str]:
     text = f"--freeze-vision: {gib_text(found.frozen.device.device_bytes)} ({100 * found.bytes_change:+.0f} %)"
     if found.seconds_change is not None and found.frozen.step_seconds is not None:
         text += f" and {duration_text(found.frozen.step_seconds)} a step ({100 * found.seconds_change:+.0f} %)"
-    return [f"{text}; the vision encoder is trained too unless you say so"]
+    encoder = "encoder" if found.frozen.workload.model.hears_prompt else "vision encoder"
+    return [f"{text}; the {encoder} is trained too unless you say so"]
 
 
 def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequence[str] = ()) -> None:
@@ -190,12 +192,17 @@ def setup_text(estimate: Estimate) -> str:
 
 
 def _parts_text(estimate: Estimate) -> str:
-    """`` in projector and language (vision frozen)``; nothing for a model that is one part."""
+    """`` in projector and language (vision frozen)``; nothing for a model that is one part.
+
+    Of one that hears sounds in the place of a prompt the two parts are its encoder and its decoder.
+    """
     counts = estimate.trained_by_part
     if len(counts) == 1:
         return ""
-    trained = [part.value for part, count in counts.items() if count]
-    frozen = [part.value for part, count in counts.items() if not count]
+    hears = estimate.workload.model.hears_prompt
+    words = {Part.VISION: "encoder", Part.LANGUAGE: "decoder"} if hears else {}
+    trained = [words.get(part, part.value) for part, count in counts.items() if count]
+    frozen = [words.get(part, part.value) for part, count in counts.items() if not count]
     return f" in {listed(trained)}" + (f" ({listed(frozen)} frozen)" if frozen else "")
 
 

@@ -159,6 +159,13 @@ def _with_data(whole: Request, own: Request, path: Path, image_folder: Path | No
     """``whole``, of which ``own`` is the user's part, with the samples of ``path``."""
     from vlmplan.data_plan import DataSources
 
+    task = whole.task.task()
+    if task is not None:
+        raise InputError(
+            f"--data {path} is read as samples of supervised fine-tuning, which --task {task.kind.value} does not "
+            f"train on; leave it off, and say with --seq-len how many tokens a prompt and its answer are together "
+            f"(launch trains on --train-data)"
+        )
     rules = _data_rules(whole)
     if image_folder is not None and not image_folder.is_dir():
         raise UnavailableError(f"--image-folder {image_folder} is no folder")
