@@ -18,7 +18,7 @@ from vlmplan.engines.parameters import ParameterTable, sub_group_elements
 from vlmplan.engines.partitions import partition_of, partition_size, slices
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
-from vlmplan.memory.reservation import MicroBatch, Reservation
+from vlmplan.memory.reservation import MicroBatch, Reservation, alike
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method, Precision
 from vlmplan.units import GIB, MIB
@@ -49,7 +49,7 @@ def replayed(
 ) -> tuple[Reservation, Operations]:
     table, trace = run(alias, recipe, tape_class(autocast=recipe.autocast))
     operations = expanded(trace)
-    replay = Reservation(table, trace, operations, recipe, num_ranks=num_ranks)
+    replay = Reservation(table, recipe, alike((trace, operations), recipe), num_ranks=num_ranks)
     replay.run()
     return replay, operations
 
@@ -112,7 +112,9 @@ def test_without_room_for_fragments_the_allocator_gives_segments_back_and_then_g
     operations = expanded(trace)
 
     def reserved(capacity_bytes: int | None) -> int:
-        replay = Reservation(table, trace, operations, recipe, num_ranks=1, capacity_bytes=capacity_bytes)
+        replay = Reservation(
+            table, recipe, alike((trace, operations), recipe), num_ranks=1, capacity_bytes=capacity_bytes
+        )
         return replay.peak_reserved_bytes()
 
     free = reserved(None)
@@ -128,7 +130,7 @@ def test_small_storages_may_be_left_out():
     assert whole.small_peak_bytes == 0
     assert len(large.forward) < len(whole.forward)
     exact, quick = (
-        Reservation(table, trace, operations, recipe, num_ranks=1).peak_reserved_bytes()
+        Reservation(table, recipe, alike((trace, operations), recipe), num_ranks=1).peak_reserved_bytes()
         for operations in (whole, large)
     )
     assert quick == pytest.approx(exact, rel=0.002)
@@ -185,8 +187,7 @@ def test_a_step_that_has_changed_nothing_is_not_run_again_from_the_same_state(st
 
     def run_by(kind: type[Reservation], micro_batches: list[MicroBatch], capacity_bytes: int | None) -> Reservation:
         table, num_ranks = ParameterTable(model), 1 if stage is None else 2
-        sizes = {"num_ranks": num_ranks, "capacity_bytes": capacity_bytes, "micro_batches": micro_batches}
-        replay = kind(table, *at_lengths[0], recipe, **sizes)
+        replay = kind(table, recipe, micro_batches, num_ranks=num_ranks, capacity_bytes=capacity_bytes)
         replay.run()
         return replay
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 
-from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
-from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.communication import step_collectives
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.newton_schulz import update_flops
@@ -31,7 +30,7 @@ from vlmplan.memory.host import (
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.lasting import with_inference_engine, with_lasting
 from vlmplan.memory.overhead import process_group, workspace_sizes
-from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, Reservation
+from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, Reservation, alike
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
@@ -56,8 +55,7 @@ class Estimator(TracedModel):
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
         if recipe.expandable_segments or recipe.task is not None:
             return None
-        trace, operations = self._logged(recipe, cluster)
-        return self._replayed(recipe, cluster, rank, trace, operations)
+        return self._replayed(recipe, cluster, rank, alike(self._logged(recipe, cluster), recipe))
 
     def _logged(self, recipe: Recipe, cluster: Cluster) -> MicroBatch:
         """One micro batch with every storage that it makes and frees."""
@@ -69,13 +67,7 @@ class Estimator(TracedModel):
         return self._samples.operations[key]
 
     def _replayed(
-        self,
-        recipe: Recipe,
-        cluster: Cluster,
-        rank: int,
-        trace: Trace,
-        operations: Operations,
-        micro_batches: Sequence[MicroBatch] = (),
+        self, recipe: Recipe, cluster: Cluster, rank: int, micro_batches: Sequence[MicroBatch]
     ) -> Callable[[int | None], int]:
         evaluated = self._evaluated_operations(recipe, cluster)
         waiting = self._sent_bytes(recipe) * recipe.num_waiting
@@ -83,14 +75,12 @@ class Estimator(TracedModel):
         def replay(capacity_bytes: int | None) -> int:
             reservation = Reservation(
                 self.table,
-                trace,
-                operations,
                 recipe,
+                micro_batches,
                 num_ranks=cluster.num_gpus,
                 rank=rank,
                 lasting=[*workspace_sizes(cluster.node.gpu), *waiting],
                 capacity_bytes=capacity_bytes,
-                micro_batches=micro_batches,
                 evaluated=evaluated,
             )
             return reservation.peak_reserved_bytes()
@@ -130,7 +120,7 @@ class Estimator(TracedModel):
             for length in sorted(set(lengths))
         }
         micro_batches = [logged[length] for length in lengths]
-        replay = self._replayed(recipe, cluster, timeline.rank, *micro_batches[0], micro_batches)
+        replay = self._replayed(recipe, cluster, timeline.rank, micro_batches)
         return device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:

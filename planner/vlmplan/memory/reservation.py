@@ -34,34 +34,38 @@ EvaluatedOperations = tuple[Sequence[MicroBatch], KeptOutputs, Sequence[int]]
 """The forwards of a batch of evaluation, what is kept of it, and what is there when the last token is generated."""
 
 
-class Reservation:
-    """One replay on ``rank``; None: where the optimizer step takes most. ``trace`` is of a ``LoggingTape``,
-    ``operations`` its expansion. ``lasting``: blocks that come before the first step and stay.
+def num_replayed(recipe: Recipe) -> int:
+    """Micro batches of a step that are replayed: the first, and the second for all behind it."""
+    return min(recipe.grad_accum, 2)
 
-    ``micro_batches``: those of a run whose samples differ in length, in order, all of the same weights; without them
-    every micro batch is that of ``trace``.
+
+def alike(micro_batch: MicroBatch, recipe: Recipe) -> list[MicroBatch]:
+    """The micro batches of a run in which all are like this one."""
+    return [micro_batch] * (NUM_STEPS * num_replayed(recipe))
+
+
+class Reservation:
+    """One replay on ``rank``; None: where the optimizer step takes most. ``micro_batches``: those of the run in order,
+    all of the same weights; ``alike`` makes them of one. ``lasting``: blocks that come before the first step and stay.
     """
 
     def __init__(
         self,
         table: ParameterTable,
-        trace: Trace,
-        operations: Operations,
         recipe: Recipe,
+        micro_batches: Sequence[MicroBatch],
         *,
         num_ranks: int,
         rank: int | None = None,
         lasting: Sequence[int] = (),
         capacity_bytes: int | None = None,
-        micro_batches: Sequence[MicroBatch] = (),
         evaluated: EvaluatedOperations | None = None,
     ) -> None:
         self._evaluated = evaluated
         self.allocator = CachingAllocator(capacity_bytes=capacity_bytes)
-        self._table, self._trace, self._recipe = table, trace, recipe
-        self._operations, self._num_ranks, self._lasting = operations, num_ranks, lasting
-        self._count = min(recipe.grad_accum, 2)
-        self._micro_batches = micro_batches or [(trace, operations)] * (NUM_STEPS * self._count)
+        self._table, self._recipe, self._num_ranks, self._lasting = table, recipe, num_ranks, lasting
+        self._micro_batches, self._count = micro_batches, num_replayed(recipe)
+        self._trace, self._operations = micro_batches[0]
         self._gatherings: dict[tuple[int, bool], list[Changes]] = {}
         """By the identity of a trace, and whether it is the first."""
         self._gatherings_by_uses: dict[Hashable, list[Changes]] = {}

@@ -179,8 +179,12 @@ class Rehearsal(TorchDispatchMode):
             return tree_map(self.fake_like(inputs), self._real(func, args, kwargs))
         flops = self._count_flops(operation, args, kwargs, result)
         work = self._count_work(func, args, kwargs, result, flops)
-        if key is not None and operation.results is not None:
-            self._remember(operation.results, key, result, inputs, args, kwargs, flops, work)
+        # An operation that changes the shape of what it is given has another signature now, and is not remembered.
+        if key is not None and operation.results is not None and signature(args, kwargs, []) == key:
+            found = remembered(result, inputs)
+            if found is not None:
+                found.flops, found.work = flops, work
+                operation.results[key] = found
         if is_known or (has_values and operation.is_mutable):
             self._follow(func, args, kwargs, result, is_known=is_known)
         return self.counted(result, func)
@@ -213,25 +217,6 @@ class Rehearsal(TorchDispatchMode):
         if is_known or (has_values and operation.is_mutable):
             self._follow(operation.func, args, kwargs, result, is_known=is_known)
         return result
-
-    def _remember(
-        self,
-        results: Results,
-        key: Any,
-        result: Any,
-        inputs: list[Any],
-        args: Any,
-        kwargs: Any,
-        flops: int,
-        work: OperationWork | None,
-    ) -> None:
-        after: list[Any] = []
-        if signature(args, kwargs, after) != key:  # it has changed the shape of what it was given
-            return
-        found = remembered(result, inputs)
-        if found is not None:
-            found.flops, found.work = flops, work
-            results[key] = found
 
     def counted(self, result: Any, func: Any) -> Any:
         if isinstance(result, torch.Tensor):
