@@ -147,3 +147,29 @@ def test_a_script_that_trains_otherwise_is_told_by_what_it_starts(read, command:
 def test_a_script_that_starts_other_than_the_planned_processes_says_so(read, command: str, starts: str | None):
     notes = [note for note in read(command).notes if "planned on 8 GPUs" in note]
     assert [f"starts {starts};" in note for note in notes] == ([True] if starts else [])
+
+
+# -- what a null and two kinds of checkpoints mean --------------------------------------------------------------------
+
+TRL_FILE = "model_name_or_path: m\ndataset_name: d\n"
+UNCUT = "a sample may have 32,768 tokens, the model's own limit"
+
+
+@pytest.mark.parametrize("name", ["sft_vlm.py", "sft_vlm_gemma3.py"])
+def test_a_length_that_is_null_cuts_nothing_in_trl(read, name: str):
+    assert read(TRL_FILE, "sft.yaml").options["seq_len"] == 1024
+    null = read(f"{TRL_FILE}max_length: null\n", "sft.yaml")
+    script = read(f"accelerate launch {name} --dataset_name d --max_length 512 --model_name_or_path m\n")
+    for config in (null, script):
+        assert "seq_len" not in config.options
+        assert any(UNCUT in note for note in config.notes)
+
+
+def test_ms_swift_leaves_checkpoints_to_fsdp2_where_both_are_asked_for(read):
+    swift = "NPROC_PER_NODE=8 swift sft --tuner_type full --torch_dtype bfloat16 --max_length 512 --fsdp fsdp2"
+    config = read(f"{swift}\n")
+    assert (config.options["fsdp"], config.options["activation_checkpointing"]) == (True, True)
+    assert any("gradient_checkpointing is turned off" in note for note in config.notes)
+    alone = read(f"{swift} --gradient_checkpointing false\n")
+    assert alone.options == config.options
+    assert not any("turned off" in note for note in alone.notes)

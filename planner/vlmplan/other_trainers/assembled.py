@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
-from vlmplan.data_rules import FOR_LARGEST, DataRules
+from vlmplan.data_rules import FOR_LARGEST, FOR_LONGEST, DataRules
 from vlmplan.deepspeed_config import DsConfig, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.json_reader import parse_json_object
+from vlmplan.models import context_length
 from vlmplan.other_trainers.fsdp import read_fsdp, unread_losses
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -306,6 +307,13 @@ def _count_samples(settings: Settings, options: dict[str, Value], around: Surrou
         return
     options["num_samples"] = int(steps) * micro_batch * grad_accum * around.num_gpus
     options["epochs"] = 1.0
+
+
+def without_limit(model: ModelFiles | None) -> str:
+    """How long a sample may be that no trainer cuts, in words, and what to do about it."""
+    longest = None if model is None else context_length(model)
+    limit = "the model's own limit" if longest is None else f"{longest:,} tokens, the model's own limit"
+    return f"a sample may have {limit}: {FOR_LONGEST}"
 
 
 def sees(model: ModelFiles | None) -> bool:

@@ -9,12 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from vlmplan.data_rules import FOR_LONGEST, OF_EVERY_IMAGE, DataRules, loader_workers_of
+from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules, loader_workers_of
 from vlmplan.evaluation import Kept
 from vlmplan.files import text_of
 from vlmplan.json_reader import parse_json_object
 from vlmplan.lora_targets import is_lora_init
-from vlmplan.models import context_length
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import (
     MAX_BYTES,
@@ -24,6 +23,7 @@ from vlmplan.other_trainers.assembled import (
     found_file,
     largest_image,
     sees,
+    without_limit,
 )
 from vlmplan.other_trainers.batching import ms_swift_batching
 from vlmplan.other_trainers.evaluated import STRATEGIES, EvaluationRules, generation_beams
@@ -179,7 +179,8 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
 
 def _named_sharding(arguments: Arguments, settings: Settings, around: Surroundings) -> None:
     """``fsdp`` is a name, a file or JSON, which holds ``fsdp`` and ``fsdp_config``: a run's ``args.json`` has both, as
-    accelerate's launcher has (``_init_fsdp`` in ``arguments/sft_args.py``)."""
+    accelerate's launcher has (``_init_fsdp`` in ``arguments/sft_args.py``; ``_check_fsdp2_compatibility`` there on
+    checkpoints)."""
     if arguments.fsdp is None or arguments.fsdp_config is not None:
         return
     name = arguments.fsdp
@@ -192,6 +193,9 @@ def _named_sharding(arguments: Arguments, settings: Settings, around: Surroundin
         found = parse_json_object(text_of(file, name=str(file), most_bytes=MAX_BYTES), source=str(file))
     arguments.fsdp = found.get("fsdp", "full_shard auto_wrap")
     arguments.fsdp_config = dict(found.get("fsdp_config", {}))
+    if arguments.fsdp_config.get("activation_checkpointing") and arguments.options["activation_checkpointing"]:
+        arguments.options["activation_checkpointing"] = False
+        settings.note("gradient_checkpointing is turned off beside activation_checkpointing of FSDP2, which does it")
 
 
 def _types(settings: Settings, arguments: Arguments) -> WeightDtype:
@@ -217,9 +221,7 @@ def _samples(settings: Settings, model: ModelFiles | None, around: Surroundings)
     if length is not None:
         options["seq_len"] = length
     else:
-        longest = None if model is None else context_length(model)
-        limit = "the model's own limit" if longest is None else f"{longest:,} tokens, the model's own limit"
-        settings.note(f"max_length is not said, so a sample may have {limit}: {FOR_LONGEST}")
+        settings.note(f"max_length is not said, so {without_limit(model)}")
     largest = settings.maybe_count("max_pixels", least=1) or _pixels(settings, model, around)
     if largest is not None and sees(model):
         options["image_size"] = largest_image(largest)

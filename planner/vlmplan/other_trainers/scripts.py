@@ -36,6 +36,8 @@ SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(("dpo", "dpo_vlm"), TRL_DPO),
 }
 """Scripts of TRL, by their names: whose keys they take."""
+UNCUT = ("sft_vlm", "sft_vlm_gemma3")
+"""Those that set ``max_length`` to None themselves, whatever was asked for."""
 OTHER_TASKS: Mapping[str, str] = {
     **{name: name for name in ("grpo", "kto", "orpo", "cpo", "reward", "rloo", "ppo", "gkd", "bco", "online_dpo")},
     "grpo_vlm": "grpo",
@@ -96,6 +98,8 @@ def _run(command: Command, source: str) -> ScriptRun | None:
     if found is None or trainer is None:
         return None
     files, values = arguments_of(command, found.words[1:], source=source)
+    if trainer == "trl" and PurePath(found.words[0]).stem in UNCUT:
+        values["max_length"] = None
     if (command.program, found.program) == ("srun", "python"):
         found = replace(found, program="srun")  # Slurm's own options say how often it starts
     return _with_files(command, trainer, files, values, found)

@@ -41,6 +41,10 @@ class Settings:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
+    def is_null(self, key: str) -> bool:
+        """Whether it is there and says that there is none."""
+        return key in self._nulls
+
     # -- values by kind ------------------------------------------------------------------------------------------
 
     def raw(self, key: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Final
 from vlmplan.data_rules import DataRules
 from vlmplan.lora_targets import is_stacked
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import (
@@ -74,7 +74,7 @@ def of_any_task(
     options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
-    options["seq_len"] = settings.count("max_length", 1024, least=1)
+    options |= _length(settings, model)
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
     method = _method(settings)
     options |= _adapters(settings, model) if method is not Method.FULL else {}
@@ -103,6 +103,15 @@ def of_any_task(
         data_rules=data_rules,
     )
     return assembled(settings, arguments, meaning, around)
+
+
+def _length(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """``max_length``, where null is no default but cuts nothing, as TRL's scripts for models that see have it."""
+    if settings.is_null("max_length"):
+        settings.ignore(("max_length",))
+        settings.note(f"max_length is null, so nothing is cut and {without_limit(model)}")
+        return {}
+    return {"seq_len": settings.count("max_length", 1024, least=1)}
 
 
 def pads_to(settings: Settings) -> int:
