@@ -1,9 +1,10 @@
 """Models with an encoder and a decoder on two ranks: FSDP2 and ZeRO-3 take the steps of whole copies."""
 
 import pytest
-from encoder_decoder_folders import write_model
 from speech_folders import write_whisper
 from trainer_runs import planned, train_all
+
+from encoder_decoder_folders import write_model
 
 pytestmark = pytest.mark.sweep
 
