@@ -1,5 +1,7 @@
 """Modules with weights that call others under ZeRO-3: gathered once for their backward, whatever is inside."""
 
+from typing import Any
+
 import pytest
 
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -73,16 +75,34 @@ def test_an_embedding_that_the_model_reads_is_fetched_behind_the_head_in_backwar
     assert len(uses(backward, Release)) == 1  # of the head: the ids that the model gets have no gradient
 
 
-def test_a_layer_that_runs_again_for_an_operation_of_its_own_keeps_what_it_gathers_to_its_end():
+def backward_of_layers(config: dict[str, Any]) -> list[list[Any]]:
+    """Events of each layer's backward, with adapters and checkpoints."""
     recipe = Recipe(method=Method.LORA, zero_stage=3, activation_checkpointing=True)
-    model = prepared_model(GEMMA, recipe)
+    model = prepared_model(config, recipe)
     set_checkpointing(list(model.stacks()), recipe)
     batch = Batch(micro_batch=1, num_tokens=9, images_per_sample=0, image=None)
     trace = model.run(Tape(), batch, AttentionBackend(), loss=LossKind.CHUNKED)
     layers = [section.backward for run, section in trace.backward() if run.layer is not None]
     assert layers
-    for events in layers:
+    return layers
+
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+OPT = {"model_type": "opt", **SIZES, "ffn_dim": 96, "word_embed_proj_dim": 64}
+STARCODER2 = {"model_type": "starcoder2", **SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("config", [GEMMA, OPT, {**STARCODER2, "residual_dropout": 0.1}])
+def test_a_layer_that_runs_again_for_an_operation_of_its_own_keeps_what_it_gathers_to_its_end(config: dict[str, Any]):
+    for events in backward_of_layers(config):
         fetched = [place for place, event in enumerate(events) if isinstance(event, Fetch)]
         ended = [place for place, event in enumerate(events) if isinstance(event, Release) and event.ends_recomputation]
         assert ended
         assert min(ended) > max(fetched)
+
+
+def test_a_layer_that_runs_again_for_an_operation_inside_of_it_keeps_that_no_longer_than_the_module_takes():
+    for events in backward_of_layers(STARCODER2):
+        fetched = [place for place, event in enumerate(events) if isinstance(event, Fetch)]
+        ended = [place for place, event in enumerate(events) if isinstance(event, Release) and event.ends_recomputation]
+        assert min(ended) < max(fetched)

@@ -117,8 +117,11 @@ class BartLayer(Module):
         self.final_layer_norm = LayerNorm(shape.width)
 
     def forward(self, x: Tensor, masks: Masks, states: Tensor | None = None) -> Tensor:
+        """Where norms stand first, the last operation that saves anything is the layer's own dropout: there backward
+        runs the layer again, and what that gathers goes when the layer's backward is over."""
         shape = self.shape
         norms_first, backend = shape.kind.norms_first, masks.backend
+        x.tape.enter_block()
         residual = x
         if norms_first:
             x = self.self_attn_layer_norm(x)
@@ -147,7 +150,9 @@ class BartLayer(Module):
         x = ops.add(residual, x)
         if not norms_first:
             x = self.final_layer_norm(x)
-        return x if self.is_decoder else self._limited(x)
+        x = x if self.is_decoder else self._limited(x)
+        x.tape.leave_block()
+        return x
 
     def _limited(self, x: Tensor) -> Tensor:
         if x.dtype is DType.FLOAT16 and self.shape.kind.clamps:

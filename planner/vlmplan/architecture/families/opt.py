@@ -84,7 +84,10 @@ class OptLayer(Module):
         self.activation = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor, context: OptContext) -> Tensor:
+        """Where norms stand first, the last operation that saves anything is the layer's own dropout: there backward
+        runs the layer again, and what that gathers goes when the layer's backward is over."""
         shape = self.shape
+        x.tape.enter_block()
         residual = x
         if shape.norms_first:
             x = self.self_attn_layer_norm(x)
@@ -93,6 +96,8 @@ class OptLayer(Module):
         x = ops.add(residual, x)
         if not shape.norms_first:
             x = self.self_attn_layer_norm(x)
+        batch = x.shape
+        x = x.view(x.numel // batch[-1], batch[-1])  # rows, whose gradients are no views
         residual = x
         if shape.norms_first:
             x = self.final_layer_norm(x)
@@ -100,7 +105,8 @@ class OptLayer(Module):
         x = self.activation(x)
         x = self.fc2(x)
         x = ops.dropout(x, shape.dropout, is_module=False)
-        x = ops.add(residual, x)
+        x = ops.add(residual, x).view(*batch)
+        x.tape.leave_block()
         return x if shape.norms_first else self.final_layer_norm(x)
 
 

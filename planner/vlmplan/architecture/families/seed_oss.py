@@ -40,7 +40,12 @@ class SeedOssMlp(GatedMlp):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.dropout(super().forward(x), self.dropout, is_module=False)
+        """The last operation of a layer that saves anything is this module's own dropout: there backward runs the layer
+        again, and what that gathers goes when this module's backward is over."""
+        x.tape.enter_block()
+        x = ops.dropout(super().forward(x), self.dropout, is_module=False)
+        x.tape.leave_block()
+        return x
 
 
 class SeedOssLayer(DecoderLayer):

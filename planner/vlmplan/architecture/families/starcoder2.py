@@ -62,6 +62,9 @@ class Starcoder2Layer(Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        """The last operation that saves anything is the layer's own dropout: there backward runs the layer again, and
+        what that gathers goes when the layer's backward is over."""
+        x.tape.enter_block()
         residual = x
         x = self.input_layernorm(x)
         x = self.self_attn(x, context)
@@ -69,7 +72,9 @@ class Starcoder2Layer(Module):
         residual = x
         x = self.post_attention_layernorm(x)
         x = ops.dropout(self.mlp(x), self.dropout, is_module=False)
-        return ops.add(residual, x)
+        x = ops.add(residual, x)
+        x.tape.leave_block()
+        return x
 
 
 class Starcoder2Decoder(Decoder):
