@@ -31,6 +31,20 @@ def test_stages_are_all_there_and_the_one_that_was_asked_for_is_marked():
     assert variants[0]["name"] == "DDP"
 
 
+@pytest.mark.parametrize(
+    ("words", "present"), [(("--fsdp",), "FSDP2"), (("--zero-stage", "3", "--hpz", "2"), "ZeRO-3")], ids=str
+)
+def test_engines_are_compared_without_what_belongs_to_the_one_that_was_asked_for(words: tuple[str, ...], present: str):
+    setup = ("--model", "smollm2-135m", "--gpu", "rtx-4060:4")
+    variants = call("estimate", *setup, *words, "--compare", "zero", "--json").document["variants"]
+    assert [one["name"] for one in variants if one["is_present"]] == [present]
+    assert not [one["name"] for one in variants if one["estimate"] is None]
+    asked = call("estimate", *setup, *words, "--json").document["peak_device_bytes"]
+    assert [one["estimate"]["peak_device_bytes"] for one in variants if one["is_present"]] == [asked]
+    alone = call("estimate", *setup, "--zero-stage", "2", "--json").document["peak_device_bytes"]
+    assert [one["estimate"]["peak_device_bytes"] for one in variants if one["name"] == "ZeRO-2"] == [alone]
+
+
 def test_rows_keep_to_80_columns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = call("estimate", "--model", "llama-3.1-70b", "--gpu", "a100-sxm4-80gb:8", "--compare", "zero")

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.kinds import engine_title, without_plain_options
+from vlmplan.changes.kinds import FSDP_OPTIONS, engine_title, without_plain_options
 from vlmplan.changes.trials import Trials
+from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines import STAGES
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
@@ -54,12 +55,7 @@ def _variant(trials: Trials, request: Request, title: str, options: Options) -> 
 
 def _variants(name: str, num_gpus: int, request: Request) -> Iterator[tuple[str, Options]]:
     if name == "zero":
-        engines = [*((stage, Offload.NONE, Offload.NONE) for stage in STAGES), *OFFLOADS]
-        for stage, optimizer, params in engines:
-            options: dict[str, OptionValue] = {"zero_stage": PLAIN if stage is None else str(stage)}
-            options |= {"offload_optimizer": optimizer.value, "offload_params": params.value}
-            options |= {} if stage is None else without_plain_options(request.recipe.weight_dtype)
-            yield engine_title((stage, optimizer, params), num_gpus), options
+        yield from _engines(num_gpus, request.recipe)
     elif name == "checkpointing":
         for title, language, vision in (("none", False, False), ("language", True, False), ("vision", False, True)):
             yield title, {"activation_checkpointing": language, "vision_activation_checkpointing": vision}
@@ -67,3 +63,18 @@ def _variants(name: str, num_gpus: int, request: Request) -> Iterator[tuple[str,
     else:
         kinds = {"method": Method, "precision": Precision, "optimizer": OptimizerKind}
         yield from ((kind.value, {name: kind.value}) for kind in kinds[name])
+
+
+def _engines(num_gpus: int, decided: DecidedRecipe) -> Iterator[tuple[str, Options]]:
+    """Every engine without what belongs to another that is asked for: FSDP2, and second copies of weights."""
+    if decided.fsdp:
+        yield "FSDP2", {}
+    engines = [*((stage, Offload.NONE, Offload.NONE) for stage in STAGES), *OFFLOADS]
+    for stage, optimizer, params in engines:
+        options: dict[str, OptionValue] = {"zero_stage": PLAIN if stage is None else str(stage)}
+        options |= {"offload_optimizer": optimizer.value, "offload_params": params.value}
+        options |= {} if stage is None else without_plain_options(decided.weight_dtype)
+        options |= dict.fromkeys(FSDP_OPTIONS) if decided.fsdp else {}
+        has_copies = decided.hpz is not None and stage == 3 and params is Offload.NONE
+        options |= {} if decided.hpz is None or has_copies else {"hpz": None}
+        yield engine_title((stage, optimizer, params), num_gpus), options
