@@ -66,6 +66,14 @@ ERNIE = {
     "moe_intermediate_size": 48,
     "moe_num_shared_experts": 2,
 }
+MELLUM = {
+    "model_type": "mellum",
+    **SIZES,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
 CONFIGS = {
     "granitemoe": GRANITE,
     "granitemoe with biases, tied": {**GRANITE, "attention_bias": True, "tie_word_embeddings": True},
@@ -95,6 +103,15 @@ CONFIGS = {
         "moe_layer_interval": 2,
         "moe_layer_end_index": 2,
         "tie_word_embeddings": False,
+    },
+    "mellum": MELLUM,
+    "mellum with windows, a layer without experts": {
+        **MELLUM,
+        "sliding_window": 64,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "attention_bias": True,
+        "norm_topk_prob": False,
     },
     "qwen2_moe": QWEN2,
     "qwen2_moe with windows": {

@@ -34,3 +34,13 @@ def test_checkpointed_layers_keep_as_many_masks_as_in_transformers(model_type, g
         del inputs["attention_mask"]
     config = {"model_type": model_type, **SIZES, **WINDOWS[model_type]}
     assert_step_matches(config, BATCH, inputs, checkpoints=True, tolerance=0.005)
+
+
+def test_a_mask_goes_when_no_layer_is_left_that_has_it():
+    """The last layer alone sees everything: its mask and positions are gone when the first one, the widest, runs again
+    in backward."""
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "intermediate_size": 4096}
+    config = {"model_type": "mellum", **SIZES, **experts, **kinds, "num_hidden_layers": 2, "sliding_window": 256}
+    inputs = text_inputs(BATCH)
+    assert_step_matches(config, BATCH, inputs, attention="eager", checkpoints=True, tolerance=0.005)

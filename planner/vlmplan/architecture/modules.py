@@ -104,6 +104,23 @@ def _tape_of(args: Iterable[Any]) -> Any:
     raise AssertionError("a module with weights is called with a tensor")
 
 
+class Calls:
+    """Passes each layer a context of its own, which is all that it keeps of them where it runs again in backward."""
+
+    def __init__(self, context_of: Callable[[Any], Any]) -> None:
+        self.context_of = context_of
+
+    def __call__(self, layer: Any, x: Tensor) -> Tensor:
+        return self.of(layer)(layer, x)
+
+    def of(self, layer: Any) -> Callable[[Any, Tensor], Tensor]:
+        return partial(_called_with, self.context_of(layer))
+
+
+def _called_with(context: Any, layer: Any, x: Tensor) -> Tensor:
+    return layer(x, context)
+
+
 class Stack(Module):
     """An ``nn.ModuleList`` of layers of which many are equal.
 
@@ -150,6 +167,7 @@ class Stack(Module):
         shares_input: bool = False,
     ) -> Tensor:
         """x through the layers from ``start`` to ``stop``; ``call(layer, x)`` passes a layer what it takes besides x.
+        Of ``Calls`` each layer has one of its own.
 
         A stretch that starts behind layer 0 must begin with a kind that no layer before it has. ``shares_input``: x is
         used by something else too, so that the first layer is not reused for others.
@@ -174,7 +192,7 @@ class Stack(Module):
             layer = self.kinds[kind]
             needs_grad = not tape.is_evaluating and (x.requires_grad or _is_trainable(layer))
             checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
-            run = partial(_run_to_end, call, layer)
+            run = partial(_run_to_end, call.of(layer) if isinstance(call, Calls) else call, layer)
             run = partial(checkpoint, run) if checkpoints else run
             with tape.section(key, index):
                 if is_first and reuses_layers and kind in self.pattern[index + 1 : stop]:

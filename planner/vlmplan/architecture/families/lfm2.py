@@ -9,18 +9,16 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
-from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.gated_delta import CausalConvolution
 from vlmplan.architecture.families.llama import (
-    Decoder,
     DecoderShape,
     RotaryContext,
-    causal_masks,
     decoder_shape,
     stack_of_kinds,
 )
+from vlmplan.architecture.families.olmo import PositionsByWindow
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -106,21 +104,14 @@ class Lfm2Layer(Module):
         return ops.add(x, self.feed_forward(self.ffn_norm(x)))
 
 
-class Lfm2Decoder(Decoder):
-    """``Lfm2Model``: attention of each window has positions of its own."""
+class Lfm2Decoder(PositionsByWindow):
+    """``Lfm2Model``."""
 
     NORM = "embedding_norm"
 
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
-        tape = x.tape
-        with tape.section("positions"):
-            tape.prefetch()  # for the module of the positions
-            masks = causal_masks(x, backend, self.windows)
-            windows = dict.fromkeys(self.windows)
-            contexts = {window: RotaryContext(backend, *self.positions(x), masks) for window in windows}
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, contexts.get(layer.window)))
-        with tape.section("norm"):
-            return self.final_norm(hidden)
+    def window_of(self, layer: Any) -> int | None:
+        """None of a convolution too, which has no use for positions."""
+        return layer.window
 
 
 class Lfm2(CausalLM):

@@ -276,11 +276,12 @@ class MoeDecoderLayer(DecoderLayer):
         self.mlp = block
 
 
-CHOOSE_TO_NORMALIZE = ("qwen3_moe", "qwen3_omni_moe_text")
+CHOOSE_TO_NORMALIZE = ("mellum", "qwen3_moe", "qwen3_omni_moe_text")
 
 
 def moe_block(config: Config, shape: DecoderShape) -> SparseMoeBlock:
-    """The mixture of experts of a text configuration (mixtral, qwen3_moe, qwen3_omni_moe_text, qwen3_vl_moe_text)."""
+    """The mixture of experts of a text configuration (mellum, mixtral, qwen3_moe, qwen3_omni_moe_text,
+    qwen3_vl_moe_text)."""
     is_mixtral = config.model_type == "mixtral"
     num_experts = config.integer("num_experts")
     width = config.integer("intermediate_size" if is_mixtral else "moe_intermediate_size")
@@ -289,7 +290,7 @@ def moe_block(config: Config, shape: DecoderShape) -> SparseMoeBlock:
         shape.hidden_size,
         config.integer("num_experts_per_tok"),
         casts_scores=not is_mixtral,
-        # The key is Qwen3-MoE's and its Omni's; the others normalise always.
+        # The key is Qwen3-MoE's, its Omni's and Mellum's; the others normalise always.
         normalizes=config.model_type not in CHOOSE_TO_NORMALIZE or config.boolean("norm_topk_prob"),
     )
     experts = Experts(num_experts, shape.hidden_size, width, activation=shape.activation)

@@ -6,6 +6,7 @@ Source: transformers 5.23 ``models/olmo/modeling_olmo.py``, ``models/olmo2/model
 """
 
 from dataclasses import replace
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -22,7 +23,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     windows_by_type,
 )
-from vlmplan.architecture.modules import Module, RMSNorm, Stack, WideRMSNorm
+from vlmplan.architecture.modules import Calls, Module, RMSNorm, Stack, WideRMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -118,6 +119,10 @@ class PostNormLayer(Module):
 class PositionsByWindow(Decoder):
     """Layers of each window have positions of their own."""
 
+    def window_of(self, layer: Any) -> int | None:
+        """The window of a layer's attention."""
+        return layer.self_attn.window
+
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
         with tape.section("positions"):
@@ -125,9 +130,10 @@ class PositionsByWindow(Decoder):
             tape.prefetch()  # for the module of the positions
             masks = causal_masks(x, backend, self.windows)
             contexts = {
-                window: RotaryContext(backend, *self.positions(x), masks) for window in dict.fromkeys(self.windows)
+                window: RotaryContext(backend, *self.positions(x), {at: masks[at] for at in (window,) if at in masks})
+                for window in dict.fromkeys(self.windows)
             }
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, contexts[layer.self_attn.window]))
+        hidden = self.layers.run(x, Calls(lambda layer: contexts.get(self.window_of(layer))))
         with tape.section("norm"):
             hidden = self.final_norm(hidden)
         del unused_masks

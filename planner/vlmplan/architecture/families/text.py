@@ -58,6 +58,7 @@ TEXT_FAMILIES = {
     "llama": "llama",
     "llama4_text": "llama4",
     "mamba2": "mamba2",
+    "mellum": "mellum",
     "minimax_m2": "minimax_m2",
     "ministral": "ministral",
     "ministral3": "ministral3",
