@@ -45,6 +45,19 @@ def test_engines_are_compared_without_what_belongs_to_the_one_that_was_asked_for
     assert [one["estimate"]["peak_device_bytes"] for one in variants if one["name"] == "ZeRO-2"] == [alone]
 
 
+def test_methods_are_compared_without_the_options_of_adapters_where_there_are_none():
+    lora = ("--method", "lora", "--lora-rank", "8", "--use-rslora")
+    variants = call("estimate", *SETUP, *lora, "--compare", "method", "--json").document["variants"]
+    full, adapters, _ = variants
+    assert (full["options"], adapters["options"]) == (
+        {"method": "full", "lora_rank": None, "use_rslora": None},
+        {"method": "lora"},
+    )
+    alone = call("estimate", *SETUP, "--method", "full", "--json").document["peak_device_bytes"]
+    assert full["estimate"]["peak_device_bytes"] == alone
+    assert adapters["is_present"]
+
+
 def test_rows_keep_to_80_columns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = call("estimate", "--model", "llama-3.1-70b", "--gpu", "a100-sxm4-80gb:8", "--compare", "zero")

@@ -12,6 +12,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe_settings import ADAPTER_FIELDS
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.workload import ModelFiles
 
@@ -60,9 +61,19 @@ def _variants(name: str, num_gpus: int, request: Request) -> Iterator[tuple[str,
         for title, language, vision in (("none", False, False), ("language", True, False), ("vision", False, True)):
             yield title, {"activation_checkpointing": language, "vision_activation_checkpointing": vision}
         yield "both", {"activation_checkpointing": True, "vision_activation_checkpointing": True}
+    elif name == "method":
+        for method in Method:
+            yield method.value, {"method": method.value, **_of_other_methods(method, request.recipe)}
     else:
-        kinds = {"method": Method, "precision": Precision, "optimizer": OptimizerKind}
+        kinds = {"precision": Precision, "optimizer": OptimizerKind}
         yield from ((kind.value, {name: kind.value}) for kind in kinds[name])
+
+
+def _of_other_methods(method: Method, decided: DecidedRecipe) -> dict[str, OptionValue]:
+    """What is said that means nothing with this method, left off."""
+    others = {*(ADAPTER_FIELDS if method is Method.FULL else ())}
+    others |= set() if method is Method.QLORA else {"upcasts_frozen"}
+    return dict.fromkeys(sorted(others & decided.names))
 
 
 def _engines(num_gpus: int, decided: DecidedRecipe) -> Iterator[tuple[str, Options]]:
