@@ -1,5 +1,8 @@
 """``vlmplan estimate --compare``: every row is the estimate of its own options, and what is refused says why."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, call, option_words
@@ -43,6 +46,18 @@ def test_engines_are_compared_without_what_belongs_to_the_one_that_was_asked_for
     assert [one["estimate"]["peak_device_bytes"] for one in variants if one["is_present"]] == [asked]
     alone = call("estimate", *setup, "--zero-stage", "2", "--json").document["peak_device_bytes"]
     assert [one["estimate"]["peak_device_bytes"] for one in variants if one["name"] == "ZeRO-2"] == [alone]
+
+
+def test_engines_that_a_deepspeed_file_does_not_decide_are_compared_without_it(tmp_path: Path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}), encoding="utf-8")
+    setup = ("--model", "smollm2-135m", "--gpu", "rtx-4060:2")
+    found = call("estimate", *setup, "--ds-config", str(file), "--compare", "zero", "--json").document["variants"]
+    assert [one["name"] for one in found if one["is_present"]] == ["ZeRO-2"]
+    for one in found:
+        words = ("--ds-config", str(file)) if one["is_present"] else option_words(one["options"])
+        alone = call("estimate", *setup, *words, "--json").document
+        assert one["estimate"]["peak_device_bytes"] == alone["peak_device_bytes"], one["name"]
 
 
 def test_methods_are_compared_without_the_options_of_adapters_where_there_are_none():

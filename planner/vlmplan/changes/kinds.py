@@ -242,13 +242,11 @@ def engine_changes(at: RequestedSetup) -> Iterator[Change]:
     recipe = at.recipe
     present = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params)
     plain = without_plain_options(recipe.weight_dtype)
-    without_file: dict[str, OptionValue] = {}
+    without_file: dict[str, OptionValue] | None = {}
     if at.ds_config is not None:
-        if recipe.gradient_clipping != Recipe().gradient_clipping:
+        without_file = options_of_file(recipe)
+        if without_file is None:
             return
-        without_file = {name: getattr(recipe, name).value for name in ("precision", "optimizer")}
-        without_file |= {name: getattr(recipe, name) for name in ("micro_batch", "grad_accum")}
-        without_file |= {"ds_config": None}
     num_gpus = at.cluster.num_gpus
     for engine in (PLAIN_ENGINE, *(ON_ONE_GPU if num_gpus == 1 else ON_SEVERAL)):
         if at.cluster.node.gpu.is_cpu and HOST in engine:
@@ -266,6 +264,14 @@ def engine_changes(at: RequestedSetup) -> Iterator[Change]:
         is_larger = (stage is None) is recipe.uses_deepspeed or engine.count(HOST) > present.count(HOST)
         options = without_file | (plain if stage is not None else {}) | options
         yield Change(name=engine_title(engine, num_gpus), options=options, is_larger=is_larger)
+
+
+def options_of_file(recipe: Recipe) -> dict[str, OptionValue] | None:
+    """What a DeepSpeed file says beside the engine, as options in its place; None where no option can."""
+    if recipe.gradient_clipping != Recipe().gradient_clipping:
+        return None
+    said: dict[str, OptionValue] = {name: getattr(recipe, name).value for name in ("precision", "optimizer")}
+    return {**said, "micro_batch": recipe.micro_batch, "grad_accum": recipe.grad_accum, "ds_config": None}
 
 
 def engine_title(engine: Engine, num_gpus: int) -> str:

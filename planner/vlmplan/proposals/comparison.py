@@ -1,16 +1,16 @@
 """One setup beside others that differ in one choice: ZeRO stages, methods, precisions, optimizers, checkpointing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.kinds import FSDP_OPTIONS, engine_title, without_plain_options
+from vlmplan.changes.kinds import FSDP_OPTIONS, engine_title, options_of_file, without_plain_options
 from vlmplan.changes.trials import Trials
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines import STAGES
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
-from vlmplan.recipe import PLAIN
+from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.recipe_settings import ADAPTER_FIELDS
 from vlmplan.request import Options, OptionValue, Request
@@ -38,7 +38,10 @@ def comparison(name: str, request: Request, catalog: Catalog, model: ModelFiles)
     """
     trials = Trials(catalog, model)
     num_gpus = trials.machine(request.hardware)[0].num_gpus
-    variants = [_variant(trials, request, title, options) for title, options in _variants(name, num_gpus, request)]
+    found = _variants(name, num_gpus, request)
+    if name == "zero" and request.ds_config is not None:
+        found = _beside_a_file(found, trials.estimate(request).recipe, num_gpus)
+    variants = [_variant(trials, request, title, options) for title, options in found]
     if all(variant.estimate is None for variant in variants):
         trials.estimate(request)  # says what is wrong with all of them, where that is what is asked for
         raise InputError(f"none of them can be trained; {variants[0].name}: {variants[0].reason}")
@@ -74,6 +77,16 @@ def _of_other_methods(method: Method, decided: DecidedRecipe) -> dict[str, Optio
     others = {*(ADAPTER_FIELDS if method is Method.FULL else ())}
     others |= set() if method is Method.QLORA else {"upcasts_frozen"}
     return dict.fromkeys(sorted(others & decided.names))
+
+
+def _beside_a_file(
+    found: Iterable[tuple[str, Options]], recipe: Recipe, num_gpus: int
+) -> Iterator[tuple[str, Options]]:
+    """The engines, of which a DeepSpeed file decides that of ``recipe``: the others do without it."""
+    present = engine_title((recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params), num_gpus)
+    in_place_of_file = options_of_file(recipe) or {}
+    for title, options in found:
+        yield title, {} if title == present else {**options, **in_place_of_file}
 
 
 def _engines(num_gpus: int, decided: DecidedRecipe) -> Iterator[tuple[str, Options]]:
