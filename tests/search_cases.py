@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import date
 from functools import cache
 from itertools import islice, product
+from math import inf
 from typing import Any
 
 from planned import decided, shipped_gpus, workload
@@ -13,6 +14,7 @@ from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing
 from vlmplan.recipe_choices import Method
 from vlmplan.search import Compared, Limits, Objective, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
+from vlmplan.search.setup_records import BoundedSetup
 from vlmplan.search.setups import SetupSpace
 from vlmplan.workload import ModelFiles
 
@@ -28,6 +30,12 @@ def card(gpu_id: str = "rtx-4090", **changes: Any) -> Gpu:
 
 def cluster(gpu: Gpu, num_gpus: int = 1, num_nodes: int = 1, **node: Any) -> Cluster:
     return Cluster(node=Node(gpu=gpu, num_gpus=num_gpus, **node), num_nodes=num_nodes)
+
+
+def bounded_setups(where: SetupSpace, on: Cluster) -> list[BoundedSetup]:
+    """The setups of every recipe that fit by their bounds, or may, whatever they take."""
+    ways = (way for method in where.choices.methods for way in where.ways(on, method))
+    return list(where.fastest(ways, on, lambda _: inf))
 
 
 def offer(gpu: Gpu, usd_per_hour: float, num_gpus: int = 1, **changes: Any) -> Offer:

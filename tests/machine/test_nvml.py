@@ -39,7 +39,6 @@ def card(**changes: object) -> NvmlCard:
         name="NVIDIA A100-SXM4-80GB",
         uuid="GPU-abc",
         total_bytes=81920 * MIB,
-        used_bytes=0,
         free_bytes=81920 * MIB,
         pci_device_id="20B2",
         compute_capability=(8, 0),
@@ -67,8 +66,7 @@ def test_card_is_read_with_memory_pci_id_and_versions(monkeypatch: pytest.Monkey
         "20B2",
         (8, 0),
     )
-    assert (only.total_bytes, only.used_bytes) == (81920 * MIB, 512 * MIB)
-    assert only.free_bytes == (81920 - 512) * MIB
+    assert (only.total_bytes, only.free_bytes) == (81920 * MIB, (81920 - 512) * MIB)
     assert (only.pcie_gen, only.pcie_lanes) == (4, 16)
     assert not only.mig_is_enabled
 
@@ -279,15 +277,13 @@ def test_nvlink_counts_only_if_every_pair_has_it(catalog: Catalog):
 
 
 def test_memory_that_others_hold_is_said(catalog: Catalog):
-    busy = card(used_bytes=30 * GIB, free_bytes=50 * GIB)
+    busy = card(free_bytes=50 * GIB)
     assert any("other processes hold" in note for note in local_node(machine(busy), catalog).notes)
     assert local_node(machine(card()), catalog).notes == ()
 
 
 def test_mig_slice_stands_alone_with_its_own_memory(catalog: Catalog):
-    part = MigSlice(
-        name="NVIDIA A100 MIG 3g.40gb", uuid="MIG-1", total_bytes=39 * GIB, used_bytes=0, free_bytes=39 * GIB
-    )
+    part = MigSlice(name="NVIDIA A100 MIG 3g.40gb", uuid="MIG-1", total_bytes=39 * GIB, free_bytes=39 * GIB)
     split = machine(card(mig_is_enabled=True, mig_slices=(part, replace(part, uuid="MIG-2"))))
     node = local_node(split, catalog)
     assert (node.node.num_gpus, node.node.gpu.memory_bytes) == (1, 39 * GIB)
@@ -303,7 +299,7 @@ def test_mig_mode_without_a_slice_says_so(catalog: Catalog):
 
 
 def test_card_that_shares_the_hosts_memory_says_so(catalog: Catalog):
-    shared = card(name="NVIDIA GB10", total_bytes=None, used_bytes=None, free_bytes=None)
+    shared = card(name="NVIDIA GB10", total_bytes=None, free_bytes=None)
     with pytest.raises(UnavailableError, match="shares the host's memory"):
         local_node(machine(shared), catalog)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laws import law
-from search_cases import card, cluster, offer, owned, rented, search, space
+from search_cases import bounded_setups, card, cluster, offer, owned, rented, search, space
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe_choices import Method
 from vlmplan.search import Compared, Limits, Objective, Recommendation
@@ -229,7 +229,7 @@ def test_what_the_allocator_cannot_place_is_on_no_front():
     # Without expandable segments blocks stay as they were cut, so more memory is reserved than tensors take.
     gpu, fixed = SLOW, {"expandable_segments": False, "method": Method.LORA}
     bare = space(fixed=fixed, **SAMPLE)
-    fitting = {setup.recipe for setup in bare.fitting(cluster(gpu))}
+    fitting = {setup.recipe for setup in bounded_setups(bare, cluster(gpu))}
     failing = {
         recipe
         for recipe in fitting

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planned import of_few_layers
-from search_cases import TODAY, all_estimates, card, cluster, offer, owned, rented, search, space
+from search_cases import TODAY, all_estimates, bounded_setups, card, cluster, offer, owned, rented, search, space
 from vlmplan.answers.recommendation import rejection_json
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
@@ -290,7 +290,7 @@ def test_smaller_micro_batch_is_taken_where_the_allocator_cannot_place_a_larger_
     # Without expandable segments blocks stay as they were cut, so more memory is reserved than tensors take.
     on, fixed = cluster(card("rtx-3060-12gb", memory_bytes=int(2.2 * GIB))), {"expandable_segments": False}
     where = space(fixed=fixed, **SAMPLE)
-    largest = {setup.recipe.method: setup for setup in where.fitting(on)}
+    largest = {setup.recipe.method: setup for setup in bounded_setups(where, on)}
     estimates = {method: where.estimate(setup, on) for method, setup in largest.items()}
     assert any(estimate.verdict is not Verdict.FITS for estimate in estimates.values())
     plans = search(owned(on), fixed=fixed, **SAMPLE).plans

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planned import of_few_layers
-from search_cases import all_estimates, card, cluster, space
+from search_cases import all_estimates, bounded_setups, card, cluster, space
 from vlmplan.estimation import Estimate
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
@@ -188,7 +188,7 @@ def test_solved_micro_batch_is_the_largest_that_a_scan_finds(memory_gib: float, 
 @pytest.mark.parametrize("num_gpus", [1, 4])
 def test_every_setup_that_is_said_to_fit_fits_when_computed_exactly(memory_gib: float, num_gpus: int):
     on = cluster(card(memory_bytes=int(memory_gib * GIB)), num_gpus)
-    fitting = [setup for setup in SMALL.fitting(on) if setup.fits]
+    fitting = [setup for setup in bounded_setups(SMALL, on) if setup.fits]
     assert fitting
     for setup in fitting:
         assert SMALL.estimate(setup, on).verdict is Verdict.FITS
@@ -236,7 +236,9 @@ def test_every_way_to_checkpoint_and_to_compute_the_loss_is_tried():
 def test_low_memory_sizes_are_tried_only_beyond_what_the_others_let_fit():
     where = space(seq_len=256, fixed={"method": Method.FULL, "zero_stage": 2})
     ample, scarce = (cluster(card(memory_bytes=int(gib * GIB)), 2) for gib in (24, 2.15))
-    sizes = [{setup.recipe.zero.overlap_comm for setup in where.fitting(on) if setup.fits} for on in (ample, scarce)]
+    sizes = [
+        {setup.recipe.zero.overlap_comm for setup in bounded_setups(where, on) if setup.fits} for on in (ample, scarce)
+    ]
     assert sizes[0] == {True}
     assert False in sizes[1]
 
@@ -274,7 +276,7 @@ ONCE = {("gemma-2-2b", "t4", 2), ("gemma-2-2b", "mi300x", 1), ("blip2-opt-2.7b",
 def test_nothing_that_breaks_a_rule_is_proposed(gpu_id: str, alias: str, num_gpus: int):
     where, on = open_space(alias), cluster(card(gpu_id), num_gpus)
     facts = model_facts(where.workload.model)
-    setups = where.fitting(on)
+    setups = bounded_setups(where, on)
     for setup in setups:
         product = setup.recipe.micro_batch * setup.recipe.grad_accum * num_gpus
         found = problems(setup.recipe, cluster=on, model=facts, global_batch=product)
@@ -298,7 +300,7 @@ FIXED = [
 
 @pytest.mark.parametrize("fixed", FIXED, ids=lambda fixed: "-".join(fixed))
 def test_what_the_user_decided_stays_so_in_every_setup(fixed: dict):
-    found = space(seq_len=256, fixed=fixed).fitting(cluster(card("h100-sxm"), 2))
+    found = bounded_setups(space(seq_len=256, fixed=fixed), cluster(card("h100-sxm"), 2))
     assert found
     assert all(getattr(setup.recipe, name) == value for setup in found for name, value in fixed.items())
 
@@ -370,5 +372,5 @@ def test_refusal_of_adapter_options_speaks_of_adapters():
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_more_memory_never_takes_a_setup_away(one: int, other: int):
     less, more = (cluster(card(memory_bytes=size * GIB // 4)) for size in sorted((one, other)))
-    methods = [{setup.recipe.method for setup in SMALL.fitting(on)} for on in (less, more)]
+    methods = [{setup.recipe.method for setup in bounded_setups(SMALL, on)} for on in (less, more)]
     assert methods[0] <= methods[1]

@@ -24,7 +24,6 @@ class MigSlice:
     name: str
     uuid: str | None
     total_bytes: int
-    used_bytes: int
     free_bytes: int
 
 
@@ -40,7 +39,6 @@ class NvmlCard:
     name: str
     uuid: str | None = None
     total_bytes: int | None = None
-    used_bytes: int | None = None
     free_bytes: int | None = None
     pci_bus_id: str | None = None
     pci_device_id: str | None = None
@@ -149,7 +147,6 @@ def _card(nvml: Any, index: int, handle: Any) -> NvmlCard:
         name=_text(nvml.nvmlDeviceGetName(handle)),
         uuid=None if uuid is None else _text(uuid),
         total_bytes=memory and int(memory.total),
-        used_bytes=memory and int(memory.used),
         free_bytes=memory and int(memory.free),
         pci_bus_id=pci and _text(pci.busId),
         # The vendor's id (10DE) is in the lower half.
@@ -178,7 +175,6 @@ def _mig_slices(nvml: Any, handle: Any) -> Iterator[MigSlice]:
             name=_text(nvml.nvmlDeviceGetName(slice_handle)),
             uuid=None if uuid is None else _text(uuid),
             total_bytes=int(memory.total),
-            used_bytes=int(memory.used),
             free_bytes=int(memory.free),
         )
 

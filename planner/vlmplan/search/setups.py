@@ -123,11 +123,6 @@ class SetupSpace(RecipeSpace):
             if way.least_seconds < below:
                 yield from self._largest(way.recipe, cluster, below)
 
-    def fitting(self, cluster: Cluster) -> list[BoundedSetup]:
-        """The setups of every recipe that fit by their bounds, or may, whatever they take."""
-        ways = (way for method in self.choices.methods for way in self.ways(cluster, method))
-        return list(self.fastest(ways, cluster, lambda _: inf))
-
     def _largest(self, recipe: Recipe, cluster: Cluster, below: float) -> Iterator[BoundedSetup]:
         """The largest micro batch that fits, and larger ones that may; then those of the low-memory sizes, where they
         let a still larger one fit."""
