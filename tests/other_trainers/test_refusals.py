@@ -11,6 +11,7 @@ from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
 from vlmplan.other_trainers.plain_trainer import MAX_NAMED, OPTIONS_OF_SCRIPTS
 
 MODEL = "qwen2.5-0.5b"
+TRL_FILE = "model_name_or_path: m\ndataset_name: d\n"
 BATCH = "--per_device_train_batch_size 4 --bf16 True"
 OF_QWEN_VL = f"""lr=2e-7
 args="
@@ -149,9 +150,14 @@ def test_a_script_that_starts_other_than_the_planned_processes_says_so(read, com
     assert [f"starts {starts};" in note for note in notes] == ([True] if starts else [])
 
 
+def test_a_file_of_trl_says_how_many_processes_it_starts(read):
+    notes = read(f"{TRL_FILE}num_processes: 4\n", "sft.yaml").notes
+    assert [note for note in notes if note.endswith("sft.yaml starts 4 processes; planned on 8 GPUs, as --gpu says")]
+    assert not any("starts" in note for note in read(f"{TRL_FILE}num_processes: 8\n", "sft.yaml").notes)
+
+
 # -- what a null and two kinds of checkpoints mean --------------------------------------------------------------------
 
-TRL_FILE = "model_name_or_path: m\ndataset_name: d\n"
 UNCUT = "a sample may have 32,768 tokens, the model's own limit"
 
 

@@ -12,7 +12,7 @@ from vlmplan.files import text_of
 from vlmplan.json_reader import JsonDict, parse_json_object, shown
 from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accelerate
 from vlmplan.other_trainers.assembled import Surroundings, found_file
-from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, in_file_form, over
+from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
 from vlmplan.other_trainers.llama_factory import LLAMA_FACTORY, read_llama_factory
 from vlmplan.other_trainers.llama_factory_zero import shipped_file
 from vlmplan.other_trainers.ms_swift import MS_SWIFT, read_ms_swift
@@ -269,11 +269,17 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
         return _of_accelerate(opened.values, around, asked, source)
     read = _read(opened.trainer, opened.values, around, asked, source)
     notes = list(opened.notes)
-    processes = None if run is None else run.num_processes
+    processes = _processes_of_file(opened) if run is None else run.num_processes
     if processes is not None and asked.num_gpus is not None and processes != asked.num_gpus:
         starts = f"{processes} process{'es' * (processes > 1)}"
         notes.append(f"{source} starts {starts}; planned on {counted(asked.num_gpus, 'GPU')}, as --gpu says")
     return replace(read, notes=(*read.notes, *notes))
+
+
+def _processes_of_file(opened: OpenedConfig) -> int | None:
+    """The processes that a file of TRL hands on to accelerate's launcher; other files say none."""
+    is_trl = opened.trainer in ("trl", TRL_DPO)
+    return count(str(opened.values.get("num_processes", ""))) if is_trl else None
 
 
 def trainer_of(values: Mapping[str, Any], source: str) -> str:
