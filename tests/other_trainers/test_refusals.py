@@ -73,6 +73,16 @@ def test_options_that_stand_for_keys_of_scripts_are_there():
     assert not {f"--{option}" for option in OPTIONS_OF_SCRIPTS.values()} - known
 
 
+def test_a_value_that_is_wrong_is_named_once(read):
+    said = sentence(read, "stage: sft\nfinetuning_type: lora\nbf16: true\nimage_max_pixels: -1\n", "lf.yaml")
+    assert said.endswith("lf.yaml: image_max_pixels is -1; a number of 1 or more is needed")
+
+
+def test_names_are_a_list_or_text(read):
+    said = sentence(read, f"{TRL_FILE}use_peft: true\nlora_target_modules: {{q_proj: 1}}\n", "sft.yaml")
+    assert 'lora_target_modules is {"q_proj": 1}; a list of names, or text with commas between them is needed' in said
+
+
 def test_mistakes_of_a_file_name_it_once(read):
     said = sentence(read, "dataset_name: d\nuse_peft: true\ndataset_mixer: {d: 1}\nmax_seq_length: 8\n", "sft.yaml")
     assert said.count("sft.yaml") == 1

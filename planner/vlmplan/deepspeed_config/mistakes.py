@@ -50,6 +50,8 @@ class Mistakes:
         return "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences, start=1))
 
     def _keep(self, error: InputError) -> None:
+        if any(str(known) == str(error) for known in self._found):
+            return  # a value that is asked for twice
         self._found.append(error)
         if len(self._found) > MAX_MISTAKES:
             self._found.pop()

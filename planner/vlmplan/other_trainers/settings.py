@@ -113,6 +113,9 @@ class Settings:
             if default:
                 self._taken(key, default)
             value = default
+        if isinstance(value, dict):
+            self._refuse(key, "a list of names, or text with commas between them")
+            return []
         parts = cast(list[Any], value) if isinstance(value, list) else str(value).replace(",", " ").split()
         return [str(part) for part in parts]
 
