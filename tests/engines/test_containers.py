@@ -10,7 +10,7 @@ from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import Fetch, Release
+from vlmplan.architecture.trace import Fetch, Prefetch, Release
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method
 
@@ -106,3 +106,17 @@ def test_a_layer_that_runs_again_for_an_operation_inside_of_it_keeps_that_no_lon
         fetched = [place for place, event in enumerate(events) if isinstance(event, Fetch)]
         ended = [place for place, event in enumerate(events) if isinstance(event, Release) and event.ends_recomputation]
         assert min(ended) < max(fetched)
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 32}
+
+
+@pytest.mark.parametrize("config", [OPT, GPT2])
+def test_no_module_runs_between_the_tokens_and_their_positions(config: dict[str, Any]):
+    """The decoder has begun when it calls its token table."""
+    model = build_model(config)
+    trace = model.run(Tape(), Batch(micro_batch=1, num_tokens=9), AttentionBackend(), loss=LossKind.CHUNKED)
+    forward = [event for _, section in trace.forward() for event in section.forward]
+    first, second = [place for place, event in enumerate(forward) if isinstance(event, Fetch)][:2]
+    assert not [event for event in forward[first:second] if isinstance(event, Prefetch)]
+    assert forward[second].before == 0

@@ -12,7 +12,6 @@ from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import causal_masks
-from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Conv1D, Embedding, LayerNorm, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -132,9 +131,6 @@ class GPT2(CausalLM):
     DECODER = "transformer"
     EMBEDDINGS = "transformer.wte"
     attention_linears = ("attn.c_attn", "attn.c_proj")
-
-    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.decoder(self.decoder.embed(ids), backend)
 
 
 def gpt2_shape(config: Config) -> GPT2Shape:

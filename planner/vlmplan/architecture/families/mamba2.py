@@ -61,7 +61,7 @@ class Mamba2(CausalLM):
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         """The hidden states in the type of the head."""
-        hidden = self.decoder(self.decoder.embed(ids), backend)
+        hidden = self.decoder.forward(self.decoder.embed(ids), backend)
         ids.tape.locals.append(hidden.detached())
         return ops.to(hidden, getattr(self.lm_head, "base_layer", self.lm_head).weight.dtype)
 

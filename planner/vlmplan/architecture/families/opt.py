@@ -170,7 +170,7 @@ class Opt(Model):
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         decoder = self.model.decoder
-        return decoder(decoder.embed(ids), backend)
+        return decoder.forward(decoder.embed(ids), backend)
 
 
 def opt_shape(config: Config) -> OptShape:
