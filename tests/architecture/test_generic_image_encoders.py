@@ -21,6 +21,8 @@ from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.sample_lengths import sample_lengths
+from vlmplan_trainer.capture.merging import FEW, MANY
+from vlmplan_trainer.capture.operations import SMALL_BYTES
 from vlmplan_trainer.capture.run import captured
 from vlmplan_trainer.labels import DECODER_INPUTS
 from vlmplan_trainer.models.parts import Parts
@@ -66,6 +68,18 @@ def test_an_image_is_no_token_but_of_florence(captures: Mapping[str, ImageCaptur
     assert capture.num_tokens == (placeholders + 2 if placeholders else 0)  # between the beginning and the end
     programs = [one for programs in capture.programs.values() for one in programs]
     assert not [name for one in programs for name in unknown_operations(one)]
+
+
+def test_what_is_made_once_for_all_samples_is_small_or_not_whatever_their_number():
+    """Masks of Swin's windows: half of one's bytes are above what is left out, a third of them is below."""
+    config = json.loads(json.dumps(CONFIGS["donut"]))
+    sides = [640, 480]  # of patches of 4 pixels, so that a mask has 19,200 places of 2 bytes
+    config["encoder"] |= {"image_size": sides, "window_size": 10}
+    assert math.prod(side // 4 for side in sides) * 2 / FEW > SMALL_BYTES
+    assert math.prod(side // 4 for side in sides) * 2 / MANY < SMALL_BYTES
+    settings = {**PREPROCESSORS["donut"], "size": dict(zip(("height", "width"), sides, strict=True))}
+    made = captured({"config": config, "preprocessor": settings, **SIZE})
+    assert made["inputs"]["pixel_values"][0] == [[0, 1], 3, *sides]
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])

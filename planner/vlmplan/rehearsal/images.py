@@ -37,7 +37,7 @@ def with_images(model: ModelFiles, asked: WorkloadRequest) -> ModelFiles:
     """``model`` with what it does with the images of the samples, where it has no family and sees; others as they are.
 
     Where that cannot be had and the user does not ask for images, a note says why. Raises InputError or
-    MissingPackageError where the user does.
+    MissingPackageError where the user does, or the model reads nothing else.
     """
     if not isinstance(model, ProbedModelFiles) or IMAGES not in model.not_counted or asked.images_per_sample == 0:
         return model
@@ -47,11 +47,10 @@ def with_images(model: ModelFiles, asked: WorkloadRequest) -> ModelFiles:
         capture = image_capture(model, width=width, height=height, images_per_sample=count)
     except VlmplanError as error:
         reason = str(error).rstrip(".")
-        if asked.images_per_sample is None:
+        if asked.images_per_sample is None and not model.encodes_one_image:
             return replace(model, notes=(*model.notes, f"Its images are not planned: {reason}."))
-        raise type(error)(
-            f"--images-per-sample is {count}, and images of {model.id} cannot be planned: {reason}"
-        ) from None
+        asks = "" if asked.images_per_sample is None else f"--images-per-sample is {count}, and "
+        raise type(error)(f"{asks}images of {model.id} cannot be planned: {reason}") from None
     return _seeing(model, capture)
 
 

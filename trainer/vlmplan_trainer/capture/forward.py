@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from vlmplan.errors import InputError
 from vlmplan_trainer.capture.attention import attention_captured
 from vlmplan_trainer.capture.functions import functions_captured
-from vlmplan_trainer.capture.operations import MODEL_DTYPE, Capture, Instruction
+from vlmplan_trainer.capture.operations import MODEL_DTYPE, Capture, Instruction, Shapes
 from vlmplan_trainer.capture.watching import watch
 from vlmplan_trainer.labels import DECODER_INPUTS
 from vlmplan_trainer.probe import attention_of_parts, model_class, name_of, text_names
@@ -23,9 +23,10 @@ from vlmplan_trainer.rehearse.ledger import Ledger
 
 
 def captured_forward(
-    config: Any, tensors: Mapping[str, torch.Tensor], *, packs: bool
-) -> tuple[list[Instruction], dict[str, int]]:
-    """The instructions, and the numbers of the inputs that come from images, by name.
+    config: Any, tensors: Mapping[str, torch.Tensor], *, packs: bool, constants: Shapes = frozenset()
+) -> tuple[list[Instruction], dict[str, int], Shapes]:
+    """The instructions, the numbers of the inputs that come from images, by name, and shapes of what comes from none.
+    ``constants``: those of one sample.
 
     ``tensors`` are real. ``packs``: images that lie one behind the other are one call of attention, as
     flash_attention_2 has it; else each is one of its own, as sdpa has it.
@@ -39,7 +40,7 @@ def captured_forward(
     num_samples, num_tokens = ids.shape
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with shims.installed(has_device=False, has_paged_states=False), fake_mode:
-        capture = Capture(fake_mode, Ledger(counts_host_as_device=True), (num_samples, num_tokens))
+        capture = Capture(fake_mode, Ledger(counts_host_as_device=True), (num_samples, num_tokens), constants)
         with capture, attention_captured(capture), functions_captured(capture):
             model = kind._from_config(config, dtype=MODEL_DTYPE, attn_implementation=_attention(kind, config))
             _prepare(model, packs=packs)
@@ -60,7 +61,7 @@ def captured_forward(
         raise InputError(f"the images of {kind.__name__} stand beside its tokens, not in the place of some")
     if not any(one.op == "language" for one in capture.instructions):
         raise InputError(f"the language model of {kind.__name__} was not told from what sees")
-    return capture.instructions, numbers
+    return capture.instructions, numbers, frozenset(capture.made)
 
 
 def _layers_of_tokens(model: Any) -> str:

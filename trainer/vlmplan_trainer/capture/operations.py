@@ -24,6 +24,7 @@ MODEL_DTYPE = torch.bfloat16
 EMBEDDING_BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
 IGNORED = ("prim::device", "aten::_local_scalar_dense", "aten::is_pinned")
 
+Shapes = frozenset[tuple[int, ...]]
 Operand = int | str | None | list["int | str | None"]
 """The number of a result, the name of a weight, nothing (what is left out), or a list of them."""
 
@@ -53,10 +54,16 @@ class Instruction:
 class Capture(Rehearsal):
     """``names``: of the model's weights by ``id``; None of its buffers, which need no gradient."""
 
-    def __init__(self, fake_mode: FakeTensorMode, ledger: Ledger, ids_shape: tuple[int, int]) -> None:
-        """``ids_shape``: samples, tokens of each."""
+    def __init__(
+        self, fake_mode: FakeTensorMode, ledger: Ledger, ids_shape: tuple[int, int], constants: Shapes = frozenset()
+    ) -> None:
+        """``ids_shape``: samples, tokens of each; ``constants``: shapes of what one sample has by itself (``made``)."""
         super().__init__(fake_mode, ledger, lambda: "")
         self._num_samples, self._num_tokens = ids_shape
+        self._constants = constants
+        self.made: set[tuple[int, ...]] = set()
+        """Shapes of results that come from no pixel. Those that are so of one sample are of any number (the masks of
+        Swin's windows), and their bytes are no sample's."""
         self.names: dict[int, str | None] = {}
         self.instructions: list[Instruction] = []
         self.is_on = False
@@ -155,7 +162,12 @@ class Capture(Rehearsal):
 
     def _is_left_out(self, live: Sequence[int | str], outputs: Sequence[torch.Tensor], *, is_of_images: bool) -> bool:
         """Integers and masks of nothing but positions are the language model's where one is of each token."""
-        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in outputs) / self._num_samples
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in outputs)
+        shapes = {tuple(tensor.shape) for tensor in outputs}
+        if not is_of_images:
+            self.made |= shapes
+        if is_of_images or not shapes <= self._constants:
+            num_bytes /= self._num_samples
         if not any(tensor.is_floating_point() for tensor in outputs):
             is_of_positions = not live and not is_of_images
             is_of_tokens = is_of_positions and all(self._num_tokens in tensor.shape for tensor in outputs)

@@ -8,7 +8,7 @@ from typing import Any
 from vlmplan.errors import InputError
 from vlmplan_trainer.capture.forward import captured_forward
 from vlmplan_trainer.capture.merging import FEW, MANY, SCHEMA, merged_json, program_json
-from vlmplan_trainer.capture.operations import Instruction
+from vlmplan_trainer.capture.operations import Instruction, Shapes
 from vlmplan_trainer.probe import configuration, model_class
 from vlmplan_trainer.processors.image_encoder import encodes_images_alone, processed_alone
 from vlmplan_trainer.processors.processing import Processed, processed
@@ -20,11 +20,13 @@ neither a capture nor a rehearsal has these numbers."""
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One forward of so many samples; ``inputs`` are the numbers of what comes from images, by name."""
+    """One forward of so many samples; ``inputs`` are the numbers of what comes from images, by name, ``made`` shapes of
+    what comes from none."""
 
     samples: Processed
     instructions: list[Instruction]
     inputs: dict[str, int]
+    made: Shapes
 
     @property
     def num_attentions(self) -> int:
@@ -69,7 +71,7 @@ def refuse_images_as_words(model_type: str) -> None:
 
 def _programs(request: dict[str, Any], one: Captured, *, packs: bool) -> list[Any]:
     """The programs of one sample, of two, and of three and more."""
-    few, many = (_captured(request, count, packs=packs) for count in (FEW, MANY))
+    few, many = (_captured(request, count, packs=packs, constants=one.made) for count in (FEW, MANY))
     return [
         program_json(one.instructions, one.inputs, 1),
         program_json(few.instructions, few.inputs, FEW),
@@ -77,16 +79,16 @@ def _programs(request: dict[str, Any], one: Captured, *, packs: bool) -> list[An
     ]
 
 
-def _captured(request: dict[str, Any], num_samples: int, *, packs: bool) -> Captured:
+def _captured(request: dict[str, Any], num_samples: int, *, packs: bool, constants: Shapes = frozenset()) -> Captured:
     config, samples = _processed(request, num_samples)
     try:
-        instructions, inputs = captured_forward(config, samples.tensors, packs=packs)
+        instructions, inputs, made = captured_forward(config, samples.tensors, packs=packs, constants=constants)
     except InputError:
         raise
     except Exception as error:  # transformers raises anything at all for files that do not fit each other
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(f"transformers' {model_class(config).__name__} fails on them: {reason}") from None
-    return Captured(samples, instructions, inputs)
+    return Captured(samples, instructions, inputs, made)
 
 
 def _processed(request: dict[str, Any], num_samples: int) -> tuple[Any, Processed]:
