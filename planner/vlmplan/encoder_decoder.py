@@ -17,9 +17,11 @@ IMAGE_ENCODER_TYPES: Final = frozenset(("pix2struct", "pp_formulanet", "vision-e
 """Those whose encoder reads an image and no text (Donut and TrOCR are vision-encoder-decoder)."""
 ONE_IMAGE_TYPES: Final = IMAGE_ENCODER_TYPES | {"florence2"}
 """Those whose encoder reads one image in each sample, whatever else it reads."""
-ENCODER_DECODER_TYPES: Final = (
-    BART_TYPES | HEARING_TYPES | ONE_IMAGE_TYPES | {"bigbird_pegasus", "m2m_100", "mt5", "mvp", "t5", "umt5"}
+TRACED_READERS: Final = frozenset(
+    ("bigbird_pegasus", "led", "longt5", "m2m_100", "mt5", "mvp", "t5", "t5gemma", "t5gemma2", "umt5")
 )
+"""Those that read text, and are planned from rehearsals."""
+ENCODER_DECODER_TYPES: Final = BART_TYPES | HEARING_TYPES | ONE_IMAGE_TYPES | TRACED_READERS
 DEFAULT_TARGET_LEN = 128
 
 

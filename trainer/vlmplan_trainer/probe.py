@@ -30,11 +30,12 @@ CAUSAL_TYPES_WITH_IMAGES = ("phi4_multimodal",)
 """Whose class for text alone takes images too: transformers has none for both (``modeling_auto.py``)."""
 ENCODERS_OF_OTHERS = {
     "prophetnet": "whose class is trained to predict several tokens ahead, by a loss of its own",
-    "t5gemma2": "the encoder of images and text, and the decoder attends to both stacks at once",
     "udop": "the encoder of words with the boxes in which they stand on a page, which no sample has",
 }
 """What is read by models with an encoder and a decoder that is not the text of a prompt alone, or otherwise than text
 is read."""
+TWO_CONFIGURATIONS = ("t5gemma", "t5gemma2")
+"""Types whose encoder and decoder, both of text, have a configuration each."""
 MADE_OF_MODELS = ("vision-encoder-decoder",)
 """Types whose parts are models of any class, each with a configuration of its own."""
 PARALLEL_KEYS = ("use_parallel_residual", "parallel_attn", "use_parallel_block")
@@ -261,6 +262,7 @@ def name_of(model: Any, wanted: Any) -> str | None:
 
 def vision_names(model: Any, config: Any) -> list[str]:
     """The modules that see, hear or otherwise encode something else than text."""
+    config = encoder_config(config)
     text = config.get_text_config()
     keys = [key for key in config.sub_configs if not any(word in key for word in PROJECTOR_WORDS)]
     encoders = [getattr(config, key, None) for key in keys]
@@ -280,8 +282,16 @@ def takes_images(config: Any) -> bool:
 
 def text_names(model: Any, config: Any) -> list[str]:
     """The language model inside a composite model; nothing where all of it is one."""
+    encoder = encoder_config(config)
+    if encoder is not config:
+        return [name for name, _ in outermost(model, {id(encoder.get_text_config()), id(config.decoder)})]
     text = config.get_text_config()
     return [] if text is config else [name for name, _ in outermost(model, {id(text)})]
+
+
+def encoder_config(config: Any) -> Any:
+    """The configuration of the encoder where there is one of its own beside the decoder's; else ``config``."""
+    return config.encoder if config.is_encoder_decoder and config.model_type in TWO_CONFIGURATIONS else config
 
 
 def outermost(model: Any, config_ids: set[int]) -> Iterator[tuple[str, Any]]:
