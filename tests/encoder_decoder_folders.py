@@ -1,5 +1,6 @@
 """Small models with an encoder and a decoder, their tokenizer beside them, in folders."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,47 @@ SIZES: dict[str, Any] = {
 }
 
 
+STACK: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "bos_token_id": BEGIN,
+    "pad_token_id": PAD,
+    "eos_token_id": END,
+    "dropout_rate": 0.0,
+}
+"""A stack of T5Gemma's, which have a configuration each."""
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+OF_TYPES: dict[str, dict[str, Any]] = {
+    "led": {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64, "attention_window": 8},
+    "longt5": {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "local_radius": 7},
+    "t5gemma": {"encoder": STACK, "decoder": STACK, "vocab_size": 320},
+    "t5gemma2": {
+        "encoder": {
+            "text_config": STACK,
+            "vision_config": {**TOWER, "image_size": 28, "patch_size": 14},
+            "mm_tokens_per_image": 4,
+            **dict(zip(("boi_token_index", "eoi_token_index", "image_token_index"), (310, 311, 312), strict=True)),
+        },
+        "decoder": STACK,
+        "eoi_token_index": 311,
+        "image_token_index": 312,
+    },
+}
+"""What types need besides, or in place of ``SIZES``."""
+
+
 def small_model(kind: str, **changes: Any) -> Any:
     """A model of that type with weights that are drawn."""
     torch.manual_seed(0)
-    return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, **SIZES, **changes), dtype=torch.float32)
+    sizes = {} if kind.startswith("t5gemma") else SIZES | changes
+    config = AutoConfig.for_model(kind, **copy.deepcopy(sizes | OF_TYPES.get(kind, {})))
+    return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -20,6 +20,11 @@ def sample_image(workload: Workload) -> ImageShape | None:
     if not workload.images_per_sample:
         return None
     model = workload.model
+    if model.reads_text_alone:
+        raise InputError(
+            f"--images-per-sample is {workload.images_per_sample}, but {model.id} is planned and trained on prompts of "
+            f"text; leave it off"
+        )
     image = _one_image(workload)
     needed = image_tokens(workload)
     if needed > workload.seq_len:

@@ -70,6 +70,11 @@ class ModelFiles:
         return is_encoder_decoder(self.config)
 
     @property
+    def reads_text_alone(self) -> bool:
+        """Whether that encoder is planned and trained on text alone, whatever else its class takes (T5Gemma 2)."""
+        return self.is_encoder_decoder and not self.hears_prompt and not self.encodes_one_image
+
+    @property
     def hears_prompt(self) -> bool:
         """Whether that encoder hears a sound in the place of a prompt."""
         return hears_prompt(self.config)

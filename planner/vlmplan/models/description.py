@@ -187,7 +187,7 @@ def parsed_settings(text: str, *, source: str) -> JsonDict:
 def takes_images(model: ModelFiles) -> bool:
     """Whether vlmplan can estimate samples with images of it."""
     if isinstance(model, ProbedModelFiles):
-        return model.images is not None
+        return model.images is not None and not model.reads_text_alone
     return model.model_type in IMAGE_MODEL_TYPES and model.model_type in FAMILIES
 
 

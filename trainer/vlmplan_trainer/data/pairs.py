@@ -9,6 +9,7 @@ import torch
 
 from vlmplan.chats.pairs import Pair, pair_of
 from vlmplan.chats.samples import Sample
+from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import Encoded, Encoder, PlannedSamples
 from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
 
@@ -21,6 +22,8 @@ class PairEncoder(Encoder):
     """
 
     needs_places = False
+    reads_images = False
+    """Whether prompts have images, whatever else the model's class takes."""
     measures = "prompt"
     """What ``measure`` tells the length of."""
 
@@ -52,6 +55,8 @@ class PairEncoder(Encoder):
         """Prompt and answer. Raises InputError for what an encoder of text cannot take, and for a chat that ends with
         no answer."""
         self._refuse_unseen_images(sample)
+        if (sample.images or sample.videos) and not self.reads_images:
+            raise InputError(f"{sample.source}: the sample shows an image, but the model is trained on prompts of text")
         return pair_of(sample)
 
     def _padded_answer(self, pair: Pair) -> torch.Tensor:

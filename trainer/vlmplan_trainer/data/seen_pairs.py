@@ -68,6 +68,8 @@ class SeenPairEncoder(PairEncoder):
 
     needs_blanks = False
 
+    reads_images = True
+
     def __init__(
         self,
         processor: Any,
