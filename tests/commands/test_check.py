@@ -73,6 +73,23 @@ def test_what_recommend_plans_is_what_estimate_says(config: Path):
     assert [plan["recipe"][name] for name in names] == [alone["recipe"][name] for name in names]
 
 
+@pytest.mark.parametrize("deepspeed", [None, {"zero_optimization": {"stage": 3}}], ids=["plain", "ZeRO-3"])
+def test_every_plan_of_a_file_is_the_estimate_of_it_on_that_machine(config: Path, deepspeed: dict[str, Any] | None):
+    """Checkpoints of the vision tower and what is on the host are the file's too."""
+    values: dict[str, Any] = {"model_name_or_path": "qwen2-vl-2b", "dataset_name": "d", "use_peft": True}
+    values |= {"lora_target_modules": "all-linear", "dtype": "bfloat16", "deepspeed": deepspeed}
+    config.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+    cards = ("rtx-3060-12gb:1", "l40s:2", "h100-sxm:4")
+    words = (word for card in cards for word in ("--gpu", card))
+    plans = call("recommend", "--config", str(config), *words, "--json").document["plans"]
+    assert plans
+    for plan in plans:
+        card = f"{plan['gpu']}:{plan['num_gpus']}"
+        alone = call("estimate", "--config", str(config), "--gpu", card, "--json").document
+        assert plan["estimate"]["recipe"] == alone["recipe"]
+        assert plan["estimate"]["peak_device_bytes"] == alone["peak_device_bytes"]
+
+
 def test_check_accounts_for_every_key(config: Path):
     found = call("check", str(config), *GPU, "--json").document
     reading = found["config"]

@@ -223,11 +223,14 @@ def samples_per_step(request: Request) -> int | None:
 
 
 def fixed_recipe(request: Request, model: ModelFiles) -> DecidedRecipe:
-    """What a search holds fixed: what the user decided, and what ``--ds-config`` does.
+    """What a search holds fixed: what the user decided, and what ``--ds-config`` does. A trainer whose file is read has
+    its checkpoints in all parts or in none, and on the host what its DeepSpeed file says, no more.
 
     Raises InputError with every contradiction between the two.
     """
     decided, config = as_usual(as_its_trainer(request, model), request.made_for, model), request.ds_config
+    if request.configured is not None:
+        decided = decided.completed(DecidedRecipe(vision_activation_checkpointing=decided.activation_checkpointing))
     if config is None:
         return decided
     from vlmplan.deepspeed_config import fixed_by_file
@@ -247,7 +250,10 @@ def fixed_recipe(request: Request, model: ModelFiles) -> DecidedRecipe:
     ]
     if clashes:
         raise InputError(f"{config.source}: {'; '.join(clashes)}; one of the two has to change")
-    return said.completed(decided)
+    fixed = said.completed(decided)
+    if request.configured is None:
+        return fixed
+    return fixed.completed(DecidedRecipe(offload_optimizer=Offload.NONE, offload_params=Offload.NONE))
 
 
 def _shown(value: object) -> str:
