@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from cli_calls import request_of_words
-from planned import cluster
+from planned import cluster, shortened
 from vlmplan.cli.estimate import estimate as command
 from vlmplan.estimation import Estimate, Estimator
+from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import BatchesOnGpu
+from vlmplan.recipe_choices import BatchesOnGpu, Method
 from vlmplan.requested import requested_estimate
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles, Workload
@@ -70,3 +71,18 @@ def test_deepspeed_has_float32_pixels_and_their_cast_and_plain_pytorch_what_the_
     assert recipe.pixel_dtypes == (DType.FLOAT32,)
     assert recipe.with_changes(zero_stage=2).pixel_dtypes == (DType.FLOAT32, DType.BFLOAT16)
     assert recipe.with_changes(batches_on_gpu=BatchesOnGpu.STEP).pixel_dtypes == (DType.BFLOAT16,)
+
+
+@pytest.mark.parametrize(("zero_stage", "is_loaded"), [(None, False), (2, False), (3, True)])
+def test_the_sound_tower_of_an_omni_model_has_its_table_of_positions_wherever_its_weights_are(zero_stage, is_loaded):
+    """1,500 positions of its width in float32, which its file does not have."""
+    files = shortened("qwen3-omni-30b-a3b", num_hidden_layers=1)
+    recipe = Recipe(method=Method.LORA, zero_stage=zero_stage)
+    estimator = Estimator(Workload(model=files, seq_len=64, images_per_sample=0), recipe)
+    table_bytes = 1500 * 1280 * 4
+    assert estimator.table.buffer_bytes == table_bytes
+    tensors = {one.name: one for one in estimator.timeline_of_tensors(recipe, cluster(num_gpus=2)).phases}
+    for phase in estimator.timeline(recipe, cluster(num_gpus=2)).phases:
+        workspaces = 0 if phase.name in ("load", "init") else workspace_bytes(cluster().node.gpu)
+        expected = table_bytes if phase.name != "load" or is_loaded else 0
+        assert phase.resident.total - tensors[phase.name].resident.total == expected + workspaces, phase.name

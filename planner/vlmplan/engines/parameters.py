@@ -64,6 +64,11 @@ class ParameterTable(FlatBuffer):
         return self.trained_bytes + self.frozen_bytes
 
     @cached_property
+    def buffer_bytes(self) -> int:
+        """Tables of the model that are no parameters, where they take more than some kB."""
+        return sum([getattr(one, "buffer_bytes", 0) for _, one in self._model.distinct_modules()])
+
+    @cached_property
     def idle(self) -> frozenset[int]:
         """Ordinals of the trained parameters that no output depends on: no backward gives them a gradient. Of a
         vision-language model on samples without images those of its vision encoder are."""

@@ -131,7 +131,8 @@ class Estimator(TracedModel):
     def with_lasting(self, timeline: Timeline, recipe: Recipe, cluster: Cluster) -> Timeline:
         """``timeline`` of tensors with what lasts over steps."""
         copied = beside_bytes(self.table, recipe, cluster.num_gpus)
-        lasting = with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied)
+        gpu, buffers = cluster.node.gpu, self.table.buffer_bytes
+        lasting = with_lasting(timeline, gpu, recipe, self.batch_bytes(recipe), copied, buffers)
         return with_inference_engine(lasting, self.inference_engine(recipe, cluster))
 
     def inference_engine(self, recipe: Recipe, cluster: Cluster) -> InferenceEngine | None:

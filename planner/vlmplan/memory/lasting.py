@@ -12,11 +12,14 @@ from vlmplan.recipe import Recipe
 LASTING_PHASES = (*ROLLOUT_PHASES, *MICRO_BATCH_PHASES, STEP, EVALUATION, GENERATION, SAVE)
 
 
-def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int, copy_bytes: int = 0) -> Timeline:
+def with_lasting(
+    timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int, copy_bytes: int = 0, buffer_bytes: int = 0
+) -> Timeline:
     """``timeline`` with cuBLAS' workspaces, which come with the first matrix product and stay, and with micro batches
     that wait for their turn or have had it: each takes ``batch_bytes``. Of those that a phase runs through one is in
     the timeline already; between the steps, where evaluations and checkpoints are, all of the last step's are there
-    still. A second model takes ``copy_bytes`` from the beginning.
+    still. A second model takes ``copy_bytes`` from the beginning, and the model's own tables ``buffer_bytes`` from when
+    its weights come to the GPU.
     """
     workspaces = Components(temporaries=workspace_bytes(gpu))
     phases: list[Phase] = []
@@ -27,6 +30,8 @@ def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int,
             phase = _with_extra(phase, extra)
         if copy_bytes and phase.name == LOAD and not recipe.uses_deepspeed:
             phase = _whole_by_then(phase, timeline)
+        if phase.name != LOAD or phase.peak.total:
+            phase = _with_buffers(phase, buffer_bytes, come_last=phase.name == INIT and recipe.fsdp)
         if copy_bytes:
             phase = _with_extra(phase, Components(weights=copy_bytes))
         phases.append(phase)
@@ -38,6 +43,16 @@ def _whole_by_then(load: Phase, timeline: Timeline) -> Phase:
     init = next(phase for phase in timeline.phases if phase.name == INIT)
     moved = Phase(name=LOAD, resident=init.resident, peak=Components(weights=init.resident.weights))
     return max((load, moved), key=lambda phase: phase.peak.total)
+
+
+def _with_buffers(phase: Phase, num_bytes: int, *, come_last: bool) -> Phase:
+    """``come_last``: when all that the phase does is done, as FSDP2's shards are."""
+    found = _with_extra(phase, Components(weights=num_bytes))
+    if not come_last:
+        return found
+    return Phase(
+        name=phase.name, resident=found.resident, peak=max(phase.peak, found.resident, key=lambda one: one.total)
+    )
 
 
 def _with_extra(phase: Phase, extra: Components) -> Phase:

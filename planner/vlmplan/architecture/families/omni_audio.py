@@ -82,6 +82,8 @@ class OmniAudio(Module):
     def __init__(self, config: Config) -> None:
         self.num_bins, self.width = config.integer("num_mel_bins"), config.integer("d_model")
         self.chunk_frames = 2 * config.integer("n_window")
+        # Of ``SinusoidsPositionEmbedding``, a table that no file has: float32, as it is computed.
+        self.buffer_bytes = config.integer("max_source_positions") * self.width * DType.FLOAT32.num_bytes
 
     def make_layers(self, config: Config) -> Stack:
         layer = AudioLayer(config, key_bias=self.KEY_BIAS)
