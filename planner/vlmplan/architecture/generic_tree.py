@@ -6,7 +6,7 @@ from typing import Any
 from vlmplan.architecture.generic_groups import BareNorm, EmbeddingGroup, ExpertsGroup, Group, LinearOrNorm, Role
 from vlmplan.architecture.generic_layers import GenericShape
 from vlmplan.architecture.layout import LaidOutModule, ModelLayout, ModuleKind, is_attention, is_experts
-from vlmplan.architecture.model import Part
+from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import (
     Conv1D,
     DerivedLinear,
@@ -199,17 +199,19 @@ class TreeBuilder:
         return not any(name.startswith(f"{tower}.") for tower in layout.vision)
 
     def attention_linears(self) -> tuple[str, ...]:
-        """Suffixes that match the Linears of the language model's attention and no others."""
+        """The usual suffixes where the language model has all of them; else those that match the Linears of its
+        attention and no others."""
+        linears = [one.name for one in self.layout.modules if one.kind in (ModuleKind.LINEAR, ModuleKind.CONV1D)]
+        if {name.rpartition(".")[2] for name in linears if self.is_text(name)}.issuperset(Model.attention_linears):
+            return Model.attention_linears
         inside: dict[str, str] = {}
         outside: set[str] = set()
-        for module in self.layout.modules:
-            if module.kind not in (ModuleKind.LINEAR, ModuleKind.CONV1D):
-                continue
-            parts = module.name.split(".")
+        for name in linears:
+            parts = name.split(".")
             depth = next((i for i in range(1, len(parts)) if is_attention(self.described[".".join(parts[:i])])), None)
             if depth is None:
                 outside.add(parts[-1])
-            elif self.is_text(module.name):
+            elif self.is_text(name):
                 inside.setdefault(".".join(parts[depth - 1 :]), parts[-1])
         return tuple(dict.fromkeys(path if last in outside else last for path, last in inside.items()))
 

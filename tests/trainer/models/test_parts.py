@@ -35,6 +35,7 @@ UNDESCRIBED = {
     "gpt_neox": {"num_attention_heads": 4},
     "falcon": {"num_attention_heads": 4, "new_decoder_architecture": False},
     "cohere": {"num_attention_heads": 4, "num_key_value_heads": 4},
+    "laguna": {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2},
 }
 """Text models that the planner describes from transformers' own modules."""
 
@@ -137,7 +138,7 @@ def test_parts_and_attention_of_models_without_a_family_are_the_planners_too(kin
     assert_same_parts(real_model(config), build_generic(layout_from_json(layout(config))))
 
 
-@pytest.mark.parametrize("kind", ["cosmos3_omni", "glmga", "hyperclovax_vision_v2"])
+@pytest.mark.parametrize("kind", ["cosmos3_omni", "glmga", "hyperclovax_vision_v2", "qwen4_exp"])
 def test_projectors_inside_a_tower_are_the_planners_too_where_there_is_no_family(kind):
     config = dict(IMAGE_MODELS[kind])
     assert_same_parts(real_model(config), build_generic(layout_from_json(layout(config))))
