@@ -407,6 +407,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN, model=GEMMA_2),
         ],
     ),
+    "positions_of_three_axes_are_taken_for_a_packed_row": (
+        [case(PLAIN.with_changes(attention=FLASH, micro_batch=1), model=GLM_4_5V)],
+        [
+            case(PLAIN.with_changes(attention=FLASH, micro_batch=2), model=GLM_4_5V),
+            case(PLAIN.with_changes(micro_batch=1), model=GLM_4_5V),
+            case(PLAIN.with_changes(attention=FLASH, micro_batch=1), model=QWEN),
+        ],
+    ),
     "fp16_may_overflow": (
         [case(PLAIN.with_changes(precision=Precision.FP16), model=QWEN)],
         [case(PLAIN, model=QWEN), case(PLAIN.with_changes(precision=Precision.FP16), model=BLIP_2)],

@@ -115,6 +115,19 @@ def packed_checkpoints_are_known(context: RuleContext) -> str | None:
     )
 
 
+@MODEL_RULES.warning("transformers modeling_glm4v_moe.py: layers get positions of 3 axes; _is_packed_sequence (seen)")
+def positions_of_three_axes_are_taken_for_a_packed_row(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    uses_flash = recipe.attention is AttentionImplementation.FLASH_ATTENTION_2
+    if model is None or "glm4v_moe" not in model.model_types or not uses_flash or recipe.micro_batch > 1:
+        return None
+    return (
+        f"--attention flash_attention_2 with --micro-batch 1: transformers takes the positions of {model.id}, of "
+        f"three axes, for those of a packed row three times as long, so that attention reads beyond its tensors; give "
+        f"--attention sdpa, or --micro-batch 2 or more"
+    )
+
+
 @MODEL_RULES.warning("arithmetic: float16 ends at 65,504; config.json says the weights were trained in bfloat16")
 def fp16_may_overflow(context: RuleContext) -> str | None:
     model = context.model
