@@ -11,20 +11,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from image_encoder_folders import CONFIGS, IMAGE, PREPROCESSORS, small_image_model
 from tape_probe import predicted_step
+from vlmplan.architecture.adapters import quantize
 from vlmplan.architecture.captured.capture import ImageCapture, capture_from_json
 from vlmplan.architecture.captured.operations import unknown_operations
 from vlmplan.architecture.generic import GenericModel, build_generic
 from vlmplan.architecture.layout import ModelLayout, layout_from_json
 from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.packed_weight import Linear4bit
 from vlmplan.errors import InputError
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.sample_lengths import sample_lengths
+from vlmplan.units import DType
 from vlmplan_trainer.capture.merging import FEW, MANY
 from vlmplan_trainer.capture.operations import SMALL_BYTES
 from vlmplan_trainer.capture.run import captured
 from vlmplan_trainer.labels import DECODER_INPUTS
+from vlmplan_trainer.models.adapters import _linears
 from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.probe import layout
 
@@ -168,3 +172,15 @@ def test_lengths_of_prompts_vary_where_there_are_prompts(
     with pytest.raises(InputError, match="--sample-lengths vary is of prompts"):
         sample_lengths("vary", workload_of(files(layouts, captures, "trocr"), asked))
     assert sample_lengths("vary", workload_of(files(layouts, captures, "florence2"), asked)).longest == 128
+
+
+def test_what_is_asked_for_the_type_of_its_weight_is_not_packed_in_four_bits(layouts: Mapping[str, ModelLayout]):
+    """``wo`` of Pix2Struct's MLPs: what it multiplies is cast to that type."""
+    model = build_generic(layouts["pix2struct"], model_type="pix2struct")
+    quantize(model, DType.BFLOAT16)
+    packed = {name for name, module in model.distinct_modules() if isinstance(module, Linear4bit)}
+    kept = {name for name, module in model.distinct_modules() if name.endswith(".wo")}
+    assert kept
+    assert not kept & packed
+    real = {child for _, child, _ in _linears(small_image_model("pix2struct"))}
+    assert {name.rpartition(".")[2] for name in packed} == real

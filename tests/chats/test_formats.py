@@ -303,6 +303,17 @@ def test_a_sound_beside_what_is_said_is_a_sample_of_speech(key: str, sound: str 
     assert [turn.content for turn in read.turns] == [(BARK,), ("Good morning.",)]
 
 
+@pytest.mark.parametrize("key", ["text", "caption"])
+def test_an_image_beside_what_is_written_about_it_is_a_sample(key: str):
+    read = raw_sample({"image": "a.png", key: "A red square."}, source="one")
+    assert read.form == "image, text"
+    assert [turn.content for turn in read.turns] == [(Reference(text="a.png"),), ("A red square.",)]
+    with pytest.raises(InputError, match="one is needed"):
+        raw_sample({"image": "a.png", "text": "x", "caption": "y"}, source="one")
+    with pytest.raises(InputError, match="more images than tags: 1 tag, 2 images"):
+        raw_sample({"images": ["a.png", "b.png"], key: "x"}, source="one")
+
+
 def test_what_is_said_without_a_sound_or_twice_is_no_form():
     for values in ({"text": "Good morning."}, {"audio": "a.wav", "text": "x", "sentence": "y"}):
         with pytest.raises(InputError, match="one is needed"):

@@ -25,6 +25,7 @@ from vlmplan.rehearsal.setup_peaks import Peaks, Rehearse, RehearseAll, Setup, p
 from vlmplan.rehearsal.unknown import (
     MOST_OPERATIONS,
     OF_ACTIVATIONS,
+    _digest,
     all_with_rehearsed_activations,
     with_rehearsed_activations,
 )
@@ -205,6 +206,14 @@ def test_setups_that_one_rehearsal_tells_of_have_it_once_and_all_are_asked_toget
     assert "all;" in corrected[0].workload.model.notes[0]
     assert [one.recipe for one in corrected] == [one.recipe for one in (long[0], again, described, more, long[1])]
     assert all_with_rehearsed_activations([long[0], again], taking(1)) == [corrected[0], corrected[1]]
+
+
+def test_answers_of_another_length_are_rehearsed_anew(found: Estimate):
+    model = replace(found.workload.model, config={**found.workload.model.config, "model_type": "t5"})
+    kept = [
+        _digest(replace(found, workload=replace(found.workload, model=model, target_len=length))) for length in (16, 32)
+    ]
+    assert kept[0] != kept[1]
 
 
 def test_what_was_rehearsed_once_is_kept(found: Estimate):

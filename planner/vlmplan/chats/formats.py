@@ -6,6 +6,7 @@
     {"prompt": [messages], "completion": [messages]}
     {"prompt": "text", "completion": "text"}
     {"audio": "file" or {"path": ...}, "text": "what is said"}
+    {"image": "file" or {"path": ...}, "text": "what is written about it"}
 
 Those of OpenAI, LLaVA (and ShareGPT), Alpaca and TRL, and of data sets of speech, whose text may be ``sentence`` or
 ``transcription`` too. An image part says where the image is under ``image``, ``path``,
@@ -111,13 +112,13 @@ def raw_sample(
     whys = {"video": no_videos, "sound": no_sounds}
     for kind in _KINDS:
         _refuse_own(sample, kind, whys[kind.name])
-    found = [key for key in _READERS if key in sample] or _transcripts(sample)
+    found = [key for key in _READERS if key in sample] or _transcripts(sample) or _captions(sample)
     if len(found) != 1:
         raise InputError(
             f"{source}: the sample has {' and '.join(found) or 'none of ' + ', '.join(_READERS)}; one is needed: "
             "messages, conversations (LLaVA), instruction and output (Alpaca), or prompt and completion (TRL)"
         )
-    read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS.get(found[0], _speech)(sample)
+    read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS.get(found[0], _described)(sample)
     for kind in _KINDS:
         read = replace(read, turns=_with_tags(read.turns, sample, kind, whys[kind.name]))
     parts = _with_images(read, own_images(sample), source)
@@ -207,6 +208,8 @@ _READERS: Mapping[str, Callable[[JsonObject], _Read]] = {
 
 TRANSCRIPTS = ("text", "sentence", "transcription")
 """What data sets of speech call what is said: LibriSpeech, Common Voice and FLEURS on the Hub."""
+CAPTIONS = ("text", "caption")
+"""What data sets of images call what is written in them or about them: IAM and image folders on the Hub, Flickr30k."""
 
 
 def _transcripts(sample: JsonObject) -> list[str]:
@@ -215,11 +218,18 @@ def _transcripts(sample: JsonObject) -> list[str]:
     return [key for key in TRANSCRIPTS if has_sound and key in sample]
 
 
-def _speech(sample: JsonObject) -> _Read:
-    """A sound, and what is said in it."""
-    [key] = _transcripts(sample)
-    turns: _Parts = [("user", [_SOUND]), ("assistant", [sample.text(key)])]
-    return _Read(form="audio, text (speech)", turns=turns)
+def _captions(sample: JsonObject) -> list[str]:
+    """The keys of what is written about the one image beside it."""
+    has_image = any(sample.maybe(key, sample.raw) is not None for key in OWN_IMAGES)
+    return [key for key in CAPTIONS if has_image and key in sample]
+
+
+def _described(sample: JsonObject) -> _Read:
+    """A sound and what is said in it, or an image and what is written about it."""
+    said = _transcripts(sample)
+    [key] = said or _captions(sample)
+    turns: _Parts = [("user", [_SOUND if said else _TAG]), ("assistant", [sample.text(key)])]
+    return _Read(form="audio, text (speech)" if said else "image, text", turns=turns)
 
 
 def _messages(sample: JsonObject, key: str) -> _Parts:
