@@ -64,6 +64,16 @@ def test_seconds_of_smolvlm_are_a_frame_each_and_64_at_the_most():
     assert (long.workload.clip_frames, short.workload.clip_frames) == (64, 41)
 
 
+@pytest.mark.parametrize(("model", "side"), [("qwen2.5-omni-7b", 28), ("qwen3-omni-30b-a3b", 32)])
+def test_videos_of_the_omni_models_are_images_within_the_limits_that_their_processors_give(model: str, side: int):
+    """Of 128 to 768 tokens a frame, where images of theirs have up to 16,384."""
+    few, many = (parse({"model": model, "video_frames": 8, "video_size": size}) for size in ("200x100", "1920x1080"))
+    for request, least, most in ((few, 128, 160), (many, 700, 768)):
+        width, height = request.workload.image_size or (0, 0)
+        assert least <= width * height // side**2 <= most
+        assert request.workload.images_per_sample == 8 // 2
+
+
 def test_several_videos_and_odd_frames_are_counted():
     request = parse({**VIDEO, "video_frames": 17, "videos_per_sample": 3})
     assert request.workload.images_per_sample == 3 * (17 + 1) // 2

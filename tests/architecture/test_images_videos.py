@@ -38,6 +38,10 @@ OF_TILES = {
     "llava-onevision-7b": "llava_onevision/LlavaOnevisionVideoProcessor",
 }
 """Which make a tile of a frame."""
+OMNI = {
+    "qwen2.5-omni-7b": "qwen2_5_omni/Qwen2_5OmniProcessor",
+    "qwen3-omni-30b-a3b": "qwen3_omni_moe/Qwen3OmniMoeProcessor",
+}
 SETTINGS = {"smolvlm2-2.2b": {"num_frames": 64, "fps": 1}, "llava-onevision-7b": {"num_frames": 32, "fps": None}}
 """What the first's class makes of ``video_sampling``, and a number that the other's files leave to the user."""
 SIZES = ((640, 360), (1920, 1080), (224, 224), (90, 3000), (31, 17), (3840, 2160), (427, 240))
@@ -185,6 +189,24 @@ def test_frames_are_as_large_as_transformers_makes_them(alias: str, resized_by: 
         config = find_model(alias).config
         found = video_images(config, settings, num_frames=num_frames, width=size[0], height=size[1])
         assert (found.width, found.height) == expected, (change, size, num_frames)
+        num_compared += 1
+    assert num_compared >= 100
+
+
+@pytest.mark.parametrize(("alias", "kind"), OMNI.items())
+def test_frames_of_the_omni_models_have_the_limits_that_their_processors_give(alias: str, kind: str, resized_by: Any):
+    """Whatever the files say of pixels, those of images among them."""
+    folder, name = kind.split("/")
+    module = pytest.importorskip(f"transformers.models.{folder}.processing_{folder}")
+    model, num_compared = find_model(alias), 0
+    own = {key: value for key, value in (model.video_settings or {}).items() if not key.endswith("_pixels")}
+    given = {**own, "size": getattr(module, name).videos_kwargs["size"]}
+    changes = ({}, {"cap_pixels_per_frame": True}, {"cap_pixels_per_frame": True, "max_video_tokens": 300})
+    for change, size, num_frames in itertools.product(changes, SIZES, (1, 2, 3, 5, 16, 63, 768)):
+        expected = resized_by("qwen2_vl/Qwen2VLVideoProcessor", num_frames, size, {**given, **change})
+        found = images_of(alias, num_frames, size, **change)
+        assert (found.width, found.height) == expected, (change, size, num_frames)
+        assert found.num_images == (num_frames + 1) // 2
         num_compared += 1
     assert num_compared >= 100
 

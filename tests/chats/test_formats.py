@@ -248,6 +248,9 @@ def test_a_tag_of_a_page_is_text_where_a_sample_has_no_videos():
         (asked({"type": "video", "video": ["1.jpg"], "sample_fps": 0}), "a number of frames a second above 0"),
         (asked("<video>", videos=[["1.jpg"], 2]), "a list of the paths of its frames, or a list of either"),
         (asked({"type": "video", "video": "a", "path": "b"}), "names its video twice, by video and path"),
+        (asked({"type": "video", "video": "a", "use_audio_in_video": True}), "the sound of a video is not read w"),
+        (asked("<video>", video="a", load_audio_from_video=True), "load_audio_from_video is true; the sound of"),
+        (asked({"type": "video", "video": "a", "use_audio_in_video": 1}), "use_audio_in_video is 1; true or false"),
         ({"prompt": "x", "completion": "y", "video": "a"}, "a prompt that is a text shows no videos"),
         (
             {"messages": [SAID, {"role": "assistant", "content": [{"type": "video", "video": "a"}]}]},

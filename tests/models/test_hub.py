@@ -162,8 +162,10 @@ def test_config_and_image_settings_are_fetched_of_one_commit_and_nothing_else(fa
     assert found.source.endswith("commit 0123456789ab")
 
 
-def test_a_model_that_takes_videos_has_the_settings_of_its_video_processor_too(fake_hub: FakeHub):
-    fake_hub.put(REPO, CONFIG, Answer(body=b'{"model_type": "qwen3_vl"}', headers={"X-Repo-Commit": COMMIT}))
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_omni_moe"])
+def test_a_model_that_takes_videos_has_the_settings_of_its_video_processor_too(fake_hub: FakeHub, model_type: str):
+    config = json.dumps({"model_type": model_type}).encode()
+    fake_hub.put(REPO, CONFIG, Answer(body=config, headers={"X-Repo-Commit": COMMIT}))
     for name, body in ((PREPROCESSOR, b'{"size": 1}'), (VIDEO_PREPROCESSOR, b'{"size": 2}')):
         fake_hub.put(REPO, name, Answer(body=body), revision=COMMIT)
     found = hub_files(wanted())

@@ -1,6 +1,7 @@
 """Runs on samples with videos: planned from their headers, trained, measured, exported, and gone on with."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("av")
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("processors of videos need torchvision", allow_module_level=True)
 
+from published_folders import FAMILIES, TEMPLATE, write_published
 from tiny_plans import plan_of_data
 from trainer_runs import train_here
 
@@ -18,11 +20,20 @@ from vlmplan.training import LENGTHS_FILE
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 NUM_SAMPLES = 4
+SIZES = {"qwen2_vl": (196, 112), "qwen2_5_omni_thinker": (420, 252), "qwen3_omni_moe_thinker": (480, 288)}
+"""Of frames of 196x112: those of the Omni models have 128 tokens at the least."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "qwen2_vl", "qwen2_vl")
+@pytest.fixture(params=SIZES)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    family, folder = request.param, tmp_path / "models" / request.param
+    if family == "qwen2_vl":
+        return write_tiny_model(folder, family)
+    said = FAMILIES[family]
+    write_published(folder, family, replace(said, settings={**said.settings, "max_pixels": 12_845_056}))
+    video = f"'{said.image.replace('image', 'video')}' if part.type == 'video' else part.text }}}}"
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("part.text }}", video).replace("IMAGE", said.image))
+    return folder
 
 
 @pytest.fixture
@@ -38,7 +49,8 @@ def test_a_run_takes_what_images_of_its_frames_take_and_leaves_a_model_that_is_g
 ):
     plan = plan_of_data(model, clips)
     shape = (plan.workload.images_per_sample, plan.workload.image_width, plan.workload.image_height)
-    assert shape == (14 // 2, 196, 112)
+    size = SIZES[model.name]
+    assert shape == (14 // 2, *size)
     words = ("--train-data", str(clips), "--max-steps", "3")
     done = train_here(plan, tmp_path / "videos", *words)
     assert done.code == 0, done.err
@@ -47,7 +59,7 @@ def test_a_run_takes_what_images_of_its_frames_take_and_leaves_a_model_that_is_g
     assert lengths == [str(plan.workload.seq_len)] * NUM_SAMPLES
     folder = tmp_path / "frames"
     folder.mkdir()
-    (folder / "frame.png").write_bytes(png(196, 112))
+    (folder / "frame.png").write_bytes(png(*size))
     shown = [{"type": "image", "image": "frame.png"}] * shape[0]
     row = {"messages": [{"role": "user", "content": [*shown, text("What?")]}, ANSWER]}
     images = jsonl(folder, *[row] * NUM_SAMPLES)

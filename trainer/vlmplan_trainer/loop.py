@@ -234,7 +234,7 @@ def real_tokens(batch: Batch) -> int:
 def _with_pixels(batch: Batch, dtype: torch.dtype) -> Batch:
     """``batch`` with its pixels in ``dtype``; positions in time are made of what else is a fraction."""
     return {
-        name: tensor.to(dtype) if tensor.is_floating_point() and name != SECONDS_OF_ROWS else tensor
+        name: tensor.to(dtype) if tensor.is_floating_point() and name not in SECONDS_OF_ROWS else tensor
         for name, tensor in batch.items()
     }
 

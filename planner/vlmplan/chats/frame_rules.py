@@ -23,7 +23,7 @@ GLM46V_RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
 
 FRAMES_PER_SECOND = 2.0
 """``fps`` of the classes ``Qwen3VLVideoProcessor`` and ``Glm4vVideoProcessor``, and ``FPS`` of qwen-vl-utils, which
-samples for Qwen2-VL and Qwen2.5-VL."""
+samples for Qwen2-VL and Qwen2.5-VL, and of qwen-omni-utils, which does so for the Omni models."""
 QWEN_LEAST_FRAMES, QWEN_MOST_FRAMES = 4, 768
 """``min_frames`` and ``max_frames`` of Qwen's classes."""
 GLM_MOST_SECONDS = 300
@@ -52,6 +52,7 @@ class Sampler(Enum):
 
 SAMPLERS: Mapping[str, Sampler] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), Sampler.QWEN2_VL),
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), Sampler.QWEN2_VL),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), Sampler.QWEN3_VL),
     **dict.fromkeys(("glm4v", "glm4v_moe"), Sampler.GLM4V),
     "glm46v": Sampler.GLM46V,
@@ -64,10 +65,6 @@ SAMPLERS: Mapping[str, Sampler] = {
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
 NOT_READ: Mapping[str, str] = {
     **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), "frames are sliced, and put side by side, by a rule of their own"),
-    **dict.fromkeys(
-        ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"),
-        "frames stand among the sound of the video, and their positions go by seconds",
-    ),
     **dict.fromkeys(
         ("instructblipvideo", "llava_next_video", "video_llama_3", "video_llava"),
         "there is no memory model of what it makes of frames",

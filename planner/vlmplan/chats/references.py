@@ -13,6 +13,8 @@ VIDEO_KEYS = ("video", "path")
 SOUND_KEYS = ("audio", "path", "url", "base64", "audio_url", "input_audio")
 FRAME_RATE = "sample_fps"
 """What qwen-vl-utils calls the frames a second of a list of frames."""
+WITH_SOUND = ("use_audio_in_video", "load_audio_from_video")
+"""What transformers calls it that the sound of a video is heard too."""
 OWN_IMAGES = ("image", "images")
 OWN_VIDEOS = ("video", "videos")
 OWN_SOUNDS = ("audio", "audios")
@@ -103,6 +105,7 @@ def _own(
 
 def video_of_part(part: JsonObject) -> Reference | None:
     """The reference to the video of a part; None where it takes the next of the sample's own."""
+    _refuse_its_sound(part)
     given = [key for key in VIDEO_KEYS if part.maybe(key, part.raw) is not None]
     if len(given) > 1:
         raise InputError(f"{part.source}: {part.path} names its video twice, by video and path; one has to go")
@@ -115,6 +118,13 @@ def video_of_part(part: JsonObject) -> Reference | None:
     if rate == 0:
         part.refuse(FRAME_RATE, "a number of frames a second above 0")
     return _video_of(value, rate)
+
+
+def _refuse_its_sound(said: JsonObject) -> None:
+    """Raise InputError where the sound of a video is to be heard with its frames."""
+    asked = next((key for key in WITH_SOUND if said.maybe(key, said.flag)), None)
+    if asked is not None:
+        said.complain(asked, "the sound of a video is not read with its frames; leave it off, or give the sound beside")
 
 
 def _video_of(value: Any, rate: float | None = None) -> Reference:
@@ -131,6 +141,7 @@ def _frames(value: Any) -> tuple[str, ...]:
 
 def own_videos(sample: JsonObject) -> list[Reference]:
     """``video`` or ``videos``: a path, a list of the paths of frames, or a list of either."""
+    _refuse_its_sound(sample)
     values = [sample.maybe(key, sample.raw) for key in OWN_VIDEOS]
     listed = [item for value in values for item in ([value] if _frames(value) else listed_values(value))]
     if not all(isinstance(item, str) or _frames(item) for item in listed):

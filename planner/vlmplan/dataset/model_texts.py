@@ -27,7 +27,7 @@ MAX_TOKENIZER_BYTES = 128 * 2**20
 """The largest published one, of Gemma 3's 262,144 tokens, has 33 MB."""
 PLACEHOLDER_KEYS = (
     *("image_token_id", "image_token_index", "boi_token_index", "boi_token_id", "image_seq_token_id"),
-    *("video_token_id", "audio_token_id", "audio_token_index"),
+    *("video_token_id", "video_token_index", "audio_token_id", "audio_token_index"),
 )
 """What config.json calls the token that a template writes for an image, a video or a sound."""
 

@@ -34,6 +34,7 @@ from vlmplan.models.hub_names import (
     is_revision,
 )
 from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file, within_deadline
+from vlmplan.thinkers import THINKERS
 from vlmplan.user_cache import keep_text, kept_text
 
 KEPT_SCHEMA = 2
@@ -179,7 +180,8 @@ def _fetched(wanted: HubId) -> HubFiles:
         name, settings = PROCESSOR, fetched_file(wanted.repo, revision, PROCESSOR)
     if settings is not None:
         texts[name] = settings.text
-    if parsed_config(config.text, source=CONFIG).get("model_type") in VIDEO_MODEL_TYPES:
+    model_type = str(parsed_config(config.text, source=CONFIG)["model_type"])
+    if (THINKERS[model_type].model_type if model_type in THINKERS else model_type) in VIDEO_MODEL_TYPES:
         video = fetched_file(wanted.repo, revision, VIDEO_PREPROCESSOR)
         texts |= {} if video is None else {VIDEO_PREPROCESSOR: video.text}
     _check(texts, wanted)

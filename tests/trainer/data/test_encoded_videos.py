@@ -48,6 +48,8 @@ VIDEO = {
     "qwen2_5_vl": "<|vision_start|><|video_pad|><|vision_end|>",
     "qwen3_vl": "<|vision_start|><|video_pad|><|vision_end|>",
     "qwen3_5": "<|vision_start|><|video_pad|><|vision_end|>",
+    "qwen2_5_omni_thinker": "<|vision_start|><|video_pad|><|vision_end|>",
+    "qwen3_omni_moe_thinker": "<|vision_start|><|video_pad|><|vision_end|>",
     "glm4v": "<|begin_of_video|><|video|><|end_of_video|>",
     "internvl": "<video>",
     "smolvlm": "<video>",
@@ -55,6 +57,7 @@ VIDEO = {
     "gemma4": "<|video|>",
 }
 """By family, what its chat template writes for a video."""
+OMNI = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 CLIPS = ("smolvlm", "llava_onevision", "gemma4")
 PER_TILE = {"internvl": 4, "smolvlm": 4, "llava_onevision": 4}
 """Patches of a tile of 28 pixels."""
@@ -244,8 +247,9 @@ def test_a_batch_with_videos_gives_the_losses_of_its_samples(family: str, folder
     samples = [sample for sample in samples_of(path) if takes_both(sample, family)]
     rows = [made.encode(sample) for sample in samples]
     with torch.no_grad():
-        alone = [loss_sum(model, row) for row in rows]
-        together = loss_sum(model, collated(rows, pad_id=made.pad_id, pads_to=16, seq_len=100_000))
+        alone = [loss_sum(model, for_the_model(model, row)) for row in rows]
+        batch = collated(rows, pad_id=made.pad_id, pads_to=16, seq_len=100_000)
+        together = loss_sum(model, for_the_model(model, batch))
     assert together == pytest.approx(sum(alone), rel=1e-4)
 
 
@@ -412,7 +416,7 @@ def test_a_video_of_glm4v_is_the_images_that_its_model_makes_of_it(folders, path
 
 @needs_torchvision
 @pytest.mark.parametrize(
-    "family", [case for case in FAMILY_CASES if case.values[0] in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *CLIPS)]
+    "family", [case for case in FAMILY_CASES if case.values[0] in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *OMNI, *CLIPS)]
 )
 def test_samples_with_videos_one_behind_the_other_have_their_own_positions(family: str, folders, path: Path):
     from transformers import AutoModelForImageTextToText
@@ -422,8 +426,42 @@ def test_samples_with_videos_one_behind_the_other_have_their_own_positions(famil
     made, samples = encoder_of(folders[family]), [one for one in samples_of(path) if takes_both(one, family)]
     [flat] = FlatBatches(samples, made, Shares(micro_batch=len(samples), num_ranks=1, rank=0))
     with torch.no_grad():
-        alone = [loss_sum(model, made.encode(sample)) for sample in samples]
+        alone = [loss_sum(model, for_the_model(model, made.encode(sample))) for sample in samples]
         assert loss_sum(model, for_the_model(model, flat)) == pytest.approx(sum(alone), rel=1e-4)
+
+
+@needs_torchvision
+@pytest.mark.parametrize("family", OMNI)
+def test_a_thinker_is_given_the_positions_that_it_finds_with_the_mask_and_by_true_seconds(family, folders, path: Path):
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folders[family], dtype=torch.float32).train()
+    made, samples = encoder_of(folders[family]), samples_of(path)
+    rows = [made.encode(sample) for sample in samples]
+    seconds = [31 / 10 / 6 * 2, 127 / 12 / 20 * 2]  # of two of six and of twenty frames
+    assert rows[4]["video_second_per_grid"].tolist() == pytest.approx(seconds)
+    batch = collated(rows, pad_id=made.pad_id, pads_to=16, seq_len=100_000)
+    given = for_the_model(model, batch)["position_ids"]
+    found, _ = model.model.get_rope_index(
+        batch["input_ids"],
+        batch["image_grid_thw"],
+        batch["video_grid_thw"],
+        batch["attention_mask"],
+        second_per_grids=batch["video_second_per_grid"],
+    )
+    assert torch.equal(given, found)
+    places = (batch["input_ids"][1] == model.config.video_token_id).nonzero()[:, 0]
+    times = given[0, 1, places].unique()
+    assert len(times) == 20 / 2
+    assert float(times[-1] - times[0]) == pytest.approx(9 * seconds[1] * model.config.position_id_per_seconds, abs=1)
+    with torch.no_grad():
+        by_itself = [float(model(**row, return_dict=True).loss) * num_learned(row) for row in rows]
+        ours = [loss_sum(model, for_the_model(model, row)) for row in rows]
+    assert ours == pytest.approx(by_itself, rel=1e-4)
+
+
+def num_learned(row: dict[str, Any]) -> int:
+    return int((row["labels"][:, 1:] >= 0).sum())
 
 
 # -- published settings ----------------------------------------------------------------------------------------------

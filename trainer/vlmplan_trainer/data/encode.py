@@ -154,6 +154,8 @@ class Encoder:
         tensors = dict(BatchFeature(made).convert_to_tensors("pt"))
         if sample.sounds and self.sound_meter is not None:
             self.sound_meter.check(sample, tensors["input_ids"])
+        if sample.videos:
+            tensors = self.video_meter.with_seconds(sample, tensors)
         characters = torch.tensor(offsets).reshape(-1, 2)
         spans = [(_moved(start, places), _moved(end, places)) for start, end in rendered.spans]
         tensors["labels"] = torch.where(overlapping(characters, spans), tensors["input_ids"][0], IGNORED_LABEL)[None]

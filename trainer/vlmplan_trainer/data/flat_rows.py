@@ -6,7 +6,7 @@ flash_attention_2 runs over their lengths, all other attention gets a mask in wh
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from torch.nn.functional import pad
 
 from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded
-from vlmplan_trainer.data.videos import SECONDS_OF_ROWS, VIDEO_PIXELS
+from vlmplan_trainer.data.videos import OMNI_SECONDS, SECONDS_OF_ROWS, VIDEO_PIXELS
 from vlmplan_trainer.models.base_model import base_model
 
 FRAMES_OF_SOUNDS = "feature_attention_mask"
 """What the thinkers of Qwen's Omni models call the mask of a spectrogram's frames."""
+GRID = "_grid_thw"
 FILLS = {"labels": IGNORED_LABEL}
 
 
@@ -50,12 +51,18 @@ def flat_row(rows: Sequence[Encoded], *, pad_id: int, lengths: Sequence[int] | N
 
 def for_the_model(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """``batch`` with what the model's forward takes beside ``position_ids`` of a flat row: positions in time, height
-    and width where it has those, and the lengths that flash attention runs over. Any other batch as it is."""
+    and width where it has those, and the lengths that flash attention runs over. Any other batch as it is, but
+    for the positions of the Omni thinkers, which find those in time, height and width by the mask alone, and are not
+    given it (``loss.model_inputs``)."""
     positions = batch.get("position_ids")
-    if positions is None or "attention_mask" in batch:
-        return dict(batch)
     base = base_model(model)
     inner = getattr(base, "model", base)
+    if positions is None and "audio_seqlens" in _parameters_of_positions(inner):
+        rows = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        found, _ = inner.get_rope_index(**rows, **_for_positions(inner, batch))
+        return {**batch, "position_ids": found}
+    if positions is None or "attention_mask" in batch:
+        return dict(batch)
     if hasattr(inner, "get_rope_index"):
         return {**batch, "position_ids": _in_three_dimensions(inner, batch, positions)}
     if (
@@ -79,10 +86,10 @@ def for_the_model(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, An
 def _in_three_dimensions(inner: Any, batch: Mapping[str, Tensor], positions: Tensor) -> Tensor:
     """(4, 1, tokens): the positions in the samples, and those in time, height and width that the model's
     ``get_rope_index`` finds for each sample by itself."""
-    taken = inspect.signature(inner.get_rope_index).parameters
-    grids = {name: value for name, value in batch.items() if name.endswith("_grid_thw") and name in taken}
-    if not grids:  # text alone
+    others = _for_positions(inner, batch)
+    if not any(name.endswith(GRID) for name in others):  # text alone
         return torch.stack([positions] * 4)
+    taken = _parameters_of_positions(inner)
     lengths = [*_lengths(positions[0])]
     longest = max(lengths)
     rows = {
@@ -91,12 +98,28 @@ def _in_three_dimensions(inner: Any, batch: Mapping[str, Tensor], positions: Ten
         if name in batch and name in taken
     }
     mask = torch.arange(longest, device=positions.device)[None] < positions.new_tensor(lengths)[:, None]
-    others = {name: batch[name] for name in (SECONDS_OF_ROWS,) if name in batch and name in taken}
-    if "audio_seqlens" in taken and FRAMES_OF_SOUNDS in batch:
-        others["audio_seqlens"] = batch[FRAMES_OF_SOUNDS].sum(dim=-1)
-    found, _ = inner.get_rope_index(**rows, **grids, **others, attention_mask=mask.long())
+    found, _ = inner.get_rope_index(**rows, **others, attention_mask=mask.long())
     flat = torch.cat([found[:, index, :length] for index, length in enumerate(lengths)], dim=1)
-    return torch.cat([positions[None], flat[:, None].to(positions.dtype)])
+    # Positions by seconds are fractions, where the model makes them so (Qwen3-Omni).
+    dtype = flat.dtype if OMNI_SECONDS in batch else positions.dtype
+    return torch.cat([positions[None].to(dtype), flat[:, None].to(dtype)])
+
+
+def _parameters_of_positions(inner: Any) -> Collection[str]:
+    """What the model's ``get_rope_index`` takes; nothing where it has none."""
+    return inspect.signature(inner.get_rope_index).parameters if hasattr(inner, "get_rope_index") else ()
+
+
+def _for_positions(inner: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What positions go by beside tokens: sizes of what is shown, seconds of videos, and lengths of sounds."""
+    taken = _parameters_of_positions(inner)
+    found = {name: value for name, value in batch.items() if name.endswith(GRID) and name in taken}
+    found |= {name: batch[name] for name in SECONDS_OF_ROWS if name in batch and name in taken}
+    if "second_per_grids" in taken and OMNI_SECONDS in batch:
+        found["second_per_grids"] = batch[OMNI_SECONDS]
+    if "audio_seqlens" in taken and FRAMES_OF_SOUNDS in batch:
+        found["audio_seqlens"] = batch[FRAMES_OF_SOUNDS].sum(dim=-1)
+    return found
 
 
 def _lengths(positions: Tensor) -> list[int]:

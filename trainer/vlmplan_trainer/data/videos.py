@@ -34,8 +34,10 @@ from vlmplan_trainer.data.images import opened
 
 VIDEO_PIXELS = "pixel_values_videos"
 """What models call the pixels of their videos."""
-SECONDS_OF_ROWS = "second_per_grid_ts"
-"""How long a row of a video's patches lasts, of which Qwen2.5-VL's positions in time are made."""
+OMNI_SECONDS = "video_second_per_grid"
+SECONDS_OF_ROWS = ("second_per_grid_ts", OMNI_SECONDS)
+"""How long a row of a video's patches lasts, of which Qwen2.5-VL's and the Omni thinkers' positions in time are made.
+"""
 CONTAINERS = {b"RIFF": "avi"}
 """By how a file begins; every other one whose header is read is of MP4's kind. Named, so that no playlist is tried,
 which could lead to other files."""
@@ -110,7 +112,7 @@ class VideoMeter:
         try:
             resized = part.resize(
                 frames,
-                part.size,
+                self._size,
                 part.resample,
                 factor=part.patch_size * part.merge_size,
                 temporal_factor=part.temporal_patch_size,
@@ -120,6 +122,27 @@ class VideoMeter:
             raise InputError(f"the model's processor refuses it: {' '.join(str(error).split())}") from None
         height, width = resized.shape[-2:]
         return -(-num_frames // part.temporal_patch_size), height // part.patch_size, width // part.patch_size
+
+    @property
+    def _size(self) -> Any:
+        """Limits of a frame: of processors that give them to their part for videos, theirs (``_merge_kwargs``)."""
+        from transformers.image_utils import SizeDict
+
+        given = getattr(self._processor, "videos_kwargs", {}).get("size")
+        return self._processor.video_processor.size if given is None else SizeDict(**given)
+
+    def with_seconds(self, sample: Sample, tensors: dict[str, Any]) -> dict[str, Any]:
+        """``tensors`` of a sample with the seconds of a row of each video's patches, where the model is told of them:
+        the Omni models' processors take one rate for all videos, a default where none is said."""
+        if OMNI_SECONDS not in tensors:
+            return tensors
+        seconds = [self._seconds_of_row(part.header) for part in sample.videos]
+        return tensors | {OMNI_SECONDS: torch.tensor(seconds)}
+
+    def _seconds_of_row(self, header: VideoHeader) -> float:
+        """By ``VideoMetadata.sampled_fps``."""
+        frames_per_second = len(self.rule.indices(header)) / header.num_frames * header.fps
+        return self.rule.merged_frames / frames_per_second
 
     def refuse_together(self, sample: Sample) -> None:
         """Raises what ``frame_rules.refuse_together`` does."""
@@ -179,7 +202,7 @@ class VideoMeter:
             return self._processor.replace_video_token({"pixel_values": pixels, "video_metadata": metadata}, 0)
         grid = torch.tensor([self._grid(header)])
         made = {"video_grid_thw": grid, "video_metadata": metadata}
-        return self._processor.replace_video_token(made, 0)
+        return self._processor.replace_video_token(made, 0, load_audio_from_video=False)
 
     def _frame_tokens(self, header: VideoHeader) -> int:
         """Tokens of each frame of Gemma 4, by the processor's own resizing of a frame of nothing."""

@@ -34,6 +34,9 @@ FLOOR_FACTOR = 1.05
 """Of ``size.shortest_edge``, below which that cap does not go."""
 
 
+OMNI_TOKEN_PIXELS: Mapping[str, int] = {"qwen2_5_omni_thinker": 28 * 28, "qwen3_omni_moe_thinker": 32 * 32}
+"""Pixels of a token in ``videos_kwargs`` of ``Qwen2_5OmniProcessor`` and ``Qwen3OmniMoeProcessor`` (``size``), which is
+given to their ``Qwen2VLVideoProcessor`` with every call, whatever its file says of pixels."""
 FRAME_TOKENS = {"max_soft_tokens": 70}
 """Of each frame in ``Gemma4VideoProcessor``, where its file says nothing else."""
 
@@ -96,8 +99,7 @@ def _qwen2_vl(video: _Video) -> VideoImages:
     """Every frame within the limits of a frame, whose defaults are not those of an image."""
     settings, factor, merged = video.settings, video.merged_patch(14), video.merged_frames
     video.check(least=1, most=count(settings, "max_frames", QWEN_MOST_FRAMES))
-    min_pixels = count(settings, "min_pixels", 0) or edge(settings, "size", "shortest_edge", 128 * 28 * 28)
-    max_pixels = count(settings, "max_pixels", 0) or edge(settings, "size", "longest_edge", 768 * 28 * 28)
+    min_pixels, max_pixels = _limits_of_qwen2_vl(video)
     if flag(settings, "cap_pixels_per_frame", False):
         total = int(count(settings, "max_video_tokens", 128_000) * factor * factor * BUDGET_SHARE)
         share = total * merged // video.num_frames
@@ -105,6 +107,16 @@ def _qwen2_vl(video: _Video) -> VideoImages:
     _check_ratio(video, height=video.height, width=video.width)
     height, width = smart_resize(video.height, video.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
     return video.images(width=width, height=height, frames_per_image=merged)
+
+
+def _limits_of_qwen2_vl(video: _Video) -> tuple[int, int]:
+    of_token = OMNI_TOKEN_PIXELS.get(str(video.config.get("model_type")))
+    if of_token is not None:
+        return 128 * of_token, 768 * of_token
+    settings = video.settings
+    min_pixels = count(settings, "min_pixels", 0) or edge(settings, "size", "shortest_edge", 128 * 28 * 28)
+    max_pixels = count(settings, "max_pixels", 0) or edge(settings, "size", "longest_edge", 768 * 28 * 28)
+    return min_pixels, max_pixels
 
 
 def _qwen3_vl(video: _Video) -> VideoImages:
