@@ -3,7 +3,10 @@ import pytest
 from model_table import assert_counts_match_the_table, packaged_config
 from text_steps import assert_step
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.modules import Conv1D
+from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 # The vocabulary is wide enough for the logits to make the forward's peak under checkpointing: before them, eager layers
 # hold their attention weights to their end, which the tape does not follow and which no peak of a step shows.
@@ -54,3 +57,19 @@ def test_frozen_embeddings_keep_what_transformers_keeps(checkpoints):
 def test_variants_that_compute_something_else_are_refused(key):
     with pytest.raises(InputError, match=key):
         build_model({**GPT2, key: True})
+
+
+def test_under_zero_3_a_frozen_projection_keeps_no_input():
+    """Its ``addmm`` is not the ``F.linear`` that DeepSpeed replaces by one which keeps it."""
+    projection = Conv1D(8, 24)
+    projection.weight.requires_grad = False
+    assert projection.weight.shape == (8, 24)
+    tape = Tape(keeps_linear_inputs=True)
+    with tape.section("product"):
+        x = tape.tensor((1, 16, 8), DType.BFLOAT16)
+        result = projection(x)
+        before = tape.total
+        num_bytes = x.num_bytes
+        del x
+        assert tape.total == before - num_bytes
+    assert result.shape == (1, 16, 24)

@@ -62,7 +62,7 @@ class DoraLayer(Module):
         """What is added to the base layer's result; that is made again of ``x`` where ``base_result`` is None."""
         tape = x.tape
         lora_a, lora_b = factors
-        width = self._base_weight.shape[1]
+        width: int = lora_a.in_features  # type: ignore[assignment]
         eye = tape.tensor((width, width), lora_a.weight.dtype)  # type: ignore[attr-defined]
         update = lora_b(lora_a(eye))
         del eye

@@ -292,10 +292,15 @@ class DerivedLinear(Linear):
 
 
 class Conv1D(Linear):
-    """transformers' ``Conv1D`` (GPT-2): a Linear whose weight is stored (in, out)."""
+    """transformers' ``Conv1D`` (GPT-2): a Linear whose weight is stored (in, out). It calls ``torch.addmm``, which
+    DeepSpeed does not replace as it does ``F.linear``: the input of a frozen one is not kept under ZeRO-3."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=True)
+        self.weight = Parameter(in_features, out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias, is_transposed=True)
 
 
 class Embedding(Module):

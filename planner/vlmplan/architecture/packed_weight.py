@@ -100,6 +100,6 @@ def _matmul_4bit_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | No
     with tape.charged_to(Kind.TEMPORARY):
         whole = dequantised(weight, dtype, tape)
     grad_x = tape.tensor(shape, dtype)
-    tape.matmul(2 * grad_x.numel * weight.shape[0], grad_x.num_bytes + whole.num_bytes + g.num_bytes, dtype)
+    tape.matmul(2 * grad_x.numel * (weight.numel // shape[-1]), grad_x.num_bytes + whole.num_bytes + g.num_bytes, dtype)
     del whole
     return (grad_x,)
