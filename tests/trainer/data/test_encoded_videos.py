@@ -15,10 +15,11 @@ pytest.importorskip("av")
 import torch
 from chat_cases import learned
 from published_folders import FAMILIES, write_published
-from sound_folders import HEARING
+from sound_folders import HEARING, write_hearing
 from test_batches_of_families import loss_sum
 
 from chat_files import jsonl, png, text
+from small_sounds import wav
 from small_videos import shade, write_video
 from vlmplan.chats.samples import Sample, VideoPart, read_chats
 from vlmplan.chats.video_files import VideoHeader, video_header
@@ -36,6 +37,7 @@ from vlmplan_trainer.data.encode import Encoder, PlannedSamples, TooLongError
 from vlmplan_trainer.data.flat_batches import FlatBatches
 from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.data.scan import scanned
+from vlmplan_trainer.data.sounds import PlannedSounds
 from vlmplan_trainer.data.videos import VideoLimits, VideoMeter, frames_of, refuse_videos_without_packages
 from vlmplan_trainer.models.processors import load_processor
 
@@ -458,6 +460,38 @@ def test_a_thinker_is_given_the_positions_that_it_finds_with_the_mask_and_by_tru
         by_itself = [float(model(**row, return_dict=True).loss) * num_learned(row) for row in rows]
         ours = [loss_sum(model, for_the_model(model, row)) for row in rows]
     assert ours == pytest.approx(by_itself, rel=1e-4)
+
+
+@needs_torchvision
+@pytest.mark.parametrize("family", OMNI)
+def test_a_thinker_hears_sounds_beside_the_frames_of_videos(family: str, tmp_path: Path):
+    from transformers import AutoModelForImageTextToText
+
+    folder = write_hearing(tmp_path / family, family)
+    template = folder / "chat_template.jinja"
+    shown = f"else '{VIDEO[family]}' if part.type == 'video' else part.text"
+    template.write_text(template.read_text().replace("else part.text", shown))
+    write_video(tmp_path / "clip.mp4", num_frames=31, fps=10, size=(96, 64))
+    (tmp_path / "a.png").write_bytes(png(60, 50))
+    (tmp_path / "dog.wav").write_bytes(wav(1.5))
+    sound = {"type": "audio", "audio": "dog.wav"}
+    orders = ((CLIP, sound), (sound, text("and"), CLIP, IMAGE), (), (IMAGE, sound, CLIP, sound))
+    data = jsonl(tmp_path, *(question(*order) for order in orders))
+    files = find_model(str(folder))
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).train()
+    model.config.use_cache = model.config.text_config.use_cache = False
+    made = encoder_of(folder, sounds=PlannedSounds(model=files))
+    samples = read_chats(data, skips_bad=False, no_videos=None, no_sounds=None)[0]
+    rows = [made.encode(sample) for sample in samples]
+    found = dataset(data, files, media=media_reading(files, rules_of(None)))
+    shapes = sample_shapes(found, files, rules_of(None)).shapes
+    assert [shape.tokens for shape in shapes] == [row["input_ids"].shape[1] for row in rows]
+    [flat] = FlatBatches(samples, made, Shares(micro_batch=len(samples), num_ranks=1, rank=0))
+    batch = collated(rows, pad_id=made.pad_id, pads_to=16, seq_len=100_000)
+    with torch.no_grad():
+        by_itself = sum(float(model(**row).loss) * num_learned(row) for row in rows)
+        for ours in (batch, flat):
+            assert loss_sum(model, for_the_model(model, ours)) == pytest.approx(by_itself, rel=1e-5)
 
 
 def num_learned(row: dict[str, Any]) -> int:
