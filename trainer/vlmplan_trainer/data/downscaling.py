@@ -2,7 +2,7 @@
 ``ImageDownscaler``."""
 
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.chats.downscaling import Downscaling, Size
@@ -15,6 +15,8 @@ PIXELS = ("pixel_values", "image_pixel_values")
 """What models call the pixels of their images."""
 KEPT_SIZES = 4096
 CANVAS_COLOUR = "white"
+PROBES = ((112, 112), (336, 224))
+"""Sizes by which a rule of a processor is told: unlike in area and shape."""
 
 
 class ImageMeter:
@@ -26,6 +28,7 @@ class ImageMeter:
         self.num_tokens = lru_cache(KEPT_SIZES)(self._num_tokens)
         self.amounts = lru_cache(KEPT_SIZES)(self._amounts)
         self.num_tiles = lru_cache(KEPT_SIZES)(self._num_tiles)
+        self._among = lru_cache(KEPT_SIZES)(self._among_others)
         self._num_other_tokens: int | None = None
 
     def _amounts(self, size: Size) -> tuple[float, float]:
@@ -50,8 +53,7 @@ class ImageMeter:
         this size is processed.
         """
         if self._num_other_tokens is None:
-            probes = [(112, 112), (336, 224)]
-            extras = {self._made(probe)["input_ids"].shape[1] - self.amounts(probe)[0] for probe in probes}
+            extras = {self._made(probe)["input_ids"].shape[1] - self.amounts(probe)[0] for probe in PROBES}
             self._num_other_tokens = int(extras.pop()) if len(extras) == 1 else -1
         amount = self.amounts(size)[0]
         if not math.isfinite(amount):
@@ -60,16 +62,41 @@ class ImageMeter:
             return int(self._made(size)["input_ids"].shape[1])
         return int(amount) + self._num_other_tokens
 
+    def num_tokens_among(self, size: Size, *, is_first: bool) -> int:
+        """As ``num_tokens``, of one image of a sample with several: LLaVA-OneVision cuts none of those into tiles, and
+        PaliGemma writes what is around images once."""
+        if not self._takes_several_otherwise:
+            return self.num_tokens(size)
+        first, later = self._among(size if self._goes_by_size else PROBES[0])
+        return first if is_first else later
+
+    @cached_property
+    def _takes_several_otherwise(self) -> bool:
+        return any(self._among(probe) != (self.num_tokens(probe),) * 2 for probe in PROBES)
+
+    @cached_property
+    def _goes_by_size(self) -> bool:
+        """Whether images of a sample with several have other numbers of tokens by their sizes."""
+        return len({self._among(probe) for probe in PROBES}) > 1
+
+    def _among_others(self, size: Size) -> tuple[int, int]:
+        """Tokens of the first of a sample's images of this size, and of each later one."""
+        two, three = (self._made(size, number)["input_ids"].shape[1] for number in (2, 3))
+        return 2 * two - three, three - two
+
     def _num_tiles(self, size: Size) -> int:
         """Tiles that the only image of a sample is cut into, with that of all of it, for processors that cut."""
         return self._made(size)["pixel_values"].shape[1]
 
-    def _made(self, size: Size) -> Any:
+    def _made(self, size: Size, number: int = 1) -> Any:
         from PIL import Image
 
         blank = Image.new("RGB", size, CANVAS_COLOUR)
         return self._processor(
-            text=[self._processor.image_token], images=[[blank]], add_special_tokens=False, return_tensors="pt"
+            text=[self._processor.image_token * number],
+            images=[[blank] * number],
+            add_special_tokens=False,
+            return_tensors="pt",
         )
 
 

@@ -310,6 +310,7 @@ class Encoder:
             image = opened(part.source, name=f"{sample.source}: image {number}")
             images.append(downscaled_image(image, self.fit(image.size)))
         options |= {"images": [images] if images else None, "return_text_replacement_offsets": True}
+        options |= {"images_kwargs": {"return_tensors": "pt"}} if images else {}  # Ovis2's reads sizes from a tensor
         options |= self._videos(sample)
         if sample.sounds and self.sound_meter is not None:
             options |= self.sound_meter.inputs(sample)

@@ -4,7 +4,7 @@ An image's number of tokens comes from its size, a video's and a sound's from it
 as the first images were. So every rank leaves out the same samples, and the ranks' numbers of micro batches stay equal.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, SoundPart, VideoPart
@@ -179,7 +179,7 @@ def _images(encoder: Encoder, sample: Sample, text: str) -> _Images:
         token = getattr(encoder.processor, f"{TYPES[type(part)]}_token")
         place = text.index(token, place + 1)
         try:
-            num_tokens, is_reduced = _tokens_of(encoder, part)
+            num_tokens, is_reduced = _tokens_of(encoder, part, sample.images)
         except InputError as error:
             raise InputError(f"{sample.source}: {error}") from None
         gained += num_tokens - 1
@@ -199,8 +199,11 @@ def _written(encoder: Encoder, sample: Sample, text: str) -> tuple[str, _Images]
     return written, _Images(places=tuple((after - 1, 0) for _, after in ends), ends=tuple(ends))
 
 
-def _tokens_of(encoder: Encoder, part: ImagePart | VideoPart | SoundPart) -> tuple[int, bool]:
-    """Tokens that an image, a video or a sound becomes, and whether it is an image that is made smaller."""
+def _tokens_of(
+    encoder: Encoder, part: ImagePart | VideoPart | SoundPart, images: Sequence[ImagePart]
+) -> tuple[int, bool]:
+    """Tokens that an image, a video or a sound becomes, and whether it is an image that is made smaller; ``images`` are
+    all of its sample."""
     if isinstance(part, SoundPart):
         assert encoder.sound_meter is not None
         encoder.sound_meter.try_sound(part)
@@ -215,7 +218,9 @@ def _tokens_of(encoder: Encoder, part: ImagePart | VideoPart | SoundPart) -> tup
     assert encoder.meter is not None
     size = (part.width, part.height)
     fit = encoder.fit(size)
-    return encoder.meter.num_tokens(fit.canvas), fit.scaled != size
+    if len(images) == 1:
+        return encoder.meter.num_tokens(fit.canvas), fit.scaled != size
+    return encoder.meter.num_tokens_among(fit.canvas, is_first=part is images[0]), fit.scaled != size
 
 
 def _tokens_before(character: int, ends: list[int]) -> int:
