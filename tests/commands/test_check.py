@@ -303,3 +303,17 @@ def test_a_limit_that_no_one_says_is_asked_for_unless_an_option_does(tmp_path, o
     assert [name for name in ("--seq-len", "--image-size") if f"give {name} for the" in words] == asked
     document = call("check", str(path), *options, "--json").document
     assert len([note for note in document["config"]["notes"] if " of yours" in note]) == len(asked)
+
+
+@pytest.mark.parametrize("gpus", ["--gpu rtx-4090:1 --gpu rtx-4090:2", "--gpu rtx-4090:2 --gpu h100-sxm:4"])
+def test_plans_of_a_configuration_have_the_allocator_that_its_launcher_sets_for_so_many_gpus(config: Path, gpus: str):
+    found = call("recommend", "--config", str(config), *gpus.split(), "--json")
+    plans = found.document["plans"]
+    assert len(plans) > 1
+    for plan in plans:
+        assert plan["recipe"]["expandable_segments"] == (plan["num_gpus"] > 1)
+        sizes = [f"--{name}={plan['recipe'][name.replace('-', '_')]}" for name in ("micro-batch", "grad-accum")]
+        again = call(
+            "estimate", "--config", str(config), "--gpu", f"{plan['gpu']}:{plan['num_gpus']}", *sizes, "--json"
+        )
+        assert again.document["peak_device_bytes"] == plan["estimate"]["peak_device_bytes"]

@@ -294,6 +294,9 @@ def test_expandable_segments_are_switched_on_by_a_variable(tmp_path):
 
 def test_llama_factory_lets_segments_grow_where_it_starts_torchrun(read, tmp_path):
     assert [read(LLAMA_FACTORY, num_gpus=count).options["expandable_segments"] for count in (1, 2)] == [False, True]
+    searched = read(LLAMA_FACTORY, num_gpus=None)
+    assert searched.grows_on_several
+    assert "expandable_segments" not in searched.options
     script = tmp_path / "run.sh"
     for variables, expected in (("FORCE_TORCHRUN=1", True), ("FORCE_TORCHRUN=1 OPTIM_TORCH=0", False)):
         script.write_text(f"{variables} llamafactory-cli train --model_name_or_path {READS} --bf16\n", encoding="utf-8")

@@ -80,6 +80,8 @@ class Meaning:
     """Whether adapters are made in 16 bit under ZeRO-3, where DeepSpeed leaves them as peft makes them: in float32."""
     use_double_quant: bool | None = None
     """Whether scales of 4-bit weights are quantised too."""
+    grows_on_several: bool = False
+    """Whether its launcher lets the allocator's segments grow where it starts several processes."""
     without_autocast: Precision = Precision.FP32
     """What plain PyTorch computes in where neither bf16 nor fp16 is set."""
     upcasts_frozen: bool | None = False
@@ -108,7 +110,9 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options |= _deepspeed(settings, arguments, meaning, method, ds_config)
     else:
         options |= _plain(arguments, meaning, around, method)
-    options["expandable_segments"] = around.expandable_segments
+    grows_on_several = meaning.grows_on_several and around.num_gpus is None and not around.expandable_segments
+    if not grows_on_several:
+        options["expandable_segments"] = around.expandable_segments
     _count_samples(settings, options, around)
     if "image_size" not in options:
         _note_largest_image(settings, meaning.model)
@@ -127,6 +131,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         saving=arguments.saving,
         loader_workers=arguments.loader_workers,
         use_double_quant=meaning.use_double_quant if method is Method.QLORA else None,
+        grows_on_several=grows_on_several,
         output_dir=arguments.output_dir,
     )
 

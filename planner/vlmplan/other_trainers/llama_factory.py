@@ -140,6 +140,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning.use_double_quant = doubles
     meaning.data_rules = _data_rules(settings, packs=stage == "pt")
     meaning.model, meaning.without_fsdp = model, OLDER_FSDP2
+    meaning.grows_on_several = _lets_segments_grow(around.environment)
     return assembled(settings, arguments, meaning, around)
 
 
@@ -147,9 +148,13 @@ def _environment(around: Surroundings) -> Mapping[str, str]:
     """Its launcher starts torchrun for several GPUs, and lets the allocator's segments grow (``launcher.py``)."""
     environment = dict(around.environment)
     starts = (around.num_gpus or 1) > 1 or environment.get("FORCE_TORCHRUN", "0").casefold() in ("true", "y", "1")
-    if starts and environment.get("OPTIM_TORCH", "1").casefold() in ("true", "y", "1"):
+    if starts and _lets_segments_grow(environment):
         environment[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
     return environment
+
+
+def _lets_segments_grow(environment: Mapping[str, str]) -> bool:
+    return environment.get("OPTIM_TORCH", "1").casefold() in ("true", "y", "1")
 
 
 def _types(settings: Settings, arguments: Arguments, method: Method, options: dict[str, Value]) -> Meaning:

@@ -48,5 +48,8 @@ class TrainerConfig:
     """Where; empty where nothing is said."""
     loader_workers: int = 0
     """Processes of each rank that open images while the GPU computes (``dataloader_num_workers``)."""
+    grows_on_several: bool = False
+    """Whether its launcher lets the allocator's segments grow for several processes and not for one, and nobody has
+    said yet how many there are: ``expandable_segments`` is not among the options then."""
     use_double_quant: bool | None = None
     """Whether scales of 4-bit weights are quantised too; None where weights are not 4-bit, or nothing is said."""

@@ -51,7 +51,8 @@ class SearchQuery:
     """What a search is asked.
 
     ``fixed`` is what the user decided of the recipe, ``assumed`` what prices need and no list says.
-    ``made_for`` is the trainer within whose limits is searched, None the bundled one.
+    ``made_for`` is the trainer within whose limits is searched, None the bundled one. ``grows_on_several``: the
+    allocator's segments grow where several GPUs train, and not on one.
     ``known_offers``: of every GPU, to hold prices against.
     ``compares``: what is looked at beside what may be a plan or on the front, which are the same whatever it is.
     """
@@ -66,6 +67,7 @@ class SearchQuery:
     notes: tuple[str, ...] = ()
     compares: Compared = Compared.NEEDED
     made_for: "Tool | None" = None
+    grows_on_several: bool = False
     known_offers: tuple[Offer, ...] | None = None
 
     @property

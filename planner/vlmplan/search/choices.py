@@ -38,15 +38,17 @@ class RecipeChoices:
         *,
         has_other_layers: bool,
         made_for: "Tool | None" = None,
+        grows_on_several: bool = False,
     ) -> None:
         """``has_other_layers``: besides the language model's, which then have a checkpointing switch of their own.
-        ``made_for``: within the limits of this trainer."""
+        ``made_for``: within the limits of this trainer. ``grows_on_several``: of ``RecipeSpace``."""
         self._workload, self._fixed, self._made_for = workload, fixed, made_for
         self._facts = model_facts(workload.model)
         self._attention = default_attention(self._facts)
         self._given = fixed.names
         self._has_other_layers = has_other_layers
-        self._bare: dict[tuple[Method, Precision], Recipe] = {}
+        self._grows_on_several = grows_on_several
+        self._bare: dict[tuple[Method, Precision, bool], Recipe] = {}
         self._made: dict[tuple[Any, ...], Engine] = {}
         self._allowed: dict[Hashable, list[Engine]] = {}
         self._refused: dict[tuple[int, Hashable], bool] = {}
@@ -116,30 +118,29 @@ class RecipeChoices:
     def _engines(self, cluster: Cluster, method: Method) -> Iterator[Engine]:
         gpu = cluster.node.gpu
         precision = Precision.BF16 if gpu.supports_bf16 else Precision.FP16
+        bare = self._simplest(method, precision, grows=not self._grows_on_several or cluster.num_gpus > 1)
         for stage, optimizer, params in self._stages(cluster):
             for hpz in self._partition_sizes(cluster, stage, params):
-                yield self._engine(method, precision, stage, optimizer, params, hpz)
+                yield self._engine(bare, stage, optimizer, params, hpz)
 
-    def _engine(self, method: Method, precision: Precision, *engine: Any) -> Engine:
-        key = (method, precision, *engine)
+    def _engine(self, bare: Recipe, *engine: Any) -> Engine:
+        key = (id(bare), *engine)
         if key not in self._made:
             stage, optimizer, params, hpz = engine
-            recipe = self._simplest(method, precision).with_changes(
-                zero_stage=stage, offload_optimizer=optimizer, offload_params=params, hpz=hpz
-            )
+            recipe = bare.with_changes(zero_stage=stage, offload_optimizer=optimizer, offload_params=params, hpz=hpz)
             self._made[key] = tuple([self._as_the_trainer_does(switches.apply(recipe)) for switches in self.switches])
         return self._made[key]
 
-    def _simplest(self, method: Method, precision: Precision) -> Recipe:
-        """What is fixed, with this method and precision, on any engine."""
-        key = (method, precision)
+    def _simplest(self, method: Method, precision: Precision, *, grows: bool) -> Recipe:
+        """What is fixed, with this method and precision, on any engine; ``grows``: the allocator's segments do."""
+        key = (method, precision, grows)
         if key not in self._bare:
             adapts_all = method is not Method.FULL and self._fixed.lora_targets is None
             tried = DecidedRecipe(
                 method=method,
                 attention=self._attention,
                 precision=precision,
-                expandable_segments=True,
+                expandable_segments=grows,
                 lora_exclude=default_lora_exclude(self._facts) if adapts_all else None,
             )
             self._bare[key] = self._fixed.completed(tried).recipe()

@@ -40,7 +40,14 @@ class Exploration:
         """``shared``: traces of other searches of the same workload."""
         self._objective, self._limits, self._assumed = query.objective, query.limits, query.assumed
         global_batch = query.workload.global_batch or DEFAULT_GLOBAL_BATCH
-        self.space = SetupSpace(query.workload, query.fixed, global_batch, shared=shared, made_for=query.made_for)
+        self.space = SetupSpace(
+            query.workload,
+            query.fixed,
+            global_batch,
+            shared=shared,
+            made_for=query.made_for,
+            grows_on_several=query.grows_on_several,
+        )
         self.within: list[ScoredSetup] = []
         self.open: list[UnexploredMethod] = []
         self.over_limits: dict[int, list[ScoredSetup | UnexploredMethod]] = {}

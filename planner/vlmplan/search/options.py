@@ -69,6 +69,7 @@ def search_query(
         candidates=[candidate for candidate in found if wants(candidate)],
         fixed=fixed,
         made_for=request.made_for,
+        grows_on_several=request.configured is not None and request.configured.config.grows_on_several,
         objective=wanted.objective or Objective.COST,
         limits=limits,
         assumed=assumed,

@@ -25,7 +25,8 @@ SizedRecipes: TypeAlias = IdentityCache[Recipe, Recipe]
 
 class RecipeSpace:
     """All recipes of a workload; what is ``fixed`` of them is the user's, the rest is tried, within the limits of the
-    trainer that they are ``made_for``, None the bundled one."""
+    trainer that they are ``made_for``, None the bundled one. ``grows_on_several``: unless the user says otherwise the
+    allocator's segments grow where several GPUs train, and not on one."""
 
     def __init__(
         self,
@@ -35,11 +36,18 @@ class RecipeSpace:
         *,
         shared: SharedTraces | None = None,
         made_for: "Tool | None" = None,
+        grows_on_several: bool = False,
     ) -> None:
-        self._made_for = made_for
+        self._made_for, self._grows_on_several = made_for, grows_on_several
         self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
         self._batch_sizes: dict[int, Sequence[BatchSize]] = {}
-        self.choices = RecipeChoices(workload, fixed, has_other_layers=workload.has_encoded_inputs, made_for=made_for)
+        self.choices = RecipeChoices(
+            workload,
+            fixed,
+            has_other_layers=workload.has_encoded_inputs,
+            made_for=made_for,
+            grows_on_several=grows_on_several,
+        )
         largest, ranks = self.batch_sizes(1)[-1][0], fixed.sequence_parallel or 1
         self.models = MemoizedEstimates(
             workload, self.choices.switches, largest, shared or SharedTraces(), sequence_parallel=ranks

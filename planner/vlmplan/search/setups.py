@@ -42,9 +42,12 @@ class SetupSpace(RecipeSpace):
         *,
         shared: SharedTraces | None = None,
         made_for: "Tool | None" = None,
+        grows_on_several: bool = False,
     ) -> None:
         """The arguments are those of ``RecipeSpace``."""
-        super().__init__(workload, fixed, global_batch, shared=shared, made_for=made_for)
+        super().__init__(
+            workload, fixed, global_batch, shared=shared, made_for=made_for, grows_on_several=grows_on_several
+        )
         self.num_considered = 0
         self._with_fewer = IdentityCache[Recipe, Recipe](with_answers_of)
         self._others: dict[Method, SetupSpace] = {}
@@ -324,7 +327,13 @@ class SetupSpace(RecipeSpace):
         for method in () if decided is None else methods[methods.index(decided) + 1 :]:
             if method not in self._others:
                 fixed = replace(self.fixed, method=method)
-                self._others[method] = SetupSpace(self.workload, fixed, self.global_batch, made_for=self._made_for)
+                self._others[method] = SetupSpace(
+                    self.workload,
+                    fixed,
+                    self.global_batch,
+                    made_for=self._made_for,
+                    grows_on_several=self._grows_on_several,
+                )
             if self._others[method].fitting_lightest(cluster, method) is not None:
                 return f"--method {method.value}"
         return None
