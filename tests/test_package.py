@@ -90,6 +90,12 @@ def test_the_readme_is_read_in_one_sitting():
     assert len(README.read_text().splitlines()) <= 200
 
 
+def test_the_readme_counts_the_types_that_are_refused():
+    (refused, total), *_ = re.findall(r"so are (\d+) of its\n\[(\d+) types\]", README.read_text())
+    rows = dict(re.findall(r"^\| (refused|all) \|.* (\d+) \|$", (DOCS / "model-types.md").read_text(), re.MULTILINE))
+    assert (refused, total) == (rows["refused"], rows["all"])
+
+
 def test_the_readme_counts_what_comes_with_it(monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path)
     (counts,) = re.findall(r"(\d+) models, (\d+) kinds of GPU and (\d+) rental offers", README.read_text())
