@@ -87,8 +87,7 @@ class TreeBuilder:
             kind = AdaptableLinear if is_adapted else Linear if is_packed else DerivedLinear
             return _with_weights(kind(columns, rows, bias=bias is not None), weight, bias)
         if described.kind is ModuleKind.CONV1D:
-            weight.shape = (columns, rows)  # stored (in, out)
-            return _with_weights(Conv1D(rows, columns), weight, bias)
+            return _with_weights(Conv1D(rows, columns), weight, bias)  # stored (in, out)
         return _with_weights(Embedding(rows, columns), weight, None) if described.kind is ModuleKind.EMBEDDING else None
 
     def group(self, name: str, *, is_inside_stack: bool = False) -> Group:
