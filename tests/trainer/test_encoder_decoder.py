@@ -1,11 +1,10 @@
 """Models with an encoder and a decoder: what they are given, their loss, and runs of them."""
 
 import json
-import shutil
 
 import pytest
 import torch
-from trainer_runs import planned, train_here
+from trainer_runs import assert_goes_on_alike, planned, train_here
 
 from encoder_decoder_folders import END, PAD, small_model, tokenizer, write_model
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, read_chats
@@ -13,7 +12,6 @@ from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES, ONE_IM
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
 from vlmplan.sampler import Shares
-from vlmplan.training import CHECKPOINTS
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.encode import PlannedSamples
 from vlmplan_trainer.data.pairs import PairEncoder
@@ -162,12 +160,7 @@ def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(tmp_pa
     assert len(whole.losses) == 12
     assert sum(whole.losses[-4:]) < sum(whole.losses[:4])
     assert "AutoModelForSeq2SeqLM" in whole.out
-    shutil.copytree(whole.folder, tmp_path / "run")
-    (tmp_path / "run" / "report.json").unlink()
-    shutil.rmtree(tmp_path / "run" / CHECKPOINTS / "step-00000012")
-    on = train_here(plan, tmp_path, *words, "--resume")
-    assert on.code == 0, on.err
-    assert on.losses == pytest.approx(whole.losses, rel=1e-6)
+    assert_goes_on_alike(plan, whole, tmp_path, *words)
 
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 

@@ -2,14 +2,13 @@
 
 import io
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from trainer_runs import planned, train_here
+from trainer_runs import assert_goes_on_alike, planned, train_here
 
 from encoder_decoder_folders import BEGIN, END, PAD
 from image_encoder_folders import CONFIGS, image_tokenizer, small_image_model, write_image_model
@@ -17,7 +16,6 @@ from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
 from vlmplan.sampler import Shares
-from vlmplan.training import CHECKPOINTS
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.encode import PlannedSamples
 from vlmplan_trainer.data.seen_pairs import DecoderStart, Prompting, SeenPairEncoder, is_donut, prompting_of
@@ -289,12 +287,7 @@ def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(folder
     assert sum(whole.losses[-4:]) < sum(whole.losses[:4])
     assert "AutoModelForImageTextToText" in whole.out
     assert f"tokens in {'a prompt' if kind == 'florence2' else 'an answer'}" in whole.out
-    shutil.copytree(whole.folder, tmp_path / "run")
-    (tmp_path / "run" / "report.json").unlink()
-    shutil.rmtree(tmp_path / "run" / CHECKPOINTS / "step-00000012")
-    on = train_here(plan, tmp_path, *words, "--resume")
-    assert on.code == 0, on.err
-    assert on.losses == pytest.approx(whole.losses, rel=1e-6)
+    assert_goes_on_alike(plan, whole, tmp_path, *words)
 
     from PIL import Image
     from transformers import AutoModelForImageTextToText, AutoProcessor

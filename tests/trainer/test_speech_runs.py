@@ -9,7 +9,7 @@ pytest.importorskip("av")
 
 import torch
 from speech_folders import PLACES, SIZES, small_whisper, tokenizer, write_whisper
-from trainer_runs import planned, train_here
+from trainer_runs import assert_goes_on_alike, planned, train_here
 from transformers import AutoProcessor
 
 from small_sounds import write_wav
@@ -17,7 +17,6 @@ from vlmplan.chats.samples import Sample, SoundPart, TextPart, Turn
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
 from vlmplan.sampler import Shares
-from vlmplan.training import CHECKPOINTS
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.encode import LeftOutError, PlannedSamples
 from vlmplan_trainer.data.sounds import PlannedSounds
@@ -159,12 +158,7 @@ def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(tmp_pa
     assert sum(whole.losses[-4:]) < sum(whole.losses[:4])
     assert "AutoModelForSpeechSeq2Seq" in whole.out
     assert "tokens in a transcript" in whole.out
-    shutil.copytree(whole.folder, tmp_path / "run")
-    (tmp_path / "run" / "report.json").unlink()
-    shutil.rmtree(tmp_path / "run" / CHECKPOINTS / "step-00000012")
-    on = train_here(plan, tmp_path, *words, "--resume")
-    assert on.code == 0, on.err
-    assert on.losses == pytest.approx(whole.losses, rel=1e-6)
+    assert_goes_on_alike(plan, whole, tmp_path, *words)
 
     from transformers import AutoModelForSpeechSeq2Seq
 

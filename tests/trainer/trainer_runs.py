@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,13 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prepared import free_port, run_prepared
 
 from vlmplan.plan import Plan, plan_from_estimate, write_plan
 from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
+from vlmplan.training import CHECKPOINTS
 
 MANY_RUNS = Path(__file__).parent / "many_runs.py"
 WORKLOADS = {
@@ -83,6 +86,16 @@ def train_here(plan: Plan, folder: Path, *words: str) -> "Outcome":
     with redirect_stdout(out), redirect_stderr(err):
         code = main(arguments)
     return Outcome(subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue()), folder / "run", code)
+
+
+def assert_goes_on_alike(plan: Plan, whole: "Outcome", folder: Path, *words: str) -> None:
+    """A run that has lost its last checkpoint goes on in ``folder`` to the losses of the ``whole`` one."""
+    shutil.copytree(whole.folder, folder / "run")
+    (folder / "run" / "report.json").unlink()
+    shutil.rmtree(max((folder / "run" / CHECKPOINTS).glob("step-*")))
+    on = train_here(plan, folder, *words, "--resume")
+    assert on.code == 0, on.err
+    assert on.losses == pytest.approx(whole.losses, rel=1e-6)
 
 
 def start(arguments: Sequence[str], num_ranks: int) -> subprocess.Popen[str]:
