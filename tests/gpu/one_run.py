@@ -118,11 +118,10 @@ def measured(request: dict[str, Any], loaded: Any = None) -> dict[str, Any]:
     from vlmplan.plan import plan_from_json
     from vlmplan_trainer.engines import make_engine
     from vlmplan_trainer.engines.make import device_of, start_process_group
-    from vlmplan_trainer.loop import Rates, Trainer
-    from vlmplan_trainer.models.load import load_model, torch_dtype
+    from vlmplan_trainer.loop import Rates, StepRules, Trainer
+    from vlmplan_trainer.models.load import load_model
 
     plan, num_steps = plan_from_json(request["plan"]), request["num_steps"]
-    recipe = plan.recipe
     torch.manual_seed(0)
     device = device_of(plan)
     start_process_group(plan, is_needed=False)
@@ -132,16 +131,9 @@ def measured(request: dict[str, Any], loaded: Any = None) -> dict[str, Any]:
         meter.count(loaded.model)
     with meter.phase("init"):
         engine = make_engine(loaded.model, plan, device=device, weight_decay=0.0)
-    batches = SameBatches(loaded.model.config, request["samples"], num_steps * recipe.grad_accum)
-    trainer = Trainer(
-        engine,
-        meter,
-        Rates(peak=1e-5, num_steps=num_steps, warmup_fraction=0.0, schedule="constant"),
-        grad_accum=recipe.grad_accum,
-        samples_per_step=plan.samples_per_step,
-        pixel_dtypes=tuple(torch_dtype(dtype) for dtype in recipe.pixel_dtypes),
-        keeps_batches=recipe.keeps_batches,
-    )
+    batches = SameBatches(loaded.model.config, request["samples"], num_steps * plan.recipe.grad_accum)
+    rates = Rates(peak=1e-5, num_steps=num_steps, warmup_fraction=0.0, schedule="constant")
+    trainer = Trainer(engine, meter, rates, StepRules.of(plan))
     with locked(STEPS_RUN, fcntl.LOCK_EX):
         reports = list(trainer.epoch(batches))
     found = {"device": device_name(device), "date": date.today().isoformat(), "versions": versions()}
