@@ -15,6 +15,17 @@ from vlmplan.search.pareto import front_of
 from vlmplan.units import GIB
 
 
+def search_of(model: str, *, global_batch: int, card_gib: int) -> SearchQuery:
+    """A search for a model on one card of this much memory."""
+    gpu = card("rtx-4090", memory_bytes=card_gib * GIB)
+    return SearchQuery(
+        workload=workload(model, seq_len=1024, global_batch=global_batch),
+        candidates=[rented(gpu, offer(gpu, 0.4, 1))],
+        fixed=decided(),
+        today=TODAY,
+    )
+
+
 def test_a_refused_winner_leaves_the_front_to_what_it_beat():
     gpu = card("rtx-4090")
     found = search([rented(gpu, offer(gpu, 0.4 * count, count)) for count in (1, 2)], seq_len=256)
@@ -71,13 +82,7 @@ def test_a_winner_that_does_not_fit_as_it_is_corrected_makes_way():
 def test_where_the_best_plan_does_not_fit_a_like_one_is_looked_for_before_another_method_is_taken():
     """Adapters take twice as much as estimated, so that full training alone is left, which costs more than adapters
     with smaller micro batches."""
-    gpu = card("rtx-4090", memory_bytes=24 * GIB)
-    query = SearchQuery(
-        workload=workload("qwen2.5-0.5b", seq_len=1024, global_batch=16),
-        candidates=[rented(gpu, offer(gpu, 0.4, 1))],
-        fixed=decided(),
-        today=TODAY,
-    )
+    query = search_of("qwen2.5-0.5b", global_batch=16, card_gib=24)
 
     def heavy_adapters(all_of: Sequence[Estimate]) -> list[Estimate]:
         return [heavier(one, one.peak_allocated_bytes * one.recipe.trains_adapters) for one in all_of]
@@ -92,13 +97,7 @@ def test_where_the_best_plan_does_not_fit_a_like_one_is_looked_for_before_anothe
 
 
 def test_where_the_best_plan_fits_there_is_one_search():
-    gpu = card("rtx-4090", memory_bytes=24 * GIB)
-    query = SearchQuery(
-        workload=workload("qwen2.5-0.5b", seq_len=1024, global_batch=16),
-        candidates=[rented(gpu, offer(gpu, 0.4, 1))],
-        fixed=decided(),
-        today=TODAY,
-    )
+    query = search_of("qwen2.5-0.5b", global_batch=16, card_gib=24)
     searches: list[SearchQuery] = []
 
     def counted(asked: SearchQuery) -> Recommendation:
@@ -111,13 +110,7 @@ def test_where_the_best_plan_fits_there_is_one_search():
 
 def test_what_takes_twice_as_much_as_estimated_is_searched_on_cards_of_half_the_memory():
     """Until something fits; what is shown is on the whole card, and no machine is both possible and not."""
-    gpu = card("rtx-4090", memory_bytes=4 * GIB)
-    query = SearchQuery(
-        workload=workload("smollm2-360m", seq_len=1024, global_batch=8),
-        candidates=[rented(gpu, offer(gpu, 0.4, 1))],
-        fixed=decided(),
-        today=TODAY,
-    )
+    query = search_of("smollm2-360m", global_batch=8, card_gib=4)
 
     def twice(all_of: Sequence[Estimate]) -> list[Estimate]:
         return [heavier(one, one.peak_allocated_bytes) for one in all_of]
@@ -127,7 +120,7 @@ def test_what_takes_twice_as_much_as_estimated_is_searched_on_cards_of_half_the_
     found = searched_until_one_fits(query, recommend, twice)
     assert found.plans
     assert all(plan.estimate.verdict is Verdict.FITS for plan in found.plans)
-    assert {plan.estimate.cluster.node.gpu for plan in found.plans} == {gpu}
+    assert {plan.estimate.cluster.node.gpu for plan in found.plans} == {query.candidates[0].cluster.node.gpu}
     assert found.rejected == ()
     assert any("was ranked higher: rehearsed, it takes" in note for note in found.notes)
     never = searched_until_one_fits(query, recommend, lambda all_of: [heavier(one, 2**50) for one in all_of])
