@@ -275,6 +275,9 @@ class GatheredWeights(GatheredBytes):
             weight.fetched_for = weight_step
 
     def _prefetch(self) -> None:
+        """Gather the next weights of the order together (the end of ``fetch_sub_module``), as many as make
+        ``stage3_prefetch_bucket_size`` elements or, where that is less, what ``stage3_max_live_parameters`` leaves. The
+        last one may go beyond it; what is whole or under way already counts for nothing."""
         queue = self._queue
         room = self._max_live - self._num_available
         if room > self._most_prefetched:
