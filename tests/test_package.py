@@ -13,7 +13,7 @@ import pytest
 
 import vlmplan
 from cli_calls import call, isolate
-from tools.documents import DOCS, PAGES, README, blocks, with_samples, with_sections
+from tools.documents import DOCS, PAGES, README, SECTION, blocks, with_samples, with_sections
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "numpy", "pynvml"}
@@ -105,6 +105,8 @@ def test_the_readme_counts_what_comes_with_it(monkeypatch, tmp_path):
 
 
 def test_every_package_and_figure_of_a_report_is_shown_as_it_is():
+    marked = {page.name: page.read_text().count("<!-- made of ") for page in PAGES}
+    assert marked == {page.name: len(SECTION.findall(page.read_text())) for page in PAGES}
     assert not [page.name for page in PAGES if with_sections(page.read_text()) != page.read_text()], rewriting()
 
 

@@ -36,9 +36,9 @@ Errors of seconds stand beside what is assumed of a card, and beside what `vlmpl
 machine (`config/`). No images are opened; in the runs on an H200 pixels were drawn at random for each batch, which took
 the host time that is not planned.
 
-With a tensor torch counts what is left of its block, where that is 1 MiB or less (`should_split` in
+Torch counts a tensor's whole block, unless more than 1 MiB of it would be left over (`should_split` in
 `CUDACachingAllocator.cpp`). Planned and rehearsed are tensors alone, so allocated bytes of models with odd widths are
-measured up to 1.1 % above them; the replay of the allocator, from which reserved and device bytes come, has the rests.
+measured up to 1.1 % above them; the replay of the allocator, from which reserved and device bytes come, counts them.
 """
 LAUNCHED = """
 ## Tasks
@@ -227,7 +227,7 @@ def _words(found: list[Row], measured: list[Row]) -> str:
     cards = Counter(row.card for row in measured if row.card is not None)
     on_cards = " and ".join(f"{count} on an {card}" for card, count in sorted(cards.items(), reverse=True))
     num_runs = len({row.name for row in measured})
-    sentences = [f"{num_runs} of {len(RUNS)} runs were measured{', ' if cards else ''}{on_cards}."]
+    sentences = [f"{num_runs} of {len(RUNS)} runs were measured{', some twice: ' if cards else ''}{on_cards}."]
     for name, group in groups.items():
         texts = [
             f"{what} {median(errors):.1%} off"

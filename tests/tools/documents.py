@@ -3,7 +3,7 @@
 A block of kind ``console`` holds commands, each after ``$``, and what they print. A comment right above it says what is
 special, parts divided by ``, ``: ``not run: WHY``, ``sweep`` (takes long, or needs the training libraries), ``exit 3``,
 ``on 2026-11-21`` (the day on which it is asked, where prices have an age), ``output varies``, ``seconds vary``.
-Commands of a page run in one empty folder, in which each of its blocks that has a title is a file. A block of kind
+Commands of a page run in one empty folder, in which each block above them that has a title is a file. A block of kind
 ``pycon`` is a session with Python's prompt; those of a page share their names. To rewrite all that is shown:
 
 PYTHONPATH=tests python tests/tools/documents.py [--sweep] [FILE...]
@@ -50,7 +50,7 @@ CUT = re.compile(r"(.*?)(?: \| (head -|tail -|grep )(\S+))?")
 DEMO_MODEL = "vlmplan-demo/tiny-model"
 """What a page has besides that uses it without running the demo."""
 SECONDS = re.compile(r"\d+\.\d s\b")
-SECTION = re.compile(r"^(<!-- made of (\w+) -->\n\n).*?(\n?<!-- end -->)$", re.DOTALL | re.MULTILINE)
+SECTION = re.compile(r"^(<!-- made of (\w+) -->\n)\n?.*?(\n?<!-- end -->)$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,6 @@ def ran(block: Block) -> str:
 
 def with_samples(text: str, *, runs_long: bool = False) -> str:
     """The page with what its commands print now, in the folder where this is called."""
-    for block in blocks(text):
-        if block.title:
-            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
-            Path(block.title).write_text(block.text, encoding="utf-8")
-
     if runs_long and DEMO_MODEL in text and "$ vlmplan launch --demo\n" not in text:
         write_demo_model(Path(DEMO_MODEL))
 
@@ -178,6 +173,9 @@ def with_samples(text: str, *, runs_long: bool = False) -> str:
 
     def sample(found: re.Match[str]) -> str:
         block = block_of(found)
+        if block.title:
+            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.title).write_text(block.text, encoding="utf-8")
         if not block.is_run or (block.is_long and not runs_long):
             return found.group()
         now = interpreted(block, names) if block.kind == "pycon" else ran(block)
@@ -378,7 +376,7 @@ def image_types() -> str:
 def calibration() -> str:
     """What a calibration holds."""
     rows = [f"| {name.replace('_', ' ')} | {one.what} | {one.replaces} |" for name, one in QUANTITIES.items()]
-    return "\n".join(["| name | measured | in place of |", "|---|---|---|", *rows])
+    return "\n".join(["| name | measured | in place of |", "|---|---|---|", *rows]) + "\n"
 
 
 MADE = {
@@ -402,7 +400,7 @@ MADE = {
 
 def with_sections(text: str) -> str:
     """The page with the parts that are made of the code and of reports."""
-    return SECTION.sub(lambda found: f"{found[1]}{MADE[found[2]]()}\n<!-- end -->", text)
+    return SECTION.sub(lambda found: f"{found[1]}\n{MADE[found[2]]()}\n<!-- end -->", text)
 
 
 def rewrite(page: Path, *, runs_long: bool) -> None:
