@@ -46,6 +46,14 @@ STACK: dict[str, Any] = {
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 OF_TYPES: dict[str, dict[str, Any]] = {
     "led": {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64, "attention_window": 8},
+    "prophetnet": {
+        **{name: SIZES[name] for name in SIZES if name not in ("encoder_layers", "decoder_layers", "d_model")},
+        "hidden_size": 32,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 1,
+        "num_encoder_attention_heads": 2,
+        "num_decoder_attention_heads": 4,
+    },
     "longt5": {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "local_radius": 7},
     "t5gemma": {"encoder": STACK, "decoder": STACK, "vocab_size": 320},
     "t5gemma2": {
@@ -66,8 +74,8 @@ OF_TYPES: dict[str, dict[str, Any]] = {
 def small_model(kind: str, **changes: Any) -> Any:
     """A model of that type with weights that are drawn."""
     torch.manual_seed(0)
-    sizes = {} if kind.startswith("t5gemma") else SIZES | changes
-    config = AutoConfig.for_model(kind, **copy.deepcopy(sizes | OF_TYPES.get(kind, {})))
+    sizes = {} if kind.startswith(("t5gemma", "prophetnet")) else SIZES
+    config = AutoConfig.for_model(kind, **copy.deepcopy(sizes | changes | OF_TYPES.get(kind, {})))
     return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
 
 

@@ -330,7 +330,7 @@ def test_kept_bytes_of_a_checkpointed_layer_are_there_while_it_runs_again_and_no
     ("config", "kind", "part"),
     [
         ({"model_type": "nonsense"}, "unknown", "no model of model_type 'nonsense'"),
-        ({"model_type": "prophetnet"}, "unsupported", "an encoder and a decoder"),
+        ({"model_type": "udop"}, "unsupported", "an encoder and a decoder"),
         ({"model_type": "clip"}, "unsupported", "no language model"),
         ({"model_type": "pi0"}, "unsupported", "no token embedding and output head"),
     ],

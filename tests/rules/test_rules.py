@@ -61,6 +61,9 @@ BIG_BIRD = ModelFacts(
     id="bigbird", model_types=frozenset({"bigbird_pegasus"}), model_type="bigbird_pegasus", is_encoder_decoder=True
 )
 BART = ModelFacts(id="bart", model_types=frozenset({"bart"}), is_encoder_decoder=True)
+PROPHETNET = ModelFacts(
+    id="prophetnet", model_types=frozenset({"prophetnet"}), model_type="prophetnet", is_encoder_decoder=True
+)
 PHIMOE = ModelFacts(id="phi-3.5-moe", model_types=frozenset({"phimoe"}))
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
@@ -347,6 +350,8 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(PLAIN.with_changes(attention=FLASH), model=BART),
             case(PLAIN.with_changes(loss=LossKind.MODEL), model=BART),
+            case(PLAIN, model=PROPHETNET),
+            case(PLAIN.with_changes(loss=LossKind.FULL), model=PROPHETNET),
             case(for_task(TaskKind.DPO), model=BART),
             case(PLAIN.with_changes(train_embeddings=True, method=Method.LORA), model=BART),
             case(PLAIN.with_changes(evaluation=Evaluation(batch=1, new_tokens=8)), model=BART),
@@ -354,6 +359,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [
             case(PLAIN, model=BART),
+            case(PLAIN.with_changes(loss=LossKind.MODEL), model=PROPHETNET),
             case(PLAIN.with_changes(precision=Precision.BF16_PURE), model=BIG_BIRD),
             case(PLAIN.with_changes(attention=EAGER, loss=LossKind.FULL), model=BART),
             case(PLAIN.with_changes(attention=FLASH), model=QWEN),

@@ -8,13 +8,14 @@ from trainer_runs import assert_goes_on_alike, planned, train_here
 
 from encoder_decoder_folders import END, PAD, small_model, tokenizer, write_model
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, read_chats
-from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES, ONE_IMAGE_TYPES
+from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES, ONE_IMAGE_TYPES, OWN_LOSS_TYPES
 from vlmplan.errors import InputError
 from vlmplan.recipe_choices import LossKind
 from vlmplan.sampler import Shares
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.encode import PlannedSamples
 from vlmplan_trainer.data.pairs import PairEncoder
+from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.loop import label_tokens, real_tokens
 from vlmplan_trainer.loss import language_loss
@@ -58,23 +59,47 @@ def test_answers_are_shifted_as_the_class_itself_does_it_with_labels(kind):
     assert torch.equal(decoder_input_ids(model, ANSWERS), seen["input_ids"])
 
 
-@pytest.mark.parametrize("loss", [LossKind.FULL, LossKind.CHUNKED])
-@pytest.mark.parametrize("kind", READING)
+LOSSES = [(kind, loss) for kind in READING if kind not in OWN_LOSS_TYPES for loss in (LossKind.FULL, LossKind.CHUNKED)]
+LOSSES += [(kind, LossKind.MODEL) for kind in sorted(OWN_LOSS_TYPES)]
+
+
+def gradients_of(model, loss):
+    """They are forgotten afterwards."""
+    loss.backward()
+    found = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def assert_same(expected, found):
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "loss"), LOSSES)
 def test_the_loss_and_its_gradients_are_those_of_the_model_itself(kind, loss):
     model = small_model(kind, **WITHOUT_CHANCE).train()
     if hasattr(model, "final_logits_bias"):
         torch.nn.init.normal_(model.final_logits_bias)
     inputs = {name: batch()[name] for name in ("input_ids", "attention_mask")}
     expected = model(**inputs, labels=ANSWERS).loss
-    expected.backward()
-    gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
-    model.zero_grad()
-    found = language_loss(model, batch(), kind=loss)
-    found.backward()
+    gradients = gradients_of(model, expected)
+    found = LossModule(model, loss=loss)(batch())
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert gradients.keys() == {name for name, one in model.named_parameters() if one.grad is not None}
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(dict(model.named_parameters())[name].grad, gradient, rtol=1e-3, atol=1e-6)
+    assert_same(gradients, gradients_of(model, found))
+
+
+@pytest.mark.parametrize("more", [{}, {"eps": 0.1}, {"disable_ngram_loss": True}, {"ngram": 3}])
+def test_micro_batches_of_a_loss_that_the_class_makes_are_together_what_it_is_of_all(more):
+    model = small_model("prophetnet", **WITHOUT_CHANCE, **more).train()
+    inputs = {name: batch()[name] for name in ("input_ids", "attention_mask")}
+    expected = model(**inputs, labels=ANSWERS).loss
+    gradients = gradients_of(model, expected)
+    parts = [{name: value[row : row + 1] for name, value in batch().items()} for row in range(len(ANSWERS))]
+    found = torch.stack([LossModule(model, loss=LossKind.MODEL)(part, label_tokens(batch())) for part in parts]).sum()
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert_same(gradients, gradients_of(model, found))
 
 
 def test_what_is_padded_of_a_prompt_changes_no_loss():
@@ -150,8 +175,9 @@ def samples(tmp_path_factory):
     return path
 
 
-def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(tmp_path, samples):
-    model = write_model(tmp_path / "model", "bart")
+@pytest.mark.parametrize("kind", ["bart", "prophetnet"])
+def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(tmp_path, samples, kind):
+    model = write_model(tmp_path / "model", kind)
     lengths = {"seq_len": 48, "target_len": 24}
     plan = planned(model, num_ranks=1, method="full", micro_batch=4, epochs=3, **lengths)
     words = ("--train-data", str(samples), "--learning-rate", "3e-3", "--save-every", "6", "--keep-last", "2")

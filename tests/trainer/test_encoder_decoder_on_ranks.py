@@ -15,6 +15,7 @@ MODELS = {
     "bart, untied": ("bart", {"tie_word_embeddings": False}),
     "marian, two tables": ("marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 320}),
     "t5": ("t5", {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}),
+    "prophetnet": ("prophetnet", {}),
     "whisper": ("whisper", {}),
 }
 WITHOUT_CHANCE = dict.fromkeys(("dropout", "dropout_rate"), 0.0)

@@ -81,14 +81,26 @@ def _labels_of_next(batch: Mapping[str, Any]) -> Tensor:
 
 
 def model_loss(model: nn.Module, batch: Mapping[str, Any], *, num_items: Tensor | int | None = None) -> Tensor:
-    """The loss by the model's own forward, which gets the labels: transformers' ``loss_function`` in float32.
+    """The loss by the model's own forward, which gets the labels: transformers' ``loss_function`` in float32, or what
+    the class of an encoder and a decoder makes of answers.
 
     Raises InputError for a model whose forward takes no ``num_items_in_batch``: its mean would be over other tokens.
     """
+    if TARGET_LABELS in batch:
+        return _answers_loss(model, batch, num_items)
     taken = inspect.signature(base_model(model).forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
         raise InputError(f"{type(base_model(model)).__name__} takes no num_items_in_batch; use --loss full")
     return model(**model_inputs(batch), labels=batch["labels"], num_items_in_batch=num_items).loss
+
+
+def _answers_loss(model: nn.Module, batch: Mapping[str, Any], num_items: Tensor | int | None) -> Tensor:
+    """A class's loss of answers is a mean over the label tokens of the micro batch, which has some, however often it
+    predicts each (transformers 5.23 ``ProphetNetForConditionalGeneration._compute_loss``): it is weighed by their
+    share of ``num_items``."""
+    answers = batch[TARGET_LABELS]
+    mean = model(**model_inputs(batch), labels=answers).loss
+    return mean if num_items is None else mean * ((answers != IGNORED_LABEL).sum() / num_items)
 
 
 def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:

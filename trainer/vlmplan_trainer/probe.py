@@ -29,7 +29,6 @@ PROJECTOR_WORDS = ("qformer", "perceiver", "projector", "resampler", "connector"
 CAUSAL_TYPES_WITH_IMAGES = ("phi4_multimodal",)
 """Whose class for text alone takes images too: transformers has none for both (``modeling_auto.py``)."""
 ENCODERS_OF_OTHERS = {
-    "prophetnet": "whose class is trained to predict several tokens ahead, by a loss of its own",
     "udop": "the encoder of words with the boxes in which they stand on a page, which no sample has",
 }
 """What is read by models with an encoder and a decoder that is not the text of a prompt alone, or otherwise than text

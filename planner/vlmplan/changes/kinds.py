@@ -32,7 +32,7 @@ from vlmplan.recipe_choices import (
 )
 from vlmplan.request import Options, OptionValue
 from vlmplan.request.setup import RequestedSetup
-from vlmplan.rules import attention_implementations, model_facts
+from vlmplan.rules import attention_implementations, losses, model_facts
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 from vlmplan.sample_audio import encoded_tokens
 from vlmplan.sample_images import image_tokens
@@ -137,6 +137,7 @@ def _vision_checkpointing(at: RequestedSetup) -> Levels:
 def _chunked_loss(at: RequestedSetup) -> Levels:
     keeps_logits = at.recipe.evaluation is not None and at.recipe.evaluation.kept is not Kept.LOSS
     applies = at.recipe.loss is not LossKind.CHUNKED and not keeps_logits
+    applies = applies and LossKind.CHUNKED in losses(model_facts(at.workload.model))
     return _one("chunked loss", {"loss": LossKind.CHUNKED.value}, applies=applies)
 
 

@@ -25,7 +25,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, num_first_layers, shortened
 from vlmplan.rehearsal.setup_peaks import Rehearse, rehearsed_peaks
-from vlmplan.rules import default_attention, model_facts
+from vlmplan.rules import default_attention, losses, model_facts
 from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.workload import ModelFiles, Workload
 
@@ -128,6 +128,7 @@ def _of_layers(model: ProbedModelFiles, num_layers: int, num_tokens: int) -> Est
         micro_batch=1,
         activation_checkpointing=False,
         attention=default_attention(model_facts(model)),
+        loss=losses(model_facts(model))[-1],
         lora_targets=_targets(short),
     )
     workload = Workload(model=replace(short, notes=(), rehearsed=UNCORRECTED), seq_len=num_tokens)

@@ -19,7 +19,7 @@ from vlmplan.request.habits import requested_loader_workers, requested_saving
 from vlmplan.request.record import Request
 from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
-from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, model_facts
+from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, losses, model_facts
 from vlmplan.sample_images import sample_image
 from vlmplan.training_task import TrainingTask
 from vlmplan.units import counted
@@ -149,6 +149,7 @@ def _defaults(decided: DecidedRecipe, cluster: Cluster, facts: ModelFacts) -> De
         zero_stage=_default_stage(decided, cluster),
         precision=Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
         attention=default_attention(facts),
+        loss=losses(facts)[-1],
         lora_exclude=default_lora_exclude(facts) if adapts_all else None,
         # On a CPU there is no caching allocator: large blocks go back to the system when they are freed.
         expandable_segments=gpu.is_cpu,

@@ -26,7 +26,7 @@ optimizer, chunked loss with capped logits (the trainer caps each chunk).
 from vlmplan.rules.adapters import default_lora_exclude
 from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity, model_facts
 from vlmplan.rules.check import RULES, check, objection, problems
-from vlmplan.rules.models import attention_implementations, default_attention
+from vlmplan.rules.models import attention_implementations, default_attention, losses
 
 __all__ = [
     "RULES",
@@ -39,6 +39,7 @@ __all__ = [
     "check",
     "default_attention",
     "default_lora_exclude",
+    "losses",
     "model_facts",
     "objection",
     "problems",

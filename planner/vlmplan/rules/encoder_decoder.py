@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from vlmplan.encoder_decoder import OWN_LOSS_TYPES
 from vlmplan.evaluation import Kept
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LossKind
+from vlmplan.recipe_choices import SEARCHED_LOSSES, AttentionImplementation, LossKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
 ENCODER_DECODER_RULES = RuleBook()
@@ -36,7 +37,12 @@ def _beyond(recipe: Recipe, model_type: str) -> Iterator[tuple[str, str]]:
             "--attention flash_attention_2",
             "it takes the padding of prompts out and puts it back around every layer, which is not planned; give sdpa",
         )
-    if recipe.loss not in (LossKind.CHUNKED, LossKind.FULL):
+    if model_type in OWN_LOSS_TYPES and recipe.loss is not LossKind.MODEL:
+        yield (
+            f"--loss {recipe.loss.value}",
+            "it predicts each token from several places before it, and its class alone sums that up; give model",
+        )
+    if model_type not in OWN_LOSS_TYPES and recipe.loss not in SEARCHED_LOSSES:
         yield (
             f"--loss {recipe.loss.value}",
             "its own loss is a mean over each micro batch in the type of its logits, and it has no fused one; give "

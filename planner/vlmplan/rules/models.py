@@ -1,7 +1,9 @@
 """Attention, checkpoints, types of weights, loss and batch: what cannot be combined with a model or a method."""
 
+from vlmplan.encoder_decoder import OWN_LOSS_TYPES
 from vlmplan.evaluation import Kept
 from vlmplan.recipe_choices import (
+    SEARCHED_LOSSES,
     AttentionImplementation,
     LossKind,
     Method,
@@ -40,6 +42,12 @@ def default_attention(model: ModelFacts) -> AttentionImplementation:
     """sdpa, or eager for the models to which transformers refuses it."""
     known = attention_implementations(model)
     return AttentionImplementation.SDPA if AttentionImplementation.SDPA in known else AttentionImplementation.EAGER
+
+
+def losses(model: ModelFacts) -> tuple[LossKind, ...]:
+    """What a search chooses from for the model; the last, which takes least memory, is the default."""
+    has_own = model.is_encoder_decoder and model.model_type in OWN_LOSS_TYPES
+    return (LossKind.MODEL,) if has_own else SEARCHED_LOSSES
 
 
 @MODEL_RULES.error("transformers modeling_utils.py _sdpa_can_dispatch, _flash_attn_can_dispatch (seen)")

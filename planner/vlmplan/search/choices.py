@@ -8,8 +8,8 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines import STAGES
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe_choices import SEARCHED_LOSSES, LossKind, Method, Offload, Precision
-from vlmplan.rules import default_attention, default_lora_exclude, model_facts, objection
+from vlmplan.recipe_choices import LossKind, Method, Offload, Precision
+from vlmplan.rules import default_attention, default_lora_exclude, losses, model_facts, objection
 from vlmplan.rules.base import Rule
 from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
 from vlmplan.search.combined_traces import Switches
@@ -62,9 +62,9 @@ class RecipeChoices:
     def _switches(self) -> list[Switches]:
         checkpoints = (False, True) if self._facts.can_checkpoint else (False,)
         languages = _open(self._fixed.activation_checkpointing, checkpoints)
-        losses = _open(self._fixed.loss, SEARCHED_LOSSES)
+        computed = _open(self._fixed.loss, losses(self._facts))
         found: dict[Switches, None] = {}
-        for language, loss in product(languages, losses):
+        for language, loss in product(languages, computed):
             tied = (False, True) if self._has_other_layers else (language,)
             for others in _open(self._fixed.vision_activation_checkpointing, tied):
                 found[Switches(checkpoints_language=language, checkpoints_others=others, loss=loss)] = None
