@@ -16,6 +16,10 @@ REPORTS = {
     "tests/rehearsed/README.md": "reports/rehearsed.md",
     "tests/timing/README.md": "reports/timing.md",
     "tests/claims/README.md": "reports/claims.md",
+    "tests/gpu/README.md": "reports/gpu.md",
+    "tests/measured/t4.md": "reports/t4.md",
+    "tests/peers/README.md": "reports/peers.md",
+    "tests/published/README.md": "reports/published.md",
 }
 SOURCES = {page: source for source, page in REPORTS.items()}
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]+)?\)")
@@ -43,6 +47,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
             return f"[{text}]({posixpath.relpath(inside, posixpath.dirname(here) or '.')}{anchor or ''})"
         if not (root / path).exists():
             raise FileNotFoundError(f"{here} links {path}, which is not there")
+        if path.endswith(".md"):
+            raise ValueError(f"{here} links {path}, which is no page: REPORTS names those that are")
         return text
 
     return LINK.sub(link, markdown)
