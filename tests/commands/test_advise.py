@@ -141,6 +141,15 @@ def test_only_what_changes_the_model_or_the_samples_trains_otherwise():
     assert any("--image-size 224x224" in one["options"] for one in document["changes"])
 
 
+def test_a_card_without_a_price_is_judged_by_time():
+    document = advised(MODEL, "--gpu", "rtx-3060-12gb", "--method", "full").document
+    assert (document["base"]["usd"], document["objective"]) == (None, "time")
+    hours = [one["hours"] for one in fitting(document)]
+    assert hours == sorted(hours)
+    assert hours[0] < document["base"]["hours"]
+    assert document["best"] == document["changes"][0]["change"]
+
+
 def test_a_deadline_is_met_for_the_least_money():
     document = advised(MODEL, "--gpu", "t4:1", "--max-hours", "0.05").document
     assert document["objective"] == "cost"

@@ -59,6 +59,8 @@ class Outcome:
 class Advice:
     """``outcomes`` come best first by the objective, those over the limits after, those that fit nothing last.
 
+    ``objective`` is time, too, where the cheapest is asked for and ``base`` has no price.
+
     ``base`` is None where nothing fits the request (``reason``): then ``way_out`` is what helps, of the outcomes first
     what does on the same machines.
     """
@@ -115,13 +117,16 @@ def advice(request: Request, catalog: Catalog, model: ModelFiles, today: date) -
         way_out = searched_way_out(request, query, adviser.searches)
         outcomes = adviser.ways_out(query, way_out)
     known = [_measured(outcome, base, query.limits) for outcome in outcomes]
+    objective = query.objective
+    if objective is Objective.COST and base is not None and base.usd is None:
+        objective = Objective.TIME
     return Advice(
         workload=query.workload,
-        objective=query.objective,
+        objective=objective,
         limits=query.limits,
         base=base,
         reason=None if base is not None else _reason(found),
-        outcomes=tuple(sorted(known, key=lambda one: _place(one, query.objective))),
+        outcomes=tuple(sorted(known, key=lambda one: _place(one, objective))),
         way_out=way_out,
         as_of=today,
         spreads=found.spreads,
