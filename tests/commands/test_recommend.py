@@ -467,6 +467,11 @@ def test_the_command_that_is_shown_is_quoted_and_names_what_was_written():
     assert "bash 'my plans/launch.sh'" in shown.out
 
 
+def test_what_has_no_price_is_not_called_cheapest():
+    shown = call("recommend", "--model", "smollm2-135m", "--gpu", "rtx-3060-12gb", "--method", "lora")
+    says(shown.out, "Fewest GPU hours: ", "no price is known")
+
+
 def test_the_table_shows_the_winner_of_the_json():
     shown, winner = call("recommend", "--model", MODEL), plans_of(MODEL)[0]
     assert (shown.code, shown.err) == (DONE, "")

@@ -31,6 +31,12 @@ WINNER, NOT_EXACT = "first", "~"
 UNKNOWN = "-"
 
 
+def wins_by(found: Recommendation) -> str:
+    """What the first plan has most or least of; without prices the search goes by GPU hours."""
+    has_price = found.plans[0].usd is not None
+    return WINS_BY[found.objective] if has_price or found.objective is not Objective.COST else "Fewest GPU hours"
+
+
 def point_json(point: Point, on: date) -> JsonDict:
     """A member of the front; ``exact``: by its whole estimate, else by bounds and secants."""
     return {

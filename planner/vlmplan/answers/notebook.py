@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vlmplan.answers.advice import Words, asked_text, base_lines, changes_table, reason_lines, sentence
 from vlmplan.answers.estimate import caveat_lines, component_table, detail_lines, heading, setup_text, verdict_line
-from vlmplan.answers.front import WINS_BY
+from vlmplan.answers.front import wins_by
 from vlmplan.answers.host_and_disk import host_line
 from vlmplan.answers.offers import cost_lines, money_line
 from vlmplan.answers.recommendation import assumed_lines, plans_table, rejection_lines
@@ -93,7 +93,7 @@ def _recommendation(found: Recommendation, hints: Sequence[str]) -> Iterator[str
         return
     winner = found.plans[0]
     why = explanation(found.plans, found.objective)
-    yield notebook.title(f"{model}: {WINS_BY[found.objective]}: {money_line(winner, found.as_of)}")
+    yield notebook.title(f"{model}: {wins_by(found)}: {money_line(winner, found.as_of)}")
     yield notebook.verdict(winner.estimate.verdict.value, verdict_line(winner.estimate))
     yield from notebook.sentences((setup_text(winner.estimate), *caveat_lines(found.notes), host_line(winner.estimate)))
     yield from notebook.sentences((*cost_lines(winner), *([] if why is None else [why])))

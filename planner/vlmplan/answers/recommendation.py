@@ -17,7 +17,7 @@ from vlmplan.answers.estimate import (
     verdict_line,
     workload_text,
 )
-from vlmplan.answers.front import WINS_BY, point_json, print_pareto, summary_line
+from vlmplan.answers.front import point_json, print_pareto, summary_line, wins_by
 from vlmplan.answers.host_and_disk import host_line, resume_line
 from vlmplan.answers.offers import age_text, cost_lines, machine_json, money_line, price_json
 from vlmplan.answers.setups import engine_text
@@ -110,7 +110,7 @@ def print_recommendation(
     )
     winner = found.plans[0]
     click.echo()
-    say(click.style(f"{WINS_BY[found.objective]}: ", bold=True) + money_line(winner, found.as_of))
+    say(click.style(f"{wins_by(found)}: ", bold=True) + money_line(winner, found.as_of))
     say(f"  {setup_text(winner.estimate)}", f"  {verdict_line(winner.estimate)}")
     say(*(f"  {line}" for line in calibration_lines(winner.estimate)))
     say(*(f"  {line}" for line in (*caveat_lines(found.notes), host_line(winner.estimate))))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vlmplan.answers.front import WINS_BY, drawn_points, front_table
+from vlmplan.answers.front import drawn_points, front_table, wins_by
 from vlmplan.answers.front_picture import front_picture
 from vlmplan.answers.offers import money_line
 from vlmplan.answers.recommendation import assumed_lines, plans_table, rejection_lines
@@ -31,7 +31,7 @@ def recommendation_report(found: Recommendation, *, hints: Sequence[str], comman
         )
     winner = found.plans[0]
     why = explanation(found.plans, found.objective)
-    first = f"{WINS_BY[found.objective]}: {money_line(winner, found.as_of)}"
+    first = f"{wins_by(found)}: {money_line(winner, found.as_of)}"
     answer = drawn_estimate(winner.estimate, ())
     plans = [named_plan(f"plan {place}", plan) for place, plan in enumerate(found.plans, start=1)]
     sections = [
