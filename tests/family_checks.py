@@ -85,6 +85,7 @@ def assert_step_matches(
     frozen: Iterable[str] = (),
     tolerance: float = 0.01,
     backward_tolerance: float | None = None,
+    keeps_gradients: bool = False,
 ) -> tuple[Measured, Any]:
     """Bytes kept after forward and the peaks of forward and backward agree within ``tolerance``, the last within
     ``backward_tolerance`` if that is given.
@@ -100,14 +101,21 @@ def assert_step_matches(
                 parameter.requires_grad_(False)
         return switch_checkpointing(model, on=checkpoints)
 
-    measured = measured_step(build, dict(inputs), floats=dict(floats or {}))
+    measured = measured_step(build, dict(inputs), floats=dict(floats or {}), keeps_gradients=keeps_gradients)
     tree: Model = build_model(config)
     for entry in tree.parameters():
         if entry.name.startswith(frozen) and frozen:
             entry.parameter.requires_grad = False
     gets_mask = "attention_mask" in inputs
-    predicted = predicted_step(tree, batch, checkpoints=checkpoints, implementation=attention, gets_mask=gets_mask)
-    assert predicted.end_live == 0
+    predicted = predicted_step(
+        tree,
+        batch,
+        checkpoints=checkpoints,
+        implementation=attention,
+        keeps_gradients=keeps_gradients,
+        gets_mask=gets_mask,
+    )
+    assert keeps_gradients or predicted.end_live == 0
     backward_tolerance = tolerance if backward_tolerance is None else backward_tolerance
     allowed = {"forward_live": tolerance, "forward_peak": tolerance, "backward_peak": backward_tolerance}
     for name, share in allowed.items():

@@ -13,6 +13,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.checkpointing import as_tuple, checkpoint
 from vlmplan.architecture.containers import call_container
 from vlmplan.architecture.first_layer import LayerReuse
+from vlmplan.architecture.layer_calls import call_of
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.reused_layers import copy_of_result, first_layer_input, reuse_layer
 from vlmplan.architecture.tensor import FIRST, Tensor
@@ -104,23 +105,6 @@ def _tape_of(args: Iterable[Any]) -> Any:
     raise AssertionError("a module with weights is called with a tensor")
 
 
-class Calls:
-    """Passes each layer a context of its own, which is all that it keeps of them where it runs again in backward."""
-
-    def __init__(self, context_of: Callable[[Any], Any]) -> None:
-        self.context_of = context_of
-
-    def __call__(self, layer: Any, x: Tensor) -> Tensor:
-        return self.of(layer)(layer, x)
-
-    def of(self, layer: Any) -> Callable[[Any, Tensor], Tensor]:
-        return partial(_called_with, self.context_of(layer))
-
-
-def _called_with(context: Any, layer: Any, x: Tensor) -> Tensor:
-    return layer(x, context)
-
-
 class Stack(Module):
     """An ``nn.ModuleList`` of layers of which many are equal.
 
@@ -192,7 +176,7 @@ class Stack(Module):
             layer = self.kinds[kind]
             needs_grad = not tape.is_evaluating and (x.requires_grad or _is_trainable(layer))
             checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
-            run = partial(_run_to_end, call.of(layer) if isinstance(call, Calls) else call, layer)
+            run = partial(_run_to_end, call_of(call, layer), layer)
             run = partial(checkpoint, run) if checkpoints else run
             with tape.section(key, index):
                 if is_first and reuses_layers and kind in self.pattern[index + 1 : stop]:
@@ -253,7 +237,7 @@ class Stack(Module):
         layer = self.kinds[self.pattern[index]]
         needs_grad = any(operand.requires_grad for operand in inputs) or _is_trainable(layer)
         checkpoints = self.checkpoints and self.can_checkpoint and needs_grad and not inputs[0].tape.is_evaluating
-        run = partial(_run_to_end, call, layer)
+        run = partial(_run_to_end, call_of(call, layer), layer)
         return as_tuple(checkpoint(run, *inputs) if checkpoints else run(*inputs))
 
 

@@ -17,6 +17,7 @@ from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBacken
 from vlmplan.architecture.causal_lm import CappedCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Attention, DecoderLayer, DecoderShape, GatedMlp, causal_masks
+from vlmplan.architecture.layer_calls import Calls
 from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -50,6 +51,14 @@ class GemmaContext:
         self, backend: AttentionBackend, positions: Mapping[int | None, tuple[Tensor, Tensor]], masks: Masks
     ) -> None:
         self.backend, self.positions, self.masks = backend, positions, masks
+
+    def of_layer(self, layer: Any) -> "GemmaContext":
+        """The same with the positions and the mask that a layer has a use for, which are all that it keeps where it
+        runs again (``position_embeddings[self.config.layer_types[i]]``)."""
+        window = layer.self_attn.window
+        at = window if window in self.positions else None
+        masks = {window: self.masks[window]} if window in self.masks else {}
+        return GemmaContext(self.backend, {at: self.positions[at]}, masks)
 
 
 class ScaledEmbedding(Embedding):
@@ -178,7 +187,7 @@ class GemmaDecoder(Module):
             tape.prefetch(len(positions))  # for the module of the positions
             context = GemmaContext(backend, positions, masks)
             del positions
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
+        hidden = self.layers.run(x, Calls(context.of_layer))
         with tape.section("norm"):
             return self.norm(hidden)
 

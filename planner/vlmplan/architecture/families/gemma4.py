@@ -7,7 +7,7 @@ their last layers attend over the keys and values of the last layer of their typ
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from vlmplan.architecture.families.gemma4_shape import (
     gemma4_shape,
 )
 from vlmplan.architecture.families.llama import GatedMlp, causal_masks, stack_of_kinds
+from vlmplan.architecture.layer_calls import Calls
 from vlmplan.architecture.modules import Embedding, Linear, Module
 from vlmplan.architecture.tensor import GraphNode, Tensor
 
@@ -40,6 +41,12 @@ class Gemma4Context:
     positions: dict[str, tuple[Tensor, Tensor]]
     masks: dict[str, Tensor | None]
     shared: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def of_layer(self, layer: Any) -> "Gemma4Context":
+        """The same with the positions and the mask of a layer's type alone, which are all that it keeps of them where
+        it runs again (``causal_mask_mapping[self.config.layer_types[i]]``)."""
+        name = layer.kind.layer_type
+        return replace(self, positions={name: self.positions[name]}, masks={name: self.masks[name]})
 
 
 class Gemma4Attention(Module):
@@ -224,7 +231,7 @@ class Gemma4Decoder(Module):
             by_type = self._masks(x, backend, masks)
             context = Gemma4Context(backend, self._positions(x), by_type)
         if parts is None and not self.shape.num_shared:
-            hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context)[0])
+            hidden = self.layers.run(x, Calls(context.of_layer, _run_plain_layer))
         else:
             hidden = self._run_layers(x, parts, context)
         with tape.section("norm"):
@@ -259,7 +266,7 @@ class Gemma4Decoder(Module):
         def part_of(index: int) -> tuple[Tensor, ...]:
             return () if parts is None else (ops.part(parts, *parts.shape[:-2], self.shape.per_layer_width),)
 
-        run = partial(_run_layer, context=context, has_part=parts is not None)
+        run = Calls(context.of_layer, partial(_run_layer, has_part=parts is not None))
         later = range(first_stored, len(kinds))
         x = layers.run_each(x, run, sharing=every_kind, skipped=later, own_inputs=part_of)
         keys: dict[str, tuple[Tensor, ...]] = {}
@@ -280,7 +287,11 @@ class Gemma4Decoder(Module):
         return {name: (x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)) for name, shape in shapes.items()}
 
 
-def _run_layer(layer: Any, x: Tensor, *others: Tensor, context: Gemma4Context, has_part: bool) -> Any:
+def _run_plain_layer(context: Gemma4Context, layer: Any, x: Tensor) -> Tensor:
+    return layer(x, context)[0]
+
+
+def _run_layer(context: Gemma4Context, layer: Any, x: Tensor, *others: Tensor, has_part: bool) -> Any:
     per_layer = others[0] if has_part else None
     result = layer(x, context, per_layer, others[1:] if has_part else others)
     return result if len(result) > 1 else result[0]

@@ -5,6 +5,7 @@ mixture of experts is DeepSeek-V3's.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
@@ -50,6 +51,10 @@ class KimiDecoder(Decoder):
         """Two empty tensors: there are no positions."""
         nothing = x.tape.tensor((0,), x.dtype)
         return nothing, nothing
+
+    def windows_of(self, layer: Any) -> Sequence[int | None]:
+        """None for a layer of Kimi delta attention, which takes no mask."""
+        return () if isinstance(layer.self_attn, KimiDeltaAttention) else (None,)
 
 
 def layer_types(config: Config) -> Sequence[str]:

@@ -13,12 +13,12 @@ from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.gated_delta import CausalConvolution
 from vlmplan.architecture.families.llama import (
+    Decoder,
     DecoderShape,
     RotaryContext,
     decoder_shape,
     stack_of_kinds,
 )
-from vlmplan.architecture.families.olmo import PositionsByWindow
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -92,7 +92,6 @@ class Lfm2Layer(Module):
     def __init__(self, width: int, mixer: Any, feed_forward: Module) -> None:
         self.mixer_name = "self_attn" if hasattr(mixer, "window") else "conv"
         setattr(self, self.mixer_name, mixer)
-        self.window: int | None = getattr(mixer, "window", None)
         self.feed_forward = feed_forward
         self.operator_norm = RMSNorm(width)
         self.ffn_norm = RMSNorm(width)
@@ -104,14 +103,10 @@ class Lfm2Layer(Module):
         return ops.add(x, self.feed_forward(self.ffn_norm(x)))
 
 
-class Lfm2Decoder(PositionsByWindow):
+class Lfm2Decoder(Decoder):
     """``Lfm2Model``."""
 
     NORM = "embedding_norm"
-
-    def window_of(self, layer: Any) -> int | None:
-        """None of a convolution too, which has no use for positions."""
-        return layer.window
 
 
 class Lfm2(CausalLM):

@@ -9,9 +9,9 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.lfm2 import ATTENTION, CONVOLUTION, Lfm2Decoder, Lfm2Layer, Lfm2Mlp, ShortConvolution
+from vlmplan.architecture.families.lfm2 import ATTENTION, CONVOLUTION, Lfm2Layer, Lfm2Mlp, ShortConvolution
 from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, decoder_shape, stack_of_kinds
-from vlmplan.architecture.families.olmo import WidePositionsAttention
+from vlmplan.architecture.families.olmo import PositionsByWindow, WidePositionsAttention
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
@@ -80,7 +80,13 @@ def layer_kinds(config: Config) -> tuple[str, ...]:
     return kinds
 
 
-def decoder(config: Config) -> Lfm2Decoder:
+class Lfm3Decoder(PositionsByWindow):
+    """``Lfm3Model``."""
+
+    NORM = "embedding_norm"
+
+
+def decoder(config: Config) -> Lfm3Decoder:
     shape = replace(decoder_shape(config), qk_norm=True, windows=())
     windows = {ATTENTION: None, SLIDING: config.optional_integer("sliding_window")}
     kinds = layer_kinds(config)
@@ -90,6 +96,6 @@ def decoder(config: Config) -> Lfm2Decoder:
             return Lfm3Layer(config, shape, ShortConvolution(config, shape.hidden_size))
         return Lfm3Layer(config, shape, Lfm3Attention(config, shape, windows[kind]))
 
-    model = Lfm2Decoder(shape, stack_of_kinds(kinds, layer), rotary_dtype=DType.FLOAT32)
+    model = Lfm3Decoder(shape, stack_of_kinds(kinds, layer), rotary_dtype=DType.FLOAT32)
     model.windows = tuple(window for kind, window in windows.items() if kind in kinds)
     return model

@@ -11,6 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.layer_calls import Calls
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -49,6 +50,11 @@ class RotaryContext:
         self, backend: AttentionBackend, cos: Tensor, sin: Tensor, masks: Mapping[int | None, Tensor] | None = None
     ) -> None:
         self.backend, self.cos, self.sin, self.masks = backend, cos, sin, masks or {}
+
+    def with_masks_of(self, windows: Iterable[int | None]) -> "RotaryContext":
+        """The same with the masks of these windows alone."""
+        masks = {window: self.masks[window] for window in windows if window in self.masks}
+        return RotaryContext(self.backend, self.cos, self.sin, masks)
 
     def attended(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, scores: Scores = PLAIN_SCORES
@@ -220,12 +226,23 @@ class Decoder(Module):
         with tape.section("positions"):
             unused_masks = self.unused_masks(x, backend)
             tape.prefetch()  # for the module of the positions
-            context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
+            context_of = self.contexts(x, backend)
+        hidden = self.layers.run(x, Calls(context_of))
         with tape.section("norm"):
             hidden = self.final_norm(hidden)
         del unused_masks
         return hidden
+
+    def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
+        """What each layer is called with: the positions, and the mask that it has a use for
+        (``causal_mask_mapping[self.config.layer_types[i]]``), which is all that it keeps where it runs again."""
+        context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
+        return lambda layer: context.with_masks_of(self.windows_of(layer))
+
+    def windows_of(self, layer: Any) -> Sequence[int | None]:
+        """The windows of the masks that a layer is given: that of its attention, none where it has no attention."""
+        attention = getattr(layer, "self_attn", None)
+        return () if attention is None else (getattr(attention, "window", None),)
 
     @property
     def final_norm(self) -> Module:

@@ -69,7 +69,7 @@ class Llama4Attention(Module):
     """``Llama4TextAttention``."""
 
     def __init__(self, shape: DecoderShape, kind: LayerKind) -> None:
-        self.shape, self.kind = shape, kind
+        self.shape, self.kind, self.window = shape, kind, kind.window
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
         self.k_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
@@ -90,7 +90,7 @@ class Llama4Attention(Module):
             k = l2_normed(k)
         if kind.scales_queries:
             q = ops.to(ops.mul(q, x.tape.tensor((1, 1, num_tokens, 1), DType.FLOAT32)), q.dtype)
-        mask = context.masks.get(kind.window)
+        mask = context.masks.get(self.window)
         return self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores))
 
 

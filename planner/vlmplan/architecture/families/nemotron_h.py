@@ -7,7 +7,7 @@ token is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
 
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -18,6 +18,7 @@ from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, cau
 from vlmplan.architecture.families.moe import Experts
 from vlmplan.architecture.families.smollm3 import PositionlessAttention
 from vlmplan.architecture.families.state_space import StateSpaceKeys, StateSpaceMixer, state_space_shape
+from vlmplan.architecture.layer_calls import Calls
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
@@ -131,9 +132,14 @@ class UnpositionedDecoder(Module):
         with tape.section("positions"):
             nothing = tape.tensor((0,), x.dtype)
             context = RotaryContext(backend, nothing, nothing, causal_masks(x, backend, self.windows))
-        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
+        hidden = self.layers.run(x, Calls(lambda layer: context.with_masks_of(windows_of(layer))))
         with tape.section("norm"):
             return self.norm_f(hidden)
+
+
+def windows_of(layer: Any) -> tuple[int | None, ...]:
+    """The windows of the masks that a layer is given: none but attention's (``causal_mask_mapping.get``)."""
+    return (layer.mixer.window,) if hasattr(layer.mixer, "window") else ()
 
 
 class NemotronH(CausalLM):

@@ -5,6 +5,7 @@ Source: transformers 5.23 ``models/olmo/modeling_olmo.py``, ``models/olmo2/model
 ``models/olmo3/modeling_olmo3.py``. In OLMo 3 three of four layers have a window and rotary positions of their own.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     windows_by_type,
 )
-from vlmplan.architecture.modules import Calls, Module, RMSNorm, Stack, WideRMSNorm
+from vlmplan.architecture.modules import Module, RMSNorm, Stack, WideRMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -119,25 +120,17 @@ class PostNormLayer(Module):
 class PositionsByWindow(Decoder):
     """Layers of each window have positions of their own."""
 
-    def window_of(self, layer: Any) -> int | None:
-        """The window of a layer's attention."""
-        return layer.self_attn.window
+    def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
+        masks = causal_masks(x, backend, self.windows)
+        contexts = {window: RotaryContext(backend, *self.positions(x), masks) for window in dict.fromkeys(self.windows)}
+        # A layer that has no attention has no use for positions either.
+        nothing = RotaryContext(backend, x.tape.tensor((0,), x.dtype), x.tape.tensor((0,), x.dtype))
 
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
-        tape = x.tape
-        with tape.section("positions"):
-            unused_masks = self.unused_masks(x, backend)
-            tape.prefetch()  # for the module of the positions
-            masks = causal_masks(x, backend, self.windows)
-            contexts = {
-                window: RotaryContext(backend, *self.positions(x), {at: masks[at] for at in (window,) if at in masks})
-                for window in dict.fromkeys(self.windows)
-            }
-        hidden = self.layers.run(x, Calls(lambda layer: contexts.get(self.window_of(layer))))
-        with tape.section("norm"):
-            hidden = self.final_norm(hidden)
-        del unused_masks
-        return hidden
+        def context_of(layer: Any) -> RotaryContext:
+            windows = self.windows_of(layer)
+            return contexts[windows[0]].with_masks_of(windows) if windows else nothing
+
+        return context_of
 
 
 def decoder(config: Config) -> Decoder:

@@ -5,9 +5,11 @@ behind attention and MLP, but before a delta net and its MLP. Queries, keys and 
 becomes ``beta`` and the decay have a Linear each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import (
     CausalConvolution,
@@ -134,11 +136,17 @@ class OlmoHybridDecoder(Decoder):
         super().__init__(shape, layers, norm=WideRMSNorm, rotary_dtype=DType.FLOAT32)
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Empty, where there are none. Layers that attend alone are given them: in backward
-        they go with the first of those, here with the first layer."""
-        if self.rotates:
-            return super().positions(x)
-        return x.tape.tensor((0,), DType.FLOAT32), x.tape.tensor((0,), DType.FLOAT32)
+        """Empty, where there are none."""
+        return super().positions(x) if self.rotates else no_positions(x)
+
+    def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
+        """Layers that attend alone are given positions."""
+        context_of, nothing = super().contexts(x, backend), RotaryContext(backend, *no_positions(x))
+        return lambda layer: context_of(layer) if self.windows_of(layer) else nothing
+
+
+def no_positions(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.tape.tensor((0,), DType.FLOAT32), x.tape.tensor((0,), DType.FLOAT32)
 
 
 def has_positions(config: Config) -> bool:
