@@ -228,7 +228,7 @@ FAMILIES: Mapping[str, Published] = {
             "rope_parameters": {**MROPE, "mrope_interleaved": True},
             "num_experts": 4,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
+            "moe_intermediate_size": 24,  # no expert is square, so that its shape tells which way round it is stored
             "decoder_sparse_step": 1,
         },
         {"patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},

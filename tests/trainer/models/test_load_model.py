@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from tiny_plans import tiny_plan
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +19,8 @@ from vlmplan.workload import ModelFiles, Workload
 from vlmplan_trainer.models.adapters import load_adapter
 from vlmplan_trainer.models.load import load_model, load_processing, model_source, num_elements
 from vlmplan_trainer.models.tiny import FAMILIES, write_tiny_model
+
+UP_PROJ = "model.layers.1.mlp.up_proj.weight"
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -267,6 +270,28 @@ def test_weights_that_are_no_safetensors_are_one_sentence(text_folder, tmp_path)
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing of use")
     with pytest.raises((InputError, UnavailableError), match="cannot be loaded"):
         load_model(tiny_plan(tmp_path / "broken", Recipe()))
+
+
+@pytest.mark.parametrize("method", [Method.FULL, Method.QLORA])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "lack 1 of the model's weights, which would be drawn at random: model.layers.1.mlp.up_proj.weight"),
+        (
+            {UP_PROJ: torch.zeros(124, 64, dtype=torch.bfloat16)},
+            r"shape \[124, 64\], its config.json asks for \[128, 64\]",
+        ),
+    ],
+    ids=["lacking", "of another shape"],
+)
+def test_a_weight_that_would_be_drawn_at_random_is_refused(text_folder, tmp_path, changed, said, method):
+    shutil.copytree(text_folder, tmp_path / "partly")
+    path = tmp_path / "partly" / "model.safetensors"
+    weights = load_file(path)
+    del weights[UP_PROJ]
+    save_file(weights | changed, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match="not what was planned" if changed and method is Method.QLORA else said):
+        load_model(tiny_plan(tmp_path / "partly", Recipe(method=method)))
 
 
 def test_a_model_type_that_transformers_lacks_is_one_sentence(text_folder, tmp_path):

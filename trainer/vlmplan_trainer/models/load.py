@@ -29,6 +29,7 @@ from vlmplan_trainer.models.computed_weights import gathering_tables
 from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
+from vlmplan_trainer.models.stored_weights import load_stored
 from vlmplan_trainer.models.tiling import tile_mlps
 from vlmplan_trainer.probe import (
     RefusedModelError,
@@ -241,10 +242,11 @@ def load_base(plan: Plan) -> Any:
     source = model_source(plan)
     with _sentences(source):
         config = _configuration(plan, source, random_weights=False)
-        return model_class(config).from_pretrained(
+        return load_stored(
+            model_class(config),
             source.name,
+            source.revision,
             config=config,
-            revision=source.revision,
             dtype=torch_dtype(plan.recipe.precision.dtype),
             **_dequantized(plan.workload.model),
         )
@@ -285,10 +287,11 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
     else:
         more = _dequantized(files)
     with gathering_tables(kind) if files.hears_prompt else nullcontext():
-        return kind.from_pretrained(
+        return load_stored(
+            kind,
             source.name,
+            source.revision,
             config=config,
-            revision=source.revision,
             dtype=torch_dtype(recipe.loaded_dtype),
             attn_implementation=_attention(config, recipe),
             **more,
