@@ -33,7 +33,8 @@ def load_stored(kind: Any, name: str, revision: str | None, **how: Any) -> Any:
         raise _of_other_shape(name, *unequal.groups()) from None
     for weight, stored, wanted in sorted(said["mismatched_keys"]):
         raise _of_other_shape(name, weight, list(stored), list(wanted))
-    lacking = sorted(said["missing_keys"])
+    weights = {weight for weight, _ in model.named_parameters()}  # buffers are made by the class, not drawn
+    lacking = sorted(weights & set(said["missing_keys"]))
     if lacking:
         raise InputError(
             f"{name} cannot be loaded: its files lack {len(lacking)} of the model's weights, which would be drawn at "
