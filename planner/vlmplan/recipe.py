@@ -193,6 +193,12 @@ class Recipe(RecipeSettings):
         return self.precision.dtype if self.trains_adapters else self.held_dtype
 
     @property
+    def buffer_dtype(self) -> DType:
+        """Element type of tables of a model that are no parameters: DeepSpeed casts them with the weights
+        (``module.to``), nothing else does."""
+        return self.precision.dtype if self.casts_loaded else self.loaded_dtype
+
+    @property
     def reduce_dtype(self) -> DType:
         """Element type in which FSDP2 reduces gradients."""
         return DType.FLOAT32 if self.reduces_in_float32 else self.trained_dtype
@@ -252,7 +258,7 @@ class Recipe(RecipeSettings):
     @property
     def model_key(self) -> tuple[Any, ...]:
         """What a prepared model depends on: which weights are trained, and in which types it is held and computes."""
-        return (self.casts_weights, self.keeps_adapters_wide, *_OF_MODEL(self))
+        return (self.casts_weights, self.keeps_adapters_wide, self.buffer_dtype, *_OF_MODEL(self))
 
     @property
     def engine_key(self) -> tuple[Any, ...]:

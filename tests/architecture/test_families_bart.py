@@ -6,6 +6,8 @@ from vlmplan.architecture.families import build_model, has_family
 from vlmplan.architecture.model import Batch
 from vlmplan.encoder_decoder import BART_TYPES
 from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Precision
 
 SMALL: dict[str, Any] = {
     "d_model": 256,
@@ -98,3 +100,24 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoint
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_what_is_frozen_keeps_what_transformers_keeps(checkpoints):
     assert_step(TYPES["bart"], frozen=["model.shared", "model.encoder"], checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_bytes"),
+    [
+        (Recipe(zero_stage=2), 2),
+        (Recipe(zero_stage=3), 2),
+        (Recipe(zero_stage=None), 4),
+        (Recipe(zero_stage=None, fsdp=True), 4),
+        (Recipe(zero_stage=None, method=Method.LORA), 2),
+        (Recipe(zero_stage=None, method=Method.LORA, fsdp=True), 2),
+        (Recipe(zero_stage=2, precision=Precision.FP32), 4),
+    ],
+)
+def test_what_is_added_to_logits_is_held_as_it_was_loaded_or_cast_by_deepspeed(recipe, num_bytes):
+    from vlmplan.architecture.prepare import prepared_model
+    from vlmplan.engines.parameters import ParameterTable
+
+    for config in (TYPES["bart"], ALTERED["marian, two tables"]):
+        table = ParameterTable(prepared_model(config, recipe))
+        assert table.buffer_bytes == config.get("decoder_vocab_size", config["vocab_size"]) * num_bytes

@@ -48,7 +48,7 @@ def evaluation_pass(
     num_bytes = num_elements = 0
     with tape.section("head"):
         if loss is LossKind.CHUNKED:
-            end_forward(reader, chunked_loss(hidden, model.head), returns_it=False)
+            end_forward(reader, chunked_loss(hidden, model.head, adds=model.added_dtype), returns_it=False)
         elif loss is LossKind.TRL:
             fused_loss(hidden, model.reader, scored_tokens=batch.scored_tokens)
         elif loss is LossKind.LIGER:

@@ -35,10 +35,16 @@ KERNELS_PER_SLICE = 2
 
 
 def whole_logits(
-    hidden: Tensor, head: Any, *, caps: bool = False, scales: bool = False, widens: bool = False, adds: bool = False
+    hidden: Tensor,
+    head: Any,
+    *,
+    caps: bool = False,
+    scales: bool = False,
+    widens: bool = False,
+    adds: DType | None = None,
 ) -> Tensor:
-    """The logits of all tokens, capped (Gemma 2), scaled (Granite), with a constant added (BART) or cast to float32
-    (Mamba-2) where the model does that."""
+    """The logits of all tokens, capped (Gemma 2), scaled (Granite), with a constant of type ``adds`` added (BART) or
+    cast to float32 (Mamba-2) where the model does that."""
     with hidden.tape.charged_to(Kind.LOGITS):
         logits = head(hidden)
         if scales:
@@ -46,15 +52,15 @@ def whole_logits(
         if caps:
             for change in (ops.scale, ops.tanh, ops.scale):
                 logits = change(logits)  # each goes when the next one is there, unless it was saved
-        if adds:
-            logits = ops.add(logits, _constant_row(head))
+        if adds is not None:
+            logits = ops.add(logits, _constant_row(head, adds))
         return ops.to(logits, DType.FLOAT32) if widens else logits
 
 
-def _constant_row(head: Any) -> Parameter:
-    """A buffer of the model, in the type in which its head is."""
+def _constant_row(head: Any, dtype: DType) -> Parameter:
+    """A buffer of the model."""
     row = Parameter(head.weight.shape[0])
-    row.requires_grad, row.dtype = False, head.weight.dtype
+    row.requires_grad, row.dtype = False, dtype
     return row
 
 
@@ -92,14 +98,15 @@ def _dropped(hidden: Tensor, head: Any) -> Tensor:
     return ops.dropout(ops.to(hidden, head.lora_A.weight.dtype), head.dropout)
 
 
-def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
+def chunked_loss(hidden: Tensor, head: Any, *, adds: DType | None = None) -> Tensor:
     """Loss and gradients in one pass over chunks of tokens; only the gradients are kept until backward.
 
     Per chunk: logits in the model's type, their float32 copy turned into probabilities and gradient in place, the
     gradient cast back for the products. Kept: the gradient of ``hidden`` and, where the head is trained, of its
     weight, both in the types of what they belong to. Of a head with a LoRA adapter the thin product is computed whole,
     as usual, and the wide one is a second summand of each chunk. Of a ``TrainedCopy`` the copy itself is called, as the
-    trainer's loss does, so ZeRO-3 gathers the copy's weight.
+    trainer's loss does, so ZeRO-3 gathers the copy's weight. What is added to the logits, a constant of type ``adds``
+    or a bias, is cast once for all chunks.
     """
     tape = hidden.tape
     head = getattr(head, "modules_to_save", head)
@@ -119,6 +126,8 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
         if node is not None:
             node.module = summands[-1][1]  # ZeRO-3 fetches what was called for the backward too, which does not use it
         weights = [ops.cast_weight(layer.weight, dtype, tape) for _, layer in summands]
+        added = adds or (None if first.bias is None else first.bias.dtype)
+        row = None if added in (None, dtype) else tape.tensor((vocab_size,), dtype)
         kept: list[Tensor] = []
         for x, layer in summands:
             kept += [tape.tensor(x.shape, x.dtype)] if x.requires_grad else []
@@ -127,7 +136,7 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
         if first.bias is not None and _is_trained(tape, first.bias):
             kept.append(tape.gradient(first.bias.shape, first.bias.dtype))
         _run_chunk(tape, [(x, layer.weight) for x, layer in summands], chunk, dtype)
-        del weights
+        del weights, row
         _count_work(tape, summands, num_tokens, chunk, dtype)
         if node is not None:
             tape.save(node, *kept)

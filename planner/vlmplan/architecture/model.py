@@ -123,6 +123,8 @@ class Model(Module):
     """Whether the model itself casts logits to float32 (Mamba-2)."""
     adds_to_logits = False
     """Whether a constant is added to logits (BART)."""
+    buffer_dtype = DType.BFLOAT16
+    """Element type of tables that are no parameters, but are loaded with them."""
     reads_own_head = False
     """Whether its forward reads the weight of the head that it calls (Mamba-2)."""
     model_type = ""
@@ -145,10 +147,15 @@ class Model(Module):
         return self.module(self.HEAD)
 
     @property
-    def logit_changes(self) -> dict[str, bool]:
+    def logit_changes(self) -> dict[str, Any]:
         """What becomes of logits behind the head."""
         changes = {"caps": self.caps_logits, "scales": self.scales_logits, "widens": self.widens_logits}
-        return changes | {"adds": self.adds_to_logits}
+        return changes | {"adds": self.added_dtype}
+
+    @property
+    def added_dtype(self) -> DType | None:
+        """Element type of the constant that is added to logits; None without one."""
+        return self.buffer_dtype if self.adds_to_logits else None
 
     @cached_property
     def reader(self) -> ReadHead:
@@ -302,7 +309,7 @@ class Model(Module):
         outputs, logits = None, None
         with tape.head():
             if loss is LossKind.CHUNKED:
-                total = end_forward(reader, chunked_loss(hidden, self.head), returns_it=False)
+                total = end_forward(reader, chunked_loss(hidden, self.head, adds=self.added_dtype), returns_it=False)
                 tape.leave_model()
             elif loss is LossKind.TRL:
                 total = fused_loss(hidden, self.reader, scored_tokens=batch.scored_tokens)

@@ -56,6 +56,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
             if id(parameter) not in loaded:
                 parameter.requires_grad = True
     _set_types(parameters, recipe)
+    model.buffer_dtype = recipe.buffer_dtype
     for parameter in copies:
         parameter.dtype = recipe.copy_dtype
     if recipe.input_gradients is not InputGradients.NONE:

@@ -260,6 +260,11 @@ class Bart(Model):
         if ties_weights:
             self.lm_head.weight = self.model.decoder.embed_tokens.weight
 
+    @property
+    def buffer_bytes(self) -> int:
+        """``final_logits_bias``, which is added to the logits: a number for each token."""
+        return self.head.weight.shape[0] * self.buffer_dtype.num_bytes
+
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         for stack, num_tokens, option in (
             (self.model.encoder, batch.num_tokens, "--seq-len"),
