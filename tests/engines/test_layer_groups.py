@@ -1,6 +1,7 @@
 """FSDP2's groups are those that accelerate makes of a model, and those of the bundled trainer's engine."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,13 +13,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from planned import of_few_layers, workload
-from vlmplan.engines.layer_groups import layer_groups
+from vlmplan.engines.layer_groups import LayerGroups, layer_groups
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe_choices import LossKind, Method
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.fsdp2 import shard
+from vlmplan_trainer.models.adapters import add_adapters
 from vlmplan_trainer.models.load import configuration, model_class
+from vlmplan_trainer.models.parts import Parts
 
 FSDP = Recipe(fsdp=True)
 NUM_LAYERS = 2
@@ -64,8 +67,12 @@ def _param_groups(module: torch.nn.Module) -> Iterator:
         yield from module._get_fsdp_state()._fsdp_param_groups
 
 
-def planned_groups(alias: str) -> Groups:
-    groups = layer_groups(Estimator(workload(of_few_layers(alias, NUM_LAYERS)), FSDP).table, FSDP, NUM_RANKS)
+def planned(alias: str, recipe: Recipe) -> LayerGroups:
+    return layer_groups(Estimator(workload(of_few_layers(alias, NUM_LAYERS)), recipe).table, recipe, NUM_RANKS)
+
+
+def planned_groups(alias: str, recipe: Recipe = FSDP) -> Groups:
+    groups = planned(alias, recipe)
     return sorted([entry.name for entry in group.weights] for group in groups.all if group.weights)
 
 
@@ -90,3 +97,18 @@ def test_groups_are_those_of_accelerate_and_of_the_bundled_trainer(alias: str, m
     bundled = LossModule(of_meta(alias), loss=LossKind.CHUNKED)
     shard(bundled, FSDP, mesh)
     assert planned_groups(alias) == theirs == sharded_groups(bundled, "model.")
+
+
+@pytest.mark.parametrize(("alias", "is_tied"), [("qwen2.5-0.5b", True), ("tinyllama-1.1b", False)])
+def test_trained_copies_of_embeddings_are_in_the_groups_of_their_originals(alias: str, is_tied: bool, mesh):
+    """Of a head that shares its weight, whose group is whole from the embedding on, and of one that does not."""
+    recipe = replace(FSDP, method=Method.LORA, train_embeddings=True)
+    model = of_meta(alias)
+    adapted = add_adapters(model, Parts(model), recipe)
+    bundled = LossModule(adapted, loss=LossKind.CHUNKED)
+    shard(bundled, recipe, mesh)
+    groups = sharded_groups(bundled, "model.base_model.model.")
+    named = sorted([name.replace(".default.", ".") for name in group] for group in groups)
+    assert planned_groups(alias, recipe) == named
+    assert any("modules_to_save" in name for group in named for name in group)
+    assert planned(alias, recipe).gathers_head_alone is not is_tied

@@ -77,7 +77,8 @@ class LayerGroups:
         self.root = self._group(root)
         names = {entry.name for entry in members[self.tail]}
         self._first_of_tail = EMBEDDING if self.embedding is None else NORM if norm in names else HEAD
-        has_table = any(table.is_of_head(one.parameter) for one in members[self.tail] if one.name != table.head_weight)
+        head = table.head_path + "."  # which may hold an original beside its trained copy
+        has_table = any(table.is_of_head(one.parameter) for one in members[self.tail] if not one.name.startswith(head))
         if self.embedding is not None and has_table:  # that of the decoder, whose encoder has one of its own
             self._first_of_tail = AGAIN
         self._embeds = (EMBEDDING,) if self._first_of_tail == AGAIN else (EMBEDDING, AGAIN)
@@ -206,6 +207,8 @@ def _places(table: ParameterTable, recipe: Recipe) -> list[tuple[NamedParameter,
     embedding, head = table.embedding_path + ".", table.head_path + "."
     norm = None if recipe.trains_adapters else final_norm(table)
     tail = (head,) if norm is None else (head, norm.removesuffix("weight"))
+    if any(one.name.startswith(embedding) and table.is_of_head(one.parameter) for one in table.entries):
+        tail = (*tail, embedding)  # with the original that lies beside a trained copy
     found: list[tuple[NamedParameter, Place | None]] = []
     for entry in table.entries:
         if entry.name.startswith(tail) or table.is_of_head(entry.parameter):

@@ -159,6 +159,8 @@ def _ends(model: Any) -> tuple[nn.Module | None, list[nn.Module]]:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     weights = {id(one) for one in head.parameters()}
     tables = [one for one in model.modules() if isinstance(one, nn.Embedding) and id(one.weight) in weights]
+    if any(one in tables for one in embedding.modules()):  # peft's wrapper holds an original and its trained copy
+        tables = [embedding, *(one for one in tables if one not in set(embedding.modules()))]
     norm = _final_norm(model)
     tail = [*([] if norm is None else [norm]), *tables, head]
     return None if embedding in tables else embedding, tail
