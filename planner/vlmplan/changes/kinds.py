@@ -40,7 +40,10 @@ from vlmplan.units import divisors
 
 SHARES = ((3, 4), (1, 2), (1, 4))
 """Parts to which text and images are cut. A choice."""
-PLAIN_OPTIONS = ("fuses_optimizer", "caches_casts", "upcasts_frozen", "adapter_dtype", "gradient_as_bucket_view")
+PLAIN_OPTIONS = (
+    *("uses_autocast", "fuses_optimizer", "caches_casts", "upcasts_frozen", "adapter_dtype"),
+    "gradient_as_bucket_view",
+)
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
 FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "sync_each_batch", "reduces_in_float32")
 

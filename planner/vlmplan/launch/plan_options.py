@@ -14,6 +14,7 @@ from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe_choices import Method
 from vlmplan.recipe_settings import ADAPTER_FIELDS
 from vlmplan.request import EvaluationRequest, HardwareRequest, Request, TaskRequest, WorkloadRequest
+from vlmplan.request.idle_options import without_idle
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
 
@@ -26,7 +27,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
     workload, choice, host_ram_gib = plan.workload, parse_gpu_choice(gpu), host_ram_gib_of(plan)
     if choice.is_this_machine and plan.hardware.host_ram_bytes == host_ram_bytes():
         host_ram_gib = None
-    recipe = decided_by(plan.recipe)
+    recipe = without_idle(decided_by(plan.recipe), plan.recipe, workload.model)
     if plan.recipe.method is Method.FULL:
         recipe = replace(recipe, **dict.fromkeys(ADAPTER_FIELDS))
     return Request(

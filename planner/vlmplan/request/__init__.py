@@ -6,6 +6,7 @@ parsing   the request of options, and of the configuration of another trainer be
 videos    videos of samples, as images
 machines  the cluster of a request
 habits    what its trainer does around the steps: when it saves, and which processes open images
+idle_options: options that mean nothing in a setup
 samples   the workload of a request
 setup     workload and recipe of a request, completed by defaults; not handed out here, as it takes long to import
 """

@@ -16,6 +16,7 @@ from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.recipe_settings import option_name
 from vlmplan.request.habits import requested_loader_workers, requested_saving
+from vlmplan.request.idle_options import idle_notes, typed_recipe, with_engine_of_options
 from vlmplan.request.record import Request
 from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
@@ -187,7 +188,9 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     task = request.task.task()
     asked = workload_of(model, request.workload, requested_saving(request), requested_loader_workers(request))
     workload = with_task(asked, task)
-    decided = as_its_trainer(request, workload.model)
+    decided, typed = as_its_trainer(request, workload.model), typed_recipe(request)
+    if ds_config is None:
+        decided = with_engine_of_options(decided, typed)
     if decided.grad_accum is None and workload.global_batch is None and ds_config is None:
         decided = replace(decided, grad_accum=whole_groups(task, decided.micro_batch or 1, cluster.num_gpus))
     recipe, warnings = resolved_recipe(
@@ -201,7 +204,8 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     if task is not None:
         scored_tokens(recipe, workload, sample_image(workload))
         refuse_parts_of_groups(recipe, cluster.num_gpus)
-    more = () if ds_config is None else ds_config.notes
+    more = [*idle_notes(typed, recipe, model, num_gpus=cluster.num_gpus)]
+    more += () if ds_config is None else ds_config.notes
     return RequestedSetup(
         workload=workload,
         recipe=recipe,
@@ -233,7 +237,7 @@ def fixed_recipe(request: Request, model: ModelFiles) -> DecidedRecipe:
     if request.configured is not None:
         decided = decided.completed(DecidedRecipe(vision_activation_checkpointing=decided.activation_checkpointing))
     if config is None:
-        return decided
+        return with_engine_of_options(decided, typed_recipe(request))
     from vlmplan.deepspeed_config import fixed_by_file
     from vlmplan.models.hidden_size import hidden_size_of
 

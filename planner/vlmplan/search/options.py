@@ -14,6 +14,7 @@ from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Method
 from vlmplan.request import Request, SearchRequest, network_notes
 from vlmplan.request.habits import requested_loader_workers, requested_saving
+from vlmplan.request.idle_options import idle_notes_of_search, typed_recipe
 from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.setup import fixed_recipe, samples_per_step, with_task
 from vlmplan.search import Limits, Objective, SearchQuery
@@ -63,7 +64,8 @@ def search_query(
     _refuse_groups(request, workload)
     refuse_other_steps(workload, fixed, [candidate.cluster for candidate in found])
     notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))
-    notes = (*notes, *length_notes(workload, request.workload), *more)
+    idle = idle_notes_of_search(typed_recipe(request), fixed, model)
+    notes = (*notes, *length_notes(workload, request.workload), *idle, *more)
     return SearchQuery(
         workload=workload,
         candidates=[candidate for candidate in found if wants(candidate)],

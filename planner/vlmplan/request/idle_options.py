@@ -1,0 +1,110 @@
+"""Options that say how something works which the setup does not have: they are named in a note, and left out where a
+plan is asked for again.
+
+They are not refused, so that every setting of a plan can be given back as an option. What another trainer's file says
+beside its engine is that trainer's own habit, and is not named.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.models import sees_nothing
+from vlmplan.recipe import PLAIN, Recipe
+from vlmplan.recipe_choices import Method, Offload, Precision
+from vlmplan.recipe_settings import option_name
+from vlmplan.request.record import Request
+from vlmplan.workload import ModelFiles
+
+FSDP_SWITCHES = ("reshard_after_forward", "sync_each_batch")
+"""Those that are on unless somebody says otherwise; that they are off, or the other is on, a rule refuses."""
+BUCKETS = {True: "--gradients-in-buckets", False: "--gradients-beside-buckets"}
+OF_PARTS = {
+    "train_vision": ("--train-vision", "--freeze-vision"),
+    "train_projector": ("--train-projector", "--freeze-projector"),
+    "vision_activation_checkpointing": ("--vision-activation-checkpointing", "--no-vision-activation-checkpointing"),
+}
+"""Options of parts that a model of text does not have, on and off, by the field."""
+
+
+def typed_recipe(request: Request) -> DecidedRecipe:
+    """What the user himself decided of the recipe, beside another trainer's file."""
+    recipe, configured = request.recipe, request.configured
+    if configured is None:
+        return recipe
+    return DecidedRecipe(**{name: getattr(recipe, name) for name in configured.given})
+
+
+def with_engine_of_options(decided: DecidedRecipe, typed: DecidedRecipe) -> DecidedRecipe:
+    """``decided``, with plain PyTorch for an engine where nobody names one and what is ``typed`` is of that alone."""
+    places = {decided.offload_optimizer, decided.offload_params}
+    names_engine = decided.zero_stage is not None or decided.fsdp or places - {None, Offload.NONE}
+    if names_engine or not (typed.uses_autocast or typed.gradient_as_bucket_view is not None):
+        return decided
+    return replace(decided, zero_stage=PLAIN)
+
+
+def idle_notes(
+    typed: DecidedRecipe, recipe: Recipe, model: ModelFiles, *, num_gpus: int | None = None
+) -> Iterator[str]:
+    """What is ``typed`` and changes nothing of ``recipe``, whose engine and method are decided.
+
+    Sources: DeepSpeed and FSDP2 compute in the type of their weights; torch's Reducer alone has buckets that gradients
+    can lie in, ``fully_shard`` alone reshards, bitsandbytes alone has scales.
+    """
+    if typed.uses_autocast and recipe.autocast is None:
+        yield f"--autocast has no effect {_with(recipe)}: it is of plain PyTorch in bf16 or fp16"
+    if (
+        typed.caches_casts and recipe.autocast is None and not recipe.casts_weights
+    ):  # of other engines a rule refuses it
+        yield f"--cached-casts has no effect {_with(recipe)}: it is of torch.autocast"
+    if typed.gradient_as_bucket_view is not None and (recipe.casts_weights or num_gpus == 1):
+        where = _with(recipe) if recipe.casts_weights else "on one GPU"
+        yield f"{BUCKETS[typed.gradient_as_bucket_view]} has no effect {where}: it is of PyTorch's DDP"
+    if not recipe.fsdp:
+        for name in FSDP_SWITCHES:
+            if getattr(typed, name):
+                yield f"{option_name(name)} has no effect without --fsdp"
+    if typed.use_double_quant and recipe.method is not Method.QLORA:
+        yield f"--double-quant has no effect with --method {recipe.method.value}: it is of --method qlora"
+    if typed.upcasts_frozen and recipe.precision is Precision.FP32:
+        yield "--kbit-upcast has no effect with --precision fp32, where nothing is in 16 bit"
+    yield from _of_parts(typed, model)
+
+
+def idle_notes_of_search(typed: DecidedRecipe, fixed: DecidedRecipe, model: ModelFiles) -> Iterator[str]:
+    """What is ``typed`` and changes nothing in any setup that a search for ``fixed`` tries."""
+    known = typed if fixed.method is not None else replace(typed, use_double_quant=None)
+    return idle_notes(known, fixed.recipe(), model)
+
+
+def _with(recipe: Recipe) -> str:
+    if recipe.fsdp:
+        return "with --fsdp"
+    if recipe.uses_deepspeed:
+        return f"with --zero-stage {recipe.zero_stage}"
+    return "with --no-autocast" if recipe.can_autocast else f"with --precision {recipe.precision.value}"
+
+
+def _of_parts(typed: DecidedRecipe, model: ModelFiles) -> Iterator[str]:
+    """What is ``typed`` of parts that a model which only reads does not have."""
+    if not sees_nothing(model):
+        return
+    for name, options in OF_PARTS.items():
+        value = getattr(typed, name)
+        if value is None or (model.hears_prompt and name != "train_projector"):  # its encoder is trained or not
+            continue
+        yield f"{options[0] if value else options[1]} has no effect: {model.id} has no such part"
+
+
+def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:
+    """``decided``, by which ``recipe`` of ``model`` is asked for, without what means nothing in it."""
+    idle = [name for name in ("uses_autocast",) if recipe.uses_autocast and not recipe.can_autocast]
+    idle += ["gradient_as_bucket_view"] if recipe.casts_weights else []
+    idle += ["caches_casts"] if recipe.autocast is None else []
+    idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32"]
+    idle += [] if recipe.method is Method.QLORA else ["use_double_quant"]
+    if sees_nothing(model) and not model.hears_prompt:
+        idle += ["vision_activation_checkpointing"]
+        idle += [name for name in ("train_vision", "train_projector") if getattr(recipe, name)]
+    return replace(decided, **dict.fromkeys(idle))

@@ -1,0 +1,106 @@
+"""No option is taken and left out: it is refused, named in a note, or changes what is planned."""
+
+import json
+from typing import Any
+
+import click
+import pytest
+
+from cli_calls import MENDABLE, call
+from vlmplan.cli.estimate import estimate
+from vlmplan.launch.plan_options import request_of
+from vlmplan.plan import plan_from_estimate
+from vlmplan.request import parse
+from vlmplan.requested import requested_estimate
+
+ENGINES = {
+    "plain PyTorch": ("--gpu", "h100-sxm:1", "--zero-stage", "none"),
+    "DDP": ("--gpu", "h100-sxm:2", "--zero-stage", "none"),
+    "ZeRO-0": ("--gpu", "h100-sxm:2", "--zero-stage", "0"),
+    "ZeRO-3": ("--gpu", "h100-sxm:2", "--zero-stage", "3"),
+    "FSDP2": ("--gpu", "h100-sxm:2", "--fsdp", "--grad-accum", "2"),
+    "float32": ("--gpu", "h100-sxm:1", "--precision", "fp32"),
+    "text": ("--model", "smollm2-135m", "--gpu", "h100-sxm:1"),
+}
+SWITCHES = {
+    str(option.name): (option.opts[0], option.secondary_opts[0])
+    for option in estimate.params
+    if isinstance(option, click.Option) and option.secondary_opts
+}
+OF_VALUES = frozenset(("use_rslora",))
+"""Switches of the values that adapters have, which take no bytes and no time."""
+OF_OTHER_THINGS = frozenset(("calibration", "reentrant_checkpoints", "eval_loss", "liger_layers"))
+"""Of a measured GPU, of DPO, of an evaluation, and of kernels that no bundled trainer has."""
+
+
+def answer(*words: str) -> dict[str, Any] | None:
+    """What an estimate says of a setup but for the setup itself; None where it is refused."""
+    found = call("estimate", "--model", "smolvlm-256m", *words, "--json")
+    if found.code == MENDABLE:
+        return None
+    document = json.loads(found.out)
+    return {name: value for name, value in document.items() if name != "recipe"}
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_switch_is_refused_named_or_changes_the_plan(engine: str, method: str):
+    base = (*ENGINES[engine], "--method", method)
+    if answer(*base) is None:
+        pytest.skip("this method does not go with the engine")
+    ignored = []
+    for name in sorted(SWITCHES.keys() - OF_VALUES - OF_OTHER_THINGS):
+        on, off = (answer(*base, flag) for flag in SWITCHES[name])
+        if on == off is not None:
+            ignored.append(name)
+    assert not ignored
+
+
+NAMED = {
+    "--zero-stage 2 --autocast": "--autocast has no effect with --zero-stage 2: it is of plain PyTorch in bf16 or fp16",
+    "--fsdp --autocast": "--autocast has no effect with --fsdp",
+    "--zero-stage none --precision fp32 --autocast": "--autocast has no effect with --precision fp32",
+    "--zero-stage 3 --gradients-beside-buckets": "--gradients-beside-buckets has no effect with --zero-stage 3",
+    "--zero-stage 1 --gradients-in-buckets": "--gradients-in-buckets has no effect with --zero-stage 1",
+    "--sync-each-batch": "--sync-each-batch has no effect without --fsdp",
+    "--reshard-after-forward --zero-stage none": "--reshard-after-forward has no effect without --fsdp",
+    "--zero-stage none --precision fp32 --cached-casts": "--cached-casts has no effect with --precision fp32",
+    "--method lora --zero-stage none --no-autocast --cached-casts": "--cached-casts has no effect with --no-autocast",
+    "--method lora --double-quant": "--double-quant has no effect with --method lora",
+    "--freeze-vision": "--freeze-vision has no effect: smollm2-135m has no such part",
+    "--train-projector": "--train-projector has no effect: smollm2-135m has no such part",
+    "--no-vision-activation-checkpointing": "--no-vision-activation-checkpointing has no effect",
+}
+
+
+@pytest.mark.parametrize("command", ["estimate", "recommend"])
+@pytest.mark.parametrize("words", NAMED)
+def test_what_a_setup_does_not_have_is_named(words: str, command: str):
+    found = call(command, "--model", "smollm2-135m", "--gpu", "h100-sxm:2", *words.split(), "--json")
+    assert [note for note in found.document["notes"] if note.startswith(NAMED[words])]
+
+
+@pytest.mark.parametrize("option", ["--autocast", "--gradients-in-buckets", "--gradients-beside-buckets"])
+def test_an_option_of_plain_pytorch_says_the_engine_where_nobody_does(option: str):
+    words = ("--model", "smollm2-135m", "--gpu", "h100-sxm:2", "--method", "full", option, "--json")
+    assert call("estimate", *words).document["recipe"]["zero_stage"] == "none"
+    assert {plan["recipe"]["zero_stage"] for plan in call("recommend", *words).document["plans"]} == {"none"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"zero_stage": "2", "uses_autocast": False},
+        {"zero_stage": "none", "gradient_as_bucket_view": False},
+        {"fsdp": True, "sync_each_batch": False},
+        {"zero_stage": "none", "method": "lora"},
+    ],
+)
+def test_a_plan_is_asked_for_again_without_what_its_engine_has_not(words: dict[str, Any]):
+    """As ``launch --resume`` and the way out of a shortage do, which write every setting as an option."""
+    options = {"model": "smollm2-135m", "gpu": "a100-sxm4-80gb:2", "grad_accum": 2} | words
+    planned, _ = requested_estimate(parse(options), ())
+    plan = plan_from_estimate(planned)
+    again, notes = requested_estimate(request_of(plan, model="smollm2-135m", gpu="a100-sxm4-80gb:2"), ())
+    assert again.recipe == planned.recipe
+    assert not [note for note in notes if "no effect" in note]
