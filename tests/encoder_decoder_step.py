@@ -11,18 +11,20 @@ from torch_probe import Measured, measured_step
 from vlmplan.architecture.model import Batch
 from vlmplan.recipe_choices import LossKind
 from vlmplan_trainer.labels import TARGET_LABELS
-from vlmplan_trainer.loss import language_loss
+from vlmplan_trainer.loss import language_loss, model_loss
 
 
 class WithLoss(torch.nn.Module):
-    """The model with the trainer's loss, which holds all logits until backward is over."""
+    """The model with the trainer's loss, which holds all logits until backward is over, or with its class's own."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kind: LossKind) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.kind = model, kind
 
     def forward(self, **batch: torch.Tensor) -> Any:
         held: list[torch.Tensor] = []
+        if self.kind is LossKind.MODEL:
+            return SimpleNamespace(loss=model_loss(self.model, batch), logits=held)
         loss = language_loss(self.model, batch, kind=LossKind.FULL, hold=held.append)
         return SimpleNamespace(loss=loss, logits=held)
 
@@ -49,6 +51,7 @@ def measured(
     attention: str,
     frozen: Sequence[str],
     spectrograms: tuple[int, ...] | None = None,
+    loss: LossKind = LossKind.FULL,
 ) -> Measured:
     """What forward and backward keep and peak at; parameters whose names begin with one of ``frozen`` have no
     gradient."""
@@ -58,7 +61,7 @@ def measured(
         for name, parameter in model.named_parameters():
             if frozen and name.startswith(tuple(frozen)):
                 parameter.requires_grad_(False)
-        return WithLoss(switch_checkpointing(model, on=checkpoints))
+        return WithLoss(switch_checkpointing(model, on=checkpoints), loss)
 
     floats = {} if spectrograms is None else {"input_features": spectrograms}
     return measured_step(build, inputs_of(batch), floats=floats)

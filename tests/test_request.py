@@ -29,6 +29,7 @@ from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.setup import (
     batch_sizes,
     fixed_recipe,
+    requested_setup,
     resolved_recipe,
     samples_per_step,
 )
@@ -430,3 +431,24 @@ def test_samples_of_fine_tuning_are_not_taken_for_those_of_a_task(tmp_path: Path
     if task == "dpo":
         with pytest.raises(InputError, match="--task dpo does not train on"):
             parse({**options, "config": configured})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lf.yaml", "model_name_or_path: {model}\nstage: sft\ntemplate: default\nfinetuning_type: full\nbf16: true\n"),
+        ("trl.yaml", "model_name_or_path: {model}\nmax_length: 512\nbf16: true\n"),
+        ("swift.sh", "swift sft --model {model} --train_type lora --max_length 512\n"),
+    ],
+)
+def test_a_file_of_a_trainer_of_one_text_is_refused_for_an_encoder_and_a_decoder(tmp_path: Path, name: str, text: str):
+    folder = tmp_path / "bart"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "bart"}))
+    file = tmp_path / name
+    file.write_text(text.format(model=folder))
+    request = parse({"gpu": "rtx-4090", "config": file})
+    machine, model = requested_cluster(request.hardware, SHIPPED), request.model_files
+    for ask in (lambda: requested_setup(request, machine, model), lambda: fixed_recipe(request, model)):
+        with pytest.raises(InputError, match="takes prompt and answer for one text"):
+            ask()

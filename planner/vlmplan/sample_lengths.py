@@ -73,10 +73,11 @@ def sample_lengths(text: str, workload: Workload) -> SampleLengths:
 
     Longer samples than the plan's are cut, as the trainer does. Raises InputError or UnavailableError.
     """
-    if workload.model.encodes_images_alone:
+    if not workload.model.reads_prompt:
+        has = "hears a sound" if workload.model.hears_prompt else "reads an image"
         raise InputError(
-            f"--sample-lengths {text} is of prompts, and a sample of {workload.model.id} has none: its encoder reads "
-            f"an image alone; give --target-len, the longest answer"
+            f"--sample-lengths {text} is of prompts, and a sample of {workload.model.id} has none: its encoder {has} "
+            f"alone; give --target-len, the longest answer"
         )
     least = encoded_tokens(workload)
     most = workload.seq_len

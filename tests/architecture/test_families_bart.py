@@ -7,7 +7,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.encoder_decoder import BART_TYPES
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Precision
+from vlmplan.recipe_choices import LossKind, Method, Precision
 
 SMALL: dict[str, Any] = {
     "d_model": 256,
@@ -73,18 +73,18 @@ def test_positions_that_are_computed_are_never_trained():
     assert fixed == ["model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"]
 
 
-def assert_step(config, *, checkpoints=False, attention="sdpa", frozen=()):
-    """Forward, the trainer's loss of all logits, and backward keep and peak as the real model does."""
+def assert_step(config, *, checkpoints=False, attention="sdpa", frozen=(), loss=LossKind.FULL):
+    """Forward, a loss of all logits, and backward keep and peak as the real model does."""
     pytest.importorskip("transformers")
     from encoder_decoder_step import measured
     from tape_probe import predicted_step
 
-    real = measured(config, BATCH, checkpoints=checkpoints, attention=attention, frozen=frozen)
+    real = measured(config, BATCH, checkpoints=checkpoints, attention=attention, frozen=frozen, loss=loss)
     tree = build_model(config)
     for entry in tree.parameters():
         entry.parameter.requires_grad = not entry.name.startswith(tuple(frozen)) and not entry.parameter.is_constant
-    ways = {"checkpoints": checkpoints, "implementation": attention, "makes_loss_inside": False}
-    found = predicted_step(tree, BATCH, **ways)
+    ways = {"checkpoints": checkpoints, "implementation": attention, "makes_loss_inside": loss is LossKind.MODEL}
+    found = predicted_step(tree, BATCH, loss=loss, **ways)
     assert found.end_live == 0
     for name in ("forward_live", "forward_peak", "backward_peak"):
         assert getattr(found, name) == pytest.approx(getattr(real, name), rel=0.001), name
@@ -95,6 +95,11 @@ def assert_step(config, *, checkpoints=False, attention="sdpa", frozen=()):
 @pytest.mark.parametrize("config", [*TYPES.values(), ALTERED["marian, two tables"]], ids=[*TYPES, "two tables"])
 def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoints):
     assert_step(config, attention=attention, checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize("name", ["bart", "pegasus"])
+def test_the_loss_of_the_class_is_of_logits_in_their_own_type(name):
+    assert_step(TYPES[name], loss=LossKind.MODEL)
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])

@@ -349,7 +349,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "both_stacks_are_planned_so": (
         [
             case(PLAIN.with_changes(attention=FLASH), model=BART),
-            case(PLAIN.with_changes(loss=LossKind.MODEL), model=BART),
+            case(PLAIN.with_changes(loss=LossKind.LIGER), model=BART),
             case(PLAIN, model=PROPHETNET),
             case(PLAIN.with_changes(loss=LossKind.FULL), model=PROPHETNET),
             case(for_task(TaskKind.DPO), model=BART),
@@ -359,6 +359,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [
             case(PLAIN, model=BART),
+            case(PLAIN.with_changes(loss=LossKind.MODEL), model=BART),
             case(PLAIN.with_changes(loss=LossKind.MODEL), model=PROPHETNET),
             case(PLAIN.with_changes(precision=Precision.BF16_PURE), model=BIG_BIRD),
             case(PLAIN.with_changes(attention=EAGER, loss=LossKind.FULL), model=BART),

@@ -293,7 +293,7 @@ def _reserved(estimate: Estimate) -> Iterator[str]:
     varying, seq_len = estimate.varying, estimate.workload.seq_len
     if varying is None:
         have, ask = f"samples that all have {seq_len:,} tokens", "--sample-lengths vary, or "
-        if estimate.workload.model.encodes_images_alone:
+        if not estimate.workload.model.reads_prompt:
             have, ask = f"answers that all have {estimate.workload.target_tokens:,} tokens", ""
         yield (
             f"reserved for {have}; torch's native allocator keeps more where lengths differ: {ask}--expandable-segments"

@@ -65,7 +65,7 @@ def evaluation_pass(
             if loss is None:
                 _widened(logits)
             else:
-                full_loss(logits)
+                full_loss(logits, widens=not (model.narrows_loss and loss is LossKind.MODEL))
             del logits, returned
         hidden = None
         tape.locals.clear()

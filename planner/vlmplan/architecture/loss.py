@@ -64,21 +64,22 @@ def _constant_row(head: Any, dtype: DType) -> Parameter:
     return row
 
 
-def full_loss(logits: Tensor) -> Tensor:
-    """The loss of all tokens at once, made of logits that the model has returned."""
+def full_loss(logits: Tensor, *, widens: bool = True) -> Tensor:
+    """The loss of all tokens at once, made of logits that the model has returned, or in their own type where that is
+    not ``widens``."""
     with logits.tape.charged_to(Kind.LOGITS):
-        return _cross_entropy(logits)
+        is_wide = widens or logits.tape.autocast is not None  # which casts what cross_entropy gets
+        return _cross_entropy(ops.to(logits, DType.FLOAT32) if is_wide else logits)
 
 
 def _cross_entropy(logits: Tensor) -> Tensor:
-    """``F.cross_entropy(logits.float(), labels)``: log_softmax saves its result, nll_loss saves the same."""
-    logits = ops.to(logits, DType.FLOAT32)
+    """``F.cross_entropy``: log_softmax saves its result, nll_loss saves the same."""
     tape = logits.tape
-    node = tape.node((logits,), _cross_entropy_backward, meta=logits.shape)
-    log_probabilities = tape.tensor(logits.shape, DType.FLOAT32)
+    node = tape.node((logits,), _cross_entropy_backward, meta=(logits.shape, logits.dtype))
+    log_probabilities = tape.tensor(logits.shape, logits.dtype)
     tape.move(2 * logits.num_bytes)
     tape.save(node, log_probabilities)
-    return tape.tensor((), DType.FLOAT32, node)
+    return tape.tensor((), logits.dtype, node)
 
 
 def _cross_entropy_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
@@ -86,9 +87,9 @@ def _cross_entropy_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | 
     g = ops.only(grads)
     tape = g.tape
     with tape.charged_to(Kind.LOGITS):
-        grad_log_probabilities = tape.tensor(node.meta, DType.FLOAT32)
+        grad_log_probabilities = tape.tensor(*node.meta)
         tape.move(grad_log_probabilities.num_bytes)
-        grad_logits = tape.tensor(node.meta, DType.FLOAT32)
+        grad_logits = tape.tensor(*node.meta)
         tape.move(3 * grad_logits.num_bytes)
     return (grad_logits,)
 

@@ -123,6 +123,8 @@ class Model(Module):
     """Whether the model itself casts logits to float32 (Mamba-2)."""
     adds_to_logits = False
     """Whether a constant is added to logits (BART)."""
+    narrows_loss = False
+    """Whether the model's own loss is of logits in their type (``CrossEntropyLoss`` of BART and Whisper)."""
     buffer_dtype = DType.BFLOAT16
     """Element type of tables that are no parameters, but are loaded with them."""
     reads_own_head = False
@@ -328,7 +330,7 @@ class Model(Module):
                 tape.end_forward()
         if logits is not None:  # a section of its own: backward comes to the head when it has been through the loss
             with tape.section("loss"):
-                total = full_loss(logits)
+                total = full_loss(logits, widens=not (self.narrows_loss and loss is LossKind.MODEL))
                 logits = None
                 if loss is LossKind.MODEL:
                     tape.leave_model()

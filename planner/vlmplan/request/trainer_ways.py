@@ -28,10 +28,13 @@ BEHAVIOUR_FOLLOWS = ("method", "precision", "zero_stage")
 
 def as_its_trainer(request: Request, model: ModelFiles) -> DecidedRecipe:
     """The request's recipe. Where it is a configuration's with another method, precision or stage than that has, what
-    the trainer does by itself is what it does with these."""
+    the trainer does by itself is what it does with these. Raises InputError for a model with an encoder and a decoder
+    where that trainer takes prompt and answer for one text, as all do but scripts of transformers' own."""
     decided, configured = request.decided, request.configured
     if configured is None or request.made_for is not None:
         return decided
+    if model.is_encoder_decoder:
+        _refuse_two_texts(configured.config.trainer)
     alone = configured.alone.recipe
     if all(getattr(decided, name) == getattr(alone, name) for name in BEHAVIOUR_FOLLOWS):
         return decided
@@ -49,6 +52,14 @@ def as_its_trainer(request: Request, model: ModelFiles) -> DecidedRecipe:
         and getattr(alone, name) in (None, getattr(before, name))
     }
     return replace(decided, **changes)
+
+
+def _refuse_two_texts(trainer: str) -> None:
+    from vlmplan.other_trainers.writing import Tool, objection_to_two_texts, tool_of_trainer
+
+    tool = tool_of_trainer(trainer)
+    if tool not in (None, Tool.TRANSFORMERS):
+        raise InputError(objection_to_two_texts(tool))
 
 
 def refuse_what_is_beyond(tool: "Tool", recipe: Recipe, model: ModelFiles) -> None:

@@ -42,12 +42,8 @@ def _beyond(recipe: Recipe, model_type: str) -> Iterator[tuple[str, str]]:
             f"--loss {recipe.loss.value}",
             "it predicts each token from several places before it, and its class alone sums that up; give model",
         )
-    if model_type not in OWN_LOSS_TYPES and recipe.loss not in SEARCHED_LOSSES:
-        yield (
-            f"--loss {recipe.loss.value}",
-            "its own loss is a mean over each micro batch in the type of its logits, and it has no fused one; give "
-            "chunked or full",
-        )
+    if model_type not in OWN_LOSS_TYPES and recipe.loss not in (*SEARCHED_LOSSES, LossKind.MODEL):
+        yield f"--loss {recipe.loss.value}", "it has no fused loss; give chunked, full or model"
     if recipe.task is not None:
         yield f"--task {recipe.task.kind.value}", "TRL takes prompt and answer for one text"
     if evaluation is not None and (evaluation.new_tokens or evaluation.kept is not Kept.LOSS):

@@ -253,6 +253,7 @@ class Bart(Model):
     EMBEDDINGS = "model.shared"
     attention_linears = ("q_proj", "k_proj", "v_proj", "out_proj")
     adds_to_logits = True
+    narrows_loss = True
 
     def __init__(self, encoder: BartShape, decoder: BartShape, *, has_table: bool, ties_weights: bool) -> None:
         self.model = BartModel(encoder, decoder, has_table=has_table, ties_weights=ties_weights)

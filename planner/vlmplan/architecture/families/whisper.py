@@ -128,6 +128,7 @@ class Whisper(Model):
     EMBEDDINGS, HEAD = "model.decoder.embed_tokens", "proj_out"
     PARTS = {"model.encoder": Part.VISION}
     attention_linears = ("q_proj", "k_proj", "v_proj", "out_proj")
+    narrows_loss = True
 
     def __init__(self, config: Config) -> None:
         decoder = whisper_shape(config, "decoder")

@@ -61,13 +61,18 @@ def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
     if recipe.fsdp and TOOLS[tool].without_fsdp is not None:
         return TOOLS[tool].without_fsdp
     if model.is_encoder_decoder:
-        return f"{TOOLS[tool].title}: {ONE_TEXT}"
+        return objection_to_two_texts(tool)
     if tool is Tool.TRL and thinker_class(model.model_type) is not None:
         return f"{TOOLS[tool].title}: {WHOLE_MODELS}"
     if recipe.method is Method.QLORA and model.model_type in CLAMPING_TYPES:
         return f"{TOOLS[tool].title}: {PACKS_ALL}"
     sentence = first_objection(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model)))
     return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"
+
+
+def objection_to_two_texts(tool: Tool) -> str:
+    """Why the tool cannot train a model with an encoder and a decoder."""
+    return f"{TOOLS[tool].title}: {ONE_TEXT}"
 
 
 def behaviour(tool: Tool, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:
