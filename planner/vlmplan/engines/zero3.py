@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from vlmplan.architecture.model import NamedParameter
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import overfills
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
@@ -20,6 +21,7 @@ from vlmplan.engines.coordinator.replay import GatherReplay
 from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
+from vlmplan.engines.dora_lengths import adapted_weights, bytes_for_lengths
 from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes
@@ -58,8 +60,8 @@ class Zero3(Zero3Formulas):
         """``deepspeed.zero.Init`` shards every module once it is built, and gathers it once more, all its own weights
         together, for the values that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``). A
         tied head is a weight of its own (``no_tie_weights``), and reference cycles hold it until the engine is made.
-        Adapters are added whole; then, of what is trained in a copy, the original is gathered to be copied (peft's
-        ``BaseTuner.inject_adapter`` and ``ModulesToSaveWrapper.update``)."""
+        Adapters are added whole, DoRA's with the base layer gathered; then, of what is trained in a copy, the original
+        is gathered to be copied (peft's ``BaseTuner.inject_adapter`` and ``ModulesToSaveWrapper.update``)."""
         del is_on_cpu
         sink, modules = self.sink, self._modules_of_checkpoint()
         for entries in modules:
@@ -78,11 +80,15 @@ class Zero3(Zero3Formulas):
             arriving = shards if self.offloads_weights else []
             sink.transient(Component.TEMPORARIES, whole + arriving if len(entries) == 1 else arriving + whole)
         if self.recipe.trains_adapters:
+            adapted = adapted_weights(self.table.entries)
             for entry in sorted(self.trained, key=is_copy):
-                copied = self.num_ranks * self.shards.shard_bytes(entry.parameter) if is_copy(entry) else 0
-                sink.allocate("original", Component.TEMPORARIES, copied)
+                sink.transient(Component.TEMPORARIES, bytes_for_lengths(entry, adapted, self._gathered_bytes))
+                sink.allocate("original", Component.TEMPORARIES, self._gathered_bytes(entry.parameter) * is_copy(entry))
                 sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
                 sink.free("original")
+
+    def _gathered_bytes(self, parameter: Parameter) -> int:
+        return self.num_ranks * self.shards.shard_bytes(parameter)
 
     def end_load(self) -> None:
         for number in range(self.table.num_tied_copies):
