@@ -13,9 +13,9 @@ from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
     DecoderShape,
-    RotaryContext,
     decoder_shape,
 )
+from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
@@ -91,24 +91,16 @@ class ApertusMlp(Module):
         return self.down_proj(self.act_fn(self.up_proj(x)))
 
 
-class ApertusLayer(Module):
+class ApertusLayer(PreNormLayer):
     """``ApertusDecoderLayer``."""
+
+    MODULES = ("attention_layernorm", "self_attn", "feedforward_layernorm", "mlp")
 
     def __init__(self, shape: DecoderShape) -> None:
         self.self_attn = Attention(shape, None)
         self.mlp = ApertusMlp(shape)
         self.attention_layernorm = RMSNorm(shape.hidden_size)
         self.feedforward_layernorm = RMSNorm(shape.hidden_size)
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        residual = x
-        x = self.attention_layernorm(x)
-        x = self.self_attn(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.feedforward_layernorm(x)
-        x = self.mlp(x)
-        return ops.add(residual, x)
 
 
 def decoder(config: Config) -> Decoder:

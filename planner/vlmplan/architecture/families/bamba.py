@@ -4,26 +4,24 @@ Source: transformers 5.23 ``models/bamba/modeling_bamba.py`` and ``configuration
 of all logits' sums (``z_loss_coefficient``) is not described: it is off by default.
 """
 
-from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4_moe import Glm4MoeAttention
 from vlmplan.architecture.families.llama import (
     Decoder,
     DecoderShape,
     GatedMlp,
-    RotaryContext,
     decoder_shape,
     stack_of_kinds,
 )
+from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.families.state_space import NamedInputMixer, expanded_shape
-from vlmplan.architecture.modules import Module, RMSNorm
-from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.modules import RMSNorm
 
 ROTARY_FRACTION = 0.5
 """``partial_rotary_factor``, whatever the file says (``BambaConfig.__post_init__``)."""
 
 
-class BambaLayer(Module):
+class BambaLayer(PreNormLayer):
     """``BambaDecoderLayer``."""
 
     def __init__(self, config: Config, shape: DecoderShape, *, is_linear: bool) -> None:
@@ -31,21 +29,11 @@ class BambaLayer(Module):
         self.feed_forward = GatedMlp(width, shape.intermediate_size, activation=activation, bias=shape.mlp_bias)
         self.input_layernorm = RMSNorm(width)
         self.pre_ff_layernorm = RMSNorm(width)
-        self.is_linear = is_linear
+        self.MODULES = ("input_layernorm", "mamba" if is_linear else "self_attn", "pre_ff_layernorm", "feed_forward")
         if is_linear:
             self.mamba = NamedInputMixer(expanded_shape(config))
         else:
             self.self_attn = Glm4MoeAttention(shape, None)
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        residual = x
-        x = self.input_layernorm(x)
-        x = self.mamba(x, context) if self.is_linear else self.self_attn(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.pre_ff_layernorm(x)
-        x = self.feed_forward(x)
-        return ops.add(residual, x)
 
 
 class BambaDecoder(Decoder):

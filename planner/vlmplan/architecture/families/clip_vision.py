@@ -10,6 +10,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding
@@ -55,8 +56,10 @@ class Mlp(Module):
         return self.fc2(x)
 
 
-class EncoderLayer(Module):
+class EncoderLayer(PreNormLayer):
     """``CLIPEncoderLayer``: pre-norm attention and MLP. ``context`` is what the attention takes."""
+
+    MODULES = ("layer_norm1", "self_attn", "layer_norm2", "mlp")
 
     attention: Any = Attention
 
@@ -66,16 +69,6 @@ class EncoderLayer(Module):
         self.layer_norm1 = LayerNorm(width)
         self.mlp = Mlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
         self.layer_norm2 = LayerNorm(width)
-
-    def forward(self, x: Tensor, context: Any) -> Tensor:
-        residual = x
-        x = self.layer_norm1(x)
-        x = self.self_attn(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.layer_norm2(x)
-        x = self.mlp(x)
-        return ops.add(residual, x)
 
 
 class VisionEmbeddings(ReadingModule):

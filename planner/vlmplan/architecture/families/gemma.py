@@ -17,6 +17,7 @@ from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBacken
 from vlmplan.architecture.causal_lm import CappedCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Attention, DecoderLayer, DecoderShape, GatedMlp, causal_masks
+from vlmplan.architecture.families.residual_layers import PreNormLayer, SandwichNormLayer
 from vlmplan.architecture.layer_calls import Calls
 from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Module, Stack
 from vlmplan.architecture.tensor import Tensor
@@ -99,8 +100,10 @@ class GemmaLayer(DecoderLayer):
     norm = GemmaRMSNorm
 
 
-class VaultLayer(Module):
+class VaultLayer(PreNormLayer):
     """``VaultGemmaDecoderLayer``."""
+
+    MODULES = ("input_layernorm", "self_attn", "pre_feedforward_layernorm", "mlp")
 
     def __init__(self, shape: GemmaShape, window: int | None = None) -> None:
         self.self_attn = GemmaAttention(shape, window)
@@ -108,41 +111,8 @@ class VaultLayer(Module):
         self.input_layernorm = GemmaRMSNorm(shape.hidden_size)
         self.pre_feedforward_layernorm = GemmaRMSNorm(shape.hidden_size)
 
-    def forward(self, x: Tensor, context: GemmaContext) -> Tensor:
-        residual = x
-        x = self.input_layernorm(x)
-        x = self.self_attn(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.pre_feedforward_layernorm(x)
-        x = self.mlp(x)
-        return ops.add(residual, x)
 
-
-class PostNormed(Module):
-    """The ``forward`` of a layer with attention and MLP between two norms each; who derives from it makes them."""
-
-    input_layernorm: Any
-    self_attn: Any
-    post_attention_layernorm: Any
-    pre_feedforward_layernorm: Any
-    mlp: Any
-    post_feedforward_layernorm: Any
-
-    def forward(self, x: Tensor, context: Any) -> Tensor:
-        residual = x
-        x = self.input_layernorm(x)
-        x = self.self_attn(x, context)
-        x = self.post_attention_layernorm(x)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.pre_feedforward_layernorm(x)
-        x = self.mlp(x)
-        x = self.post_feedforward_layernorm(x)
-        return ops.add(residual, x)
-
-
-class PostNormLayer(PostNormed, GemmaLayer):
+class PostNormLayer(SandwichNormLayer, GemmaLayer):
     """``Gemma2DecoderLayer``."""
 
     def __init__(self, shape: GemmaShape, window: int | None = None) -> None:

@@ -7,8 +7,8 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.gemma import PostNormed
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm
+from vlmplan.architecture.families.residual_layers import SandwichNormLayer
 from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Linear, Module, Stack
@@ -91,7 +91,7 @@ class VisionMlp(Module):
         return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
 
 
-class VisionLayer(PostNormed):
+class VisionLayer(SandwichNormLayer):
     """``Gemma4VisionEncoderLayer``."""
 
     def __init__(self, config: Config) -> None:

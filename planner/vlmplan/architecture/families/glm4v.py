@@ -22,6 +22,7 @@ from vlmplan.architecture.families.packed_patches import (
 from vlmplan.architecture.families.partial_rotary import PartlyRotatedAttention, parts_of_heads, rotary_fraction
 from vlmplan.architecture.families.phi3 import Phi3Mlp
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel, ties_either
+from vlmplan.architecture.families.residual_layers import SandwichNormLayer
 from vlmplan.architecture.indexing import sample_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm, Stack
@@ -151,9 +152,13 @@ class Attention(PartlyRotatedAttention):
         return q_rotated, k_rotated
 
 
-class DecoderLayer(Module):
+class DecoderLayer(SandwichNormLayer):
     """Attention and MLP with a norm before and behind each."""
 
+    MODULES = (
+        *("input_layernorm", "self_attn", "post_self_attn_layernorm"),
+        *("post_attention_layernorm", "mlp", "post_mlp_layernorm"),
+    )
     attention: Any = Attention
 
     def __init__(self, shape: DecoderShape) -> None:
@@ -163,18 +168,6 @@ class DecoderLayer(Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size)
         self.post_self_attn_layernorm = RMSNorm(shape.hidden_size)
         self.post_mlp_layernorm = RMSNorm(shape.hidden_size)
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        residual = x
-        x = self.input_layernorm(x)
-        x = self.self_attn(x, context)
-        x = self.post_self_attn_layernorm(x)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        x = self.post_mlp_layernorm(x)
-        return ops.add(residual, x)
 
 
 class Glm4v(Qwen2VL):

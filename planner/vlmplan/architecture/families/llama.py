@@ -11,6 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.layer_calls import Calls
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
@@ -152,7 +153,7 @@ class GatedMlp(Module):
         return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
 
 
-class DecoderLayer(Module):
+class DecoderLayer(PreNormLayer):
     """Pre-norm attention and MLP, each added to the residual; ``attention`` and ``mlp`` where they are others."""
 
     attention: Any = Attention
@@ -172,16 +173,6 @@ class DecoderLayer(Module):
         )
         self.input_layernorm = self.norm(shape.hidden_size)
         self.post_attention_layernorm = self.norm(shape.hidden_size)
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        residual = x
-        x = self.input_layernorm(x)
-        x = self.self_attn(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        return ops.add(residual, x)
 
 
 def stack_of_kinds(kinds: Sequence[Kind], layer: Callable[[Kind], Module]) -> Stack:

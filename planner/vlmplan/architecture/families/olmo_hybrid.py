@@ -28,6 +28,7 @@ from vlmplan.architecture.families.llama import (
 )
 from vlmplan.architecture.families.olmo import OlmoAttention, PostNormLayer
 from vlmplan.architecture.families.qwen3_5 import FULL, LINEAR
+from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.modules import Linear, Module, WideRMSNorm
 from vlmplan.architecture.ops import delta_kernels
 from vlmplan.architecture.parameter import Parameter
@@ -100,24 +101,16 @@ class UnrotatedAttention(OlmoAttention):
         return super().positioned(q, k, context) if self.rotates else (q, k)
 
 
-class LinearAttentionLayer(Module):
+class LinearAttentionLayer(PreNormLayer):
     """``OlmoHybridLinearAttentionDecoderLayer``."""
+
+    MODULES = ("input_layernorm", "linear_attn", "post_attention_layernorm", "mlp")
 
     def __init__(self, shape: DecoderShape, mixer: OlmoDeltaNet) -> None:
         self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
         self.input_layernorm = WideRMSNorm(shape.hidden_size)
         self.post_attention_layernorm = WideRMSNorm(shape.hidden_size)
         self.linear_attn = mixer
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        residual = x
-        x = self.input_layernorm(x)
-        x = self.linear_attn(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        return ops.add(residual, x)
 
 
 class OlmoHybridDecoder(Decoder):

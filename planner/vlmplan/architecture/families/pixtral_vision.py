@@ -13,6 +13,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import GatedMlp
 from vlmplan.architecture.families.packed_patches import by_image
+from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, RMSNorm
@@ -50,8 +51,10 @@ class PixtralAttention(Module):
         return self.o_proj(out)
 
 
-class PixtralLayer(Module):
+class PixtralLayer(PreNormLayer):
     """``PixtralAttentionLayer``: pre-norm attention and gated MLP."""
+
+    MODULES = ("attention_norm", "attention", "ffn_norm", "feed_forward")
 
     def __init__(self, config: Config) -> None:
         width = config.integer("hidden_size")
@@ -59,16 +62,6 @@ class PixtralLayer(Module):
         self.feed_forward = GatedMlp(width, config.integer("intermediate_size"), activation=config.text("hidden_act"))
         self.attention = PixtralAttention(width, config.integer("num_attention_heads"))
         self.ffn_norm = RMSNorm(width)
-
-    def forward(self, x: Tensor, context: PixtralContext) -> Tensor:
-        residual = x
-        x = self.attention_norm(x)
-        x = self.attention(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.ffn_norm(x)
-        x = self.feed_forward(x)
-        return ops.add(residual, x)
 
 
 class PixtralVision(ReadingModule):

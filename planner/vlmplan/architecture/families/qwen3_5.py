@@ -12,6 +12,7 @@ from vlmplan.architecture.families.gated_delta import GatedDeltaNet, delta_shape
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext
 from vlmplan.architecture.families.packed_patches import MultimodalDecoder
 from vlmplan.architecture.families.partial_rotary import partly_rotated
+from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import UnknownNameError
@@ -51,26 +52,17 @@ class GatedAttention(Module):
         return self.o_proj(out)
 
 
-class DecoderLayer(Module):
+class DecoderLayer(PreNormLayer):
     """``Qwen3_5DecoderLayer``: a token mixer, ``linear_attn`` or ``self_attn``, and an MLP, each behind a norm."""
 
     def __init__(self, hidden_size: int, mixers: Mapping[str, Module], mlp: Module) -> None:
         """``mixers``: the one mixer by its name."""
-        ((self.mixer_name, mixer),) = mixers.items()
-        setattr(self, self.mixer_name, mixer)
+        ((name, mixer),) = mixers.items()
+        self.MODULES = ("input_layernorm", name, "post_attention_layernorm", "mlp")
+        setattr(self, name, mixer)
         self.mlp = mlp
         self.input_layernorm = GemmaRMSNorm(hidden_size)
         self.post_attention_layernorm = GemmaRMSNorm(hidden_size)
-
-    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
-        residual = x
-        x = self.input_layernorm(x)
-        x = getattr(self, self.mixer_name)(x, context)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        return ops.add(residual, x)
 
 
 def layer_types(config: Config) -> Sequence[str]:
