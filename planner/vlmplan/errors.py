@@ -72,8 +72,8 @@ LEAST_BEGUN = 8
 """Characters of a known name that a longer one has to begin with to be a variant of it. A choice."""
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names that ``name`` most likely meant, best first, at most ``count``; may be empty."""
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that ``name`` most likely meant, best first, at most three; may be empty."""
     from difflib import get_close_matches
 
     if len(name) > MAX_NAME_CHARACTERS:
@@ -82,5 +82,5 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     wanted = name.casefold()
     contained = sorted((c for c in folded if wanted in c or c in wanted), key=lambda c: (abs(len(c) - len(wanted)), c))
     begun = [c for c in contained if len(c) >= LEAST_BEGUN and wanted.startswith(c)]
-    close = get_close_matches(wanted, folded, n=count, cutoff=0.6)
-    return [folded[key] for key in dict.fromkeys([*begun[:1], *(close + contained if close else contained)])][:count]
+    close = get_close_matches(wanted, folded, n=3, cutoff=0.6)
+    return [folded[key] for key in dict.fromkeys([*begun[:1], *(close + contained if close else contained)])][:3]

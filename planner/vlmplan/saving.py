@@ -28,8 +28,7 @@ class Saving:
 
     ``every`` counts steps or minutes; a number of steps below 1 is a part of the run. ``keep_last`` None: all stay.
     ``keeps_best``: the checkpoint of the best evaluation stays whatever its age. ``only_model``: without optimizer
-    states. ``saves_at_end``: the last step is saved too. ``writes_result``: the model or its adapters are written
-    beside the checkpoints when training has ended.
+    states. ``writes_result``: the model or its adapters are written beside the checkpoints when training has ended.
     """
 
     interval: Interval = Interval.MINUTES
@@ -37,7 +36,6 @@ class Saving:
     keep_last: int | None = DEFAULT_KEEP_LAST
     keeps_best: bool = False
     only_model: bool = False
-    saves_at_end: bool = True
     writes_result: bool = True
     by_hugging_face: bool = False
     """Whether Hugging Face's Trainer writes them, which decides what is in each (``memory.disk``)."""
@@ -56,7 +54,7 @@ class Saving:
                 return math.ceil(epochs)
             case Interval.STEPS:
                 every = math.ceil(self.every * num_steps) if self.every < 1 else int(self.every)
-                return num_steps // every + (self.saves_at_end and num_steps % every > 0)
+                return math.ceil(num_steps / every)  # the last step is saved too
             case Interval.MINUTES:
                 return None if run_seconds is None else 1 + int(run_seconds / (60 * self.every))
 

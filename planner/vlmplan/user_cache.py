@@ -3,24 +3,17 @@
 It is safe to delete.
 """
 
-import os
 import sys
 from pathlib import Path
 
 from vlmplan.errors import VlmplanError
 from vlmplan.files import text_if_there, write_atomically
+from vlmplan.user_config import user_dir
 
 
 def user_cache_dir() -> Path | None:
     """The folder for kept files; None without a home."""
-    cache = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
-    # The XDG base directory specification: a relative path is to be ignored.
-    if Path(cache).is_absolute():
-        return Path(cache) / "vlmplan"
-    try:
-        return Path.home() / ".cache" / "vlmplan"
-    except RuntimeError:
-        return None
+    return user_dir("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", in_home=".cache")
 
 
 def kept_text(*parts: str) -> str | None:

@@ -7,11 +7,15 @@ from pathlib import Path
 
 def user_config_dir() -> Path | None:
     """The folder; None without a home."""
-    config = os.environ.get("APPDATA" if sys.platform == "win32" else "XDG_CONFIG_HOME", "")
-    # The XDG base directory specification: a relative path is to be ignored.
-    if Path(config).is_absolute():
-        return Path(config) / "vlmplan"
+    return user_dir("APPDATA" if sys.platform == "win32" else "XDG_CONFIG_HOME", in_home=".config")
+
+
+def user_dir(variable: str, *, in_home: str) -> Path | None:
+    """vlmplan's folder in the one that a variable of the environment names, or that is in the home."""
+    named = Path(os.environ.get(variable, ""))
+    if named.is_absolute():  # the XDG base directory specification: a relative path is to be ignored
+        return named / "vlmplan"
     try:
-        return Path.home() / ".config" / "vlmplan"
+        return Path.home() / in_home / "vlmplan"
     except RuntimeError:
         return None

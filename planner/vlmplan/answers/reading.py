@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from vlmplan.json_reader import JsonDict
-from vlmplan.other_trainers import Setting, TrainerConfig
+from vlmplan.other_trainers import TrainerConfig
 from vlmplan.render.lines import say
 
 
@@ -26,13 +26,9 @@ def print_reading(config: TrainerConfig, notes: Iterable[str]) -> None:
     say(f"{config.source}: read as {config.trainer} reads it")
     for lead, settings in (("from the file", config.said), ("defaults of the trainer", config.defaults)):
         if settings:
-            say(f"  {lead}: {_listed(settings)}")
+            say(f"  {lead}: {'; '.join(map(str, settings))}")
     if config.ds_config is not None:
         say(f"  DeepSpeed: {config.ds_config.source}")
     if config.idle:
         say(f"  no effect on memory or time: {', '.join(config.idle)}")
     say(*(f"  note: {note.removeprefix(f'{config.source}: ')}" for note in notes))
-
-
-def _listed(settings: Iterable[Setting]) -> str:
-    return "; ".join(map(str, settings))

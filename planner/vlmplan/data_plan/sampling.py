@@ -59,11 +59,11 @@ def rows_of(trained: Trained, rules: DataRules) -> list[Shape]:
 
 
 def micro_steps(
-    rows: Sequence[Shape], trained: Trained, rules: DataRules, ranks: Ranks, *, epoch: int = 0, seed: int = 0
+    rows: Sequence[Shape], trained: Trained, rules: DataRules, ranks: Ranks, *, epoch: int = 0
 ) -> Iterator[list[MicroBatch]]:
     """The micro batches of all ranks, a micro step at a time, in whole optimizer steps of one epoch of ``rows``; what
     is left over makes no step. Rows that fill not even one make one micro batch."""
-    order = order_of([row.length for row in rows], rules, ranks, epoch=epoch, seed=seed)
+    order = order_of([row.length for row in rows], rules, ranks, epoch=epoch, seed=0)
     at_once = ranks.micro_batch * ranks.num_ranks
     num_steps = len(order) // ranks.samples_per_step
     if not num_steps:

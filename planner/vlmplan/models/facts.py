@@ -38,12 +38,11 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerStack:
-    """Equal or alike layers: ``num_kinds`` differ in structure."""
+    """Equal or alike layers."""
 
     name: str
     part: Part
     num_layers: int
-    num_kinds: int
     can_checkpoint: bool
 
 
@@ -111,7 +110,6 @@ def model_anatomy(model: ModelFiles) -> ModelAnatomy:
             name=next(name for name, module in tree.named_modules() if module is stack),
             part=part,
             num_layers=len(stack.pattern),
-            num_kinds=len(stack.kinds),
             can_checkpoint=stack.can_checkpoint,
         )
         for part, stack in tree.stacks()

@@ -128,7 +128,7 @@ def _refusal(model_type: str, kind: str, message: str, *, brings_own_code: bool)
     return InputError(f"transformers refuses this config.json of model_type {model_type!r}: {message}")
 
 
-def part_of_a_sentence(text: str, limit: int = 300) -> str:
+def part_of_a_sentence(text: str) -> str:
     """Text of somebody else's in one line, cut short, without a full stop."""
     joined = one_line(text).rstrip(".")
-    return joined if len(joined) <= limit else joined[: limit - 3] + "..."
+    return joined if len(joined) <= 300 else joined[:297] + "..."

@@ -7,6 +7,8 @@ from another is made with ``Request.with_options`` or ``dataclasses.replace``.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -239,30 +241,10 @@ def _path_of(config: "DsConfig") -> Path:
     return Path(config.source)
 
 
-def _configured_path(configured: ConfiguredRequest) -> Path:
-    return configured.path
-
-
-def _data_path(from_data: FromData) -> Path:
-    return from_data.source.path
-
-
-def _image_folder(from_data: FromData) -> Path | None:
-    return from_data.image_folder
-
-
-def _video_size(text: str) -> tuple[int, int]:
-    return image_size(text, option="--video-size")
-
-
 def _tool(name: str) -> "Tool":
     from vlmplan.other_trainers.writing import Tool
 
     return enum_value(Tool, name, "--for")
-
-
-def _kept(name: str) -> Kept:
-    return enum_value(Kept, name, "--eval-keeps")
 
 
 def _task_kind(name: str) -> TaskKind | str:
@@ -273,12 +255,8 @@ def _task_name(kind: TaskKind | str) -> str:
     return kind.value if isinstance(kind, TaskKind) else kind
 
 
-def _reference(name: str) -> Reference:
-    return enum_value(Reference, name, "--reference")
-
-
-def _generation(name: str) -> Generation:
-    return enum_value(Generation, name, "--generation")
+def _video_size(text: str) -> tuple[int, int]:
+    return image_size(text, option="--video-size")
 
 
 def _stage(value: Any) -> Any:
@@ -293,11 +271,8 @@ def _values(members: tuple[Enum, ...]) -> tuple[str, ...]:
     return tuple(map(_value, members))
 
 
-def _choice(name: str, kind: type[Enum]) -> _Option:
-    def read(value: Any) -> Enum:
-        return enum_value(kind, value, option_name(name))
-
-    return _Option(part="recipe", field=name, reads=read, write=_value)
+def _choice(part: str, field: str, kind: type[Enum], option: str) -> _Option:
+    return _Option(part=part, field=field, reads=partial(enum_value, kind, name=option), write=_value)
 
 
 def _part(part: str, *names: str) -> dict[str, _Option]:
@@ -305,11 +280,11 @@ def _part(part: str, *names: str) -> dict[str, _Option]:
 
 
 OPTIONS: Mapping[str, _Option] = {
-    "config": _Option(part="", field="configured", write=_configured_path),
+    "config": _Option(part="", field="configured", write=attrgetter("path")),
     "made_for": _Option(part="", field="made_for", reads=_tool, write=_value),
     "model": _Option(part="", field="model"),
-    "data": _Option(part="", field="from_data", write=_data_path),
-    "image_folder": _Option(part="", field="from_data", write=_image_folder),
+    "data": _Option(part="", field="from_data", write=attrgetter("source.path")),
+    "image_folder": _Option(part="", field="from_data", write=attrgetter("image_folder")),
     "gpu": _Option(part="hardware", field="gpus", reads=parse_gpu_choice, write=_gpu_texts, is_repeatable=True),
     "num_nodes": _Option(part="hardware", field="num_nodes"),
     "ds_config": _Option(part="", field="ds_config", reads=_ds_config, write=_path_of),
@@ -327,14 +302,14 @@ OPTIONS: Mapping[str, _Option] = {
     "video_size": _Option(part="videos", field="size", reads=_video_size, write=size_text),
     "zero_stage": _Option(part="recipe", field="zero_stage", reads=_stage, write=str),
     **_part("recipe", *VALUE_OPTIONS),
-    **{name: _choice(name, kind) for name, kind in ENUM_OPTIONS.items()},
+    **{name: _choice("recipe", name, kind, option_name(name)) for name, kind in ENUM_OPTIONS.items()},
     **{f"eval_{name}": _Option(part="evaluation", field=name) for name in EVALUATION_COUNTS},
-    "eval_keeps": _Option(part="evaluation", field="kept", reads=_kept, write=_value),
+    "eval_keeps": _choice("evaluation", "kept", Kept, "--eval-keeps"),
     "eval_loss": _Option(part="evaluation", field="computes_loss"),
     **{option[2:].replace("-", "_"): _Option(part="task", field=name) for name, option in TASK_OPTION_NAMES.items()},
     "task": _Option(part="task", field="kind", reads=_task_kind, write=_task_name),
-    "reference": _Option(part="task", field="reference", reads=_reference, write=_value),
-    "generation": _Option(part="task", field="generation", reads=_generation, write=_value),
+    "reference": _choice("task", "reference", Reference, "--reference"),
+    "generation": _choice("task", "generation", Generation, "--generation"),
     **_part("hardware", "inter_node_gbit", "calibration"),
     "objective": _Option(part="search", field="objective", reads=Objective, write=_value),
     **_part("search", "max_usd", "max_hours", "max_usd_per_hour"),

@@ -1,5 +1,7 @@
 """Adapters: on what peft cannot put them, and which of their options have no effect."""
 
+from collections.abc import Set
+
 from vlmplan.lora_targets import (
     CLAMPING_TYPES,
     GROUPED_LINEAR,
@@ -46,15 +48,12 @@ def chunked_loss_has_no_adapter_on_the_head(context: RuleContext) -> str | None:
 
 @ADAPTER_RULES.error("peft tuners/tuners_utils.py _check_lora_target_modules_mamba")
 def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
-    model, recipe = context.model, context.recipe
-    if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITHOUT_OUT_PROJ:
-        return None
-    targets = recipe.lora_targets
-    if not _adapts(recipe, STATE_OUTPUT):
+    model, recipe = _adapted(context, TYPES_WITHOUT_OUT_PROJ), context.recipe
+    if model is None or not _adapts(recipe, STATE_OUTPUT):
         return None
     return (
-        f"--lora-targets {targets} is refused by peft for {model.id}, on whose {STATE_OUTPUT} it puts no adapters; "
-        f"give --lora-exclude {STATE_OUTPUT} with it, or other --lora-targets"
+        f"--lora-targets {recipe.lora_targets} is refused by peft for {model.id}, on whose {STATE_OUTPUT} it puts no "
+        f"adapters; give --lora-exclude {STATE_OUTPUT} with it, or other --lora-targets"
     )
 
 
@@ -85,10 +84,8 @@ def _numbered(model: ModelFacts) -> tuple[str, ...]:
     "peft tuners/lora/layer.py Linear.forward (seen: it fails with LoRA and with QLoRA)"
 )
 def a_router_of_several_results_stays_as_it_is(context: RuleContext) -> str | None:
-    model, recipe = context.model, context.recipe
-    if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITH_LINEAR_ROUTERS:
-        return None
-    if recipe.lora_targets != ALL_LINEAR or _leaves_out(recipe, ROUTER):
+    model, recipe = _adapted(context, TYPES_WITH_LINEAR_ROUTERS), context.recipe
+    if model is None or recipe.lora_targets != ALL_LINEAR or _leaves_out(recipe, ROUTER):
         return None
     return (
         f"--lora-targets all-linear adapts the router of {model.id}, whose several results peft cannot add to; give "
@@ -98,10 +95,8 @@ def a_router_of_several_results_stays_as_it_is(context: RuleContext) -> str | No
 
 @ADAPTER_RULES.warning("transformers modeling_gemma3n.py Gemma3nTextAltUp.correct: in training it reads the weight")
 def a_layer_that_is_not_called_has_no_adapter(context: RuleContext) -> str | None:
-    model, recipe = context.model, context.recipe
-    if model is None or not recipe.trains_adapters or not model.model_types & CLAMPING_TYPES:
-        return None
-    if recipe.lora_targets != ALL_LINEAR or _leaves_out(recipe, READ_WEIGHT):
+    model, recipe = _adapted(context, CLAMPING_TYPES), context.recipe
+    if model is None or recipe.lora_targets != ALL_LINEAR or _leaves_out(recipe, READ_WEIGHT):
         return None
     return (
         f"--lora-targets all-linear adapts {READ_WEIGHT} of {model.id}, which no training step calls: these adapters "
@@ -111,14 +106,11 @@ def a_layer_that_is_not_called_has_no_adapter(context: RuleContext) -> str | Non
 
 @ADAPTER_RULES.error("peft tuners/lora/layer.py Linear.forward: the adapter is as wide as all groups (seen: it fails)")
 def a_projection_in_groups_has_no_adapter(context: RuleContext) -> str | None:
-    model, recipe = context.model, context.recipe
-    if model is None or not recipe.trains_adapters or not model.model_types & INDEXING_TYPES:
-        return None
-    targets = recipe.lora_targets
-    if not _adapts(recipe, GROUPED_LINEAR):
+    model, recipe = _adapted(context, INDEXING_TYPES), context.recipe
+    if model is None or not _adapts(recipe, GROUPED_LINEAR):
         return None
     return (
-        f"--lora-targets {targets} adapts {GROUPED_LINEAR} of {model.id}, a projection in groups of heads "
+        f"--lora-targets {recipe.lora_targets} adapts {GROUPED_LINEAR} of {model.id}, a projection in groups of heads "
         f"to which peft cannot add; give --lora-exclude {default_lora_exclude(model)} with it, or --lora-targets "
         f"attention"
     )
@@ -160,10 +152,8 @@ def numbered_linears_have_no_adapters(context: RuleContext) -> str | None:
     "peft 0.21 tuners/lora/layer.py _ConvNd: it counts the dimensions of the kernel, of which ZeRO-3 leaves one (seen)"
 )
 def a_sharded_convolution_has_no_adapter(context: RuleContext) -> str | None:
-    model, recipe = context.model, context.recipe
-    if model is None or not recipe.trains_adapters or not model.model_types & PATCH_CONVOLUTION_TYPES:
-        return None
-    if recipe.zero_stage != 3 or recipe.lora_targets != ALL_LINEAR or not recipe.train_vision:
+    model, recipe = _adapted(context, PATCH_CONVOLUTION_TYPES), context.recipe
+    if model is None or recipe.zero_stage != 3 or recipe.lora_targets != ALL_LINEAR or not recipe.train_vision:
         return None
     if any(_leaves_out(recipe, name) for name in (PATCH_CONVOLUTION, PATCH_CONVOLUTION.rpartition(".")[2])):
         return None
@@ -227,6 +217,12 @@ def wide_adapters_have_no_narrow_copies_beside_them(context: RuleContext) -> str
         "--adapter-dtype float32 does not go with --train-embeddings under ZeRO-3, whose trained weights are of one "
         "type, and peft's copies of embeddings are 16 bit; leave one of them off"
     )
+
+
+def _adapted(context: RuleContext, types: Set[str]) -> ModelFacts | None:
+    """The model, where it is of one of these types and gets adapters."""
+    model = context.model
+    return model if model is not None and model.model_types & types and context.recipe.trains_adapters else None
 
 
 def _adapts(recipe: Recipe, name: str) -> bool:
