@@ -224,7 +224,7 @@ class Workload:
             raise InputError(f"--target-len is {self.target_len}; {allowed} is needed")
 
     def _check_images(self) -> None:
-        """Of a model that reads one image in each sample."""
+        """Refuse prompts, and other than one image a sample, for an encoder that reads an image alone."""
         if self.model.encodes_images_alone and self.seq_len:
             raise InputError(
                 f"--seq-len {self.seq_len} is the length of prompts, and a sample of {self.model.id} has none: its "
@@ -238,7 +238,7 @@ class Workload:
 
     @property
     def least_tokens(self) -> int:
-        """That a sample can have in ``seq_len``."""
+        """The fewest tokens that a sample can have in ``seq_len``."""
         return 0 if self.model.encodes_images_alone else 1
 
     @property

@@ -79,7 +79,7 @@ class Monitors:
 
 
 def _place(name: str, folder: Path) -> dict[str, str]:
-    """Where one of the monitors writes, in its own words."""
+    """The options that tell a monitor where it writes, in its own words."""
     return {"project": PROJECT} if name == "wandb" else {"output_path": str(folder), "job_name": name}
 
 

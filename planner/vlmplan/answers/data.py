@@ -45,7 +45,7 @@ def document(source: DataSource) -> JsonDict:
 
 
 def _answers_json(source: DataSource) -> JsonDict:
-    """Nothing where answers are part of the samples."""
+    """How long answers are; empty where they are part of the samples."""
     answers = _answers(source)
     return {"answer_tokens": _distribution(answers)} if answers else {}
 
@@ -58,7 +58,7 @@ def _answers(source: DataSource) -> list[int]:
 
 
 def _sounds_json(source: DataSource) -> JsonDict:
-    """Nothing of samples without sounds."""
+    """How many sounds there are, and how long; empty without any."""
     seconds = _seconds(source)
     return (
         {"num_sounds": len(seconds), "sound_seconds": sum(seconds), "longest_sound_seconds": seconds[-1]}

@@ -103,7 +103,7 @@ class GenericModel(Model):
             return x
 
     def id_inputs(self, batch: Batch) -> Sequence[Input]:
-        """Of an encoder that reads an image alone, what the decoder is given and what it is to write."""
+        """The inputs of an encoder that reads an image alone: what the decoder is given and what it is to write."""
         return [(batch.token_shape, DType.INT64)] * 2 if batch.encodes_images else super().id_inputs(batch)
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...] | None:

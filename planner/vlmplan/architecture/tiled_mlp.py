@@ -78,7 +78,7 @@ def _run_tiles(tape: Any, num_rows: int, count: int, run: Callable[[int, int], N
 
 
 def _tiles(num_rows: int, count: int) -> Iterator[tuple[int, int]]:
-    """Where tiles begin and end: ``torch.chunk``."""
+    """The begin and end of each tile, as ``torch.chunk`` cuts."""
     step = -(-num_rows // count)
     return ((start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 

@@ -179,8 +179,7 @@ class FrameRule(NamedTuple):
         return found + found[-1:] * (self.merged_frames - len(found))
 
     def _limited(self, indices: list[int]) -> list[int]:
-        """As many frames as the user allows, evenly of those that are taken, where the processor has no limit of its
-        own."""
+        """As many of the frames as the user allows, evenly, where the processor has no limit of its own."""
         return _evenly(indices, self.most_frames)
 
     def _indices(self, header: VideoHeader) -> list[int]:

@@ -82,7 +82,7 @@ def _placeholders(model: ModelFiles) -> tuple[int, ...]:
 
 
 def _folder(model: ModelFiles) -> Path | None:
-    """Where the model's files are on this machine; None where they are not."""
+    """The folder of the model's files on this machine; None where they are not here."""
     if model.hub_id is None:
         return None
     if Path(model.hub_id).is_absolute():

@@ -49,8 +49,8 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where memory ran out. None is what no traceback tells. ``is_recomputed``: in backward, the forward of a
-    checkpointed layer."""
+    """The place at which memory ran out. None is what no traceback tells. ``is_recomputed``: in backward, the forward
+    of a checkpointed layer."""
 
     phase: Phase | None = None
     part: Part | None = None

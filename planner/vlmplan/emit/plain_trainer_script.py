@@ -128,7 +128,7 @@ def _packed(model: ModelFiles) -> str | None:
 
 
 def _attention(recipe: Recipe, workload: Workload) -> str | None:
-    """None where transformers has to choose it for each part."""
+    """The attention to ask for; None where transformers has to choose it for each part."""
     is_default = recipe.attention is AttentionImplementation.SDPA and workload.model.has_eager_tower
     return None if is_default else recipe.attention.value
 

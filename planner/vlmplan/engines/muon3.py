@@ -150,7 +150,7 @@ class MuonZero3(Zero3):
             sink.free(("own momentum", number))
 
     def _update_rounds(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Nothing of the rounds stays when a chunk is done."""
+        """Update a chunk of matrices in rounds, of which nothing stays."""
         held = _Held(self.sink)
         for start in range(0, len(shapes), self.num_ranks):
             self._update_round(shapes[start : start + self.num_ranks], held)

@@ -31,7 +31,8 @@ def held_locks(plan: Plan, environment: Mapping[str, str]) -> list[Path]:
 
 
 def _locks(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Where ``_get_build_directory`` of torch builds: in TORCH_EXTENSIONS_DIR, or by Python and kind of torch."""
+    """Locks in the folders in which ``_get_build_directory`` of torch builds: TORCH_EXTENSIONS_DIR, or one by Python
+    and kind of torch."""
     own = environment.get("TORCH_EXTENSIONS_DIR")
     if own is not None:
         yield from Path(own).glob(f"{name}/{LOCK}")

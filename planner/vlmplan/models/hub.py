@@ -136,7 +136,7 @@ class _Kept:
 
 
 def _place(wanted: HubId) -> tuple[str, ...]:
-    """Where a copy is kept: apart for each server, so that none can speak for another."""
+    """The name under which a copy is kept: apart for each server, so that none can speak for another."""
     server = hashlib.sha256(endpoint().encode()).hexdigest()[:12]
     folder = f"models--{wanted.repo.replace('/', '--')}"
     return ("hub", server, folder, f"{quote(wanted.revision, safe='')}.json")

@@ -142,7 +142,7 @@ def _started(command: Command) -> tuple[str, tuple[str, ...]]:
 
 
 def _place_of_started(words: tuple[str, ...]) -> int:
-    """Where the program stands that another starts: a launcher's name may be the value of an option, too."""
+    """The place of the program that another starts: a launcher's name may be the value of an option, too."""
     names = [place for place, word in enumerate(words) if PurePath(word).name in TASKS or launcher_of(word) is not None]
     return next((place for place in names if not words[place - 1].startswith("-")), (*names, 0)[0])
 

@@ -173,7 +173,7 @@ class _Reader:
         self._position = end
 
     def _extent(self, start: int, opening: str) -> int:
-        """Where what ``opening`` opens at ``start`` has ended: quotes, and pairs of it within, are passed over."""
+        """The end of what ``opening`` opens at ``start``: quotes, and pairs of it within, are passed over."""
         script, closing, depth, position = self._script, CLOSING[opening], 1, start + 1
         special = re.compile(f"[\\\\'\"{re.escape(opening + closing)}]")
         while depth:
@@ -192,7 +192,7 @@ class _Reader:
         return position
 
     def _quote_end(self, start: int, quote: str = "'") -> int:
-        """Where the quote that begins at ``start`` has ended."""
+        """The end of the quote that begins at ``start``."""
         position = start + 1
         while True:
             end = self._script.find(quote, position)

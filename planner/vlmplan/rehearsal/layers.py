@@ -160,7 +160,7 @@ def _gaps(short: Estimate, rehearse: Rehearse) -> Gaps:
 
 
 def _place(model: ProbedModelFiles) -> tuple[str, str]:
-    """Where it is kept: of this config.json and no other, as this version of transformers builds it."""
+    """The name under which it is kept: of this config.json and no other, as this version of transformers builds it."""
     asked = {"schema": SCHEMA, "transformers": model.layout.transformers_version, "config": dict(model.config)}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     return "layers", f"{digest[:32]}.json"

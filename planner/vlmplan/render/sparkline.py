@@ -31,7 +31,8 @@ MOST_LINES = 4
 
 
 def phase_lines(marks: Sequence[PhaseSpan], num_events: int, width: int) -> list[str]:
-    """Where each phase begins, with its name, in as few lines as have room for all names; the phases take turns."""
+    """Marks of where each phase begins, with its name, in as few lines as have room for all names; the phases take
+    turns."""
     lines: list[str] = []
     for count in range(1, min(MOST_LINES, max(1, len(marks))) + 1):
         turns = [marks[start::count] for start in range(count)]

@@ -50,7 +50,7 @@ def section(identifier: str, title: str, *inside: str) -> str:
 
 
 def chart(identifier: str, picture: str) -> str:
-    """Where a script draws ``identifier``; until then, and without scripts, there is ``picture``."""
+    """A place for what a script draws as ``identifier``; until then, and without scripts, there is ``picture``."""
     return f'<div id="{identifier}">\n{picture}\n</div>'
 
 

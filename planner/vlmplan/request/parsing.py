@@ -275,7 +275,7 @@ def _num_samples(whole: Request, own: Request, source: "DataSource", rules: "Dat
 
 
 def _own_image_folder(rules: "DataRules", configured: ConfiguredRequest | None) -> Path | None:
-    """Where a configuration says that images are."""
+    """The folder in which a configuration says that images are."""
     if configured is None or rules.image_folder is None:
         return None
     from vlmplan.other_trainers import found_folder

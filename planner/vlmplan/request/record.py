@@ -175,9 +175,10 @@ class Request:
         return {name: self.option(name) for name in OPTIONS}
 
     def with_room_for_images(self) -> "Request":
-        """For samples of ``--data`` with as many images and sounds each as one has at the most, all of the largest size
-        and length, and no shorter than those take: the bundled trainer makes no image smaller then, and leaves no
-        sample out. Of samples with videos it goes by the patches of all that they show (``DataSource.room``)."""
+        """The request for samples of ``--data`` with as many images and sounds each as one has at the most, all of
+        the largest size and length, and no shorter than those take: the bundled trainer makes no image smaller then,
+        and leaves no sample out. Of samples with videos it goes by the patches of all that they show
+        (``DataSource.room``)."""
         alone = None if self.from_data is None else self.from_data.alone
         if self.from_data is None or alone is None or (alone.image_size is None and alone.audio_seconds is None):
             return self
@@ -212,7 +213,8 @@ def _unchanged(value: Any) -> Any:
 
 
 class _Option(NamedTuple):
-    """Where a request has an option. ``part`` is empty for the request itself."""
+    """The place of an option in a request, and how its value is read and written. ``part`` is empty for the request
+    itself."""
 
     part: str
     field: str

@@ -150,7 +150,7 @@ def _given(asked: VideoRequest) -> str:
 
 
 def _num_frames(asked: VideoRequest, model: ModelFiles) -> int:
-    """As many frames as are said, or as the model's processor takes of so many seconds."""
+    """The number of frames that is said, or as many as the model's processor takes of so many seconds."""
     if asked.frames is not None:
         return asked.frames
     assert asked.seconds is not None

@@ -68,7 +68,7 @@ def _host_notes(plans: Sequence[RankedPlan]) -> list[str]:
 
 
 def _spreads(plans: Sequence[RankedPlan], query: SearchQuery) -> dict[str, Spread]:
-    """By GPU, the prices that it has elsewhere, where a plan's price is too old to stand for today's."""
+    """The prices that a GPU has elsewhere, by GPU, where a plan's price is too old to stand for today's."""
     old = [plan.offer for plan in plans if plan.offer is not None and not plan.offer.is_current(query.today)]
     found = {offer.gpu_id: spread_beside(offer, query.offers) for offer in old}
     return {gpu_id: each for gpu_id, each in found.items() if each is not None}

@@ -383,7 +383,7 @@ def overlapping(offsets: Tensor, spans: Sequence[Span]) -> Tensor:
 
 
 def _moved(character: int, places: Sequence[dict[str, Any]]) -> int:
-    """Where a character of the text stands after placeholders before it were written out."""
+    """The place of a character of the text after placeholders before it were written out."""
     gained = [place["new_span"][1] - place["span"][1] for place in places if place["span"][1] <= character]
     return character + (gained[-1] if gained else 0)
 

@@ -148,7 +148,7 @@ class ChatTemplate:
         return tuple(spans)
 
     def _end(self, sample: Sample, text: str, index: int) -> int | None:
-        """Where turn ``index`` ends in ``text``, blanks left out."""
+        """The end of turn ``index`` in ``text``, blanks left out."""
         through = self._text(sample, sample.turns[: index + 1])
         if text.startswith(through):
             return len(through.rstrip())

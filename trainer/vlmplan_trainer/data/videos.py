@@ -140,7 +140,7 @@ class VideoMeter:
         return tensors | {OMNI_SECONDS: torch.tensor(seconds)}
 
     def _seconds_of_row(self, header: VideoHeader) -> float:
-        """By ``VideoMetadata.sampled_fps``."""
+        """The seconds between two rows of frames, by ``VideoMetadata.sampled_fps``."""
         frames_per_second = len(self.rule.indices(header)) / header.num_frames * header.fps
         return self.rule.merged_frames / frames_per_second
 

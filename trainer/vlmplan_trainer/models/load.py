@@ -313,7 +313,7 @@ def _head_name(kind: Any, config: Any) -> str:
 
 
 def _device(plan: Plan) -> str:
-    """Where weights are quantised: on this rank's card, where there is one."""
+    """The device on which weights are quantised: on this rank's card, where there is one."""
     has_card = plan.hardware.vendor != "cpu" and torch.cuda.is_available()
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if has_card else "cpu"
 

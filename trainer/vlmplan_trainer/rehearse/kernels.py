@@ -192,8 +192,8 @@ def _log_of_summed_exponentials(scores: Tensor, dims: list[int], keepdim: bool =
 
 
 def _grouped_product(x: Tensor, weights: Tensor, ends: Tensor | None = None, *args: Any, **kwargs: Any) -> Result:
-    """Of experts. torch's own shape function takes bfloat16 alone; its kernels take other types too, in one product
-    after the other (``_grouped_mm_fallback``), and transformers asks for bfloat16 in a compiler alone."""
+    """The product of experts. torch's own shape function takes bfloat16 alone; its kernels take other types too, in
+    one product after the other (``_grouped_mm_fallback``), and transformers asks for bfloat16 in a compiler alone."""
     return _create_grouped_mm_output_tensor(x, weights, ends, kwargs.get("out_dtype")), []
 
 

@@ -81,7 +81,7 @@ def _set_hooks(torch_cpu: ctypes.CDLL) -> None:
 
 
 def _place_of_built(table: Any, is_built: Any) -> int:
-    """Where ``isBuilt`` stands: the one entry whose answer makes CUDA the accelerator."""
+    """The place of ``isBuilt``: the one entry whose answer makes CUDA the accelerator."""
     for place in range(HEAD_ENTRIES, HEAD_ENTRIES + TABLE_ENTRIES - CONTEXT_AFTER_BUILT):
         old, table[place] = table[place], _address(is_built)
         if _accelerator() == "cuda":

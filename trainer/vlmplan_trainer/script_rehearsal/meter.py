@@ -20,7 +20,7 @@ class ScriptMeter(PhaseMeter):
     outside_steps = (*OUTSIDE_STEPS, GENERATE, INFERENCE)
 
     def _watch(self, key: tuple[str, int]) -> None:
-        """Nothing is foreseen."""
+        """Foresee nothing."""
 
     def _note(self, key: tuple[str, int], *, seconds: float, flops: int) -> None:
         super()._note(key, seconds=seconds, flops=flops)

@@ -29,7 +29,7 @@ FOLDERS_OF_DESCRIPTORS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 
 
 class Overlay:
-    """Where the files of a script are: below ``folder`` by their whole path once they are written, else as named.
+    """The places of a script's files: below ``folder`` by their whole path once they are written, else as named.
 
     ``say`` gets a sentence about the first file that is written, and about the first that is removed.
     """
@@ -44,7 +44,7 @@ class Overlay:
         self._lstat, self._make, self._open = os.lstat, os.mkdir, io.open
 
     def seen(self, path: Any) -> Any:
-        """Where ``path`` is read: a place where nothing is for what was removed."""
+        """The place at which ``path`` is read: a place where nothing is for what was removed."""
         whole = self._whole(path)
         if whole is None:
             return path
@@ -52,7 +52,7 @@ class Overlay:
         return place if self._is_there(place) or self._is_removed(whole) else path
 
     def place(self, path: Any, *, keeps_content: bool = False) -> Any:
-        """Where ``path`` is written. The folders around it are made where the script finds them; with
+        """The place at which ``path`` is written. The folders around it are made where the script finds them; with
         ``keeps_content`` a file that is there is copied."""
         whole = self._whole(path)
         if whole is None:
@@ -67,7 +67,7 @@ class Overlay:
         return place
 
     def remove(self, path: Any) -> Any:
-        """Where ``path`` is removed; None where it is only gone for the script."""
+        """The place at which ``path`` is removed; None where it is only gone for the script."""
         whole = self._whole(path)
         if whole is None:
             return path

@@ -56,7 +56,7 @@ def set_environment(folder: Path, *, allows_network: bool) -> None:
 
 
 def _modules_cache() -> Path:
-    """Where Hugging Face's libraries would copy modules to."""
+    """The folder that Hugging Face's libraries would copy modules to."""
     kept = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
     home = os.environ.get("HF_HOME") or os.path.join(kept, "huggingface")
     return Path(os.environ.get("HF_MODULES_CACHE") or os.path.join(home, "modules")).expanduser()

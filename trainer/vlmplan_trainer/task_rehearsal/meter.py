@@ -55,7 +55,7 @@ class SilentProgress:
     """Nobody waits for the steps of a rehearsal."""
 
     def step(self, report: StepReport, meter: Meter) -> None:
-        """Nothing is said, and nothing written."""
+        """Say nothing, and write nothing."""
 
 
 class RehearsedSteps(StepCallback):

@@ -107,7 +107,7 @@ class WordProcessor(ProcessorMixin):
         return self.tokenizer.batch_decode(*arguments, **named)
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **named: Any) -> list[str]:
-        """Nothing of it is worth keeping."""
+        """Write nothing: nothing of it is worth keeping."""
         return []
 
 

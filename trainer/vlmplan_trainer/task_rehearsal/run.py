@@ -143,7 +143,7 @@ def _options(folder: Path) -> Options:
 
 
 def _name_folder(loaded: LoadedModel, folder: Path) -> None:
-    """Where TRL makes a second model from, as if the first had come from there."""
+    """Name the folder that TRL makes a second model from, as if the first had come from there."""
     model: Any = loaded.model
     values = loaded.config.to_dict() | {"architectures": [type(base_model(model)).__name__]}
     folder.mkdir(parents=True)

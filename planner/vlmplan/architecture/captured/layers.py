@@ -114,7 +114,7 @@ def _follows(before: Layer, layer: Layer, last_uses: Mapping[int, int]) -> bool:
 
 
 def _last_uses(program: Program) -> dict[int, int]:
-    """Where each result is taken or freed for the last time; the end for one that is never freed."""
+    """The place at which each result is taken or freed for the last time; the end for one that is never freed."""
     places: dict[int, int] = {}
     freed: set[int] = set()
     for place, one in enumerate(program.instructions):

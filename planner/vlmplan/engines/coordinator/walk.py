@@ -108,7 +108,7 @@ def gather_walk(
 
 
 def what_decides(zero: ZeroSettings, wrappers: Wrappers) -> tuple[ZeroSettings, Wrappers]:
-    """Of both what decides which weights are gathered when."""
+    """The parts of both that decide which weights are gathered when."""
     sizes = ZeroSettings(
         stage3_prefetch_bucket_size=zero.stage3_prefetch_bucket_size,
         stage3_param_persistence_threshold=zero.stage3_param_persistence_threshold,

@@ -41,7 +41,7 @@ def _pure_of_all(context: LimitContext) -> tuple[Precision, ...] | None:
 
 
 def _fused(context: LimitContext) -> tuple[bool, ...]:
-    """Beside Muon, which ``ds_config.json`` names, AdamW is DeepSpeed's ``FusedAdam``."""
+    """Whether AdamW is fused: beside Muon, which ``ds_config.json`` names, it is DeepSpeed's ``FusedAdam``."""
     kind = context.recipe.optimizer
     if kind is OptimizerKind.MUON:
         return (True,)
@@ -201,7 +201,7 @@ NO_LORAPLUS = Limit(
 
 
 def unless_a_pattern(context: LimitContext) -> tuple[str, ...] | None:
-    """Where ``lora_targets`` are names and no regular expression."""
+    """Limits ``lora_targets`` to names, without regular expressions."""
     recipe = context.recipe
     return () if recipe.trains_adapters and recipe.lora_targets.startswith(REGEX) else None
 
@@ -215,7 +215,7 @@ TIED_CHECKPOINTING = Limit(
 
 
 def all_parts_trained(context: LimitContext) -> tuple[bool, ...] | None:
-    """Where a trainer freezes nothing."""
+    """The limit of a trainer that freezes nothing."""
     return (True,) if context.sees else None
 
 
@@ -225,7 +225,8 @@ def is_casting_full(context: LimitContext) -> bool:
 
 
 def one_type(context: LimitContext) -> tuple[WeightDtype, ...]:
-    """Where weights stay as they are loaded: all in 16 bit, or all in float32, which gradients of fp16 need."""
+    """The types of a trainer in which weights stay as they are loaded: all in 16 bit, or all in float32, which
+    gradients of fp16 need."""
     if not context.casts:
         return (WeightDtype.TABLE,)
     if not is_casting_full(context):
@@ -235,7 +236,7 @@ def one_type(context: LimitContext) -> tuple[WeightDtype, ...]:
 
 
 def peft_adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
-    """Where adapters stay as peft makes them."""
+    """The limit of a trainer in which adapters stay as peft makes them."""
     if context.recipe.method is Method.FULL:
         return None
     return (AdapterDtype.FLOAT32,) if context.casts or leaves_adapters_wide(context.recipe) else (AdapterDtype.TABLE,)
@@ -249,6 +250,6 @@ def leaves_adapters_wide(recipe: Recipe) -> bool:
 
 
 def no_stacked_experts(context: LimitContext) -> tuple[str, ...] | None:
-    """Where a trainer has no key for peft's ``target_parameters``."""
+    """The limit of a trainer without a key for peft's ``target_parameters``."""
     has_stacked = context.recipe.trains_adapters and stacked_targets(context.recipe.lora_targets)
     return () if has_stacked else None
