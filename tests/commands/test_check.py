@@ -99,6 +99,23 @@ def test_check_accounts_for_every_key(config: Path):
     assert numbers(found["estimate"]) == numbers(call("estimate", "--config", str(config), *GPU, "--json").document)
 
 
+IN_PLACE = {
+    "--no-double-quant": "--double-quant",
+    "--foreach-optimizer": "--fused-optimizer",
+    "--no-cached-casts": "--cached-casts",
+    "--gradients-in-buckets": "--gradients-beside-buckets",
+    "--no-activation-checkpointing": "--activation-checkpointing",
+    "--use-dora": "--no-dora",
+}
+
+
+def test_a_switch_beside_the_file_is_named_as_it_is_given(config: Path):
+    config.write_text(json.dumps(LLAMA_FACTORY | {"quantization_bit": 4}), encoding="utf-8")
+    found = call("estimate", "--config", str(config), *GPU, *IN_PLACE, "--no-liger-layers", "--json").document
+    said = [note for note in found["notes"] if "taken in place" in note]
+    assert set(said) == {f"train.yaml: {given} is taken in place of {theirs}" for given, theirs in IN_PLACE.items()}
+
+
 def test_check_without_a_gpu_says_what_to_do_next(config: Path):
     found = call("check", str(config))
     assert found.code == DONE

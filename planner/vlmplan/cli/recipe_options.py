@@ -18,8 +18,17 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.switches import SWITCHES
 
 OPTIMIZERS = tuple(kind.value for kind in OptimizerKind)
+
+
+def _switch(name: str, help_text: str) -> Decorator:
+    """The option of a setting that is on or off."""
+    on, off = SWITCHES[name]
+    return switch(name, on, off, help_text)
+
+
 RECIPE: tuple[Decorator, ...] = (
     choice("--method", Method, "What is trained."),
     count("--lora-rank", "Rank of the adapters.  [default: 16]"),
@@ -36,8 +45,8 @@ RECIPE: tuple[Decorator, ...] = (
     ),
     count("--lora-alpha", "Numerator of the adapters' scale.  [default: twice the rank]"),
     click.option("--lora-dropout", type=float, metavar="P", help="Dropped part of what adapters see.  [default: 0]"),
-    switch("use_rslora", "use-rslora", "no-rslora", "Adapters' scale by the root of the rank."),
-    switch("use_dora", "use-dora", "no-dora", "Adapters turn weights; a trained vector has their lengths (DoRA)."),
+    _switch("use_rslora", "Adapters' scale by the root of the rank."),
+    _switch("use_dora", "Adapters turn weights; a trained vector has their lengths (DoRA)."),
     click.option(
         "--lora-init",
         metavar="NAME",
@@ -57,47 +66,33 @@ RECIPE: tuple[Decorator, ...] = (
         "The model's own weights in plain PyTorch with bf16 or fp16: trained ones in float32 beside frozen ones in 16 "
         "bit, all in float32, or all in 16 bit.  [default: table]",
     ),
-    switch("uses_autocast", "autocast", "no-autocast", "torch.autocast around forward in plain PyTorch."),
-    switch("train_embeddings", "train-embeddings", "no-train-embeddings", "With adapters, train embeddings and head."),
-    switch("train_vision", "train-vision", "freeze-vision", "The vision tower."),
-    switch("train_projector", "train-projector", "freeze-projector", "What maps vision to language."),
-    switch("train_language", "train-language", "freeze-language", "The language model."),
+    _switch("uses_autocast", "torch.autocast around forward in plain PyTorch."),
+    _switch("train_embeddings", "With adapters, train embeddings and head."),
+    _switch("train_vision", "The vision tower."),
+    _switch("train_projector", "What maps vision to language."),
+    _switch("train_language", "The language model."),
     choice("--precision", Precision, "bf16 and fp16 keep fp32 master weights."),
     click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}."),
-    switch("fuses_optimizer", "fused-optimizer", "foreach-optimizer", "Kernel of plain PyTorch's update."),
-    switch("caches_casts", "cached-casts", "no-cached-casts", "Plain PyTorch keeps 16-bit copies until forward ends."),
-    switch("upcasts_frozen", "kbit-upcast", "no-kbit-upcast", "peft's float32 copies of what QLoRA leaves in 16 bit."),
-    switch("use_double_quant", "double-quant", "no-double-quant", "QLoRA packs the scales of 4-bit weights too."),
-    switch(
-        "expandable_segments",
-        "expandable-segments",
-        "no-expandable-segments",
-        "torch's allocator with segments that grow, as launch.sh of recommend sets it.",
-    ),
+    _switch("fuses_optimizer", "Kernel of plain PyTorch's update."),
+    _switch("caches_casts", "Plain PyTorch keeps 16-bit copies until forward ends."),
+    _switch("upcasts_frozen", "peft's float32 copies of what QLoRA leaves in 16 bit."),
+    _switch("use_double_quant", "QLoRA packs the scales of 4-bit weights too."),
+    _switch("expandable_segments", "torch's allocator with segments that grow, as launch.sh of recommend sets it."),
     choice("--zero-stage", ("none", "0", "1", "2", "3"), "none is PyTorch without DeepSpeed, on several GPUs its DDP."),
     click.option(
         "--ds-config", type=FILE, metavar="FILE", help='A ds_config.json, taken as it is; "auto" as transformers does.'
     ),
-    switch(
-        "gradient_as_bucket_view",
-        "gradients-in-buckets",
-        "gradients-beside-buckets",
-        "Where DDP has gradients; torch's default is beside its buckets.",
-    ),
-    switch("fsdp", "fsdp", "no-fsdp", "PyTorch's FSDP2 (fully_shard) in place of DDP, without DeepSpeed."),
-    switch(
+    _switch("gradient_as_bucket_view", "Where DDP has gradients; torch's default is beside its buckets."),
+    _switch("fsdp", "PyTorch's FSDP2 (fully_shard) in place of DDP, without DeepSpeed."),
+    _switch(
         "reshard_after_forward",
-        "reshard-after-forward",
-        "no-reshard-after-forward",
         "FSDP2 frees a layer's whole weights after its forward, and gathers them again for backward.",
     ),
-    switch(
+    _switch(
         "sync_each_batch",
-        "sync-each-batch",
-        "no-sync-each-batch",
         "FSDP2 reduces gradients in every micro batch, or in the last of a step alone, with whole gradients till then.",
     ),
-    switch("reduces_in_float32", "float32-reduce", "no-float32-reduce", "FSDP2 reduces gradients in float32."),
+    _switch("reduces_in_float32", "FSDP2 reduces gradients in float32."),
     choice("--offload-optimizer", Offload, "Where optimizer states live."),
     choice("--offload-params", Offload, "Where weights live between uses (stage 3)."),
     count("--hpz", "Ranks that keep a copy of all weights between them: GPUs per node, under stage 3 (ZeRO++)."),
@@ -115,24 +110,10 @@ RECIPE: tuple[Decorator, ...] = (
         InputGradients,
         "Results of frozen embeddings that need gradients, as checkpoints of other trainers ask for.",
     ),
-    switch(
-        "activation_checkpointing", "activation-checkpointing", "no-activation-checkpointing", "Of the language model."
-    ),
-    switch(
-        "vision_activation_checkpointing",
-        "vision-activation-checkpointing",
-        "no-vision-activation-checkpointing",
-        "Of the vision tower.  [default: as the language model]",
-    ),
-    switch(
-        "offload_activations",
-        "offload-activations",
-        "no-offload-activations",
-        "Inputs of checkpointed layers wait in host memory.",
-    ),
-    switch(
-        "tiled_mlp", "tiled-mlp", "no-tiled-mlp", "MLPs run on a tile of the tokens at a time (DeepSpeed's TiledMLP)."
-    ),
+    _switch("activation_checkpointing", "Of the language model."),
+    _switch("vision_activation_checkpointing", "Of the vision tower.  [default: as the language model]"),
+    _switch("offload_activations", "Inputs of checkpointed layers wait in host memory."),
+    _switch("tiled_mlp", "MLPs run on a tile of the tokens at a time (DeepSpeed's TiledMLP)."),
     choice(
         "--batching",
         Batching,
@@ -151,9 +132,7 @@ RECIPE: tuple[Decorator, ...] = (
         "full makes all logits at once; model too, and frees them for backward; trl is TRL's fused head, liger "
         "Liger's fused loss, made of Triton kernels.",
     ),
-    switch(
-        "liger_layers", "liger-layers", "no-liger-layers", "Norms, MLPs and positions are Liger's, in other trainers."
-    ),
+    _switch("liger_layers", "Norms, MLPs and positions are Liger's, in other trainers."),
 )
 
 EVALUATION: tuple[Decorator, ...] = (
@@ -167,5 +146,5 @@ EVALUATION: tuple[Decorator, ...] = (
     count("--eval-accumulation", "Batches after which that moves to the host.  [default: all of them]"),
     count("--eval-new-tokens", "Tokens that it generates for each sample.  [default: 0]"),
     count("--eval-beams", "Beams of that.  [default: 1]"),
-    switch("eval_loss", "eval-loss", "no-eval-loss", "It computes the loss, beside what it generates."),
+    _switch("eval_loss", "It computes the loss, beside what it generates."),
 )

@@ -97,6 +97,8 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
     options = arguments.options | meaning.options | {"method": meaning.method.value}
     if method is Method.FULL:
         options = {name: value for name, value in options.items() if name not in ADAPTER_FIELDS}
+    if method is Method.QLORA and meaning.use_double_quant is not None:
+        options["use_double_quant"] = meaning.use_double_quant
     ds_config = None
     if arguments.deepspeed is not None and around.uses_deepspeed is None:
         with settings.kept():
@@ -130,7 +132,6 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         data_rules=replace(meaning.data_rules, trainer=meaning.trainer, order=arguments.order),
         saving=arguments.saving,
         loader_workers=arguments.loader_workers,
-        use_double_quant=meaning.use_double_quant if method is Method.QLORA else None,
         grows_on_several=grows_on_several,
         output_dir=arguments.output_dir,
     )

@@ -51,5 +51,3 @@ class TrainerConfig:
     grows_on_several: bool = False
     """Whether its launcher lets the allocator's segments grow for several processes and not for one, and nobody has
     said yet how many there are: ``expandable_segments`` is not among the options then."""
-    use_double_quant: bool | None = None
-    """Whether scales of 4-bit weights are quantised too; None where weights are not 4-bit, or nothing is said."""

@@ -12,19 +12,14 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.models import sees_nothing
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import Method, Offload, Precision
-from vlmplan.recipe_settings import option_name
 from vlmplan.request.record import Request
+from vlmplan.switches import option_text
 from vlmplan.workload import ModelFiles
 
 FSDP_SWITCHES = ("reshard_after_forward", "sync_each_batch")
 """Those that are on unless somebody says otherwise; that they are off, or the other is on, a rule refuses."""
-BUCKETS = {True: "--gradients-in-buckets", False: "--gradients-beside-buckets"}
-OF_PARTS = {
-    "train_vision": ("--train-vision", "--freeze-vision"),
-    "train_projector": ("--train-projector", "--freeze-projector"),
-    "vision_activation_checkpointing": ("--vision-activation-checkpointing", "--no-vision-activation-checkpointing"),
-}
-"""Options of parts that a model of text does not have, on and off, by the field."""
+OF_PARTS = ("train_vision", "train_projector", "vision_activation_checkpointing")
+"""Settings of parts that a model of text does not have."""
 
 
 def typed_recipe(request: Request) -> DecidedRecipe:
@@ -60,11 +55,12 @@ def idle_notes(
         yield f"--cached-casts has no effect {_with(recipe)}: it is of torch.autocast"
     if typed.gradient_as_bucket_view is not None and (recipe.casts_weights or num_gpus == 1):
         where = _with(recipe) if recipe.casts_weights else "on one GPU"
-        yield f"{BUCKETS[typed.gradient_as_bucket_view]} has no effect {where}: it is of PyTorch's DDP"
+        option = option_text("gradient_as_bucket_view", typed.gradient_as_bucket_view)
+        yield f"{option} has no effect {where}: it is of PyTorch's DDP"
     if not recipe.fsdp:
         for name in FSDP_SWITCHES:
             if getattr(typed, name):
-                yield f"{option_name(name)} has no effect without --fsdp"
+                yield f"{option_text(name, True)} has no effect without --fsdp"
     if typed.use_double_quant and recipe.method is not Method.QLORA:
         yield f"--double-quant has no effect with --method {recipe.method.value}: it is of --method qlora"
     if typed.upcasts_frozen and recipe.precision is Precision.FP32:
@@ -90,11 +86,11 @@ def _of_parts(typed: DecidedRecipe, model: ModelFiles) -> Iterator[str]:
     """What is ``typed`` of parts that a model which only reads does not have."""
     if not sees_nothing(model):
         return
-    for name, options in OF_PARTS.items():
+    for name in OF_PARTS:
         value = getattr(typed, name)
         if value is None or (model.hears_prompt and name != "train_projector"):  # its encoder is trained or not
             continue
-        yield f"{options[0] if value else options[1]} has no effect: {model.id} has no such part"
+        yield f"{option_text(name, value)} has no effect: {model.id} has no such part"
 
 
 def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:

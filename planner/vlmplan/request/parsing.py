@@ -9,10 +9,10 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Batching
-from vlmplan.recipe_settings import option_name
 from vlmplan.request.parts import VideoRequest, WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
 from vlmplan.saving import LAUNCHED_TASK
+from vlmplan.switches import option_text
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -119,7 +119,7 @@ def configured_request(own: Request, opened: "OpenedConfig", find_model: Callabl
     if own.made_for is not None:
         _refuse_another_trainer(own.made_for, config)
     alone = Request().with_options(config.options)
-    clipping = DecidedRecipe(gradient_clipping=config.gradient_clipping, use_double_quant=config.use_double_quant)
+    clipping = DecidedRecipe(gradient_clipping=config.gradient_clipping)
     alone = replace(
         alone,
         workload=replace(alone.workload, saving=config.saving, loader_workers=config.loader_workers),
@@ -322,7 +322,11 @@ def _named_engine(recipe: DecidedRecipe) -> bool | None:
 def _overridden(own: Request, config: "TrainerConfig") -> list[str]:
     """Options of ``own`` that say something else than the configuration."""
     return [
-        f"{option_name(name)} {given} is taken in place of {value}"
+        f"{option_text(name, given)} is taken in place of {_in_place(name, value)}"
         for name, value in config.options.items()
         if (given := own.option(name)) not in (None, value)
     ]
+
+
+def _in_place(name: str, value: OptionValue) -> str:
+    return option_text(name, value) if isinstance(value, bool) else str(value)
