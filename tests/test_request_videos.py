@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planned import model_files
+from vlmplan.chats.frame_rules import no_videos
 from vlmplan.errors import InputError
 from vlmplan.request import Request, VideoRequest, parse
 from vlmplan.request.samples import workload_of
@@ -161,7 +162,7 @@ def test_a_given_model_takes_the_defaults_of_its_processor():
             ["--video-fps is 1", "as many frames each", "give --video-frames"],
         ),
         ({"model": "smolvlm2-2.2b", "video_frames": 9, "made_for": "trl"}, ["own trainer alone", "for trl"]),
-        ({"model": "minicpm-v-4.6", "video_frames": 9}, ["type is minicpmv4_6 (frames are sliced, and put side by"]),
+        ({"model": "minicpm-v-4.6", "video_seconds": 9, "video_fps": 1}, ["processor of MiniCPM-V", "leave it off"]),
         ({"model": "tinyllama-1.1b", "video_seconds": 9}, ["--video-seconds is 9", "tinyllama-1.1b", "qwen3_vl"]),
     ],
 )
@@ -169,6 +170,26 @@ def test_what_does_not_go_together_is_refused_with_the_options(options, named):
     with pytest.raises(InputError) as caught:
         parse(options)
     assert all(word in str(caught.value) for word in named), str(caught.value)
+
+
+def test_a_model_that_sees_videos_and_has_no_family_is_refused_with_the_reason():
+    sentence = no_videos("video_llava")
+    assert sentence.startswith(
+        "videos are not read for models of type video_llava (it sees videos, but there is no memory model of what it "
+        "makes of frames); they are for those of qwen2_vl"
+    )
+    assert "sees videos" not in no_videos("llava")
+
+
+def test_seconds_of_minicpm_v_are_as_many_frames_up_to_128():
+    """A frame of 320x240 is a whole of 512 x 392 pixels: 9 x 7 tokens of 56 pixels, and one on either side."""
+    frame, number = 9 * 7 + 2, 3
+    for seconds, num_frames in ((9.5, 10), (300, 128)):
+        options = {"model": "minicpm-v-4.6", "video_seconds": seconds, "video_size": "320x240"}
+        request = parse(options)
+        assert (request.workload.images_per_sample, request.workload.clip_frames) == (1, num_frames)
+        with pytest.raises(InputError, match=f"take {num_frames * frame + number} tokens of minicpm-v-4.6"):
+            parse({**options, "seq_len": 64})
 
 
 def test_samples_that_are_said_to_have_no_images_may_have_videos():

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from model_table import packaged_config
-from vlmplan.architecture.images.videos import CLIP_MODEL_TYPES, clip_shape
+from vlmplan.architecture.images.videos import clip_shape
 from vlmplan.architecture.model import Batch
+from vlmplan.chats.frame_rules import CLIP_TYPES
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.workload import Workload
@@ -54,7 +55,8 @@ def test_a_plan_of_videos_that_the_model_sees_otherwise_is_refused():
 
 
 def test_these_are_the_models_whose_frames_are_no_images():
-    assert {packaged_config(alias)["model_type"] for alias in (*PIXELS, *GEMMAS)} == CLIP_MODEL_TYPES
+    named = (*PIXELS, *GEMMAS, "minicpm-v-4.6")
+    assert {packaged_config(alias)["model_type"] for alias in named} | {"minicpmv4_7", "lfm3_vl"} == CLIP_TYPES
 
 
 @pytest.mark.one_in(2)

@@ -1,12 +1,14 @@
 """EXAONE 4.5 and LFM3-VL, whose vision encoders have fewer heads of keys than of queries, against transformers."""
 
 import copy
+from dataclasses import asdict
 
 import pytest
 
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
-from vlmplan.architecture.model import Part
+from vlmplan.architecture.images.videos import clip_shape
+from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError
 
 TOWERS = ["model.visual", "model.vision_tower"]
@@ -97,6 +99,27 @@ def test_a_step_keeps_and_peaks_as_in_transformers(attention, config, frozen):
 @EACH
 def test_a_step_with_checkpoints_peaks_as_in_transformers(config, frozen):
     assert_step(config, checkpoints=True, frozen=frozen, tolerance=0.01, backward_tolerance=0.001)
+
+
+@FROZEN
+def test_a_step_with_videos_of_lfm3_vl_takes_their_frames_at_once(frozen):
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig
+
+    from family_checks import assert_step_matches
+    from vlmplan_trainer.rehearse.batch import micro_batch
+    from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
+
+    config = LFM
+    image = clip_shape(config, None, None, num_frames=5, size=(160, 96))
+    assert (image.num_vision_sequences, image.num_patches) == (3, 3 * 10 * 6)
+    batch = Batch(micro_batch=2, num_tokens=image.num_tokens + 40, images_per_sample=1, image=image)
+    shown = {"images_per_sample": 1, "image": ImageSpec(**asdict(image)), "width": 160, "height": 96}
+    made = micro_batch(
+        AutoConfig.for_model(**copy.deepcopy(config)),
+        Samples(micro_batch=2, num_tokens=batch.num_tokens, **shown),
+    )
+    assert_step_matches(config, batch, made.values, made.shapes, frozen=frozen, tolerance=0.001)
 
 
 def test_the_text_type_of_the_first_files_is_exaone_4():

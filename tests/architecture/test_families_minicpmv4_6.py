@@ -16,6 +16,7 @@ from tape_probe import predicted_step
 from torch_probe import measured_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.images.videos import clip_shape
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -61,7 +62,10 @@ WHOLE, SLICED = (112, 112), (300, 200)
 def case(config, size, micro_batch=2):
     """The batch, integer tensors and shapes of those of floats."""
     settings = {"scale_resolution": 112, "downsample_mode": config.get("downsample_mode")}
-    image = image_shape(config, settings, width=size[0], height=size[1])
+    return inputs_of(config, image_shape(config, settings, width=size[0], height=size[1]), size, micro_batch)
+
+
+def inputs_of(config, image, size, micro_batch=2):
     batch = Batch(micro_batch=micro_batch, num_tokens=image.num_tokens + 30, images_per_sample=1, image=image)
     samples = Samples(
         micro_batch=micro_batch,
@@ -90,6 +94,16 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(n
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_step_keeps_and_peaks_as_in_transformers(name, size, checkpoints):
     step(CONFIGS[name], size, checkpoints=checkpoints, tolerance=0.002)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("size", [WHOLE, SLICED], ids=["whole", "sliced"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_step_with_videos_keeps_and_peaks_as_in_transformers(name, size):
+    config = CONFIGS[name]
+    settings = {"scale_resolution": 112, "downsample_mode": config.get("downsample_mode")}
+    image = clip_shape(config, settings, settings, num_frames=3, size=size)
+    assert_step_matches(config, *inputs_of(config, image, size), checkpoints=True, tolerance=0.002)
 
 
 @pytest.mark.sweep

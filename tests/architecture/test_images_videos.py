@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import itertools
-import json
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -18,7 +17,7 @@ from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, v
 from vlmplan.chats.frame_rules import NOT_READ, SAMPLERS
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError, UnknownNameError
-from vlmplan.models import PACKAGED_MODELS, find_model
+from vlmplan.models import find_model
 
 TORCHVISION = (
     *("torchvision", "torchvision.transforms"),
@@ -36,8 +35,9 @@ OF_TILES = {
     "internvl3-1b": "internvl/InternVLVideoProcessor",
     "smolvlm2-2.2b": "smolvlm/SmolVLMVideoProcessor",
     "llava-onevision-7b": "llava_onevision/LlavaOnevisionVideoProcessor",
+    "minicpm-v-4.6": "minicpmv4_6/MiniCPMV4_6VideoProcessor",
 }
-"""Which make a tile of a frame."""
+"""Which make a tile of a frame, or what they make of an image."""
 OMNI = {
     "qwen2.5-omni-7b": "qwen2_5_omni/Qwen2_5OmniProcessor",
     "qwen3-omni-30b-a3b": "qwen3_omni_moe/Qwen3OmniMoeProcessor",
@@ -104,13 +104,15 @@ def test_what_no_rule_is_known_of_is_refused():
     assert {packaged_config(alias)["model_type"] for alias in PROCESSORS} < set(VIDEO_MODEL_TYPES)
 
 
-def test_every_packaged_model_that_transformers_shows_videos_has_a_rule_or_a_reason():
+def test_every_model_that_transformers_shows_videos_has_a_rule_or_a_reason():
     auto = pytest.importorskip("transformers.models.auto.video_processing_auto")
-    shown = {f"{name}_thinker" if "omni" in name else name for name in auto.VIDEO_PROCESSOR_MAPPING_NAMES}
+    omni = {"qwen2_5_omni", "qwen3_omni_moe"}
+    shown = {f"{name}_thinker" if name in omni else name for name in auto.VIDEO_PROCESSOR_MAPPING_NAMES}
     shown -= {"instructblip"}  # whose files the processor of InstructBLIP-Video reads too
-    packaged = {str(json.loads(path.read_text())["model_type"]) for path in PACKAGED_MODELS.glob("*/config.json")}
-    packaged = {f"{name}_thinker" if "omni" in name else name for name in packaged}
-    assert packaged & shown <= {*SAMPLERS, *NOT_READ}
+    classes = pytest.importorskip("transformers.models.auto.modeling_auto")
+    trained = {f"{name}_thinker" for name in omni} | {*classes.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    assert shown & trained == ({*SAMPLERS} | {*NOT_READ}) - {"glm4v_moe"}  # which reads those of glm4v
+    assert not {*SAMPLERS} & {*NOT_READ}
 
 
 # -- transformers' own processors ------------------------------------------------------------------------------------
@@ -212,6 +214,8 @@ def test_frames_of_the_omni_models_have_the_limits_that_their_processors_give(al
 
 
 SOURCE_FPS = 24
+BY_LENGTH = ("glm-4.6v", "minicpm-v-4.6")
+"""Whose processors have no use for frames a second."""
 LENGTHS_SECONDS = (1, 2.5, 3, 7.5, 10, 29, 30, 31, 99.5, 299, 300, 301, 400, 2400, 3000)
 
 
@@ -220,7 +224,7 @@ def test_frames_are_as_many_as_transformers_takes(alias: str, made: Any):
     name = {**PROCESSORS, **OF_TILES}[alias]
     found = find_model(alias)
     settings = {**(found.video_settings or {}), **SETTINGS.get(alias, {})}
-    goes_by_length = "Glm46V" in name or alias == "llava-onevision-7b"
+    goes_by_length = alias in BY_LENGTH or alias == "llava-onevision-7b"
     for seconds, fps in itertools.product(LENGTHS_SECONDS, (None,) if goes_by_length else (0.5, 1.0, 2.0, 3.0)):
         metadata = metadata_of(int(seconds * SOURCE_FPS), SOURCE_FPS, seconds)
         if alias == "llava-onevision-7b" and metadata.total_num_frames < SETTINGS[alias]["num_frames"]:
@@ -249,7 +253,7 @@ def test_frames_are_those_that_transformers_takes(alias: str, made: Any):
     settings = {**(found.video_settings or {}), **SETTINGS.get(alias, {})}
     for num_frames, source_fps, fps in itertools.product(NUMS_OF_FRAMES, RATES, (None, 0.7, 2.0)):
         seconds = num_frames / source_fps
-        if ("Glm46V" in name or alias == "llava-onevision-7b") and fps is not None:
+        if (alias in BY_LENGTH or alias == "llava-onevision-7b") and fps is not None:
             continue
         header = VideoHeader(width=64, height=64, num_frames=num_frames, seconds=seconds)
         metadata = metadata_of(num_frames, header.fps, seconds)
@@ -292,6 +296,7 @@ STEPS = {
     "qwen3.5-0.8b": ({}, True),
     "glm-4.1v-9b": ({}, False),
 }
+"""Two frames are an image."""
 NUM_SAMPLES, NUM_PAIRS, GRID_ROW_BYTES = 2, 4, 3 * 8
 
 

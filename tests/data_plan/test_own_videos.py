@@ -197,6 +197,24 @@ def test_frames_of_gemma_4_and_its_pictures_count_with_the_patches_that_fill_the
     assert few.patches == 8 * 70 * 9
 
 
+def test_frames_of_minicpm_v_are_cut_as_its_images_are_and_planned_with_the_patches_of_all():
+    """Of 640x360 pixels: the whole of 600 x 336, nearly, and two slices side by side, of about as many pixels each."""
+    chats("long.mp4", "short.mp4", "cat.png", "long.mp4 short.mp4")
+    long, short, picture, both = shapes("minicpm-v-4.6")
+    assert long.patches == 10 * short.patches
+    assert both.patches == 11 * short.patches
+    assert picture.patches == 32 * 32
+    source = asked("minicpm-v-4.6").from_data.source
+    frame = short.patches // 4
+    assert source.amounts.shape((640, 360), 1).num_patches == frame
+    workload = asked("minicpm-v-4.6").with_room_for_images().workload
+    blanks = 2 * 32 * 32  # of an image and of a video, for micro batches without one of them
+    assert workload.images_per_sample == 2
+    assert workload.clip_frames == ceil((both.patches + blanks) / (2 * frame))
+    [few, *_] = shapes("minicpm-v-4.6", video_frames=8)
+    assert few.patches == 8 * frame
+
+
 def test_a_video_without_enough_frames_is_one_bad_sample():
     chats("one.mp4", "short.mp4", "https://a.b/c.mp4")
     source = asked().from_data.source
@@ -209,7 +227,11 @@ def test_a_video_without_enough_frames_is_one_bad_sample():
     ("model", "options", "sentence"),
     [
         ("llava-1.5-7b", {}, "videos are not read for models of type llava; they are for those of qwen2_vl"),
-        ("minicpm-v-4.6", {}, r"of type minicpmv4_6 \(frames are sliced, and put side by side, by a rule of their own"),
+        (
+            "minicpm-v-4.6",
+            {"video_fps": 2},
+            "--video-fps is 2, but the processor of MiniCPM-V goes by a video's length",
+        ),
         ("qwen2.5-0.5b", {}, "videos are not read for models of type qwen2; they are"),
         ("qwen2.5-vl-3b", {"images_per_sample": 2}, "--images-per-sample is 2, but the samples have videos"),
         ("qwen2.5-vl-3b", {"videos_per_sample": 2}, "--videos-per-sample does not go with --data"),

@@ -12,28 +12,33 @@ if importlib.util.find_spec("torchvision") is None:
 from published_folders import FAMILIES, TEMPLATE, write_published
 from tiny_plans import plan_of_data
 from trainer_runs import train_here
+from video_folders import OF_VIDEOS
 
 from chat_files import ANSWER, jsonl, text
 from small_videos import write_video
 
 NUM_FRAMES = 6
+VIDEOS = dict.fromkeys(("minicpmv4_6", "lfm3_vl"), "<|video_pad|>")
 WITH_VIDEOS = TEMPLATE.replace("part.text }}", "'<video>' if part.type == 'video' else part.text }}")
 
 
-@pytest.mark.parametrize("family", ["smolvlm", "llava_onevision"])
+@pytest.mark.parametrize("family", ["smolvlm", "llava_onevision", "minicpmv4_6", "lfm3_vl"])
 def test_a_run_takes_what_is_planned_of_its_frames_and_leaves_a_model_with_its_processor(family: str, tmp_path: Path):
     if family == "smolvlm":
         pytest.importorskip("num2words")
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    folder = write_published(tmp_path / family, family)
-    (folder / "chat_template.jinja").write_text(WITH_VIDEOS.replace("IMAGE", FAMILIES[family].image))
+    said = {**FAMILIES, **OF_VIDEOS}[family]
+    folder = write_published(tmp_path / family, family, said)
+    template = WITH_VIDEOS.replace("<video>", VIDEOS.get(family, "<video>"))
+    (folder / "chat_template.jinja").write_text(template.replace("IMAGE", said.image))
     write_video(tmp_path / "clip.mp4", num_frames=71, size=(196, 112))
     row = {"messages": [{"role": "user", "content": [{"type": "video", "video": "clip.mp4"}, text("What?")]}, ANSWER]}
     data = jsonl(tmp_path, *[row] * 4)
     plan = plan_of_data(folder, data, video_frames=NUM_FRAMES)
     assert (plan.workload.images_per_sample, plan.workload.clip_frames) == (1, NUM_FRAMES)
-    done = train_here(plan, tmp_path / "videos", "--train-data", str(data), "--max-steps", "3")
+    words = ("--train-data", str(data), "--max-steps")
+    done = train_here(plan, tmp_path / "videos", *words, "3")
     assert done.code == 0, done.err
     assert "4 samples to train on, no images, 4 videos" in done.out
     allowed = {"load, peak": 0.001, "forward, peak": 0.035, "backward, peak": 0.005, "peak allocated": 0.02}
@@ -41,3 +46,6 @@ def test_a_run_takes_what_is_planned_of_its_frames_and_leaves_a_model_with_its_p
         assert abs(done.error_of(name)) < share, (name, done.error_of(name))
     AutoModelForImageTextToText.from_pretrained(tmp_path / "videos" / "run" / "model")
     assert AutoProcessor.from_pretrained(tmp_path / "videos" / "run" / "model").video_processor is not None
+    more = train_here(plan, tmp_path / "videos", *words, "4", "--resume")
+    assert more.code == 0, more.err
+    assert len(more.metrics) == 4

@@ -4,6 +4,7 @@ formats.py        the forms of a sample in JSON, as turns of texts and reference
 image_files.py    image files and base64: found, and their size read from the header
 video_files.py    videos: their length and size by the container's header
 sound_files.py    sounds: their length
+frame_places.py   places that are evenly spread over a video, as processors round them
 frame_rules.py    which frames of a video a model is given, and what is written between them
 named_columns.py  samples whose columns a dataset_info.json names
 samples.py        a file as checked samples, or a sentence for each bad one

@@ -1,16 +1,16 @@
 """Which frames of a video a model is given, and what its processor writes between them: by the video's header alone.
 
 Source: ``sample_frames`` in transformers 5.23 models/*/video_processing_*.py of ``qwen2_vl``, ``qwen3_vl``, ``glm4v``,
-``glm46v``, ``internvl`` and ``smolvlm``, and in video_processing_utils.py for ``llava_onevision`` and ``gemma4``. The
-planner counts by these rules, and the trainer decodes those frames.
+``glm46v``, ``internvl``, ``smolvlm`` and ``minicpmv4_6``, and in video_processing_utils.py for
+``llava_onevision`` and ``gemma4``. The planner counts by these rules, and the trainer decodes those frames.
 """
 
-import struct
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from math import ceil, floor
 from typing import NamedTuple
 
+from vlmplan.chats.frame_places import even, evenly, linear, once_and_even, spread, steps
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError
 from vlmplan.units import counted
@@ -32,6 +32,8 @@ SKIPPED_SECONDS = 1
 """``skip_secs`` of ``SmolVLMVideoProcessor.sample_frames``: at both ends of a long video."""
 GEMMA4_FRAMES = 32
 """``num_frames`` of ``Gemma4VideoProcessor``."""
+MINICPMV_MOST_FRAMES = 128
+"""``max_num_frames`` of ``MiniCPMV4_6VideoProcessor``."""
 GLM_MOST_FRAMES, GLM46V_MOST_FRAMES = 600, 640
 """So many seconds at 2 frames a second, and ``MAX_FRAME_COUNT_DYNAMIC`` of ``sample_frames``."""
 
@@ -48,12 +50,13 @@ class Sampler(Enum):
     LLAVA_ONEVISION = "LlavaOnevisionVideoProcessor"
     GEMMA4 = "Gemma4VideoProcessor"
     GEMMA4_UNIFIED = "Gemma4UnifiedVideoProcessor"
+    MINICPMV = "MiniCPMV4_6VideoProcessor"
 
 
 SAMPLERS: Mapping[str, Sampler] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), Sampler.QWEN2_VL),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "exaone4_5"), Sampler.QWEN2_VL),
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), Sampler.QWEN2_VL),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), Sampler.QWEN3_VL),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "lfm3_vl"), Sampler.QWEN3_VL),
     **dict.fromkeys(("glm4v", "glm4v_moe"), Sampler.GLM4V),
     "glm46v": Sampler.GLM46V,
     "internvl": Sampler.INTERNVL,
@@ -61,16 +64,17 @@ SAMPLERS: Mapping[str, Sampler] = {
     "llava_onevision": Sampler.LLAVA_ONEVISION,
     "gemma4": Sampler.GEMMA4,
     "gemma4_unified": Sampler.GEMMA4_UNIFIED,
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), Sampler.MINICPMV),
 }
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
-NOT_READ: Mapping[str, str] = {
-    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), "frames are sliced, and put side by side, by a rule of their own"),
-    **dict.fromkeys(
-        ("instructblipvideo", "llava_next_video", "video_llama_3", "video_llava"),
-        "there is no memory model of what it makes of frames",
-    ),
-}
-"""Model types to which transformers shows videos (``VIDEO_PROCESSOR_MAPPING_NAMES``), and why they are not read."""
+NOT_READ = (
+    *("cohere_compass", "cosmos3_edge", "cosmos3_omni", "dots3_note", "ernie4_5_vl_moe", "glm5_next", "glmga"),
+    *("hyperclovax_vision_v2", "instructblipvideo", "kimi_k25", "llava_next_video", "minicpm_ocr", "minimax_m3_vl"),
+    *("molmo2", "muse_glimmer", "muse_spark", "nemotron_h_omni", "perception_lm", "qwen4_exp"),
+    *("video_llama_3", "video_llava"),
+)
+"""Other model types to which transformers shows videos (``VIDEO_PROCESSOR_MAPPING_NAMES``). They have no family here,
+so that images of theirs are planned from what their processor makes, and of videos nothing is known."""
 GEMMA4_SAMPLERS = (Sampler.GEMMA4, Sampler.GEMMA4_UNIFIED)
 CLIP_SAMPLERS = (Sampler.SMOLVLM, Sampler.LLAVA_ONEVISION, *GEMMA4_SAMPLERS)
 """Of models to which a frame is not what an image of any size is: SmolVLM cuts images into tiles and frames not,
@@ -80,6 +84,14 @@ FIXED_SAMPLERS: Mapping[Sampler, str] = {
     **dict.fromkeys(GEMMA4_SAMPLERS, "Gemma 4"),
 }
 """Of models that are given as many frames of every video."""
+CLIPS_OF_ROWS = ("lfm3_vl",)
+"""Of models whose tower takes the frames of a video at once, in rows of patches of two frames each."""
+CLIP_TYPES = frozenset(
+    {*CLIPS_OF_ROWS, *(name for name, one in SAMPLERS.items() if one in (*CLIP_SAMPLERS, Sampler.MINICPMV))}
+)
+"""Model types whose videos are no images to them. A frame of MiniCPM-V's has settings of its own."""
+BY_LENGTH: Mapping[Sampler, str] = {Sampler.GLM46V: "GLM-4.6V", Sampler.MINICPMV: "MiniCPM-V"}
+"""Whose processors have no number of frames a second to be told of."""
 GLM_SAMPLERS = (Sampler.GLM4V, Sampler.GLM46V)
 """Of models that see two frames of a video exactly as an image: with its token, in a row of patches of its own."""
 ONE_INPUT_SAMPLERS = (Sampler.INTERNVL, Sampler.SMOLVLM, *GLM_SAMPLERS)
@@ -88,7 +100,8 @@ ONE_INPUT_SAMPLERS = (Sampler.INTERNVL, Sampler.SMOLVLM, *GLM_SAMPLERS)
 
 class FrameSettings(NamedTuple):
     """What a video processor's file says, None where it says nothing: ``max_seconds`` is ``max_duration`` there, and
-    ``merged_frames`` ``temporal_patch_size``."""
+    ``merged_frames`` ``temporal_patch_size``, ``max_frames`` MiniCPM-V's ``max_num_frames``, and ``stacked_frames`` its
+    ``stack_frames``."""
 
     fps: float | None = None
     num_frames: int | None = None
@@ -96,6 +109,7 @@ class FrameSettings(NamedTuple):
     max_frames: int | None = None
     max_seconds: int | None = None
     merged_frames: int | None = None
+    stacked_frames: int = 1
 
 
 class FrameRule(NamedTuple):
@@ -125,15 +139,17 @@ class FrameRule(NamedTuple):
             case Sampler.QWEN3_VL:
                 return min(max(int(seconds * self._rate), self.min_frames), self._max_frames)
             case Sampler.GLM4V:
-                return _even(max(1, floor(min(seconds, self.max_seconds) * self._rate)))
+                return even(max(1, floor(min(seconds, self.max_seconds) * self._rate)))
             case Sampler.GLM46V:
-                return _even(self._glm46v_frames(seconds))
+                return even(self._glm46v_frames(seconds))
             case Sampler.INTERNVL:
                 return self.num_frames or max(1, int(seconds * self._rate))
             case Sampler.SMOLVLM:
                 return max(1, min(round(self._rate * seconds), self._number))
             case Sampler.LLAVA_ONEVISION | Sampler.GEMMA4 | Sampler.GEMMA4_UNIFIED:
                 return self._number
+            case Sampler.MINICPMV:
+                return min(ceil(seconds), self._max_frames)
 
     def indices(self, header: VideoHeader) -> list[int]:
         """The frames that are taken of a video, counted from 0. Raises InputError for one that the processor refuses,
@@ -175,12 +191,12 @@ class FrameRule(NamedTuple):
         if self.sampler is Sampler.LLAVA_ONEVISION:
             return self._of_as_many(header)
         most = {Sampler.INTERNVL: self.most_frames, **dict.fromkeys(CLIP_SAMPLERS, self.num_frames)}
-        found = _evenly([*range(header.num_frames)], most.get(self.sampler, self._max_frames))
+        found = evenly([*range(header.num_frames)], most.get(self.sampler, self._max_frames))
         return found + found[-1:] * (self.merged_frames - len(found))
 
     def _limited(self, indices: list[int]) -> list[int]:
         """As many of the frames as the user allows, evenly, where the processor has no limit of its own."""
-        return _evenly(indices, self.most_frames)
+        return evenly(indices, self.most_frames)
 
     def _indices(self, header: VideoHeader) -> list[int]:
         if header.is_listed:
@@ -190,37 +206,37 @@ class FrameRule(NamedTuple):
                 return self._of_qwen2_vl(header)
             case Sampler.QWEN3_VL:
                 wanted = int(header.num_frames / header.fps * self._rate)
-                return _linear(
-                    header.num_frames, min(max(wanted, self.min_frames), self._max_frames, header.num_frames)
-                )
+                return linear(header.num_frames, min(max(wanted, self.min_frames), self._max_frames, header.num_frames))
             case Sampler.GLM4V:
                 return self._of_glm4v(header)
             case Sampler.GLM46V:
-                return _once_and_even(self._of_glm46v(header))
+                return once_and_even(self._of_glm46v(header))
             case Sampler.INTERNVL:
                 wanted = min(self.wanted_frames(header.num_frames / header.fps), header.num_frames)
-                return _steps(header.num_frames, wanted, first=header.num_frames / wanted / 2)
+                return steps(header.num_frames, wanted, first=header.num_frames / wanted / 2)
             case Sampler.SMOLVLM:
                 return self._of_smolvlm(header)
             case Sampler.LLAVA_ONEVISION | Sampler.GEMMA4 | Sampler.GEMMA4_UNIFIED:
                 return self._of_as_many(header)
+            case Sampler.MINICPMV:
+                return self._of_minicpmv(header)
 
     def _of_qwen2_vl(self, header: VideoHeader) -> list[int]:
         merged, total = self.merged_frames, header.num_frames
         most = min(self._max_frames, total) // merged * merged
         wanted = min(max(total / header.fps * self._rate, self.min_frames), most)
-        return _steps(total, floor(wanted / merged) * merged)
+        return steps(total, floor(wanted / merged) * merged)
 
     def _of_glm4v(self, header: VideoHeader) -> list[int]:
         last = header.num_frames - 1
         if header.seconds <= self.max_seconds:
             number = max(1, floor(header.seconds * self._rate))
-            return _once_and_even([min(last, ceil(place * header.fps / self._rate)) for place in range(number)])
+            return once_and_even([min(last, ceil(place * header.fps / self._rate)) for place in range(number)])
         number = int(self.max_seconds * self._rate)
         if number >= header.num_frames:
-            return _once_and_even([*range(header.num_frames)])
+            return once_and_even([*range(header.num_frames)])
         step = header.seconds / (number - 1)
-        return _once_and_even([min(last, ceil(place * step * header.fps)) for place in range(number)])
+        return once_and_even([min(last, ceil(place * step * header.fps)) for place in range(number)])
 
     def _glm46v_frames(self, seconds: float) -> int:
         rate = next((rate for most, rate in GLM46V_RATES if seconds <= most), GLM46V_RATES[-1][1])
@@ -230,7 +246,7 @@ class FrameRule(NamedTuple):
         """One frame in each of equal spans of time, spread anew where that makes too many or too few."""
         total, wanted = header.num_frames, self._glm46v_frames(header.seconds)
         if total < wanted:
-            return _spread(0, total - 1, wanted)
+            return spread(0, total - 1, wanted)
         rate = next((rate for most, rate in GLM46V_RATES if header.seconds <= most), GLM46V_RATES[-1][1])
         found, due, frame_seconds = list[int](), 0.0, 1 / header.fps
         for index in range(total):
@@ -240,8 +256,8 @@ class FrameRule(NamedTuple):
                 if due >= int(header.seconds):
                     break
         if len(found) < wanted:
-            return _spread(found[0], found[-1], wanted)
-        return found if len(found) == wanted else _spread(0, total - 1, wanted)
+            return spread(found[0], found[-1], wanted)
+        return found if len(found) == wanted else spread(0, total - 1, wanted)
 
     def _of_smolvlm(self, header: VideoHeader) -> list[int]:
         """Evenly from the first frame to the last, or without a second at both ends."""
@@ -251,7 +267,17 @@ class FrameRule(NamedTuple):
             first, last = int(skipped), min(int(header.num_frames - skipped), last)
         if first >= last:
             first, last = 0, header.num_frames - 1
-        return sorted({*_spread(first, last, self.wanted_frames(header.seconds))})
+        return sorted({*spread(first, last, self.wanted_frames(header.seconds))})
+
+    def _of_minicpmv(self, header: VideoHeader) -> list[int]:
+        """The first frame of each second; of a video with more seconds than frames are taken, evenly of its tenths of a
+        second."""
+        last, most = header.num_frames - 1, self._max_frames
+        if header.seconds <= most:
+            return [min(int(second * header.fps), last) for second in range(ceil(header.seconds))]
+        times = [round(place * 0.1, 1) for place in range(int(header.seconds / 0.1))]
+        places = range(len(times)) if len(times) <= most else spread(0, len(times) - 1, most)
+        return [min(int(times[place] * header.fps), last) for place in places]
 
     def _of_as_many(self, header: VideoHeader) -> list[int]:
         """The same number of frames of every video."""
@@ -290,10 +316,12 @@ def frame_rule(
         own = settings.num_frames or (GEMMA4_FRAMES if sampler in GEMMA4_SAMPLERS else None)
         numbers = [number for number in (own, most_frames) if number is not None]
         return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=min(numbers, default=None))
-    if sampler is Sampler.GLM46V and fps is not None:
+    if sampler in BY_LENGTH and fps is not None:
         raise InputError(
-            f"--video-fps is {fps:g}, but the processor of GLM-4.6V goes by a video's length; leave it off"
+            f"--video-fps is {fps:g}, but the processor of {BY_LENGTH[sampler]} goes by a video's length; leave it off"
         )
+    if sampler is Sampler.MINICPMV:
+        return _minicpmv_rule(settings, most_frames, max_pixels)
     is_glm4v = sampler is Sampler.GLM4V
     glm_frames = GLM_MOST_FRAMES if is_glm4v else GLM46V_MOST_FRAMES
     is_glm = sampler in GLM_SAMPLERS
@@ -309,6 +337,17 @@ def frame_rule(
     )
 
 
+def _minicpmv_rule(settings: FrameSettings, most_frames: int | None, max_pixels: int | None) -> FrameRule:
+    """Raises InputError where frames are put together into pictures of each second."""
+    if settings.stacked_frames > 1:
+        raise InputError(
+            f"the model's video processor has stack_frames {settings.stacked_frames}: pictures put together of the "
+            f"frames of a second are not planned; 1 is needed"
+        )
+    most = settings.max_frames or MINICPMV_MOST_FRAMES
+    return FrameRule(Sampler.MINICPMV, None, max_frames=most, most_frames=most_frames, max_pixels=max_pixels)
+
+
 def no_videos(model_type: str) -> str | None:
     """Why samples with videos are not read for models of ``model_type``; None: they are."""
     if model_type in SAMPLERS:
@@ -320,7 +359,9 @@ def no_videos(model_type: str) -> str | None:
 def why_not_read(model_type: str) -> str:
     """The reason in brackets why videos of a model type are not read, where transformers shows it videos; empty for
     others."""
-    return f" ({NOT_READ[model_type]})" if model_type in NOT_READ else ""
+    return (
+        " (it sees videos, but there is no memory model of what it makes of frames)" if model_type in NOT_READ else ""
+    )
 
 
 def refuse_together(rule: FrameRule, headers: Sequence[VideoHeader], *, has_images: bool) -> None:
@@ -337,51 +378,3 @@ def refuse_together(rule: FrameRule, headers: Sequence[VideoHeader], *, has_imag
             f"the sample's videos have {' and '.join(map(str, sorted(counts)))} frames, and the model's processor "
             f"takes several only where they have as many each"
         )
-
-
-def _evenly(indices: list[int], most: int | None) -> list[int]:
-    """Evenly chosen, at most ``most`` of the indices, the first and the last among them."""
-    if most is None or len(indices) <= most:
-        return indices
-    if most == 1:
-        return indices[:1]
-    return [indices[round(place * (len(indices) - 1) / (most - 1))] for place in range(most)]
-
-
-def _even(num_frames: int) -> int:
-    """The last frame comes twice where they are odd."""
-    return num_frames + num_frames % 2
-
-
-def _once_and_even(indices: Sequence[int]) -> list[int]:
-    found = list(dict.fromkeys(indices))
-    return found + found[-1:] * (len(found) % 2)
-
-
-def _steps(total: int, number: int, *, first: float = 0.0) -> list[int]:
-    """``torch.arange(first, total, total / number).int()``, whose elements are in single precision."""
-    if not number:
-        return []
-    step = total / number
-    return [min(total - 1, int(_single(first + place * step))) for place in range(number)]
-
-
-def _single(value: float) -> float:
-    [rounded] = struct.unpack("<f", struct.pack("<f", value))
-    return rounded
-
-
-def _linear(total: int, number: int) -> list[int]:
-    """``np.linspace(0, total - 1, number).round()``."""
-    if number < 2:
-        return [0] * number
-    step = (total - 1) / (number - 1)
-    return [*(round(place * step) for place in range(number - 1)), total - 1]
-
-
-def _spread(first: int, last: int, number: int) -> list[int]:
-    """``np.linspace(first, last, number, dtype=int)``."""
-    if number < 2:
-        return [first] * number
-    step = (last - first) / (number - 1)
-    return [*(floor(place * step + first) for place in range(number - 1)), last]

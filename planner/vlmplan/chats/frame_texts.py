@@ -42,9 +42,9 @@ def frame_texts(
     rule: FrameRule, indices: Sequence[int], header: VideoHeader, *, num_shown: int | None = None
 ) -> FrameTexts:
     """What the processor writes of the frames ``indices``; SmolVLM's says how many they are, ``num_shown`` of the
-    longest video of the sample. What it, InternVL's and Gemma 4's write around a frame is an image's own, and not among
-    them."""
-    if rule.sampler in (Sampler.QWEN2_VL, Sampler.LLAVA_ONEVISION):
+    longest video of the sample. What it, InternVL's, Gemma 4's and MiniCPM-V's write around a frame is an image's own,
+    and not among them."""
+    if rule.sampler in (Sampler.QWEN2_VL, Sampler.LLAVA_ONEVISION, Sampler.MINICPMV):
         return FrameTexts()
     if rule.sampler is Sampler.INTERNVL:
         return FrameTexts(

@@ -5,7 +5,6 @@ that a micro batch has no fewer patches than the real one, and each row no fewer
 padded to its longest, so that all are taken to be as long.
 """
 
-import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -89,7 +88,7 @@ def _of_images(
     if not num_patches:
         return Covering(seq_len=num_tokens)
     least = -(-num_images // num_rows)
-    if samples.frame_patches is not None:
+    if samples.shows_clips:
         return clips_covering(samples, amounts, num_tokens=num_tokens, num_patches=num_patches / num_rows, count=least)
     most = max(least, max(shape.num_images for shape in samples.shapes))
     best: tuple[int, int, Size] | None = None
@@ -114,9 +113,8 @@ def clips_covering(
 ) -> Covering:
     """``count`` videos a sample that have its patches, those of its images too: SmolVLM's tiles are frames to its
     tower."""
-    assert samples.frame_patches is not None
-    frames = math.ceil(num_patches / (count * samples.frame_patches))
     size = samples.sizes[-1][1]
+    frames = amounts.clip_frames(num_patches / count, size)
     taken = count * amounts.clip(frames, size).num_tokens
     return Covering(seq_len=max(num_tokens, taken), images_per_sample=count, image_size=size, clip_frames=frames)
 

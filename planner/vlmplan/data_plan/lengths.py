@@ -53,8 +53,8 @@ class SampleShapes:
     """Every sample of a data set as a model sees it. ``sizes`` are those of the images that its processor is given,
     with the patches of each; ``num_refused`` samples show an image that it refuses. ``blank`` is what the bundled
     trainer may add to a micro batch of samples with images and others with videos, so that each shows both.
-    ``frame_patches`` are those of a frame where samples have videos that are no images to the model. ``sound_tokens``
-    are those of sounds by their seconds."""
+    ``shows_clips`` where samples have videos that are no images to the model. ``sound_tokens`` are those of sounds by
+    their seconds."""
 
     shapes: tuple[Shape, ...]
     sizes: tuple[tuple[int, Size], ...]
@@ -62,7 +62,7 @@ class SampleShapes:
     num_refused: int
     sentences: tuple[str, ...]
     blank: Shape = NOTHING
-    frame_patches: int | None = None
+    shows_clips: bool = False
     sound_tokens: Mapping[float, int] = field(default_factory=dict[float, int], hash=False)
     answer_limit: int | None = None
     """Tokens of the longest answer that is trained on, where answers are limited."""
@@ -203,7 +203,7 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
         num_refused=len(refused),
         sentences=tuple(dict.fromkeys(refused))[:1],
         blank=_blank(dataset, amounts, videos, sounds),
-        frame_patches=amounts.clip(1, next(iter(sizes))).num_encoded_patches if shows_clips else None,
+        shows_clips=shows_clips,
         sound_tokens=_sound_tokens(shapes, sounds),
     )
 

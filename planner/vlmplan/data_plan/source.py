@@ -84,7 +84,7 @@ class DataSource:
     def _room_of_images(self) -> Covering:
         samples = self.trained.samples
         most, size = self._room
-        if samples.frame_patches is not None:
+        if samples.shows_clips:
             patches = samples.most_patches + samples.blank.patches
             return clips_covering(samples, self.amounts, num_tokens=0, num_patches=patches, count=most)
         tokens = most * self.amounts.shape(size, most).num_tokens

@@ -4,8 +4,9 @@ import math
 from functools import lru_cache
 
 from vlmplan.architecture.images import ImageShape, image_settings, image_shape
-from vlmplan.architecture.images.videos import clip_shape
+from vlmplan.architecture.images.videos import clip_shape, merged_frames
 from vlmplan.chats.downscaling import ImageDownscaler, Size
+from vlmplan.chats.frame_rules import CLIPS_OF_ROWS
 from vlmplan.data_rules import DataRules
 from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles
@@ -23,6 +24,7 @@ class ImageAmounts:
         self._rules = rules
         self._config, self._preprocessor = image_settings(model.config, model.preprocessor)
         self._video_settings = model.video_settings
+        self._sees_rows = model.model_type in CLIPS_OF_ROWS
         self._shape = lru_cache(KEPT_SIZES)(self._new_shape)
         self._downscaler = None if planned is None else ImageDownscaler(self, planned)
 
@@ -44,6 +46,11 @@ class ImageAmounts:
     def clip(self, num_frames: int, size: Size) -> ImageShape:
         """What a video of so many frames of this size becomes, of a model that sees those otherwise than images."""
         return clip_shape(self._config, self._preprocessor, self._video_settings, num_frames=num_frames, size=size)
+
+    def clip_frames(self, num_patches: float, size: Size) -> int:
+        """The fewest frames of this size that have so many patches: those that are seen together come together."""
+        together = merged_frames(self._config, self._video_settings or {}) if self._sees_rows else 1
+        return together * math.ceil(num_patches / self.clip(1, size).num_encoded_patches)
 
     def seen_size(self, size: Size) -> Size:
         """The size that the processor is given."""

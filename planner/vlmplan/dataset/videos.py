@@ -5,9 +5,9 @@ from functools import lru_cache
 
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.video_sampling import frame_rule
-from vlmplan.architecture.images.videos import CLIP_MODEL_TYPES, video_image_shape, video_images
+from vlmplan.architecture.images.videos import video_image_shape, video_images
 from vlmplan.chats.downscaling import Size
-from vlmplan.chats.frame_rules import ONE_INPUT_SAMPLERS, SAMPLERS, FrameRule, refuse_together
+from vlmplan.chats.frame_rules import CLIP_TYPES, ONE_INPUT_SAMPLERS, SAMPLERS, FrameRule, refuse_together
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.data_rules import DataRules, OwnVideoRules, VideoRules
 from vlmplan.dataset.images import ImageAmounts, limited
@@ -56,7 +56,7 @@ class VideoAmounts:
     @property
     def are_clips(self) -> bool:
         """Whether videos are no images to the model."""
-        return isinstance(self._rules, OwnVideoRules) and self._model.model_type in CLIP_MODEL_TYPES
+        return isinstance(self._rules, OwnVideoRules) and self._model.model_type in CLIP_TYPES
 
     def refuse_together(self, sample: SampleSize) -> None:
         """Raises what ``frame_rules.refuse_together`` does."""

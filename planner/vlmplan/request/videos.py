@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.video_sampling import sampled_frames
 from vlmplan.architecture.images.videos import (
-    CLIP_MODEL_TYPES,
     VIDEO_MODEL_TYPES,
     VideoImages,
     video_image_shape,
     video_images,
 )
-from vlmplan.chats.frame_rules import why_not_read
+from vlmplan.chats.frame_rules import CLIP_TYPES, why_not_read
 from vlmplan.data_rules import DataRules, OwnVideoRules
 from vlmplan.errors import InputError
 from vlmplan.request.parts import VideoRequest
@@ -40,7 +39,7 @@ def with_videos(own: Request, options: Options) -> Request:
     model = _checked_model(own, options)
     num_frames = _num_frames(asked, model)
     size, said_size = asked.size or DEFAULT_IMAGE_SIZE, own.workload.image_size
-    is_clip = model.model_type in CLIP_MODEL_TYPES
+    is_clip = model.model_type in CLIP_TYPES
     if is_clip and own.made_for is not None:
         raise InputError(
             f"{_given(asked)} of {model.id}, which sees frames otherwise than images, is planned for vlmplan's own "
@@ -188,7 +187,7 @@ def _clip(model: ModelFiles, num_frames: int, size: tuple[int, int], said_size: 
 
 def _num_tokens(model: ModelFiles, found: VideoImages) -> int:
     """Tokens of one video in the language model."""
-    if model.model_type in CLIP_MODEL_TYPES:
+    if model.model_type in CLIP_TYPES:
         return video_image_shape(model.config, model.preprocessor, model.video_settings, found).num_tokens
     size = {"width": found.width, "height": found.height}
     image = image_shape(model.config, model.preprocessor, **size, num_images_per_sample=found.num_images)

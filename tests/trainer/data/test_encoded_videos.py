@@ -17,6 +17,7 @@ from chat_cases import learned
 from published_folders import FAMILIES, write_published
 from sound_folders import HEARING, write_hearing
 from test_batches_of_families import loss_sum
+from video_folders import OF_VIDEOS
 
 from chat_files import jsonl, png, text
 from small_sounds import wav
@@ -57,13 +58,20 @@ VIDEO = {
     "smolvlm": "<video>",
     "llava_onevision": "<video>",
     "gemma4": "<|video|>",
+    "minicpmv4_6": "<|video_pad|>",
+    "minicpmv4_7": "<|video_pad|>",
+    "exaone4_5": "<|vision_start|><|video_pad|><|vision_end|>",
+    "lfm3_vl": "<|video_pad|>",
 }
 """By family, what its chat template writes for a video."""
 OMNI = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 CLIPS = ("smolvlm", "llava_onevision", "gemma4")
 PER_TILE = {"internvl": 4, "smolvlm": 4, "llava_onevision": 4}
 """Patches of a tile of 28 pixels."""
-PUBLISHED = {**FAMILIES, "gemma4": HEARING["gemma4"]}
+PUBLISHED = {**FAMILIES, "gemma4": HEARING["gemma4"], **OF_VIDEOS}
+PATCH_SIDE = 14
+"""Of MiniCPM-V, whose patches are side by side in one row."""
+WITHOUT_PADDING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *OMNI, *CLIPS, "exaone4_5")
 ONE_INPUT = ("internvl", "smolvlm", "glm4v")
 """Which are given images and videos as one tensor."""
 FAMILY_CASES = [
@@ -227,6 +235,8 @@ def test_the_model_gets_the_tokens_and_patches_that_are_planned(family: str, fol
 def num_patches(encoded: dict[str, Any], family: str) -> int:
     """Without those that only fill up, but for Gemma 4's, which its tower computes."""
     pixels = [encoded[name] for name in ("pixel_values", "pixel_values_videos") if name in encoded]
+    if family.startswith("minicpmv"):
+        return sum(one.shape[-1] // PATCH_SIDE for one in pixels)
     if family == "gemma4":
         return sum(one.shape[0] * one.shape[1] for one in pixels)
     rows = [one.flatten(0, 1) if family in CLIPS else one for one in pixels]
@@ -417,9 +427,7 @@ def test_a_video_of_glm4v_is_the_images_that_its_model_makes_of_it(folders, path
 
 
 @needs_torchvision
-@pytest.mark.parametrize(
-    "family", [case for case in FAMILY_CASES if case.values[0] in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *OMNI, *CLIPS)]
-)
+@pytest.mark.parametrize("family", [case for case in FAMILY_CASES if case.values[0] in WITHOUT_PADDING])
 def test_samples_with_videos_one_behind_the_other_have_their_own_positions(family: str, folders, path: Path):
     from transformers import AutoModelForImageTextToText
 

@@ -46,6 +46,12 @@ class ImageMeter:
         except (ValueError, ZeroDivisionError):
             return math.inf, math.inf
 
+    def num_patches(self, size: Size) -> float:
+        """Patches of an image, infinite for one that is refused; those of a processor that does not tell are of its
+        ``patch_size``, and of three colours."""
+        amount = self.amounts(size)[1]
+        return amount if self._counts is not None else amount / (3 * self._processor.image_processor.patch_size**2)
+
     def _num_tokens(self, size: Size) -> int:
         """Tokens that stand in the text for an image: its placeholders, and those that begin and end it or a row.
 

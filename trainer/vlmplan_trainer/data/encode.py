@@ -156,7 +156,7 @@ class Encoder:
             self.sound_meter.check(sample, tensors["input_ids"])
         if sample.videos:
             tensors = self.video_meter.with_seconds(sample, tensors)
-        characters = torch.tensor(offsets).reshape(-1, 2)
+        characters = torch.as_tensor(offsets).reshape(-1, 2)
         spans = [(_moved(start, places), _moved(end, places)) for start, end in rendered.spans]
         tensors["labels"] = torch.where(overlapping(characters, spans), tensors["input_ids"][0], IGNORED_LABEL)[None]
         image_tokens = overlapping(characters, [place["new_span"] for place in places])
@@ -294,9 +294,11 @@ class Encoder:
             tiles = self.meter.num_tiles(fits[0]) if len(fits) == 1 and not each else len(fits) * (each or 1)
             tiles += sum(self.video_meter.num_patches(video.header) for video in sample.videos)
             return tiles <= self.images_per_sample * room
-        patches = sum(self.meter.amounts(size)[1] for size in fits)
+        patches = sum(map(self.meter.num_patches, fits))
         patches += sum(self.video_meter.num_patches(video.header) for video in sample.videos)
-        return patches <= self.images_per_sample * self.meter.amounts(self._planned.image_size)[1]
+        frames, size = self._planned.clip_frames, self._planned.image_size
+        room = self.meter.num_patches(size) if frames is None else self.video_meter.num_patches_of(frames, size)
+        return patches <= self.images_per_sample * room
 
     def _processed(self, sample: Sample, rendered: Rendered) -> dict[str, Any]:
         options = {

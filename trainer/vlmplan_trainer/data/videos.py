@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vlmplan.chats.downscaling import Downscaling
+from vlmplan.chats.downscaling import Downscaling, Size
 from vlmplan.chats.frame_rules import (
     CLIP_SAMPLERS,
     GEMMA4_SAMPLERS,
@@ -72,6 +72,18 @@ class VideoLimits:
     max_pixels: int | None = None
 
 
+class _Sequences(NamedTuple):
+    """What a frame becomes: a ``grid`` (rows, columns) of slices, and the ``sizes`` (rows, columns of patches) of the
+    whole frame and of each slice."""
+
+    grid: list[int]
+    sizes: list[list[int]]
+
+    @property
+    def patches(self) -> list[int]:
+        return [rows * columns for rows, columns in self.sizes]
+
+
 class VideoMeter:
     """What a processor makes of a video, by its header alone."""
 
@@ -99,8 +111,31 @@ class VideoMeter:
     def num_patches(self, header: VideoHeader) -> int:
         """Patches of all frames in the vision tower; frames, for models that make a tile of each. Raises InputError for
         a video that the processor refuses."""
+        if self.rule.sampler is Sampler.MINICPMV:
+            return len(self.rule.indices(header)) * sum(self._sequences(header).patches)
         rows, height, width = self._grid(header)
         return rows * height * width
+
+    def num_patches_of(self, num_frames: int, size: Size) -> int:
+        """Patches of so many frames of this (width, height), or of that which they are resized to."""
+        whole = {"width": size[0], "height": size[1], "num_frames": num_frames, "seconds": 1.0, "is_listed": True}
+        if self.rule.sampler is Sampler.MINICPMV:
+            return num_frames * sum(self._sequences(VideoHeader(**whole)).patches)
+        part = self._processor.video_processor
+        rows = -(-num_frames // part.temporal_patch_size)
+        return rows * (size[0] // part.patch_size) * (size[1] // part.patch_size)
+
+    def _sequences(self, header: VideoHeader) -> "_Sequences":
+        """What MiniCPM-V's processor makes of a frame, by its own methods."""
+        part, size = self._processor.video_processor, header.within(self.rule.max_pixels).shown_size[::-1]
+        grid = part.get_sliced_grid(size, part.max_slice_nums, part.scale_resolution) if part.slice_mode else None
+        ways = {name: getattr(part, name) for name in ("scale_resolution", "patch_size", "downsample_mode")}
+        sizes = [part.find_best_resize(size, **ways, allow_upscale=grid is None)]
+        if grid is not None:
+            height, width = part.get_refine_size(size, grid, **ways, allow_upscale=True)
+            sizes += [(height // grid[0], width // grid[1])] * (grid[0] * grid[1])
+        side = part.patch_size
+        return _Sequences(grid or [0, 0], [[height // side, width // side] for height, width in sizes])
 
     def _grid(self, header: VideoHeader) -> tuple[int, int, int]:
         """Rows of patches in time, height and width, by the processor's own resizing of frames of nothing."""
@@ -191,6 +226,8 @@ class VideoMeter:
         from transformers.video_utils import VideoMetadata
 
         num_frames = len(self.rule.indices(header))
+        if self.rule.sampler is Sampler.MINICPMV:
+            return self._text_of_minicpmv(header, num_frames)
         if self.rule.sampler in (Sampler.INTERNVL, Sampler.LLAVA_ONEVISION):
             return self._processor.replace_video_token({VIDEO_PIXELS: [torch.empty(num_frames, 0)]}, 0)
         metadata = [VideoMetadata(**self.metadata(header))]
@@ -203,6 +240,20 @@ class VideoMeter:
         grid = torch.tensor([self._grid(header)])
         made = {"video_grid_thw": grid, "video_metadata": metadata}
         return self._processor.replace_video_token(made, 0, load_audio_from_video=False)
+
+    def _text_of_minicpmv(self, header: VideoHeader, num_frames: int) -> str:
+        """With the number that stands before a video."""
+        made, processor = self._sequences(header), self._processor
+        frames = {
+            "target_sizes_videos": torch.tensor(made.sizes * num_frames),
+            "num_frames_per_video": [num_frames],
+            "grids_videos": torch.tensor([made.grid] * num_frames),
+        }
+        text = processor.replace_video_token(frames, 0, video_token_divisor=processor.video_token_divisor)
+        if not processor.image_processor.use_image_id:
+            return text
+        [numbered] = processor._prepend_local_ids([processor.video_token], [text], processor.video_token)
+        return numbered
 
     def _frame_tokens(self, header: VideoHeader) -> int:
         """Tokens of each frame of Gemma 4, by the processor's own resizing of a frame of nothing."""
@@ -260,9 +311,10 @@ def frame_rule_of(processor: Any, limits: VideoLimits) -> FrameRule:
         fps=part.fps,
         num_frames=part.num_frames,
         min_frames=getattr(part, "min_frames", None),
-        max_frames=getattr(part, "max_frames", None),
+        max_frames=getattr(part, "max_num_frames", None) or getattr(part, "max_frames", None),
         max_seconds=getattr(part, "max_duration", None),
         merged_frames=getattr(part, "temporal_patch_size", None),
+        stacked_frames=getattr(part, "stack_frames", 1),
     )
     return frame_rule(sampler, settings, **asdict(limits))
 

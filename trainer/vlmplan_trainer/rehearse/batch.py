@@ -116,6 +116,17 @@ def _grids(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, t
     return values, {"pixel_values": (samples.num_images * num_patches, *patch)}
 
 
+def _grids_of_clips(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """The grids of images, or of whole videos (LFM3-VL)."""
+    if not image.is_clip:
+        return _grids(config, samples, image, ids, token)
+    grid = [image.num_vision_sequences, image.num_patch_rows, image.num_patch_columns]
+    vision = config.vision_config
+    patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    pixels = (samples.num_images * grid[0] * grid[1] * grid[2], patch)
+    return {"video_grid_thw": torch.tensor([grid] * samples.num_images)}, {"pixel_values_videos": pixels}
+
+
 def _typed_grids(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
     """The same with ``mm_token_type_ids``."""
     values, shapes = _grids(config, samples, image, ids, token)
@@ -179,18 +190,20 @@ def _padded_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.
 
 
 def _packed_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
-    """Patches of the whole image and of its slices, all side by side in one row (MiniCPM-V)."""
-    sizes = [[image.num_patch_rows, image.num_patch_columns]] * image.num_vision_sequences
+    """Patches of the whole image and of its slices, or of each frame, all side by side in one row (MiniCPM-V)."""
+    sizes = [[image.num_patch_rows, image.num_patch_columns]] * (image.num_vision_sequences // image.num_frames)
     if image.num_overview_columns:
         sizes[0] = [image.num_overview_rows, image.num_overview_columns]
-    num_patches = sum(rows * columns for rows, columns in sizes) * samples.num_images
-    side = config.vision_config.patch_size
-    values = {"target_sizes": torch.tensor(sizes * samples.num_images, dtype=torch.int32)}
+    num_shown = samples.num_images * image.num_frames
+    num_patches = sum(rows * columns for rows, columns in sizes) * num_shown
+    side, of = config.vision_config.patch_size, "_videos" if image.is_clip else ""
+    values = {f"target_sizes{of}": torch.tensor(sizes * num_shown, dtype=torch.int32)}
     if config.model_type == "minicpmv4_7":
         num_merged = num_patches // (image.num_placeholder_tokens * samples.num_images)
-        write_sequences_apart(config, ids, token, sizes, num_merged, num_columns=image.num_tile_columns)
-        values["mm_token_type_ids"] = (ids == token).long()
-    return values, {"pixel_values": (1, config.vision_config.num_channels, side, side * num_patches)}
+        columns, frames = image.num_tile_columns, image.num_frames
+        write_sequences_apart(config, ids, token, sizes, num_merged, num_columns=columns, num_frames=frames)
+        values["mm_token_type_ids"] = (ids == token).long() * (2 if image.is_clip else 1)
+    return values, {f"pixel_values{of}": (1, config.vision_config.num_channels, side, side * num_patches)}
 
 
 def _lfm2_vl(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
@@ -300,7 +313,7 @@ def _side(value: Any) -> int:
 
 _FAMILIES: Mapping[str, Callable[..., Made]] = {
     **dict.fromkeys(GRID_TYPES, _typed_grids),
-    **dict.fromkeys(UNTYPED_GRID_TYPES, _grids),
+    **dict.fromkeys(UNTYPED_GRID_TYPES, _grids_of_clips),
     **dict.fromkeys(THINKER_TYPES, _grids_of_thinkers),
     **dict.fromkeys(TILE_TYPES, _tiles),
     **dict.fromkeys(("gemma3", "gemma3n", "lighton_ocr", "llava", "mistral3", "paligemma"), _squares),

@@ -28,6 +28,7 @@ class ImageSpec:
     num_overview_columns: int = 0
     num_overview_rows: int = 0
     is_clip: bool = False
+    num_frames: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

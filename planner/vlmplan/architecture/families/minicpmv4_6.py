@@ -203,12 +203,12 @@ class MiniCpmVModel(Module):
 
 
 def sequence_lengths(batch: Batch) -> PackedLengths:
-    """Patches of the whole image and of its slices, for each image of the batch."""
+    """Patches of the whole image and of its slices, for each image and each frame of the batch."""
     assert batch.image is not None
     image = batch.image
     overview = ((image.num_overview_patches, 1),) if image.num_overview_patches else ()
-    slices = (image.num_patches_per_sequence, image.num_vision_sequences - len(overview))
-    return PackedLengths((*overview, slices), batch.num_images)
+    slices = (image.num_patches_per_sequence, image.num_vision_sequences // image.num_frames - len(overview))
+    return PackedLengths((*overview, slices), batch.num_images * image.num_frames)
 
 
 def _merges(config: Config) -> bool:

@@ -132,9 +132,10 @@ class PatchEmbed(Module):
 
 
 def patch_lengths(batch: Batch) -> PackedLengths:
-    """Patches of each image of the batch."""
+    """Patches of each image of the batch, and of each row of a video."""
     assert batch.image is not None
-    return PackedLengths(((batch.image.num_patches, 1),), batch.num_images)
+    image = batch.image
+    return PackedLengths(((image.num_patches_per_sequence, image.num_vision_sequences),), batch.num_images)
 
 
 def num_patches(batch: Batch) -> int:

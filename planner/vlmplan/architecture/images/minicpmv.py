@@ -1,10 +1,14 @@
 """MiniCPM-V 4.6 and 4.7: the whole image near one number of pixels, and slices of larger ones, each near it too.
 
 Follows transformers 5.23: ``MiniCPMV4_6ImageProcessor`` in models/minicpmv4_6/image_processing_minicpmv4_6.py and
-``MiniCPMV4_6Processor.replace_image_token`` in models/minicpmv4_6/processing_minicpmv4_6.py, which 4.7 has too.
+``MiniCPMV4_6Processor.replace_image_token`` in models/minicpmv4_6/processing_minicpmv4_6.py, which 4.7 has too; and
+``MiniCPMV4_6VideoProcessor`` and ``replace_video_token`` beside them, to which a frame is an image.
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from vlmplan.architecture.images.settings import count, flag
 from vlmplan.architecture.images.shape import Image, ImageShape
@@ -47,6 +51,21 @@ def minicpmv_shape(image: Image) -> ImageShape:
         num_tile_rows=rows,
         num_overview_columns=whole[1] // patch if has_slices else 0,
         num_overview_rows=whole[0] // patch if has_slices else 0,
+    )
+
+
+def minicpmv_clip(frame: Image, image_settings: Mapping[str, Any], num_frames: int) -> ImageShape:
+    """A video of frames like ``frame``, whose settings are those of the processor of videos: a number before it in 4.6,
+    where ``image_settings`` of the processor of images say so, and none in 4.7 (``_prepend_local_ids``)."""
+    one = minicpmv_shape(replace(frame, preprocessor={**frame.preprocessor, "use_image_id": False}))
+    has_number = frame.config.get("model_type") == "minicpmv4_6" and flag(image_settings, "use_image_id", True)
+    return replace(
+        one,
+        num_tokens=num_frames * one.num_tokens + (NUMBER_TOKENS if has_number else 0),
+        num_placeholder_tokens=num_frames * one.num_placeholder_tokens,
+        num_vision_sequences=num_frames * one.num_vision_sequences,
+        num_frames=num_frames,
+        is_clip=True,
     )
 
 

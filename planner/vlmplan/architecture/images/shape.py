@@ -36,10 +36,12 @@ class ImageShape:
     length of all (gemma4, gemma4_unified).
 
     ``num_overview_columns x num_overview_rows`` patches of the whole image come before its tiles where these have
-    another number (minicpmv4_6, minicpmv4_7); it is one of the ``num_vision_sequences``.
+    another number (minicpmv4_6, minicpmv4_7); it is one of the ``num_vision_sequences``. Of a video each of the
+    ``num_frames`` has one.
 
     ``is_clip``: it is no image but a video whose model sees a frame otherwise than an image (smolvlm, llava_onevision,
-    gemma4, gemma4_unified), each frame a sequence of its own.
+    gemma4, gemma4_unified, minicpmv4_6, minicpmv4_7), each frame a sequence of its own or several, or takes all frames
+    of a video at once (lfm3_vl), two of which are a sequence.
     """
 
     num_tokens: int
@@ -59,6 +61,7 @@ class ImageShape:
     num_overview_columns: int = 0
     num_overview_rows: int = 0
     is_clip: bool = False
+    num_frames: int = 1
 
     @property
     def num_patches_per_sequence(self) -> int:
@@ -68,8 +71,9 @@ class ImageShape:
     @property
     def num_patches(self) -> int:
         """Patch tokens of the whole image, thumbnail and padded tiles included."""
-        num_tiles = self.num_vision_sequences - (self.num_overview_patches > 0)
-        return self.num_overview_patches + num_tiles * self.num_patches_per_sequence
+        num_overviews = self.num_frames if self.num_overview_patches else 0
+        num_tiles = self.num_vision_sequences - num_overviews
+        return num_overviews * self.num_overview_patches + num_tiles * self.num_patches_per_sequence
 
     @property
     def num_encoded_patches(self) -> int:

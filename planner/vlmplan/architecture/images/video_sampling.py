@@ -35,11 +35,14 @@ def frame_rule(
     if sampler in (Sampler.GLM4V, Sampler.GLM46V):
         sampler = Sampler.GLM46V if is_glm46v(named, settings) else Sampler.GLM4V
     numbers = {name: count(settings, name, 0) or None for name in ("num_frames", "min_frames", "max_frames")}
-    numbers["num_frames"] = count(sampling, "max_frames", 0) or numbers["num_frames"]  # ``SmolVLMVideoProcessor``
+    # ``MiniCPMV4_6VideoProcessor`` and ``SmolVLMVideoProcessor``
+    numbers["max_frames"] = count(settings, "max_num_frames", 0) or numbers["max_frames"]
+    numbers["num_frames"] = count(sampling, "max_frames", 0) or numbers["num_frames"]
     found = FrameSettings(
         fps=float(said) if isinstance(said, int | float) and said > 0 else None,
         max_seconds=count(settings, "max_duration", 0) or None,
         merged_frames=merged_frames(named, settings),
+        stacked_frames=count(settings, "stack_frames", 1),
         **numbers,
     )
     return rule_of(sampler, found, fps=fps, most_frames=most_frames, max_pixels=max_pixels)

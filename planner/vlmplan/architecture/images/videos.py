@@ -3,9 +3,11 @@
 Follows transformers 5.23: ``resize`` and ``patchify`` of ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``,
 ``Glm4vVideoProcessor`` and ``Glm46VVideoProcessor`` (models/*/video_processing_*.py), and ``InternVLVideoProcessor``,
 ``SmolVLMVideoProcessor`` and ``LlavaOnevisionVideoProcessor``, which make one tile of a frame, and
-``Gemma4VideoProcessor``, which makes of a frame what images are with a smaller budget. The towers of the first four
+``Gemma4VideoProcessor`` and ``MiniCPMV4_6VideoProcessor``, which make of a frame what images are with settings of its
+own. The towers of the first four
 attend within the patches of ``temporal_patch_size`` frames (``cu_seqlens`` by ``grid_thw``: ``t`` sequences of
-``h x w`` patches), which are those of one image, whose pixels stand there as often.
+``h x w`` patches), which are those of one image, whose pixels stand there as often; that of
+LFM3-VL convolves all frames of a video at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,11 +16,12 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture.config import MAX_INTEGER
 from vlmplan.architecture.images.by_model import image_shape
+from vlmplan.architecture.images.minicpmv import minicpmv_clip
 from vlmplan.architecture.images.settings import Settings, count, edge, file_settings, flag, section, side
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.architecture.images.smart_resize import check_aspect_ratio, patch_and_merge_size, smart_resize
 from vlmplan.chats.frame_rules import (
-    CLIP_SAMPLERS,
+    CLIP_TYPES,
     GEMMA4_SAMPLERS,
     GLM46V_MOST_FRAMES,
     GLM_MOST_FRAMES,
@@ -37,6 +40,8 @@ FLOOR_FACTOR = 1.05
 OMNI_TOKEN_PIXELS: Mapping[str, int] = {"qwen2_5_omni_thinker": 28 * 28, "qwen3_omni_moe_thinker": 32 * 32}
 """Pixels of a token in ``videos_kwargs`` of ``Qwen2_5OmniProcessor`` and ``Qwen3OmniMoeProcessor`` (``size``), which is
 given to their ``Qwen2VLVideoProcessor`` with every call, whatever its file says of pixels."""
+UNLIMITED = {"min_pixels": None, "max_pixels": None, "size": {"shortest_edge": 1, "longest_edge": MAX_INTEGER}}
+"""Settings of images that leave a frame as it was resized."""
 FRAME_TOKENS = {"max_soft_tokens": 70}
 """Of each frame in ``Gemma4VideoProcessor``, where its file says nothing else."""
 
@@ -175,11 +180,16 @@ def _clip(video: _Video) -> VideoImages:
     return VideoImages(num_images=1, frames_per_image=video.num_frames, **size)
 
 
-def _gemma4(video: _Video) -> VideoImages:
+def _as_stored(video: _Video) -> VideoImages:
     """The whole video, its frames as they are stored: what they are resized to is not resized to itself again."""
     video.check(least=1, most=10**6)
     size = {"width": video.width, "height": video.height}
     return VideoImages(num_images=1, frames_per_image=video.num_frames, **size)
+
+
+def _lfm3_vl(video: _Video) -> VideoImages:
+    """The whole video, its frames as large as Qwen3-VL's."""
+    return _qwen3_vl(video)._replace(num_images=1, frames_per_image=video.num_frames)
 
 
 def clip_shape(
@@ -195,15 +205,22 @@ def clip_shape(
 
     SmolVLM's frame is an image that is not split, and LLaVA-OneVision's a tile, both whatever its size. The latter
     halves the sides of a frame's features, and puts a newline behind those of all (``get_video_features`` in
-    modeling_llava_onevision.py). Gemma 4's is an image with the video processor's budget. Raises InputError for other
+    modeling_llava_onevision.py). Gemma 4's is an image with the video processor's budget, MiniCPM-V's one with its
+    other settings too. Of LFM3-VL ``size`` is that of frames that are resized already. Raises InputError for other
     models.
     """
-    sampler = SAMPLERS.get(str(config.get("model_type")))
-    if sampler not in CLIP_SAMPLERS:
+    if config.get("model_type") not in CLIP_TYPES:
         raise InputError(
             f"clip_frames is {num_frames}, but a {config.get('model_type')} sees frames of videos as images"
         )
+    sampler = SAMPLERS[str(config.get("model_type"))]
     whole, more = {"width": 1, "height": 1}, dict(settings or {})
+    if sampler is Sampler.MINICPMV:
+        named = file_settings(video_settings or {}, "settings of videos: ")
+        shown = Image(config=config, preprocessor=named, width=size[0], height=size[1])
+        return minicpmv_clip(shown, more, num_frames)
+    if sampler is Sampler.QWEN3_VL:
+        return _clip_of_rows(config, more, num_frames=num_frames, size=size)
     if sampler in GEMMA4_SAMPLERS:
         frame = image_shape(config, FRAME_TOKENS | dict(video_settings or {}), width=size[0], height=size[1])
         features = num_frames * frame.num_placeholder_tokens
@@ -220,6 +237,21 @@ def clip_shape(
     )
 
 
+def _clip_of_rows(
+    config: Mapping[str, Any], settings: Mapping[str, Any], *, num_frames: int, size: tuple[int, int]
+) -> ImageShape:
+    """Rows of patches, each of ``temporal_patch_size`` frames, that are one input of the tower."""
+    row = image_shape(config, {**settings, **UNLIMITED}, width=size[0], height=size[1])
+    num_rows = -(-num_frames // merged_frames(config, settings))
+    return replace(
+        row,
+        num_tokens=num_rows * row.num_tokens,
+        num_placeholder_tokens=num_rows * row.num_placeholder_tokens,
+        num_vision_sequences=num_rows,
+        is_clip=True,
+    )
+
+
 def _check_ratio(video: _Video, *, height: int, width: int) -> None:
     frame = Image(config=video.config, width=video.width, height=video.height)
     check_aspect_ratio(frame, height=height, width=width)
@@ -232,13 +264,14 @@ _OF_SAMPLER: Mapping[Sampler, Callable[[_Video], VideoImages]] = {
     Sampler.GLM46V: _glm4v,
     Sampler.INTERNVL: _internvl,
     **dict.fromkeys((Sampler.SMOLVLM, Sampler.LLAVA_ONEVISION), _clip),
-    **dict.fromkeys(GEMMA4_SAMPLERS, _gemma4),
+    **dict.fromkeys((*GEMMA4_SAMPLERS, Sampler.MINICPMV), _as_stored),
 }
-_RULES: Mapping[str, Callable[[_Video], VideoImages]] = {name: _OF_SAMPLER[one] for name, one in SAMPLERS.items()}
+_RULES: Mapping[str, Callable[[_Video], VideoImages]] = {
+    **{name: _OF_SAMPLER[one] for name, one in SAMPLERS.items()},
+    "lfm3_vl": _lfm3_vl,
+}
 VIDEO_MODEL_TYPES = tuple(_RULES)
 """The ``model_type`` values of config.json that ``video_images`` knows."""
-CLIP_MODEL_TYPES = frozenset(name for name, one in SAMPLERS.items() if one in CLIP_SAMPLERS)
-"""Of them, those whose videos are no images."""
 
 
 def video_images(
@@ -275,17 +308,15 @@ def video_image_shape(
 ) -> ImageShape:
     """What one of the images of a video becomes. They have the size that the processor of videos gives them, whatever
     limits that of images has."""
-    if config.get("model_type") in CLIP_MODEL_TYPES:
+    if config.get("model_type") in CLIP_TYPES:
         size = found.width, found.height
         return clip_shape(config, preprocessor, video_settings, num_frames=found.frames_per_image, size=size)
-    limits = {"min_pixels": None, "max_pixels": None, "size": {"shortest_edge": 1, "longest_edge": MAX_INTEGER}}
     resizes = SAMPLERS[str(config.get("model_type"))] is not Sampler.INTERNVL
-    settings = {**(preprocessor or {}), **(limits if resizes else {})}
+    settings = {**(preprocessor or {}), **(UNLIMITED if resizes else {})}
     return image_shape(config, settings, width=found.width, height=found.height)
 
 
 __all__ = [
-    "CLIP_MODEL_TYPES",
     "VIDEO_MODEL_TYPES",
     "VideoImages",
     "clip_shape",
