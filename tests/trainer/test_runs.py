@@ -40,7 +40,7 @@ STARTED_AGAIN = [("qwen2_vl", "lora", "3"), ("qwen2_vl", "qlora", "2")]
 
 OFFLOADED = {"offload_optimizer": "cpu"}
 LLAMA = ("llama", "full")
-STOPPED = ("none-stopped", "2-stopped", "2-offloaded-stopped", "fsdp-stopped")
+STOPPED = ("none-stopped", "2-stopped", "2-offloaded-stopped", "fsdp-stopped", "fsdp-groups-stopped")
 RESUMED = {f"{name}-resumed": name for name in STOPPED}
 """In whose folder each goes on."""
 IN_EVERY_RUN = {
@@ -127,9 +127,11 @@ class Runs:
         jobs["2-no-images"] = (plan_of(models, "qwen2_vl", "full", "2", images_per_sample=0), WORDS)
         if can_compile():
             jobs["3-offloaded"] = (plan_of(models, *LLAMA, "3", **OFFLOADED, offload_params="cpu"), QUICK)
-        for name in ("fsdp-stopped", "fsdp-stopped-resumed"):
-            resumes = ("--resume",) if name.endswith("resumed") else ()
-            jobs[name] = (plan_of(models, *LLAMA, "none", **sharded), (*QUICK, "--monitor", "csv", *resumes))
+        grouped = plan_of(models, "llama", "lora", "none", loraplus_lr_ratio=4, **sharded)
+        jobs["fsdp-groups"] = (grouped, QUICK)
+        for name, plan in (("fsdp", plan_of(models, *LLAMA, "none", **sharded)), ("fsdp-groups", grouped)):
+            jobs[f"{name}-stopped"] = (plan, (*QUICK, "--monitor", "csv"))
+            jobs[f"{name}-stopped-resumed"] = (plan, (*QUICK, "--monitor", "csv", "--resume"))
         for name, options in (("none-stopped", {}), ("2-stopped", {}), ("2-offloaded-stopped", OFFLOADED)):
             if options and not can_compile():
                 continue
@@ -345,6 +347,7 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(outcomes):
         ("2-stopped-resumed", "llama-full-2", 0.0),
         pytest.param("none-stopped-resumed", "llama-full-none", 0.0, marks=sweep),
         pytest.param("fsdp-stopped-resumed", "llama-full-fsdp", 0.0, marks=sweep),
+        pytest.param("fsdp-groups-stopped-resumed", "fsdp-groups", 0.0, marks=sweep),
         # The kernel on the host rounds in another order than torch's.
         pytest.param("2-offloaded-stopped-resumed", "llama-full-2", 0.004, marks=[sweep, needs_compiler]),
     ],

@@ -85,7 +85,7 @@ class FsdpEngine(OnRanks, PlainEngine):
             for name, weight in self._trained_by_name():
                 _local(weight).copy_(content["weights"][name])
         with keeping_settings(self._optimizer):
-            self._optimizer.load_state_dict(_with_shards(content["optimizer"], self._trained))
+            self._optimizer.load_state_dict(_with_shards(content["optimizer"], self._optimizer))
 
     @property
     def _shard_file(self) -> str:
@@ -180,8 +180,10 @@ def _local(item: Any) -> Any:
     return item.to_local() if isinstance(item, DTensor) else item
 
 
-def _with_shards(state_dict: dict[str, Any], trained: list[nn.Parameter]) -> dict[str, Any]:
-    """An optimizer's states with shards in place of this rank's parts of them."""
+def _with_shards(state_dict: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """States of ``optimizer`` with shards in place of this rank's parts of them. It numbers its weights through its
+    groups, which LoRA+ has several of."""
+    trained = [weight for group in optimizer.param_groups for weight in group["params"]]
 
     def sharded(part: Any, weight: Any) -> Any:
         if not isinstance(part, Tensor) or part.shape != weight.to_local().shape:
