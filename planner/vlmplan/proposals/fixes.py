@@ -100,11 +100,12 @@ def found_fixes(
     trials = Trials(catalog, model, least_host_bytes=host_bytes, own_setup=files.setup)
     fits_already = present.verdict is Verdict.FITS
     combinations = _faster(files, trials) if fits_already else _to_fit(files, trials)
-    fixes = _fixes(files, combinations, trials, catalog_files, target)
+    changed = _ChangedFile(files, trials, catalog_files, target)
+    fixes = changed.fixes(combinations)
     run = run_on_samples(request, present)
     if run is not None and (fits_already or fixes):
         first = combinations[0] if combinations else Combination(changes=(), request=request)
-        fixes = _with_data_fixes(fixes, run, files, first, trials, catalog_files, target)
+        fixes = changed.with_data_fixes(fixes, run, first)
     other = None
     if not fixes and not fits_already:
         other = cheapest_other_machine(request, cluster, catalog, Trials(catalog, model), today)
@@ -118,88 +119,74 @@ def found_fixes(
     )
 
 
-def _fixes(
-    files: FileSetups,
-    combinations: Iterable[Combination],
-    trials: Trials,
-    catalog_files: tuple[Path, ...],
-    target: Path,
-) -> list[Fix]:
-    """Each as a change of the file, without those that are no better than an earlier one.
+class _ChangedFile:
+    """The file at ``target`` with changes, read again as its trainer would read it."""
 
-    Raises InputError where the first is a value that cannot be changed by itself.
-    """
-    fixes: list[Fix] = []
-    for combination in combinations:
-        try:
-            fix = _fix(files, combination, trials, catalog_files, target)
-        except InputError:
-            if not fixes:
-                raise
-            continue
-        if fix is not None and not any(_is_no_better(fix, other) for other in fixes):
-            fixes.append(fix)
-    return fixes
+    def __init__(self, files: FileSetups, trials: Trials, catalog_files: tuple[Path, ...], target: Path) -> None:
+        self._files, self._trials, self._catalog_files, self._target = files, trials, catalog_files, target
 
+    def fixes(self, combinations: Iterable[Combination]) -> list[Fix]:
+        """Each as a change of the file, without those that are no better than an earlier one.
 
-def _fix(
-    files: FileSetups,
-    found: Combination,
-    trials: Trials,
-    catalog_files: tuple[Path, ...],
-    target: Path,
-    more: Mapping[str, Any] | None = None,
-) -> Fix | None:
-    """The changed file, read again, with ``more`` keys of what is done with the samples; None where it does not fit
-    after all."""
-    keys = files.keys(found.request)
-    patch = patched(files.opened, keys if more is None else replace(keys, values={**keys.values, **more}), target)
-    request, tried = files.read(patch.opened), trials.setup(found.request)
-    is_known = more is None and tried is not None and files.is_same(request, tried)
-    if is_known and not isinstance(files.model, ProbedModelFiles):
-        estimate = trials.estimate(found.request)
-    else:
-        estimate, _ = requested_estimate(request, catalog_files)
-    if estimate.verdict is not Verdict.FITS or estimate.samples_per_step != files.samples_per_step:
-        return None
-    updates_alike = files.updates_alike(estimate.recipe)
-    return Fix(
-        patch=patch,
-        estimate=estimate,
-        request=request,
-        keeps_results=found.keeps_results and updates_alike and more is None,
-        adds_adapters=estimate.recipe.trains_adapters and not files.present.recipe.trains_adapters,
-        widens_update=not updates_alike,
-        run=run_on_samples(request, estimate),
-    )
+        Raises InputError where the first is a value that cannot be changed by itself.
+        """
+        fixes: list[Fix] = []
+        for combination in combinations:
+            try:
+                fix = self._fix(combination)
+            except InputError:
+                if not fixes:
+                    raise
+                continue
+            if fix is not None and not any(_is_no_better(fix, other) for other in fixes):
+                fixes.append(fix)
+        return fixes
 
+    def _fix(self, found: Combination, more: Mapping[str, Any] | None = None) -> Fix | None:
+        """The changed file, with ``more`` keys of what is done with the samples; None where it does not fit after
+        all."""
+        files, trials = self._files, self._trials
+        keys = files.keys(found.request)
+        keys = keys if more is None else replace(keys, values={**keys.values, **more})
+        patch = patched(files.opened, keys, self._target)
+        request, tried = files.read(patch.opened), trials.setup(found.request)
+        is_known = more is None and tried is not None and files.is_same(request, tried)
+        if is_known and not isinstance(files.model, ProbedModelFiles):
+            estimate = trials.estimate(found.request)
+        else:
+            estimate, _ = requested_estimate(request, self._catalog_files)
+        if estimate.verdict is not Verdict.FITS or estimate.samples_per_step != files.samples_per_step:
+            return None
+        updates_alike = files.updates_alike(estimate.recipe)
+        return Fix(
+            patch=patch,
+            estimate=estimate,
+            request=request,
+            keeps_results=found.keeps_results and updates_alike and more is None,
+            adds_adapters=estimate.recipe.trains_adapters and not files.present.recipe.trains_adapters,
+            widens_update=not updates_alike,
+            run=run_on_samples(request, estimate),
+        )
 
-def _with_data_fixes(
-    fixes: list[Fix],
-    run: DataRun,
-    files: FileSetups,
-    first: Combination,
-    trials: Trials,
-    catalog_files: tuple[Path, ...],
-    target: Path,
-) -> list[Fix]:
-    """``fixes`` with those of what else can be done with known samples, beside the ``first`` changes. Where the setup
-    fits as it is, the fastest comes first; else the least that fits does."""
-    before = fixes[0].run if fixes else run
-    assert before is not None
-    more: list[Fix] = []
-    fits_already = trials.fits(files.request)
-    bases = (
-        [first] if not first.changes or not fits_already else [first, Combination(changes=(), request=files.request)]
-    )
-    for base, keys in product(bases, list(sampling_keys(files.opened, files.config, files.request))):
-        with suppress(InputError):  # what this file has no place for, or its trainer refuses
-            found = _fix(files, base, trials, catalog_files, target, keys)
-            if found is not None and saves(found.run, before if base is first else run, WORTH_FRACTION):
-                more.append(found)
-    if not fits_already:
-        return [*fixes, *more]
-    return sorted([*fixes, *more], key=lambda one: (one.run and one.run.run_seconds) or 0.0)[:MOST_FIXES]
+    def with_data_fixes(self, fixes: list[Fix], run: DataRun, first: Combination) -> list[Fix]:
+        """``fixes`` with those of what else can be done with known samples, beside the ``first`` changes. Where the
+        setup fits as it is, the fastest comes first; else the least that fits does."""
+        files = self._files
+        before = fixes[0].run if fixes else run
+        assert before is not None
+        more: list[Fix] = []
+        fits_already = self._trials.fits(files.request)
+        bases = [first]
+        if first.changes and fits_already:
+            bases.append(Combination(changes=(), request=files.request))
+        for base, keys in product(bases, list(sampling_keys(files.opened, files.config, files.request))):
+            with suppress(InputError):  # what this file has no place for, or its trainer refuses
+                found = self._fix(base, keys)
+                if found is not None and saves(found.run, before if base is first else run, WORTH_FRACTION):
+                    more.append(found)
+        if not fits_already:
+            return [*fixes, *more]
+        return sorted([*fixes, *more], key=lambda one: (one.run and one.run.run_seconds) or 0.0)[:MOST_FIXES]
 
 
 def _is_no_better(one: Fix, other: Fix) -> bool:
