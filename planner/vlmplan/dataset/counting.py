@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from vlmplan.chats.frame_rules import FrameRule, Sampler
 from vlmplan.chats.frame_texts import IMAGE_TOKEN, SMOLVLM_TEMPLATE, VIDEO_TAG, FrameTexts, frame_texts
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
-from vlmplan.dataset.model_texts import ModelTexts
+from vlmplan.dataset.model_texts import LINES_AROUND, ModelTexts
 from vlmplan.dataset.record import PairTokens
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError, MissingPackageError
@@ -153,7 +153,7 @@ class ExactCounter:
                 raise InputError(
                     "the model has no chat template; samples with prompt and completion as texts can be used"
                 )
-            text = renderer.text([self._message(turn) for turn in sample.turns])
+            text = self._with_images(renderer.text([self._message(turn) for turn in sample.turns]), sample)
             text = self._with_written_videos(text, sample) if self._writes_videos else text
         begin = self._texts.special_tokens.get("bos_token")
         adds = self._texts.takes_parts or sample.is_plain
@@ -184,6 +184,7 @@ class ExactCounter:
                     f"{one.partition(' ')[2]}"
                 )
             placed += shown
+        placed += LINES_AROUND * len(sample.images) if self._texts.images_stand_apart else 0
         if self._writes_videos:
             return len(ids) - placed
         try:
@@ -201,6 +202,18 @@ class ExactCounter:
             images += sum(len(self._frames.indices(video.header)) for video in sample.videos)
             videos = 0
         return [("image", "an image", images), ("video", "a video", videos), ("audio", "a sound", len(sample.sounds))]
+
+    def _with_images(self, text: str, sample: Sample) -> str:
+        """``text`` with what the processor writes around images, and one token for each."""
+        text = self._with_tokens(text)
+        token = self._placeholder("image") if sample.images and self._texts.images_stand_apart else None
+        if token is None:
+            return text
+        written = self._tokenizer.id_to_token(token)
+        return text.replace(written, f"\n\n{written}\n\n")
+
+    def _with_tokens(self, text: str) -> str:
+        return text if self._texts.image is None else text.replace(*self._texts.image)
 
     def _with_written_videos(self, text: str, sample: Sample) -> str:
         """``text`` with what SmolVLM's processor writes in place of each video, one token for a frame. Raises
@@ -246,7 +259,8 @@ class ExactCounter:
         assert self._renderer is not None
         said = {"type": "text", "text": PROBE}
         chat = [{"role": "user", "content": [*shown, said]}, {"role": "assistant", "content": [said]}]
-        return self._tokenizer.encode(self._renderer.text(chat), add_special_tokens=False).ids
+        text = self._with_tokens(self._renderer.text(chat))
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def _type_of(part: ImagePart | VideoPart | SoundPart) -> str:

@@ -31,11 +31,21 @@ PLACEHOLDER_KEYS = (
 )
 """What config.json calls the token that a template writes for an image, a video or a sound."""
 
+WRITTEN_FOR_IMAGES = {"ovis2": ("<image>", "<IMG_ATOM>")}
+"""Of ``Ovis2Processor``: the first is an ordinary text, the other one of the special tokens that it writes for it."""
+STANDS_APART = ("gemma3", "gemma3n")
+"""``full_image_sequence`` of ``Gemma3Processor`` and ``Gemma3nProcessor``: its empty lines are tokens together with
+line breaks of the text around."""
+LINES_AROUND = 2
+"""Which are a token each by themselves (``gemma3_shape``)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTexts:
     """``tokenizer`` is the text of tokenizer.json. ``takes_parts``: a processor's template, which gets the parts of a
-    turn one by one. ``placeholders`` are tokens that may stand for what is shown in what the template writes."""
+    turn one by one. ``placeholders`` are tokens that may stand for what is shown in what the template writes.
+    ``image`` is what the template writes for an image, and a token that is written for it, where the former is no token
+    of its own; ``images_stand_apart`` where the processor writes an empty line before and behind each."""
 
     source: str
     tokenizer: str
@@ -43,12 +53,15 @@ class ModelTexts:
     special_tokens: Mapping[str, str]
     takes_parts: bool
     placeholders: tuple[int, ...]
+    image: tuple[str, str] | None = None
+    images_stand_apart: bool = False
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything that decides how a text is counted."""
         parts = (self.tokenizer, str(self.template), str(sorted(self.special_tokens.items())), str(self.takes_parts))
-        return hashlib.sha256("\0".join((*parts, str(self.placeholders))).encode()).hexdigest()
+        more = (str(self.placeholders), str(self.image), str(self.images_stand_apart))
+        return hashlib.sha256("\0".join((*parts, *more)).encode()).hexdigest()
 
 
 def model_texts(model: ModelFiles) -> ModelTexts | None:
@@ -70,6 +83,8 @@ def model_texts(model: ModelFiles) -> ModelTexts | None:
         special_tokens=_special_tokens(settings),
         takes_parts=model.model_type in IMAGE_MODEL_TYPES,
         placeholders=_placeholders(model),
+        image=WRITTEN_FOR_IMAGES.get(model.model_type),
+        images_stand_apart=model.model_type in STANDS_APART,
     )
 
 

@@ -2,6 +2,8 @@
 ``ImageDownscaler``."""
 
 import math
+import re
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -88,22 +90,65 @@ class ImageMeter:
     def _among_others(self, size: Size) -> tuple[int, int]:
         """Tokens of the first of a sample's images of this size, and of each later one."""
         two, three = (self._made(size, number)["input_ids"].shape[1] for number in (2, 3))
-        return 2 * two - three, three - two
+        return 2 * two - three, three - two - self._num_between
 
     def _num_tiles(self, size: Size) -> int:
         """Tiles that the only image of a sample is cut into, with that of all of it, for processors that cut."""
         return self._made(size)["pixel_values"].shape[1]
 
-    def _made(self, size: Size, number: int = 1) -> Any:
+    @cached_property
+    def stand_in(self) -> tuple[str, int]:
+        """A short text that joins those around it as what the processor writes for an image does, and its tokens.
+
+        One special token with the blanks that are written around images (Gemma 3): a tokenizer may join them to those
+        of the text. It is another than the placeholder where that is no token of its own (Ovis 2).
+        """
+        token, tokenizer = self._processor.image_token, self._processor.tokenizer
+        written = self._written
+        special = [match.span() for match in _any_of(tokenizer.get_added_vocab()).finditer(written)]
+        is_whole = len(self._ids(token)) == 1
+        if not special or (is_whole and (special[0][0], special[-1][1]) == (0, len(written))):
+            return token, len(self._ids(token))
+        (start, end), (_, last) = special[0], special[-1]
+        text = written[:start] + (token if is_whole else written[start:end]) + written[last:]
+        return text, len(self._ids(text))
+
+    @property
+    def _written(self) -> str:
+        """What the processor writes for an image; empty where it does not say it."""
+        made = self._made(PROBES[0], return_text_replacement_offsets=True)
+        places = (made.get("text_replacement_offsets") or [[]])[0]
+        return places[0]["replacement"] if places else ""
+
+    def _ids(self, text: str) -> list[int]:
+        return self._processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    @cached_property
+    def _between(self) -> str:
+        """A token between images, across which a tokenizer joins nothing of what is written around them."""
+        return self._processor.tokenizer.eos_token or ""
+
+    @property
+    def _num_between(self) -> int:
+        return len(self._ids(self._between)) if self._between else 0
+
+    def _made(self, size: Size, number: int = 1, **options: bool) -> Any:
         from PIL import Image
 
         blank = Image.new("RGB", size, CANVAS_COLOUR)
         return self._processor(
-            text=[self._processor.image_token * number],
+            text=[self._between.join([self._processor.image_token] * number)],
             images=[[blank] * number],
             add_special_tokens=False,
             return_tensors="pt",
+            **options,
         )
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """One of the texts, the longest that there is; those of blanks alone, as Gemma's line breaks are, are none."""
+    shown = sorted(filter(str.strip, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, shown)) or "(?!)")
 
 
 def downscaled_image(image: "Image", fit: Downscaling) -> "Image":

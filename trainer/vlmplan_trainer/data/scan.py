@@ -45,7 +45,12 @@ class _Images:
     places: tuple[tuple[int, int], ...]
     num_reduced: int = 0
     ends: tuple[tuple[int, int], ...] = ()
-    """Where videos end in the text before and after they are written out, where they are text themselves."""
+    """Where what is text itself ends in the text before and after it is written out."""
+
+    def moved(self, character: int) -> int:
+        """Where a character of the text stands in that which is written out."""
+        gained = [after - before for before, after in self.ends if before <= character]
+        return character + (gained[-1] if gained else 0)
 
     def tokens_gained(self, character: int) -> int:
         """Tokens that the text has more before ``character``, once placeholders are written out."""
@@ -105,9 +110,9 @@ def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
     first = min(start for start, _ in rendered.spans)
     if sample.videos and encoder.video_meter.writes_videos:
         text, images = _written(encoder, sample, rendered.text)
-        first += max((after - before for before, after in images.ends if before <= first), default=0)
     else:
-        text, images = rendered.text, _images(encoder, sample, rendered.text)
+        text, images = _images(encoder, sample, rendered.text)
+    first = images.moved(first)
     made = encoder.tokenizer(text, add_special_tokens=adds, return_offsets_mapping=True, verbose=False)
     ends = [end for _, end in made["offset_mapping"]]
     end_of_text = len(text) + 1
@@ -130,8 +135,7 @@ def measured_prompt(encoder: Encoder, sample: Sample) -> tuple[int, int]:
     """What ``_measured`` returns, of a sample that has no answer yet, which is not cut: ``encoder.seq_len`` is the most
     that a prompt may have."""
     _refuse_more_images(encoder, sample)
-    text = encoder.prompt(sample)
-    images = _images(encoder, sample, text)
+    text, images = _images(encoder, sample, encoder.prompt(sample))
     ids = encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     num_tokens = len(ids) + images.tokens_gained(len(text) + 1)
     if num_tokens > encoder.seq_len:
@@ -172,20 +176,30 @@ def _has_room(encoder: Encoder, sample: Sample) -> bool:
         raise InputError(f"{sample.source}: {error}") from None
 
 
-def _images(encoder: Encoder, sample: Sample, text: str) -> _Images:
-    places: list[tuple[int, int]] = []
-    place, gained, num_reduced = -1, 0, 0
+def _images(encoder: Encoder, sample: Sample, text: str) -> tuple[str, _Images]:
+    """``text`` with a short text for each image, video and sound that joins the text around it as what the processor
+    writes does; and what is shown in it."""
+    places, ends = list[tuple[int, int]](), list[tuple[int, int]]()
+    pieces, end, length, gained, num_reduced = list[str](), 0, 0, 0, 0
     for part in sample.shown:
         token = getattr(encoder.processor, f"{TYPES[type(part)]}_token")
-        place = text.index(token, place + 1)
+        place = text.index(token, end)
         try:
             num_tokens, is_reduced = _tokens_of(encoder, part, sample.images)
         except InputError as error:
             raise InputError(f"{sample.source}: {error}") from None
-        gained += num_tokens - 1
+        short, num_short = (
+            (token, 1) if encoder.meter is None or not isinstance(part, ImagePart) else encoder.meter.stand_in
+        )
+        pieces += [text[end:place], short]
+        length += place - end
+        places.append((length + len(short) - len(short.lstrip()), gained + num_tokens - num_short))
+        length, end = length + len(short), place + len(token)
+        ends.append((end, length))
+        gained += num_tokens - num_short
         num_reduced += is_reduced
-        places.append((place, gained))
-    return _Images(places=tuple(places), num_reduced=num_reduced)
+    found = _Images(places=tuple(places), num_reduced=num_reduced, ends=tuple(ends))
+    return "".join([*pieces, text[end:]]), found
 
 
 def _written(encoder: Encoder, sample: Sample, text: str) -> tuple[str, _Images]:
