@@ -85,6 +85,15 @@ def test_all_of_llama_factory_are_linears_by_name_where_peft_cannot_take_all(rea
     assert thawed["lora_targets"] == read(LLAMA_FACTORY, "qwen2.5-omni-7b").options["lora_targets"] == "all-linear"
 
 
+def test_the_sound_of_videos_is_refused_of_models_that_hear_it_and_nothing_to_others(read):
+    hears = LLAMA_FACTORY | {"use_audio_in_video": True}
+    with pytest.raises(InputError, match="use_audio_in_video is true; the sound of a video, which is heard beside its"):
+        read(hears, "qwen2.5-omni-7b")
+    assert read(hears, SEES).options == read(LLAMA_FACTORY, SEES).options
+    quiet = read(LLAMA_FACTORY | {"use_audio_in_video": False}, "qwen2.5-omni-7b")
+    assert quiet.options == read(LLAMA_FACTORY, "qwen2.5-omni-7b").options
+
+
 def test_ranks_and_alphas_are_each_trainers_own(read):
     names = ("lora_rank", "lora_alpha", "lora_dropout")
     assert [read(LLAMA_FACTORY).options[name] for name in names] == [8, 2 * 8, 0.0]

@@ -30,7 +30,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.thinkers import NUMBERED
+from vlmplan.thinkers import NUMBERED, THINKERS
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
@@ -80,6 +80,7 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
     "disabled": AttentionImplementation.EAGER,
 }
 STAGES = ("sft", "pt")
+HEARS_VIDEOS = frozenset(one.model_type for one in THINKERS.values())
 IMAGE_MAX_PIXELS, IMAGE_MIN_PIXELS = LLAMA_FACTORY_PIXELS
 WITHOUT_EFFECT = frozenset(
     """dataset eval_dataset dataset_dir template train_on_prompt mask_history streaming buffer_size
@@ -88,7 +89,7 @@ WITHOUT_EFFECT = frozenset(
     preserve_thinking tokenized_path data_shared_file_system cache_dir use_fast_tokenizer split_special_tokens
     init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef use_reentrant_gc
     infer_backend offload_folder use_kv_cache infer_dtype hf_hub_token ms_hub_token om_hub_token print_param_status
-    trust_remote_code quantization_type double_quantization use_audio_in_video audio_sampling_rate
+    trust_remote_code quantization_type double_quantization audio_sampling_rate
     image_min_pixels loraplus_lr_embedding create_new_adapter plot_loss
     compute_accuracy disable_shuffling early_stopping_steps include_effective_tokens_per_second use_swanlab
     swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
@@ -133,6 +134,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
         if options.get("train_vision") is False:  # layers without anything to train are not run again
             options["vision_activation_checkpointing"] = False
     _refuse_techniques(settings)
+    _refuse_sound_of_videos(settings, model)
     doubles = settings.flag("double_quantization", True) if method is Method.QLORA else None
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
@@ -241,6 +243,15 @@ def _video_rules(settings: Settings) -> VideoRules:
     }
     fps = settings.number("video_fps", 2.0) if "video_fps" in settings else VideoRules().fps
     return VideoRules(fps=fps, **said)
+
+
+def _refuse_sound_of_videos(settings: Settings, model: ModelFiles | None) -> None:
+    """Of other models its plugins do not read it (``Qwen2OmniPlugin`` in ``data/mm_plugin.py``)."""
+    hears = settings.maybe_flag("use_audio_in_video") and (model is None or model.model_type in HEARS_VIDEOS)
+    if hears:
+        settings.refuse(
+            "use_audio_in_video", "the sound of a video, which is heard beside its frames then, is not planned"
+        )
 
 
 def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
