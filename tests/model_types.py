@@ -60,12 +60,18 @@ def counts() -> str:
     return "\n".join(lines) + "\n"
 
 
+def refusals() -> str:
+    """A line for every type that is refused, with the reason."""
+    lines = ["| model_type | why it is refused |", "|---|---|"]
+    lines += [f"| {row.model_type} | {row.refusal} |" for row in stored_rows() if row.how == "refused"]
+    return "\n".join(lines) + "\n"
+
+
 def table() -> str:
     """A line for every type."""
-    lines = ["| model_type | planned | takes | parameters | why it is refused |", "|---|---|---|---:|---|"]
+    lines = ["| model_type | planned | takes | parameters |", "|---|---|---|---:|"]
     for row in stored_rows():
         size = f"{row.num_params:,}" if row.num_params else "-"
-        reason = row.refusal.replace("|", "\\|") if row.how == "refused" else ""
         takes = "text, images" if row.takes == "images" else row.takes
-        lines.append(f"| {row.model_type} | {row.how} | {takes} | {size} | {reason} |")
+        lines.append(f"| {row.model_type} | {row.how} | {takes} | {size} |")
     return "\n".join(lines) + "\n"

@@ -359,6 +359,13 @@ def type_counts() -> str:
     return counts()
 
 
+def refused_types() -> str:
+    """The model types that are refused, with the reasons."""
+    from model_types import refusals
+
+    return refusals()
+
+
 def types() -> str:
     """Every model type of transformers."""
     from model_types import table
@@ -393,6 +400,7 @@ MADE = {
     "threads": published_threads,
     "asked": asked_threads,
     "typecounts": type_counts,
+    "refusedtypes": refused_types,
     "types": types,
     "imagetypes": image_types,
 }
