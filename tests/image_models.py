@@ -83,13 +83,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
     },
     {"model_type": "cosmos3_edge", **IMAGE},
     {
-        "model_type": "cosmos3_omni",
-        **IMAGE,
-        **VIDEO,
-        "text_config": text("qwen3_vl_text", head_dim=64, rope_parameters=mrope(12, 10, 10)),
-        "vision_config": qwen3_vision(model_type="qwen3_vl_vision", deepstack_visual_indexes=[1, 2]),
-    },
-    {
         "model_type": "deepseek_ocr2",
         **IMAGE,
         "text_config": text(
@@ -341,6 +334,13 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
 IMAGE_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in (*_MODELS, *TORCHVISION_MODELS)}
 """By model_type."""
 _DESCRIBED: tuple[Mapping[str, Any], ...] = (
+    {
+        "model_type": "cosmos3_omni",
+        **IMAGE,
+        **VIDEO,
+        "text_config": text("qwen3_vl_text", head_dim=64, rope_parameters=mrope(12, 10, 10)),
+        "vision_config": qwen3_vision(model_type="qwen3_vl_vision", deepstack_visual_indexes=[1, 2]),
+    },
     {
         "model_type": "glm_ocr",
         **IMAGE,

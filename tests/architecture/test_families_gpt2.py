@@ -22,7 +22,10 @@ def test_counts_are_those_of_the_published_checkpoint():
     assert_counts_match_the_table("gpt2")
 
 
-@pytest.mark.parametrize("config", [GPT2, *ALTERED.values()], ids=["published", *ALTERED])
+SW3 = {"model_type": "gpt-sw3", "n_embd": 256, "n_layer": 3, "n_head": 4, "vocab_size": 64000}
+
+
+@pytest.mark.parametrize("config", [GPT2, SW3, *ALTERED.values()], ids=["published", "gpt-sw3", *ALTERED])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
     pytest.importorskip("transformers")
     from family_checks import assert_parameters_and_linears_match

@@ -1,4 +1,4 @@
-"""StarCoder 2, StableLM and Phi against transformers: Llamas with layer norms."""
+"""StarCoder 2, StableLM, Persimmon and Phi against transformers: Llamas with layer norms."""
 
 import pytest
 
@@ -34,6 +34,15 @@ CONFIGS = {
         "resid_pdrop": 0.1,
         "embd_pdrop": 0.1,
         "partial_rotary_factor": 0.25,
+        "tie_word_embeddings": True,
+    },
+    "persimmon": {"model_type": "persimmon", **SIZES, "hidden_size": 512},
+    "persimmon without norms of each head, all of a head rotated": {
+        "model_type": "persimmon",
+        **SIZES,
+        "qk_layernorm": False,
+        "hidden_dropout": 0.1,
+        "partial_rotary_factor": 1.0,
         "tie_word_embeddings": True,
     },
     "stablelm": {"model_type": "stablelm", **SIZES},

@@ -30,6 +30,8 @@ CONFIGS = {
             "use_sliding_window": True,
             "no_rope_layers": [1, 0, 1, 1, 0, 1, 1, 0],
         },
+        "bitnet": {},
+        "bitnet with biases, tied": {"attention_bias": True, "hidden_act": "silu", "tie_word_embeddings": True},
         "arcee": {"mlp_bias": True, "attention_bias": True},
         "nemotron": {},
         "nemotron with biases, all of a head rotated": {

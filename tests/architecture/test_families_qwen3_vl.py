@@ -52,7 +52,12 @@ def test_counts_are_those_of_the_published_checkpoints(alias):
     assert_counts_match_the_table(alias)
 
 
-@pytest.mark.parametrize("config", [*map(packaged_config, ALIASES), *ALTERED.values()], ids=[*ALIASES, *ALTERED])
+COSMOS = altered("qwen3-vl-2b", model_type="cosmos3_omni")
+
+
+@pytest.mark.parametrize(
+    "config", [*map(packaged_config, ALIASES), COSMOS, *ALTERED.values()], ids=[*ALIASES, "cosmos3_omni", *ALTERED]
+)
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
     pytest.importorskip("transformers")
     from family_checks import assert_parameters_and_linears_match

@@ -74,7 +74,39 @@ MELLUM = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
 }
+HUNYUAN = {
+    "model_type": "hunyuan_v1_moe",
+    **SIZES,
+    "hidden_size": 512,  # a router keeps integers of a few bytes a token
+    "head_dim": 16,
+    "num_experts": 8,
+    "moe_topk": 2,
+}
+HY = {
+    "model_type": "hy_v3",
+    **SIZES,
+    "hidden_size": 512,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
 CONFIGS = {
+    "hunyuan_v1_moe": HUNYUAN,
+    "hunyuan_v1_moe with biases, experts by layer": {
+        **HUNYUAN,
+        "attention_bias": True,
+        "moe_topk": [2] * 4,
+    },
+    "hy_v3": HY,
+    "hy_v3 with biases, whose layers are named": {
+        **HY,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "enable_moe_fp32_combine": False,
+        "num_shared_experts": 2,
+        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+    },
     "granitemoe": GRANITE,
     "granitemoe with biases, tied": {**GRANITE, "attention_bias": True, "tie_word_embeddings": True},
     "granitemoeshared": SHARED,
@@ -151,6 +183,11 @@ def test_a_checkpointed_step_peaks_as_in_transformers(config):
     from family_checks import assert_checkpointed_step_matches, text_inputs
 
     assert_checkpointed_step_matches(config, BATCH, text_inputs(BATCH))
+
+
+def test_layers_of_different_numbers_of_experts_are_refused():
+    with pytest.raises(InputError, match="moe_topk"):
+        predicted_step({**HUNYUAN, "moe_topk": [2, 2, 1, 1]}, BATCH)
 
 
 def test_clipped_queries_are_refused():

@@ -27,14 +27,12 @@ from vlmplan_trainer.probe import configuration, model_class
 
 TRIED_FIRST = ("afmoe",)
 """Whose routers' gates are Linears."""
-MORE: dict[str, dict[str, Any]] = {"hunyuan_v1_moe": {"head_dim": 128}}
-"""What default configurations lack."""
 RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=1, activation_checkpointing=False)
 
 
 def config_of(model_type: str) -> dict[str, Any]:
     """The default configuration with three layers."""
-    values = configuration({"model_type": model_type, **MORE.get(model_type, {})}).to_dict()
+    values = configuration({"model_type": model_type}).to_dict()
     return shortened(json.loads(json.dumps(values, default=str)), 3)
 
 

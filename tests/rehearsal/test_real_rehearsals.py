@@ -160,3 +160,16 @@ def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.Mo
     """Its own words for a rank that its process group would not have."""
     monkeypatch.setattr("vlmplan.rehearsal.process.COMMAND", ("-m", "vlmplan_trainer.no_such_module"))
     says(refusal("rehearse", "--model", "tiny", "--gpu", "rtx-4090:1"), "ended before it began", "no_such_module")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2", "eager"])
+def test_attention_of_a_single_key_head_takes_what_is_planned(attention: str):
+    """Falcon's: torch's fallback, whose mask is in numbers; a package that its file looks for when it is imported."""
+    sizes = {"hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 2048}
+    folder_of("falcon", {"model_type": "falcon", **sizes})
+    words = ["--gpu", "h100-sxm", "--method", "full", "--zero-stage", "2", "--seq-len", "1024", "--micro-batch", "2"]
+    found = document("--model", "falcon", *words, "--attention", attention)
+    errors = {phase["name"]: phase["relative_error"] for phase in found["phases"] if phase["peak_bytes"]}
+    assert {"forward", "backward", "step"} <= errors.keys()
+    assert all(abs(error) < 0.001 for error in errors.values()), errors

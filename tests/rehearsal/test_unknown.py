@@ -33,7 +33,7 @@ from vlmplan.workload import Workload
 
 NUM_LAYERS = 5
 CONFIG = {
-    "model_type": "persimmon",
+    "model_type": "diffllama",
     "vocab_size": 1000,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -53,7 +53,7 @@ CHOSEN = ("method", "zero_stage", "micro_batch", "grad_accum")
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where layouts that were looked up are kept for all tests here."""
-    return tmp_path_factory.mktemp("persimmon")
+    return tmp_path_factory.mktemp("diffllama")
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,7 @@ def eager_attention(
     scores = (batch, num_heads, num_tokens, num_keys)
     copies_queries = batch > 1 and not rules.are_in_order
     copies = copies_queries and not is_written_out
-    weights = ops.matmul(_folded(_cast(q), copies=copies_queries), _folded(_cast(k), copies=copies), scores, head_dim)
+    weights = ops.matmul(folded(cast(q), copies=copies_queries), folded(cast(k), copies=copies), scores, head_dim)
     weights = ops.scale(weights)
     if rules.caps:
         weights = ops.scale(weights)
@@ -173,7 +173,7 @@ def eager_attention(
     weights = ops.dropout(weights, rules.dropout, is_module=False)
     tape.layer_locals.append(weights.detached())
     value_shape = (batch, num_heads, num_tokens, v.shape[-1])
-    out = ops.matmul(_cast(weights), _folded(_cast(v), copies=copies), value_shape, num_keys)
+    out = ops.matmul(cast(weights), folded(cast(v), copies=copies), value_shape, num_keys)
     del weights
     return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
 
@@ -189,7 +189,7 @@ def attention_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: P
     scores = (batch, num_heads, num_tokens, num_keys)
     is_shared = k.shape[1] == 1 < num_heads
     keys, values = (repeat_kv(x, num_heads, copies=not is_shared) for x in (k, v))
-    weights = ops.matmul(_cast(q), _operand(keys, copies=is_shared), scores, head_dim)
+    weights = ops.matmul(cast(q), _operand(keys, copies=is_shared), scores, head_dim)
     weights = ops.scale(weights)
     weights = ops.add(weights, mask)
     widest = ops.promoted(weights.dtype, sinks.dtype)
@@ -199,12 +199,12 @@ def attention_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: P
     probabilities = ops.softmax(combined, combined.dtype)
     weights = ops.to(ops.slice_last(probabilities, num_keys), v.dtype)
     copies = is_shared or v.shape[1] == num_heads
-    out = ops.matmul(_cast(weights), _operand(values, copies=copies), q.shape, num_keys)
+    out = ops.matmul(cast(weights), _operand(values, copies=copies), q.shape, num_keys)
     out = ops.copy(out, batch, num_tokens, num_heads * head_dim)
     return out, weights
 
 
-def _cast(x: Tensor) -> Tensor:
+def cast(x: Tensor) -> Tensor:
     """x in the type that autocast computes products in."""
     return x if x.tape.autocast is None else ops.to(x, x.tape.autocast)
 
@@ -212,11 +212,11 @@ def _cast(x: Tensor) -> Tensor:
 def _operand(x: Tensor, *, copies: bool) -> Tensor:
     """x as autocast has it for a product; where nothing is cast, the product of several samples ``copies`` what is not
     written out or lies out of order."""
-    cast = _cast(x)
-    return ops.copy(x) if copies and cast is x and x.shape[0] > 1 else cast
+    wanted = cast(x)
+    return ops.copy(x) if copies and wanted is x and x.shape[0] > 1 else wanted
 
 
-def _folded(x: Tensor, *, copies: bool) -> Tensor:
+def folded(x: Tensor, *, copies: bool) -> Tensor:
     """x as the batched product takes it; cut out of a fused projection, it is copied and the projection released.
 
     The heads of a single sample are the batch of the product as they lie.
@@ -255,6 +255,31 @@ def math_attention(
     out = ops.to(ops.matmul(weights, v, (*q.shape[:-1], v.shape[-1]), num_keys), dtype)
     del weights, mask
     return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
+
+
+def shared_head_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:
+    """torch's fallback where a single head of keys and values is not declared as grouped (Falcon): the products write
+    it out for all heads, where there is more than one sample, and q, whose heads lie apart. A boolean mask is a bias
+    of q's type while this runs (``scaled_dot_product_attention`` in ``attention.cpp``)."""
+    batch, num_heads, num_tokens, head_dim = q.shape
+    dtype, num_keys, tape = q.dtype, k.shape[2], q.tape
+    bias = None if mask is None else tape.tensor(mask.shape, dtype)
+    q, k, v = (ops.to(x, DType.FLOAT32) for x in (q, k, v))
+    scaled = ops.scale(q)
+    scaled_keys = ops.scale(k)
+    keys = repeat_kv(scaled_keys, num_heads, copies=batch > 1)
+    scores = ops.matmul(folded(scaled, copies=batch > 1), keys, (batch, num_heads, num_tokens, num_keys), head_dim)
+    del keys, scaled_keys
+    tape.move(2 * scores.num_bytes)
+    weights = ops.softmax(scores, scores.dtype)
+    with tape.charged_to(Kind.TEMPORARY):
+        is_masked = tape.tensor(scores.shape, DType.BOOL)
+    tape.move(scores.num_bytes + is_masked.num_bytes)
+    del is_masked, scores
+    values = repeat_kv(v, num_heads, copies=batch > 1)
+    out = ops.to(ops.matmul(weights, values, q.shape, num_keys), dtype)
+    del weights, bias, values, scaled
+    return ops.copy(out, batch, num_tokens, num_heads * head_dim)
 
 
 def _causal_mask(tape: ForwardTape, num_tokens: int, num_keys: int) -> Tensor:

@@ -56,7 +56,9 @@ class Sampler(Enum):
 SAMPLERS: Mapping[str, Sampler] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "exaone4_5"), Sampler.QWEN2_VL),
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), Sampler.QWEN2_VL),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "lfm3_vl"), Sampler.QWEN3_VL),
+    **dict.fromkeys(
+        ("cosmos3_omni", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "lfm3_vl"), Sampler.QWEN3_VL
+    ),
     **dict.fromkeys(("glm4v", "glm4v_moe"), Sampler.GLM4V),
     "glm46v": Sampler.GLM46V,
     "internvl": Sampler.INTERNVL,
@@ -68,7 +70,7 @@ SAMPLERS: Mapping[str, Sampler] = {
 }
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
 NOT_READ = (
-    *("cohere_compass", "cosmos3_edge", "cosmos3_omni", "dots3_note", "ernie4_5_vl_moe", "glm5_next", "glmga"),
+    *("cohere_compass", "cosmos3_edge", "dots3_note", "ernie4_5_vl_moe", "glm5_next", "glmga"),
     *("hyperclovax_vision_v2", "instructblipvideo", "kimi_k25", "llava_next_video", "minicpm_ocr", "minimax_m3_vl"),
     *("molmo2", "muse_glimmer", "muse_spark", "nemotron_h_omni", "perception_lm", "qwen4_exp"),
     *("video_llama_3", "video_llava"),

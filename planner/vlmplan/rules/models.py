@@ -15,12 +15,15 @@ from vlmplan.units import DType
 
 MODEL_RULES = RuleBook()
 
-TYPES_WITHOUT_SDPA = frozenset({"deepseek_v4", "gemma2", "gpt_oss", "mamba2", "vaultgemma"})
-TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
-    {"blip-2", "deepseek_v4", "gemma3n", "gpt_oss", "lfm2_vl", "llama4", "llama4_text", "mamba2", "mllama"}
+TYPES_WITHOUT_SDPA = frozenset(
+    "bloom codegen deepseek_v4 gemma2 gpt_oss gptj granite_swa granitemoe_swa mamba2 vaultgemma".split()
 )
-"""deepseek_v4: its heads are wider than the kernels take. gpt_oss: transformers puts kernels that it downloads in the
-place of every other flash implementation. gemma3n and lfm2_vl: the class of the tower refuses it."""
+TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
+    """blip-2 bloom codegen deepseek_v4 gemma3n gpt_oss granite_swa granitemoe_swa lfm2_vl llama4 llama4_text mamba2
+    mllama""".split()
+)
+"""deepseek_v4: its heads are wider than the kernels take. gpt_oss and Granite SWA: transformers puts kernels that it
+downloads in the place of every other flash implementation. gemma3n and lfm2_vl: the class of the tower refuses it."""
 FLASH_CAPABILITY = (8, 0)
 """The compute capability from which on torch has a flash kernel, which alone takes grouped heads."""
 

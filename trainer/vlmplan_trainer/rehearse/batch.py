@@ -25,7 +25,7 @@ BETWEEN_IMAGES = 2
 TEXT_TOKENS = 60
 """Ids that text is made of, from 5 on, the images' own left out."""
 GRID_TYPES = (
-    *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl"),
+    *("cosmos3_omni", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
 UNTYPED_GRID_TYPES = ("exaone4_5", "lfm3_vl")

@@ -80,7 +80,8 @@ class _Varlen(torch.autograd.Function):
 
 @contextmanager
 def flash_attention_from_torch() -> Iterator[None]:
-    """transformers refuses ``flash_attention_2`` where the package and a CUDA card are not there."""
+    """transformers refuses ``flash_attention_2`` where the package and a CUDA card are not there; Falcon and GPT-J
+    import what calls it only where the package is found when their files are read."""
     import transformers.modeling_flash_attention_utils as utils
     from transformers import PreTrainedModel
 
@@ -90,5 +91,6 @@ def flash_attention_from_torch() -> Iterator[None]:
     with (
         replaced(PreTrainedModel, "_flash_attn_can_dispatch", lambda *args, **kwargs: True),
         replaced(utils, "_lazy_imports", lambda *args, **kwargs: functions),
+        replaced(utils, "is_flash_attn_available", lambda *args, **kwargs: True),
     ):
         yield

@@ -61,8 +61,9 @@ def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> No
         # No fused kernel takes a mask whose keys lie apart (``check_last_dim_stride_equals_1_dense``).
         is_apart = attn_mask is not None and attn_mask.stride(-1) != 1
         if (not is_flash and is_grouped) or is_apart:
+            mask = None if attn_mask is None else _numbers(attn_mask, query)
             return aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]
         bias = None if attn_mask is None else _bias(attn_mask, query)
         fused = aten._scaled_dot_product_fused_attention_overrideable
@@ -102,11 +103,16 @@ def runs_flash(capability: tuple[int, int], query: Tensor, value: Tensor, attn_m
     return capability >= (8, 0) and is_16_bit and attn_mask is None and query.shape[-1] <= limit
 
 
+def _numbers(mask: Tensor, query: Tensor) -> Tensor:
+    """``convert_boolean_attn_mask``, whatever the kernel; it makes nothing as large as the mask but its result."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=query.dtype, device=mask.device))
+
+
 def _bias(mask: Tensor, query: Tensor) -> Tensor:
-    """``convert_boolean_attn_mask``, which makes nothing as large as the mask but its result, and ``pad_bias``."""
-    bias = mask
-    if mask.dtype == torch.bool:
-        bias = torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=query.dtype, device=mask.device))
+    """The mask in numbers, and ``pad_bias``."""
+    bias = _numbers(mask, query)
     missing = -bias.shape[-1] % MASK_ALIGNMENT
     if missing:
         bias = torch.nn.functional.pad(bias, (0, missing))[..., : mask.shape[-1]]

@@ -14,6 +14,7 @@ VISION_FAMILIES = {
     "aya_vision": "aya_vision",
     "blip-2": "blip_2",
     "cohere2_vision": "aya_vision",
+    "cosmos3_omni": "qwen3_vl",
     "exaone4_5": "exaone4_5",
     "gemma3": "gemma3",
     "gemma3n": "gemma3n_vl",

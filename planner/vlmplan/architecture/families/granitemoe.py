@@ -19,8 +19,10 @@ from vlmplan.architecture.tensor import Tensor
 class GraniteMoeLayer(Module):
     """``GraniteMoeDecoderLayer``, ``GraniteMoeSharedDecoderLayer``."""
 
-    def __init__(self, config: Config, shape: DecoderShape, shared_size: int) -> None:
-        self.self_attn = Attention(shape, None)
+    def __init__(
+        self, config: Config, shape: DecoderShape, shared_size: int, *, attention: Attention | None = None
+    ) -> None:
+        self.self_attn = attention or Attention(shape, None)
         self.input_layernorm = RMSNorm(shape.hidden_size)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size)
         self.block_sparse_moe = RoutedExperts(config, shape)

@@ -8,11 +8,19 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GradientView, GraphNode, Operand, Tensor
 
 
-def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transposed: bool = False) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Operand,
+    bias: Operand | None = None,
+    *,
+    is_transposed: bool = False,
+    is_written_out: bool = False,
+) -> Tensor:
     """``F.linear``: saves x if the weight needs a gradient, and if x does, the weight, as a view (``weight.t()``).
 
     Where the weight ``is_transposed`` it is ``addmm``, which saves the weight itself. DeepSpeed's ``F.linear``
-    (``LinearFunctionForZeroStage3``) saves both as they are, once it has its result.
+    (``LinearFunctionForZeroStage3``) saves both as they are, once it has its result; a product that
+    ``is_written_out``, ``x @ weight.T``, is not replaced by it.
 
     Shapes: x (..., k), weight (n, k), or (k, n) where it ``is_transposed`` (``x @ weight``), result (..., n):
     ``2 * rows * n * k`` operations forward, the same again for each gradient. Autocast casts x and the weight first;
@@ -31,7 +39,7 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     out_width, in_width = weight.shape[0], prod(weight.shape[1:])
     if is_transposed:
         out_width, in_width = in_width, out_width
-    is_replaced = tape.keeps_linear_inputs and not is_transposed
+    is_replaced = tape.keeps_linear_inputs and not is_transposed and not is_written_out
     saves_x = weight.requires_grad and not is_replaced
     saved = (x.detached() if saves_x else None, detached(weight) if x.requires_grad else None)
     saves_view = x.requires_grad and not is_transposed and not is_replaced

@@ -1,0 +1,41 @@
+"""What a model holds of a layer until the next one has returned.
+
+Where transformers' model calls ``outputs = block(...)``, the attention weights among them are there that long (GPT-J,
+BLOOM, Falcon, ...); those of fused kernels are none.
+"""
+
+from collections.abc import Callable
+
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.modules import Module, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+
+class HoldingContext:
+    """What every layer is called with besides the hidden states. ``returned``: shape and type of what the layer before
+    has returned beside them, None for the first and where it is nothing."""
+
+    __slots__ = ("backend", "mask", "returned")
+
+    def __init__(self, backend: AttentionBackend, mask: Tensor | None) -> None:
+        self.backend, self.mask = backend, mask
+        self.returned: tuple[tuple[int, ...], DType] | None = None
+
+    def held(self, x: Tensor) -> Tensor | None:
+        """What the model holds while the layer runs that takes x; None where autograd holds it anyway."""
+        if self.returned is None or not (x.tape.is_packing or x.tape.is_evaluating):
+            return None
+        return x.tape.tensor(*self.returned)
+
+    def hold(self, weights: Tensor | None) -> None:
+        """The layer that ends returns ``weights`` too."""
+        self.returned = None if weights is None else (weights.shape, weights.dtype)
+
+
+def stack_of_holding(layer: Callable[[], Module], num_layers: int) -> Stack:
+    """``num_layers`` equal layers, of which the first, a kind of its own, has none before. ``layer`` makes one."""
+    kinds = [layer() for _ in range(min(num_layers, 2))]
+    stack = Stack(kinds, [int(index > 0) for index in range(num_layers)], label="layers")
+    stack.alike = [0] * len(kinds)
+    return stack
