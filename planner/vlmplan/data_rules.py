@@ -56,7 +56,9 @@ class DataRules:
     tokens of its samples alone. Images of more than ``max_pixels`` are made smaller, of fewer than ``min_pixels``
     larger. ``names`` are the data sets of a dataset_info.json.
     ``image_folder`` is where the trainer looks for images first, by its name in the configuration.
-    ``videos`` is None where they are not planned. ``most_samples`` are taken where there are more.
+    ``videos`` is None where they are not planned. ``most_samples`` are taken where there are more. ``prefers``: a
+    sample is a prompt with two answers, whose rows are both as long as the longer one (``DataCollatorForPreference`` in
+    trl 1.16 ``trainer/dpo_trainer.py``).
     """
 
     trainer: str = "vlmplan"
@@ -71,6 +73,7 @@ class DataRules:
     image_folder: str | None = None
     videos: VideoRules | OwnVideoRules | None = None
     most_samples: int | None = None
+    prefers: bool = False
 
     @property
     def is_bundled(self) -> bool:

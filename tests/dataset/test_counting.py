@@ -1,6 +1,7 @@
 """Tokens of a sample: those that transformers makes of it, or an estimate that says so."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat_files import asked, jsonl, png, text
+from vlmplan.chats.preferences import Preference, read_preferences
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, read_chats
 from vlmplan.data_plan.lengths import sample_shapes
-from vlmplan.data_rules import DataRules
+from vlmplan.data_rules import DataRules, rules_of
 from vlmplan.dataset import dataset
 from vlmplan.dataset.counting import BYTES_PER_TOKEN, TOKENS_PER_TURN, ExactCounter, token_counter
+from vlmplan.dataset.media import media_reading
 from vlmplan.dataset.model_texts import ModelTexts, model_texts
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError
@@ -190,3 +193,33 @@ def test_a_template_is_found_where_transformers_looks(llama_folder, tmp_path):
     assert again is not None
     assert again.template == "a file's own"
     assert again.digest != found.digest
+
+
+def test_pairs_are_as_long_as_the_trainer_hands_them_to_trl(llama_folder: Path, tmp_path: Path):
+    """The longer of both answers with the prompt, of messages and of texts."""
+    said = [{"role": "user", "content": "Which colour?"}]
+    answers = ["It is green.", "It is blue, yellow, black or white, thank you.", "是绿色的。"]
+    rows: list[dict[str, Any]] = [
+        {
+            "prompt": said,
+            "chosen": [{"role": "assistant", "content": one}],
+            "rejected": [{"role": "assistant", "content": other}],
+        }
+        for one in answers
+        for other in answers
+        if one != other
+    ]
+    rows += [{"prompt": "Two and two", "chosen": " are four.", "rejected": " is"}]
+    data, model = jsonl(tmp_path, *rows), find_model(str(llama_folder))
+    processor = load_processor(str(llama_folder), is_vision=False)
+    encoder = Encoder(processor, PlannedSamples(seq_len=1000), model_type="llama")
+    pairs, _ = read_preferences(data, skips_bad=False)
+    chosen, rejected = (scanned(encoder, list(samples)).lengths for samples in zip(*map(both, pairs), strict=True))
+    rules = replace(rules_of("trl"), prefers=True)
+    found = sample_shapes(dataset(data, model, media=media_reading(model, rules)), model, rules)
+    assert [shape.tokens for shape in found.shapes] == [*map(max, chosen, rejected)]
+    assert [shape.shorter_tokens for shape in found.shapes] == [*map(min, chosen, rejected)]
+
+
+def both(pair: Preference) -> tuple[Sample, Sample]:
+    return pair.chosen, pair.rejected

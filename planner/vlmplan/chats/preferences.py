@@ -64,11 +64,18 @@ def read_preferences(
     folders, budget = image_folders(path, image_root), PixelBudget()
 
     def read(record: Record) -> tuple[str, Preference]:
-        chosen, rejected = raw_preference(values_of(record), source=record.source)
-        made = [checked_sample(raw, record, folders, budget, file=path) for raw in (chosen, rejected)]
-        return chosen.form, Preference(chosen=made[0], rejected=made[1])
+        return preference_of(record, folders, budget, file=path)
 
     return read_each(path, read, skips_bad=skips_bad)
+
+
+def preference_of(
+    record: Record, folders: tuple[Path, ...], budget: PixelBudget, *, file: Path
+) -> tuple[str, Preference]:
+    """The name of its form, and the preference. Raises InputError, naming the record, for one that cannot be used."""
+    raw = raw_preference(values_of(record), source=record.source)
+    chosen, rejected = (checked_sample(one, record, folders, budget, file=file) for one in raw)
+    return raw[0].form, Preference(chosen=chosen, rejected=rejected)
 
 
 def read_prompts(path: Path, *, skips_bad: bool, image_root: Path | None = None) -> tuple[list[Prompt], ReadReport]:

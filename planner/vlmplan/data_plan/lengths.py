@@ -27,7 +27,8 @@ LIMIT_MULTIPLE = 64
 class Shape(NamedTuple):
     """One sample. ``tokens`` has the ``image_tokens`` and ``sound_tokens``, ``patches`` are the vision encoder's for
     all its images, among which are those that stand for the frames of its videos. ``seconds`` are those of the longest
-    of its ``num_sounds``. ``answer_tokens`` are those of an answer that a decoder of its own writes."""
+    of its ``num_sounds``. ``answer_tokens`` are those of an answer that a decoder of its own writes, ``shorter_tokens``
+    those of the other row of a sample with two."""
 
     tokens: int
     patches: int = 0
@@ -37,6 +38,12 @@ class Shape(NamedTuple):
     num_sounds: int = 0
     seconds: float = 0.0
     answer_tokens: int = 0
+    shorter_tokens: int = 0
+
+    @property
+    def real_tokens(self) -> int:
+        """Tokens of a row that are no padding; of two rows the mean."""
+        return (self.tokens + min(self.shorter_tokens or self.tokens, self.tokens)) // 2 + self.answer_tokens
 
     @property
     def length(self) -> int:
@@ -232,7 +239,9 @@ def _shape(
         patches += made.num_encoded_patches if shows_clips else made.num_patches
         sizes[seen] = made.num_patches
     tokens = sample.text_tokens + image_tokens
-    return Shape(tokens, patches, num_images, image_tokens, answer_tokens=sample.answer_tokens)
+    shorter = sample.shorter_tokens + image_tokens if sample.shorter_tokens else 0
+    more = {"answer_tokens": sample.answer_tokens, "shorter_tokens": shorter}
+    return Shape(tokens, patches, num_images, image_tokens, **more)
 
 
 def _heard(sample: SampleSize, shape: Shape, sounds: SoundAmounts) -> Shape:

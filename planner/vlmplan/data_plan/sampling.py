@@ -89,7 +89,7 @@ def made_of(rows: Sequence[Shape], trained: Trained, rules: DataRules) -> MicroB
         num_tokens=padded(longest + blank.tokens, rules.pads_to, trained.limit),
         patches=sum([row.patches for row in rows]) + blank.patches,
         num_images=sum([row.num_images for row in rows]),
-        real_tokens=sum([row.tokens + row.answer_tokens for row in rows]),
+        real_tokens=sum([row.real_tokens for row in rows]),
         num_sounds=sum([row.num_sounds for row in rows]) or blank.num_sounds,
         seconds=max([row.seconds for row in rows]) or blank.seconds,
         num_answer_tokens=answers_padded(max(row.answer_tokens for row in rows), trained.samples, rules.pads_to),

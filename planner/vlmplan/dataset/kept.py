@@ -79,6 +79,7 @@ def _keep(key: str, found: Dataset, marks: Sequence[ImageMark]) -> None:
         "source": found.source,
         "tokens": [sample.text_tokens for sample in found.samples],
         "answers": [sample.answer_tokens for sample in found.samples],
+        "shorter": [sample.shorter_tokens for sample in found.samples],
         "images": {
             str(index): [places[size] for size in sample.images]
             for index, sample in enumerate(found.samples)
@@ -131,8 +132,10 @@ def _kept(key: str) -> Dataset | None:
         videos = {int(index): tuple(map(_video, listed)) for index, listed in values["videos"].items()}
         sounds = {int(index): tuple(map(float, listed)) for index, listed in values["sounds"].items()}
         samples = tuple(
-            SampleSize(int(tokens), images.get(i, ()), videos.get(i, ()), sounds.get(i, ()), int(answer))
-            for i, (tokens, answer) in enumerate(zip(values["tokens"], values["answers"], strict=True))
+            SampleSize(int(tokens), images.get(i, ()), videos.get(i, ()), sounds.get(i, ()), int(answer), int(shorter))
+            for i, (tokens, answer, shorter) in enumerate(
+                zip(values["tokens"], values["answers"], values["shorter"], strict=True)
+            )
         )
         return Dataset(
             source=str(values["source"]),

@@ -27,12 +27,13 @@ class Pairs(Enum):
 class MediaReading:
     """``no_videos`` and ``no_sounds`` say why samples with such are not read; None: they are. ``frames`` is the rule by
     which the model's own processor takes frames, where the trainer leaves it to that. ``pairs``: of models with an
-    encoder and a decoder; None: a sample is one text."""
+    encoder and a decoder; None: a sample is one text. ``prefers``: a sample is a prompt with two answers."""
 
     no_videos: str | None = NO_VIDEOS
     no_sounds: str | None = NO_SOUNDS
     frames: FrameRule | None = None
     pairs: Pairs | None = None
+    prefers: bool = False
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -58,7 +59,7 @@ def media_reading(model: ModelFiles, rules: DataRules) -> MediaReading:
     has_limits = "size" in settings or {"min_pixels", "max_pixels"} <= settings.keys()
     no_sound = f"sounds of samples are not planned for {rules.trainer}, only for vlmplan's own trainer"
     why = None if is_known and has_limits else NO_VIDEOS
-    return MediaReading(no_videos=why, no_sounds=no_sound, pairs=_pairs(model))
+    return MediaReading(no_videos=why, no_sounds=no_sound, pairs=_pairs(model), prefers=rules.prefers)
 
 
 def _pairs(model: ModelFiles) -> Pairs | None:

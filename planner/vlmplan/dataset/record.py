@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vlmplan.chats.downscaling import Size
 from vlmplan.chats.video_files import VideoHeader
 
-RULES_VERSION = 6
+RULES_VERSION = 7
 """Of what is counted; another one makes kept results old."""
 MAX_SENTENCES = 5
 """Bad samples that are quoted; all are counted."""
@@ -16,13 +16,15 @@ MAX_SENTENCES = 5
 class SampleSize(NamedTuple):
     """``text_tokens`` without those that stand for images, videos and sounds, with what is written between frames;
     ``images`` sizes are (width, height) as looked at, ``sounds`` are seconds. ``answer_tokens`` are those of an answer
-    that a decoder of its own writes; 0: they are in the text."""
+    that a decoder of its own writes; 0: they are in the text. ``shorter_tokens`` are those of the text with the other
+    answer, where a sample has two and the first are of the longer."""
 
     text_tokens: int
     images: tuple[Size, ...] = ()
     videos: tuple[VideoHeader, ...] = ()
     sounds: tuple[float, ...] = ()
     answer_tokens: int = 0
+    shorter_tokens: int = 0
 
 
 class PairTokens(NamedTuple):

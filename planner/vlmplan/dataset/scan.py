@@ -7,13 +7,14 @@ import multiprocessing
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.named_columns import NamedColumns
+from vlmplan.chats.preferences import preference_of
 from vlmplan.chats.samples import Sample, sample_of
 from vlmplan.data_file import Record, records_in
 from vlmplan.dataset.counting import TokenCounter
@@ -21,7 +22,7 @@ from vlmplan.dataset.files import DataFile
 from vlmplan.dataset.media import MediaReading, sample_counter
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.progress import reading_progress
-from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
+from vlmplan.dataset.record import MAX_SENTENCES, Dataset, PairTokens, SampleSize
 from vlmplan.errors import InputError, MissingPackageError
 
 CHUNK_BYTES, CHUNK_SAMPLES = 2**20, 500
@@ -169,40 +170,62 @@ def _in_process(chunk: _Chunk) -> Scanned:
 
 def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
     found = Scanned()
-    read: list[tuple[str, Sample]] = []
+    read: list[tuple[str, Sequence[Sample]]] = []
     for one in chunk.records:
         try:
-            read.append(
-                sample_of(
-                    one,
-                    chunk.folders,
-                    PixelBudget(0),
-                    file=chunk.file,
-                    columns=chunk.columns,
-                    no_videos=chunk.media.no_videos,
-                    no_sounds=chunk.media.no_sounds,
-                )
-            )
+            read.append(_read(chunk, one))
         except InputError as error:
             _leave_out(found, str(error))
         except ImportError:
             raise MissingPackageError("samples with images need Pillow: pip install 'vlmplan[data]'") from None
-    for (form, sample), tokens in zip(read, counter.counts([sample for _, sample in read]), strict=True):
-        if isinstance(tokens, InputError):
-            _leave_out(found, str(tokens))
+    counted = iter(counter.counts([sample for _, samples in read for sample in samples]))
+    for form, samples in read:
+        tokens = [next(counted) for _ in samples]
+        bad = next((one for one in tokens if isinstance(one, InputError)), None)
+        if bad is not None:
+            _leave_out(found, str(bad))
             continue
         found.forms[form] += 1
-        sizes = tuple((image.width, image.height) for image in sample.images)
-        headers, seconds = (video.header for video in sample.videos), (sound.seconds for sound in sample.sounds)
-        text, answer = (tokens, 0) if isinstance(tokens, int) else tokens
-        found.samples.append(SampleSize(text, sizes, tuple(headers), tuple(seconds), answer))
-        sources = [shown.source for shown in sample.shown]
-        for source in (*sources, *(frame for video in sample.videos for frame in video.frames)):
-            if isinstance(source, Path) and str(source) not in found.marks:
-                mark = image_mark(str(source))
-                if mark is not None:
-                    found.marks[mark[0]] = mark
+        found.samples.append(_size(samples[0], [one for one in tokens if not isinstance(one, InputError)]))
+        found.marks |= _marks(samples[0], found.marks)
     return found
+
+
+def _read(chunk: _Chunk, record: Record) -> tuple[str, Sequence[Sample]]:
+    """The name of its form, and the sample; of a preference both that begin with its prompt. Raises InputError, naming
+    the record, for one that cannot be used."""
+    if chunk.media.prefers:
+        form, preference = preference_of(record, chunk.folders, PixelBudget(0), file=chunk.file)
+        return form, (preference.chosen, preference.rejected)
+    form, sample = sample_of(
+        record,
+        chunk.folders,
+        PixelBudget(0),
+        file=chunk.file,
+        columns=chunk.columns,
+        no_videos=chunk.media.no_videos,
+        no_sounds=chunk.media.no_sounds,
+    )
+    return form, (sample,)
+
+
+def _size(sample: Sample, tokens: Sequence[int | PairTokens]) -> SampleSize:
+    """The size of a sample, whose rows have so many tokens: of several the longest counts."""
+    sizes = tuple((image.width, image.height) for image in sample.images)
+    headers, seconds = (video.header for video in sample.videos), (sound.seconds for sound in sample.sounds)
+    longest = max(tokens)
+    text, answer = (longest, 0) if isinstance(longest, int) else longest
+    shorter = [one for one in tokens if isinstance(one, int)] if len(tokens) > 1 else [0]
+    return SampleSize(text, sizes, tuple(headers), tuple(seconds), answer, min(shorter))
+
+
+def _marks(sample: Sample, known: Mapping[str, ImageMark]) -> dict[str, ImageMark]:
+    """The files that a sample shows, but for those that are known."""
+    sources = [shown.source for shown in sample.shown]
+    sources += [frame for video in sample.videos for frame in video.frames]
+    paths = dict.fromkeys(str(source) for source in sources if isinstance(source, Path))
+    marks = (image_mark(path) for path in paths if path not in known)
+    return {mark[0]: mark for mark in marks if mark is not None}
 
 
 def _leave_out(found: Scanned, sentence: str) -> None:

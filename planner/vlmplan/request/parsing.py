@@ -160,11 +160,11 @@ def _with_data(whole: Request, own: Request, path: Path, image_folder: Path | No
     from vlmplan.data_plan import DataSources
 
     task = whole.task.task()
-    if task is not None:
+    if task is not None and not task.is_dpo:
         raise InputError(
-            f"--data {path} is read as samples of supervised fine-tuning, which --task {task.kind.value} does not "
-            f"train on; leave it off, and say with --seq-len how many tokens a prompt and its answer are together "
-            f"(launch trains on --train-data)"
+            f"--data {path} does not say how long the answers are that --task {task.kind.value} trains on, which the "
+            f"model writes itself; leave it off, and say with --seq-len how many tokens a prompt and its answer are "
+            f"together (launch trains on --train-data)"
         )
     rules = _data_rules(whole)
     if image_folder is not None and not image_folder.is_dir():
@@ -181,6 +181,8 @@ def _data_rules(whole: Request) -> "DataRules":
     tool = None if whole.made_for is None else whole.made_for.value
     rules = rules_of(tool) if whole.configured is None else whole.configured.config.data_rules
     rules = with_frame_limits(rules, whole.videos)
+    task = whole.task.task()
+    rules = rules if task is None else replace(rules, prefers=task.is_dpo)
     batching = whole.recipe.batching
     if batching is None:
         return rules
