@@ -10,8 +10,9 @@ from test_batches_of_families import loss_sum
 from chat_files import jsonl, png, text
 from vlmplan.chats.samples import read_chats
 from vlmplan_trainer.data.batches import collated
-from vlmplan_trainer.data.encode import UNSUPPORTED_MODELS, Encoder, PlannedSamples
+from vlmplan_trainer.data.encode import UNSUPPORTED_MODELS, PlannedSamples
 from vlmplan_trainer.data.flat_rows import for_the_model
+from vlmplan_trainer.data.read import encoder_class
 from vlmplan_trainer.data.scan import scanned
 from vlmplan_trainer.models.processors import load_processor
 
@@ -49,14 +50,14 @@ def test_without_the_mask_of_the_padding_a_model_gives_the_loss_that_it_gives_wi
         question("b.png", "a.png", answer="Both."),
     )
     samples = read_chats(data, skips_bad=False)[0]
-    made = Encoder(processor, PlannedSamples(seq_len=100_000), model_type=family)
+    made = encoder_class(family)(processor, PlannedSamples(seq_len=100_000), model_type=family)
     rows = [made.encode(sample) for sample in samples]
     assert scanned(made, samples).lengths == [row["input_ids"].shape[1] for row in rows]
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         masked = [float(model(**row).loss) * int((row["labels"][:, 1:] >= 0).sum()) for row in rows]
         alone = [loss_sum(model, for_the_model(model, row)) for row in rows]
-        batch = collated(rows, pad_id=made.pad_id, pads_to=16, seq_len=100_000)
+        batch = collated(made.alongside(rows), pad_id=made.pad_id, pads_to=16, seq_len=100_000)
         together = loss_sum(model, for_the_model(model, batch))
     assert alone == pytest.approx(masked, rel=1e-4)
     assert together == pytest.approx(sum(masked), rel=1e-4)

@@ -3,9 +3,9 @@
 Texts are padded to the longest of the micro batch, rounded up. What the processor makes of images has images (patches,
 for Qwen-VL) in dimension 0 and is put one after the other there, each other dimension padded with zeros to the largest:
 tiles of LLaVA-NeXT and LLaVA-OneVision, pixels of Pixtral, whose models are told the true sizes beside, and images of
-Idefics3 and SmolVLM, whose models drop images of zeros. MiniCPM-V takes the patches of all images side by side in one
-row. Spectrograms of sounds are padded like this too, and so are the masks of their frames. Samples without images or
-sounds add nothing.
+Idefics3 and SmolVLM, whose models drop images of zeros. Llama 3.2 Vision has samples in dimension 0 and their images in
+the next. MiniCPM-V takes the patches of all images side by side in one row. Spectrograms of sounds are padded like this
+too, and so are the masks of their frames. Samples without images or sounds add nothing.
 """
 
 import math
@@ -67,7 +67,7 @@ class Batches:
         row_lengths = [sum(self.scan.lengths[index] for index in row) for row in self._rows]
         self._lengths = row_lengths if groups_by_length else None
         self._pads_to = pads_to
-        self._shows_images = encoder.needs_blanks and any(sample.images for sample in self._samples)
+        self._shows_images = any(sample.images for sample in self._samples)
         self._shows_videos = any(sample.videos for sample in self._samples)
         self._has_sounds = any(sample.sounds for sample in self._samples)
         self._epoch = self._start = 0
@@ -106,7 +106,9 @@ class Batches:
         rows = [
             self._encoder.encode_or_nothing(self._samples[index]) for place in places for index in self._rows[place]
         ]
-        blanks = [self._encoder.blank_image] if self._shows_images else []
+        if self._shows_images:
+            rows = [*self._encoder.alongside(rows)]
+        blanks = [self._encoder.blank_image] if self._shows_images and self._encoder.needs_blanks else []
         blanks += [self._encoder.blank_video] if self._shows_videos else []
         blanks += [self._encoder.blank_sound] if self._has_sounds else []
         for blank in blanks:
@@ -173,7 +175,8 @@ def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int
     for name in names:
         if name in SEQUENCE_KEYS and has_tokens:
             values = [row.get(name, torch.zeros_like(row["input_ids"])) for row in rows]
-            result[name] = torch.cat([padded(value, (num_tokens,), fills.get(name, 0)) for value in values])
+            sizes = num_tokens, *(max(shown) for shown in zip(*(value.shape[2:] for value in values), strict=True))
+            result[name] = torch.cat([padded(value, sizes, fills.get(name, 0)) for value in values])
         else:
             values = [row[name] for row in rows if name in row]
             is_packed = SIZES_OF_PACKED.get(name) in names

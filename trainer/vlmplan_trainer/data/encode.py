@@ -24,16 +24,19 @@ from vlmplan.chats.samples import Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 from vlmplan_trainer.data.images import opened
+from vlmplan_trainer.data.places import last, moved, overlapping
 from vlmplan_trainer.data.sounds import PlannedSounds, SoundMeter
-from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
+from vlmplan_trainer.data.templates import ChatTemplate, Rendered
 from vlmplan_trainer.data.videos import VideoLimits, VideoMeter, frames_of, videos_as_images
 from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES
 
-SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
-"""Tensors with one value per token; the others are about what is shown."""
-UNSUPPORTED_MODELS = ("mllama", "blip-2", "instructblip", "idefics2")
-"""Their processors do not say which tokens stand for an image, or mask images for each token."""
+CROSS_MASK = "cross_attention_mask"
+"""What each token looks at, of models that show images to their text through cross-attention."""
+SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids", CROSS_MASK)
+"""Tensors that begin with (samples, tokens); the others are about what is shown."""
+UNSUPPORTED_MODELS = ("blip-2", "instructblip", "idefics2")
+"""Their processors do not say which tokens stand for an image."""
 BLANK_SIDE = 28
 
 Encoded = dict[str, Tensor]
@@ -80,6 +83,9 @@ class Encoder:
     """Whether the tokenizer has to say where tokens stand in a text."""
     needs_blanks = True
     """Whether samples without images get a blank one where others have some."""
+    asks_places = True
+    """Whether the processor is asked where it put the tokens of images."""
+    meter_class = ImageMeter
 
     def __init__(
         self,
@@ -103,7 +109,7 @@ class Encoder:
                              "a fast tokenizer (tokenizer.json) is needed")  # fmt: skip
         self._template = ChatTemplate(processor)
         self._accepted = accepted_names(model_type) if self.is_vision else {"input_ids", "attention_mask"}
-        self.meter = ImageMeter(processor) if self.is_vision else None
+        self.meter = self.meter_class(processor) if self.is_vision else None
         self._planned = planned
         self._fitter = ImageDownscaler(self.meter, planned.image_size) if self.meter is not None else None
         self.sound_meter = None if planned.sounds is None else SoundMeter(processor, planned.sounds)
@@ -157,13 +163,13 @@ class Encoder:
         if sample.videos:
             tensors = self.video_meter.with_seconds(sample, tensors)
         characters = torch.as_tensor(offsets).reshape(-1, 2)
-        spans = [(_moved(start, places), _moved(end, places)) for start, end in rendered.spans]
+        spans = [(moved(start, places), moved(end, places)) for start, end in rendered.spans]
         tensors["labels"] = torch.where(overlapping(characters, spans), tensors["input_ids"][0], IGNORED_LABEL)[None]
         image_tokens = overlapping(characters, [place["new_span"] for place in places])
         known = self._known(tensors)
         if sample.videos and self.video_meter.makes_images:
             known = videos_as_images(known, [isinstance(part, VideoPart) for part in sample.shown])
-        return self._cut(sample, known, _last(image_tokens))
+        return self._cut(sample, known, last(image_tokens))
 
     def encode_or_nothing(self, sample: Sample) -> Encoded:
         """The sample as ``encode`` has it, but ``nothing`` for a sample that does not fit after all and, if
@@ -179,6 +185,10 @@ class Encoder:
                 sys.stdout.write(f"left out: {error}\n")
                 sys.stdout.flush()
             return self.nothing
+
+    def alongside(self, rows: Sequence[Encoded]) -> Sequence[Encoded]:
+        """``rows`` as they stand in one micro batch of data with images."""
+        return rows
 
     @cached_property
     def nothing(self) -> Encoded:
@@ -311,7 +321,8 @@ class Encoder:
         for number, part in enumerate(sample.images, start=1):
             image = opened(part.source, name=f"{sample.source}: image {number}")
             images.append(downscaled_image(image, self.fit(image.size)))
-        options |= {"images": [images] if images else None, "return_text_replacement_offsets": True}
+        options |= {"images": [images] if images else None}
+        options |= {"return_text_replacement_offsets": True} if self.asks_places else {}
         options |= {"images_kwargs": {"return_tensors": "pt"}} if images else {}  # Ovis2's reads sizes from a tensor
         options |= self._videos(sample)
         if sample.sounds and self.sound_meter is not None:
@@ -373,24 +384,3 @@ def kind_of_last(sample: Sample) -> str:
     """What a sample shows last, in a word."""
     last = sample.shown[-1]
     return "video" if isinstance(last, VideoPart) else "sound" if isinstance(last, SoundPart) else "image"
-
-
-def overlapping(offsets: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Whether each token shares a character with one of ``spans``. ``offsets`` is (tokens, 2); shape (tokens,)."""
-    start, end = offsets[:, 0], offsets[:, 1]
-    found = torch.zeros_like(start, dtype=torch.bool)
-    for first, last in spans:
-        found |= start.clamp(min=first) < end.clamp(max=last)
-    return found
-
-
-def _moved(character: int, places: Sequence[dict[str, Any]]) -> int:
-    """The place of a character of the text after placeholders before it were written out."""
-    gained = [place["new_span"][1] - place["span"][1] for place in places if place["span"][1] <= character]
-    return character + (gained[-1] if gained else 0)
-
-
-def _last(found: Tensor) -> int:
-    """The last true place; -1 if there is none."""
-    places = found.nonzero()
-    return int(places.max()) if len(places) else -1

@@ -18,6 +18,7 @@ from vlmplan.training import TrainerOptions
 from vlmplan.units import counted
 from vlmplan.workload import Workload
 from vlmplan_trainer.data.batches import PADS_TO, refuse_too_few
+from vlmplan_trainer.data.cross_attention import CrossAttendedEncoder
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder, PlannedSamples
 from vlmplan_trainer.data.flat_batches import BATCHES
@@ -186,7 +187,13 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
         clip_frames=workload.clip_frames,
         sounds=sounds,
     )
-    return Encoder(processing.processor, planned, model_type=processing.model_type, skips_bad=options.skip_bad_samples)
+    kind = encoder_class(processing.model_type)
+    return kind(processing.processor, planned, model_type=processing.model_type, skips_bad=options.skip_bad_samples)
+
+
+def encoder_class(model_type: str) -> type[Encoder]:
+    """What encodes samples of models that are a decoder."""
+    return CrossAttendedEncoder if model_type == "mllama" else Encoder
 
 
 def _encoder_of_pairs(

@@ -1,0 +1,30 @@
+"""Where tokens and characters stand, in a text and in what a processor writes in its place."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmplan_trainer.data.templates import Span
+
+
+def overlapping(offsets: Tensor, spans: Sequence[Span]) -> Tensor:
+    """Whether each token shares a character with one of ``spans``. ``offsets`` is (tokens, 2); shape (tokens,)."""
+    start, end = offsets[:, 0], offsets[:, 1]
+    found = torch.zeros_like(start, dtype=torch.bool)
+    for first, last in spans:
+        found |= start.clamp(min=first) < end.clamp(max=last)
+    return found
+
+
+def moved(character: int, places: Sequence[dict[str, Any]]) -> int:
+    """The place of a character of the text after placeholders before it were written out."""
+    gained = [place["new_span"][1] - place["span"][1] for place in places if place["span"][1] <= character]
+    return character + (gained[-1] if gained else 0)
+
+
+def last(found: Tensor) -> int:
+    """The last true place; -1 if there is none."""
+    places = found.nonzero()
+    return int(places.max()) if len(places) else -1
