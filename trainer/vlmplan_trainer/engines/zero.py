@@ -89,6 +89,18 @@ class ZeroEngine(OnRanks):
             path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
         if path is None:
             raise RuntimeError(f"DeepSpeed found nothing to load in {folder}")
+        self._release_small_weights()
+
+    def _release_small_weights(self) -> None:
+        """Shard again the weights below the persistence threshold of stage 3, as they are before a run's first forward.
+
+        DeepSpeed notes in that forward which weights a module uses beside its own, as DoRA's does, by their not being
+        whole (``ZeROOrderedDict`` in 0.19.8 ``zero/parameter_offload.py``). ``load_checkpoint`` leaves small ones
+        whole, the first forward releases them all the same, and DoRA's backward would find them empty.
+        """
+        small = getattr(self._engine.optimizer, "persistent_parameters", ())
+        if small:
+            small[0].partition(small)
 
     def weights(self) -> dict[str, Tensor] | None:
         if self._engine.zero_optimization_stage() == 3:
