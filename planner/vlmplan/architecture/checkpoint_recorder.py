@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.empty_calls import EmptyCall
-from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.trace import KeptCast
@@ -19,7 +19,7 @@ class OpenContainer(NamedTuple):
     """A module that calls others, whose backward is not over before theirs is. ``start``: the last graph node before
     it."""
 
-    module: Any
+    module: WeightUser
     start: int
     has_input_grad: bool
 
@@ -34,7 +34,7 @@ class CheckpointRecorder(Recorder):
 
     def __init__(self, *, follows_weights: bool) -> None:
         super().__init__(follows_weights=follows_weights)
-        self.modules: list[Any] = []
+        self.modules: list[WeightUser] = []
         self.num_nodes: int = 0
         self._begins_again = False
         self._containers: dict[tuple[int, str | None], OpenContainer] = {}
@@ -95,17 +95,17 @@ class CheckpointRecorder(Recorder):
             self._flush()
             self._events.append(KeptCast(num_bytes))
 
-    def take_recomputation(self, users: Sequence[Any], *, ends_in_block: bool) -> Recomputation:
+    def take_recomputation(self, users: Sequence[WeightUser], *, ends_in_block: bool) -> Recomputation:
         """The recomputation of the last replay, which the backward of ``users`` asked for."""
         modules, self._recomputed = self._recomputed or (), None
         return Recomputation(users, modules, self._block_start if ends_in_block else None)
 
-    def enter_container(self, module: Any, *, has_input_grad: bool) -> None:
+    def enter_container(self, module: WeightUser, *, has_input_grad: bool) -> None:
         """``module``, which calls others, begins, in the running section or around sections."""
         section = None if self.is_between_sections else self._key
         self._containers[id(module), section] = OpenContainer(module, self.num_nodes, has_input_grad)
 
-    def container(self, module: Any, section: str) -> OpenContainer | None:
+    def container(self, module: WeightUser, section: str) -> OpenContainer | None:
         """The last call of a container in a section or around it; None for a module that calls no other."""
         return self._containers.get((id(module), section)) or self._containers.get((id(module), None))
 

@@ -12,24 +12,21 @@ section 4.3). Source: peft 0.21 ``tuners/lora/dora.py`` (``DoraLinearLayer``) an
 - with dropout the base layer is computed a second time, of the dropped x, which keeps that copy of ``W`` for backward.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.packed_weight import dequantised
-from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
 
 
-class UsedWeights:
-    """Weights that a module uses, of others too, as ZeRO-3 sees it: what it has to gather for that module.
+class UsedWeights(WeightUser):
+    """Weights that a module uses, of others too, as ZeRO-3 sees it: what it has to gather for that module."""
 
-    ``is_container``: the module calls others and has no weight of its own.
-    """
-
-    def __init__(self, parameters: Mapping[str, Parameter], *, is_container: bool = False) -> None:
+    def __init__(self, parameters: dict[str, Parameter], *, is_container: bool = False) -> None:
         self.parameters_by_name = parameters
         self.is_container = is_container
 

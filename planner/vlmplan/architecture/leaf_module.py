@@ -12,17 +12,17 @@ whatever a rank's tokens choose, so that no family needs them; those three have 
 from typing import Any
 
 from vlmplan.architecture.modules import Module
-from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.tensor import Tensor
 
 
-class WeightsOfLeaf:
+class WeightsOfLeaf(WeightUser):
     """All weights inside a leaf module, as ZeRO-3 sees them."""
 
     is_leaf = True
 
     def __init__(self, module: Module) -> None:
-        self.parameters_by_name: dict[str, Parameter] = dict(module.named_parameters())
+        self.parameters_by_name = dict(module.named_parameters())
 
 
 class LeafModule(Module):

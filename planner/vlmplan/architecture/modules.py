@@ -14,7 +14,7 @@ from vlmplan.architecture.checkpointing import as_tuple, checkpoint
 from vlmplan.architecture.containers import call_container
 from vlmplan.architecture.first_layer import LayerReuse
 from vlmplan.architecture.layer_calls import call_of
-from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.reused_layers import copy_of_result, first_layer_input, reuse_layer
 from vlmplan.architecture.tensor import FIRST, Tensor
 from vlmplan.architecture.tiled_mlp import tiled
@@ -24,7 +24,7 @@ from vlmplan.units import DType
 Made = TypeVar("Made", bound="Module")
 
 
-class Module:
+class Module(WeightUser):
     """A node of the tree. Subclasses set parameters and modules as attributes and define ``forward``."""
 
     can_be_tiled = False
@@ -32,7 +32,6 @@ class Module:
     copies_weights_to_decode = False
     """Whether it takes copies of weights for every token that is generated."""
 
-    parameters_by_name: dict[str, Parameter]
     modules_by_name: dict[str, "Module"]
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:

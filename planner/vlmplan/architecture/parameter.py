@@ -1,4 +1,4 @@
-"""Weights of a symbolic model."""
+"""Weights of a symbolic model, and what uses them."""
 
 from math import prod
 
@@ -53,3 +53,17 @@ class Parameter:
     @property
     def num_bytes(self) -> int:
         return self.numel * self.dtype.num_bytes if self.stored_bytes is None else self.stored_bytes
+
+
+class WeightUser:
+    """What ZeRO-3 sees use weights: a module, or what stands for one."""
+
+    parameters_by_name: dict[str, Parameter]
+    is_leaf = False
+    """Whether the weights are those of all modules inside, which are not seen then (``leaf_module``)."""
+    reads_head = False
+    """Whether it is the model whose loss reads the weight of the head (``read_weights.ReadHead``)."""
+    calls_head = False
+    """Whether that model calls the head besides."""
+    is_container = False
+    """Whether it calls others and has no weight of its own."""

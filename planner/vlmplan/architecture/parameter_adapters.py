@@ -77,7 +77,7 @@ class LoraParameter(ReadingModule):
         # The owner is the base layer or lies inside it; as an attribute it would be walked a second time.
         self.target = (owner, name)
 
-    def used_parameters(self) -> Mapping[str, Parameter]:
+    def used_parameters(self) -> dict[str, Parameter]:
         owner, name = self.target
         return {name: owner.parameters_by_name[name], "A": self.lora_A.weight, "B": self.lora_B.weight}
 

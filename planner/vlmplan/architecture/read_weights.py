@@ -5,13 +5,13 @@ DeepSpeed takes such a weight for one of the model's own: ``ZeROOrderedDict.__ge
 the second micro batch on stage 3 gathers it before that forward begins and releases it when it is over.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from vlmplan.architecture.containers import call_container, passing
 from vlmplan.architecture.modules import Embedding, Module
-from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.tensor import Tensor
 
@@ -23,11 +23,11 @@ class ReadWeight(Module):
         self.weight = owner.weight
 
 
-class WeightsOfReader:
+class WeightsOfReader(WeightUser):
     """The weights of a module and those that its forward reads of modules inside it, as ZeRO-3 sees them."""
 
     def __init__(self, reader: "ReadingModule") -> None:
-        self.parameters_by_name: Mapping[str, Parameter] = reader.used_parameters()
+        self.parameters_by_name = reader.used_parameters()
 
 
 class ReadingModule(Module):
@@ -42,7 +42,7 @@ class ReadingModule(Module):
         """The modules whose weights this one reads."""
         raise NotImplementedError(type(self).__name__)
 
-    def used_parameters(self) -> Mapping[str, Parameter]:
+    def used_parameters(self) -> dict[str, Parameter]:
         """The module's own parameters and those that it reads, of modules that may be wrapped by adapters."""
         used = dict(self.parameters_by_name)
         for number, module in enumerate(self.read_modules()):
@@ -59,7 +59,7 @@ class ReadingModule(Module):
         return call_container(x.tape, self._gathered, partial(self.forward, x, *args), has_input_grad=has_input_grad)
 
 
-class ReadHead:
+class ReadHead(WeightUser):
     """The model as stage 3 sees it whose loss reads the weight of its ``head``: a module with that weight.
 
     TRL's fused head does (trl 1.16 ``trainer/utils.py`` ``add_fused_lm_head``), and Liger's forward of a model.
@@ -76,10 +76,7 @@ class ReadHead:
         """``head`` may be wrapped by adapters or trained as a copy, in which the reader does not take part."""
         self.calls_head = calls_head
         self.head = getattr(head, "base_layer", getattr(head, "modules_to_save", head))
-
-    @property
-    def parameters_by_name(self) -> Mapping[str, Parameter]:
-        return self.head.parameters_by_name
+        self.parameters_by_name = self.head.parameters_by_name
 
 
 def begin_forward(tape: Recorder, model: ReadHead | None) -> ReadHead | None:

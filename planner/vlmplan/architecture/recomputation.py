@@ -7,7 +7,9 @@ of these modules is over (``update_recompute_parameters``, ``release_sub_module`
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from vlmplan.architecture.parameter import WeightUser
 
 
 class Recomputation(NamedTuple):
@@ -15,11 +17,11 @@ class Recomputation(NamedTuple):
     weights that ran again. ``block_start``: where the operation lies in a module that has no weights of its own, but
     whose backward goes on beyond it, the last graph node before that module; else None."""
 
-    users: Sequence[Any] = ()
-    modules: Sequence[Any] = ()
+    users: Sequence[WeightUser] = ()
+    modules: Sequence[WeightUser] = ()
     block_start: int | None = None
 
-    def is_over_with(self, module: Any) -> bool:
+    def is_over_with(self, module: WeightUser | None) -> bool:
         """Whether its frozen weights go when the backward of ``module`` is over."""
         return self.block_start is None and (not self.users or module is self.users[-1])
 
@@ -27,6 +29,6 @@ class Recomputation(NamedTuple):
         """Whether they have gone when backward has come to the node with this number."""
         return self.block_start is not None and sequence <= self.block_start
 
-    def holds(self, module: Any) -> bool:
+    def holds(self, module: WeightUser) -> bool:
         """Whether the weights of ``module`` outlast its own backward."""
         return self.block_start is not None and any(one is module for one in self.modules)

@@ -10,6 +10,7 @@ from typing import Any
 
 from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.first_layer import FirstLayer
+from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.trace import (
     NO_SPAN,
     Event,
@@ -213,7 +214,7 @@ class Recorder:
         self._start = self._peak = (live[0], live[1], live[2], live[3])
         self._start_total = self._peak_total = self.total
 
-    def fetch(self, module: Any) -> None:
+    def fetch(self, module: WeightUser) -> None:
         if self.follows_weights and not self._is_phantom:
             self._flush()
             events = self._events
@@ -233,7 +234,7 @@ class Recorder:
         else:
             events.append(Prefetch(times))
 
-    def release(self, module: Any) -> None:
+    def release(self, module: WeightUser) -> None:
         if not self.follows_weights or self._is_phantom:
             return
         if self._recomputed is not None and _is_frozen(module):
@@ -253,7 +254,7 @@ class Recorder:
         modules, self._recomputed = self._recomputed, outside
         self.end_recomputation(modules)
 
-    def end_recomputation(self, modules: Sequence[Any]) -> None:
+    def end_recomputation(self, modules: Sequence[WeightUser]) -> None:
         """The module in whose backward a checkpointed layer was run again is done: frozen weights of the layer go.
 
         Source: ``update_recompute_parameters`` and ``release_sub_module`` in deepspeed 0.19.8
@@ -263,7 +264,7 @@ class Recorder:
             self._flush()
             self._events += [Release(module, ends_recomputation=True) for module in modules]
 
-    def keep(self, module: Any) -> None:
+    def keep(self, module: WeightUser) -> None:
         """The backward of ``module`` is over, but no gradient reaches its input, which needs none (token ids, pixels,
         frozen embeddings): nothing releases it before the whole backward ends.
 
@@ -274,12 +275,12 @@ class Recorder:
             self._kept.add(key)
             self._sections[self._key].unreleased_bytes += _weight_bytes(module)
 
-    def begin_call(self, module: Any) -> None:
+    def begin_call(self, module: WeightUser) -> None:
         """The forward of ``module`` begins."""
         self._ended.discard((id(module), self._key))
         self.fetch(module)
 
-    def ends_last_call(self, module: Any) -> bool:
+    def ends_last_call(self, module: WeightUser) -> bool:
         """Whether the backward that is over is that of the last call of ``module``: DeepSpeed counts its inputs anew
         in each call, so that the backward of calls before the last releases nothing.
 
@@ -358,11 +359,11 @@ class ChargedTo:
         self._recorder.kind = self._before
 
 
-def _weight_bytes(module: Any) -> int:
+def _weight_bytes(module: WeightUser) -> int:
     return sum([weight.numel * weight.dtype.num_bytes for weight in module.parameters_by_name.values()])
 
 
-def _is_frozen(module: Any) -> bool:
+def _is_frozen(module: WeightUser) -> bool:
     return not any(weight.requires_grad for weight in module.parameters_by_name.values())
 
 

@@ -17,11 +17,10 @@ kept, bucketed or sharded, and when a weight is gathered, is DeepSpeed's busines
 import heapq
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
 
 from vlmplan.architecture.checkpoint_recorder import OpenContainer
 from vlmplan.architecture.first_layer import UnequalLayersError
-from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.tensor import Edge, ForwardTape, GradientView, GraphNode, Tensor
 from vlmplan.architecture.trace import WHOLE, Drop, GradientPart, GradientReady
@@ -52,7 +51,7 @@ class Visit:
     )
 
     def __init__(self, tape: "Tape", recomputation: Recomputation, buffers: dict[ParameterUse, Tensor]) -> None:
-        self.module: Any = None
+        self.module: WeightUser | None = None
         self._num_around = len(tape.open_containers)  # when a checkpointed layer has run again
         self.has_input_grad = False
         self.is_in_block = recomputation.block_start is not None
@@ -75,14 +74,14 @@ class Visit:
             tape.prefetch(node.empty_call.begin_backward())
         if self.module is None and node.module is not None:
             self.module, self.has_input_grad = node.module, False
-            self._begin(node)
+            self._begin(node.module, node.section)
 
-    def _begin(self, node: GraphNode) -> None:
-        """The backward of the module of ``node`` begins, or that of a container goes on."""
-        if self._is_open(self.module):
+    def _begin(self, module: WeightUser, section: str) -> None:
+        """The backward of a module begins, or that of a container goes on."""
+        if self._is_open(module):
             return
-        self._fetch(self.module)
-        container = self._tape.container(self.module, node.section)
+        self._fetch(module)
+        container = self._tape.container(module, section)
         if container is not None:
             self._tape.open_containers.append(container)
 
@@ -91,10 +90,10 @@ class Visit:
         """The containers that have begun here."""
         return self._tape.open_containers[self._num_around :]
 
-    def _is_open(self, module: Any) -> bool:
+    def _is_open(self, module: WeightUser | None) -> bool:
         return any(container.module is module for container in self._tape.open_containers)
 
-    def _fetch(self, module: Any) -> None:
+    def _fetch(self, module: WeightUser) -> None:
         if module in self._begun:
             self._begun.remove(module)
         else:
@@ -102,7 +101,7 @@ class Visit:
 
     def take_gradient(self, use: ParameterUse) -> None:
         """A weight's whole gradient is there. In a leaf module it waits for the end of the module's backward."""
-        if getattr(self.module, "is_leaf", False):
+        if self.module is not None and self.module.is_leaf:
             self._of_leaf.append(use)
         else:
             self._tape.hand_over([use], self._buffers)
@@ -119,18 +118,18 @@ class Visit:
         module, self.module = self.module, None
         if self._is_open(module):
             return
-        if self._of_leaf:  # in the order of its weights
+        if module is not None and self._of_leaf:  # in the order of its weights
             places = {id(weight): place for place, weight in enumerate(module.parameters_by_name.values())}
             self._tape.hand_over(sorted(self._of_leaf, key=lambda use: places[id(use[0])]), self._buffers)
             self._of_leaf.clear()
-        self._let_go(module, is_done=self.has_input_grad and not getattr(module, "reads_head", False))
+        self._let_go(module, is_done=self.has_input_grad and (module is None or not module.reads_head))
 
     def _leave_container(self) -> None:
         """The backward of all that the innermost container calls is over, and with it the container's own."""
         container = self._tape.open_containers.pop()
         self._let_go(container.module, is_done=container.has_input_grad)
 
-    def _let_go(self, module: Any, *, is_done: bool) -> None:
+    def _let_go(self, module: WeightUser | None, *, is_done: bool) -> None:
         """``is_done``: the module's input has its gradient, which is what releases its weights."""
         if module is not None and not self._recomputation.holds(module):
             is_last = self._tape.ends_last_call(module)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from vlmplan.architecture.parameter import Parameter, WeightUser
+
 
 class Kind(IntEnum):
     """The component of the estimate that a storage is charged to."""
@@ -73,7 +75,7 @@ class GradientReady(NamedTuple):
     say.
     """
 
-    parameter: Any
+    parameter: Parameter
     num_bytes: int
     kind: int
     part: GradientPart = WHOLE
@@ -83,7 +85,7 @@ class Fetch(NamedTuple):
     """``module`` is about to use its own weights (ZeRO-3 gathers them), and ``before`` it so many modules without any
     begin, as in ``Prefetch``."""
 
-    module: Any
+    module: WeightUser
     before: int = 0
 
 
@@ -93,7 +95,7 @@ class Release(NamedTuple):
     ``ends_recomputation``: they were frozen and gathered to run a checkpointed layer again, and go whatever comes next.
     """
 
-    module: Any
+    module: WeightUser
     ends_recomputation: bool = False
 
 
@@ -107,7 +109,7 @@ class Hold(NamedTuple):
     """Autograd saves a view of ``parameter``: the storage it has now lives until ``Drop`` of the same ``handle``."""
 
     handle: int
-    parameter: Any
+    parameter: Parameter
 
 
 class Drop(NamedTuple):
@@ -140,7 +142,7 @@ class GradientTaken(NamedTuple):
     """A gradient that arrives as ``GradientReady`` does, where the engine decides when the storage ``handle`` is
     freed."""
 
-    parameter: Any
+    parameter: Parameter
     num_bytes: int
     handle: int
     part: GradientPart = WHOLE

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate, chain
 from typing import Any
 
+from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.reference import is_of_copy, is_own
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Trace
 from vlmplan.engines.coordinator.records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
@@ -65,7 +66,7 @@ class GatherSteps:
         outside, inside = ([numel[is_leaf] for numel in numels] for is_leaf in (False, True))
         return list(accumulate(outside, initial=0)), list(accumulate(inside, initial=0))
 
-    def _module(self, module: Any, layer: int | None) -> GatheredModule:
+    def _module(self, module: WeightUser, layer: int | None) -> GatheredModule:
         key = (id(module), layer)
         known = self.module_by_key.get(key)
         if known is None:
@@ -73,15 +74,14 @@ class GatherSteps:
             if template is None:
                 template = self._templates[id(module)] = self._template(module)
             gathered, numel, first = template
-            weights, is_leaf = [self._weight(one, layer) for one in gathered], getattr(module, "is_leaf", False)
-            reads_head, calls_head = getattr(module, "reads_head", False), getattr(module, "calls_head", False)
-            known = GatheredModule(key, weights, numel, is_leaf, reads_head, calls_head=calls_head)
+            weights = [self._weight(one, layer) for one in gathered]
+            known = GatheredModule(key, weights, numel, module.is_leaf, module.reads_head, calls_head=module.calls_head)
             if first is not None:
                 known.waited_first = self._weight(first, layer)
             self.module_by_key[key] = known
         return known
 
-    def _template(self, module: Any) -> tuple[list[Any], int, Any]:
+    def _template(self, module: WeightUser) -> tuple[list[Any], int, Any]:
         """The weights of a module that are gathered and released, the same in every layer, the elements of all, and
         ``waited_first``. Weights of adapters are younger than others, which DeepSpeed goes by (``ds_id``)."""
         parameters = list(module.parameters_by_name.values())
@@ -90,7 +90,7 @@ class GatherSteps:
         is_fixed = 0 < len(parameters) <= FIRST_STAYS and parameters[0].numel > limit
         return gathered, sum([one.numel for one in parameters]), parameters[0] if is_fixed else None
 
-    def _weight(self, parameter: Any, layer: int | None) -> GatheredWeight:
+    def _weight(self, parameter: Parameter, layer: int | None) -> GatheredWeight:
         key = (id(parameter), parameter.layer_of(layer))
         known = self.weight_by_key.get(key)
         if known is None:
@@ -100,10 +100,9 @@ class GatherSteps:
         return known
 
 
-def _is_adapter(module: Any) -> bool:
+def _is_adapter(module: WeightUser) -> bool:
     """Whether it does not run where adapters are off; those around base layers do."""
-    is_container = getattr(module, "is_container", False)
-    return not is_container and all(weight.requires_grad for weight in module.parameters_by_name.values())
+    return not module.is_container and all(weight.requires_grad for weight in module.parameters_by_name.values())
 
 
 def _fetched(events: list[Event]) -> list[Any]:

@@ -128,7 +128,7 @@ def _kind(forward: Iterable[WeightUse], backward: Iterable[WeightUse]) -> Any:
 
     def module(one: Any) -> int:
         weights = tuple(parameter(own) for own in one.parameters_by_name.values())
-        return number(id(one), (getattr(one, "reads_head", False), weights))
+        return number(id(one), (one.reads_head, weights))
 
     def event(one: WeightUse) -> Any:
         if isinstance(one, Fetch):
@@ -160,7 +160,7 @@ def _numel(uses: SectionUses) -> int:
     """Elements of the modules that are used, as often as they are in forward, without those of leaves, which are not
     counted between two uses of others' weights."""
     modules = [event.module for event in uses.forward if isinstance(event, Fetch)]
-    counted = [module for module in modules if not getattr(module, "is_leaf", False)]
+    counted = [module for module in modules if not module.is_leaf]
     return sum([one.numel for module in counted or modules for one in module.parameters_by_name.values()])
 
 

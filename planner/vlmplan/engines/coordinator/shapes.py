@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.reference import is_of_copy, is_own
 from vlmplan.architecture.trace import Drop, Fetch, Prefetch, Release, Trace, WeightUse
 from vlmplan.engines.coordinator.repeated_layers import section_uses
@@ -55,15 +56,14 @@ class _Shape:
             return view, None
         return view, None, self._weights.setdefault(id(event.parameter), len(self._weights))
 
-    def _module(self, module: Any) -> int:
+    def _module(self, module: WeightUser) -> int:
         number = self._modules.setdefault(id(module), len(self._modules))
         if number == len(self._members):
             own = module.parameters_by_name.values()
             places = [self._weights.setdefault(id(weight), len(self._weights)) for weight in own]
-            is_leaf = getattr(module, "is_leaf", False)
             self._members.append(
                 tuple(
-                    (place, weight.numel, weight.dtype.num_bytes, weight.requires_grad, is_leaf)
+                    (place, weight.numel, weight.dtype.num_bytes, weight.requires_grad, module.is_leaf)
                     for place, weight in zip(places, own, strict=True)
                 )
             )

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.trace import Fetch, Prefetch, Run, Trace, WeightUse
 from vlmplan.engines.coordinator.counts import GatherCounts
@@ -338,6 +339,6 @@ def live_in_run(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run
     return RunBytes(start, least - start, most - start, changes)
 
 
-def _passed(module: Any) -> Passed:
+def _passed(module: WeightUser) -> Passed:
     numel = sum([one.numel for one in module.parameters_by_name.values()])
-    return passed_by(numel, is_leaf=getattr(module, "is_leaf", False))
+    return passed_by(numel, is_leaf=module.is_leaf)
