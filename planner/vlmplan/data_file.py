@@ -21,6 +21,14 @@ MAX_SAMPLE_BYTES = 64 * 2**20
 """Longest sample: some dozen images in base64. What is made of it in memory is many times as much."""
 MAX_LIST_BYTES = 2 * 2**30
 """Longest list, which is read as a whole; the largest published one (LLaVA's 665k chats) has 1 GiB."""
+OTHER_KINDS = {
+    b"PAR1": "a Parquet file",
+    b"ARRO": "an Arrow file",
+    b"\x1f\x8b": "packed by gzip",
+    b"PK\x03\x04": "a ZIP archive",
+}
+"""By how a file begins."""
+TABLES = {".csv": "a table of CSV", ".tsv": "a table of TSV"}
 BLANKS = re.compile(r"[ \t\n\r]*")
 
 
@@ -40,6 +48,8 @@ def records_in(path: Path) -> Iterator[Record]:
     """
     try:
         with open_regular(path) as file:
+            _refuse_other_kinds(path, file.read(4))
+            file.seek(0)
             is_list = _first_letter(file) == b"["
             file.seek(0)
             yield from _records_of_list(path, _whole(path, file)) if is_list else _records_of_lines(path, file)
@@ -47,6 +57,17 @@ def records_in(path: Path) -> Iterator[Record]:
         raise UnavailableError(f"{path} does not exist") from None
     except OSError as error:
         raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _refuse_other_kinds(path: Path, begin: bytes) -> None:
+    """Raise InputError for a file that is none of JSON by its first bytes or its name."""
+    kind = next((kind for mark, kind in OTHER_KINDS.items() if begin.startswith(mark)), None)
+    kind = kind or TABLES.get(path.suffix.casefold())
+    if kind is not None:
+        raise InputError(
+            f"{path} is {kind}, which is not read; samples are JSONL or a JSON list (pandas writes a table so: "
+            f'.to_json("samples.jsonl", orient="records", lines=True))'
+        )
 
 
 def records_of(name: str, content: bytes) -> Iterator[Record]:

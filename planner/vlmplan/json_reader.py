@@ -5,6 +5,7 @@ can refuse the rest. What ``yaml_reader`` reads is looked at with it too: the se
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.files import NOT_JSON, text_of
 
 T = TypeVar("T")
+OPEN_END = re.compile(r"( starting)? at$|: ?$")
+"""How Python's sentences end before a place."""
 MAX_WHOLE = 2**63 - 1
 """The largest number of bytes, or of anything else, that a file or a tensor can have."""
 JsonDict = dict[str, Any]
@@ -80,7 +83,8 @@ def json_mistakes(source: str, text: str | None = None) -> Generator[None]:
         elif text is not None and not text.strip():
             message = f"{source} is empty; a JSON object {{...}} is needed"
         else:
-            message = f"{source} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+            what = OPEN_END.sub("", error.msg)
+            message = f"{source} is not JSON: {what} in line {error.lineno}, column {error.colno}"
         raise InputError(message) from None
     except RecursionError:
         raise InputError(too_deep(source)) from None

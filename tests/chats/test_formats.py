@@ -119,6 +119,8 @@ def test_a_tag_in_what_the_assistant_says_is_text():
         (human("<image>", image="a", images=["a"]), "both image and images"),
         (human("<image>", image=[{"file": "a"}]), "an object with one of image, path"),
         ({"prompt": "x"}, "completion is missing"),
+        ({"prompt": "x", "chosen": "a", "rejected": "b"}, "a pair of answers, on which --task dpo trains; supervised"),
+        ({"chosen": [ANSWER], "rejected": [ANSWER]}, "the sample has chosen and rejected, a pair of answers, on which"),
         ({"prompt": "x", "completion": [ANSWER]}, r"completion is \[.*; a text, or a list of messages, and the same"),
         ({"prompt": 5, "completion": "y"}, "prompt is 5; a text, or a list of messages"),
         ({"prompt": "x", "completion": " "}, "the completion is empty"),

@@ -188,6 +188,7 @@ def test_many_bad_lines_are_counted_and_the_first_are_quoted(tmp_path: Path):
             ["{}", "{}"],
             "has no sample to train on; all of its 2 are bad, the first: .*:1: the sample has none of messages",
         ),
+        (["{}"], "has no sample to train on; its only one is bad: .*:1: the sample has none of messages"),
         (["[]"], "has no sample to train on$"),
         (["[", json.dumps(GOOD), "]", "{}"], "goes on after its list, in line 4; one list, or one object a line$"),
     ],

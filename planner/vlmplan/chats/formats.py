@@ -41,6 +41,7 @@ from vlmplan.chats.references import (
     own_images,
     own_sounds,
     own_videos,
+    refuse_pair,
     sound_of_part,
     video_of_part,
 )
@@ -112,6 +113,7 @@ def raw_sample(
     whys = {"video": no_videos, "sound": no_sounds}
     for kind in _KINDS:
         _refuse_own(sample, kind, whys[kind.name])
+    refuse_pair(sample, completion_key)
     found = [key for key in _READERS if key in sample] or _transcripts(sample) or _captions(sample)
     if len(found) != 1:
         raise InputError(

@@ -16,13 +16,13 @@ from typing import Any, cast
 
 from vlmplan.chats.formats import RawSample, raw_sample
 from vlmplan.chats.image_files import PixelBudget
-from vlmplan.chats.references import OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS, Reference
+from vlmplan.chats.references import OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS, PREFERENCE_KEYS, Reference
 from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
 from vlmplan.data_file import Record
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
 
-CHOSEN, REJECTED = "chosen", "rejected"
+CHOSEN, REJECTED = PREFERENCE_KEYS
 ANSWERED = "completion"
 """The key under which a sample's answer stands, which a prompt alone has not."""
 STAND_IN = "-"

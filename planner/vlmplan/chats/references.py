@@ -15,6 +15,8 @@ FRAME_RATE = "sample_fps"
 """What qwen-vl-utils calls the frames a second of a list of frames."""
 WITH_SOUND = ("use_audio_in_video", "load_audio_from_video")
 """What transformers calls it that the sound of a video is heard too."""
+PREFERENCE_KEYS = ("chosen", "rejected")
+"""Under which a sample has two answers."""
 OWN_IMAGES = ("image", "images")
 OWN_VIDEOS = ("video", "videos")
 OWN_SOUNDS = ("audio", "audios")
@@ -148,3 +150,12 @@ def own_videos(sample: JsonObject) -> list[Reference]:
         needed = "a path of a video file, a list of the paths of its frames, or a list of either,"
         sample.refuse(next(key for key in OWN_VIDEOS if key in sample), needed)
     return [_video_of(item) for item in listed]
+
+
+def refuse_pair(sample: JsonObject, completion_key: str) -> None:
+    """Raise InputError for a pair of answers where a sample with one is read."""
+    if completion_key not in PREFERENCE_KEYS and all(key in sample for key in PREFERENCE_KEYS):
+        raise InputError(
+            f"{sample.source}: the sample has {' and '.join(PREFERENCE_KEYS)}, a pair of answers, on which --task dpo "
+            f"trains; supervised fine-tuning needs one answer"
+        )

@@ -4,7 +4,7 @@ shows."""
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -164,9 +164,16 @@ def read_each(path: Path, read: Callable[[Record], tuple[str, T]], *, skips_bad:
         samples.append(sample)
         forms[form] += 1
     if not samples:
-        why = f"; all of its {num_bad} are bad, the first: {sentences[0]}" if num_bad else ""
-        raise InputError(f"{path} has no sample to train on{why}")
+        raise nothing_to_train_on(str(path), num_bad, sentences)
     return samples, ReadReport(num_samples=len(samples), num_bad=num_bad, forms=dict(forms), sentences=tuple(sentences))
+
+
+def nothing_to_train_on(source: str, num_bad: int, sentences: Sequence[str]) -> InputError:
+    """That ``source`` has no sample that can be used, of ``num_bad`` of which the first ``sentences`` tell."""
+    if not num_bad:
+        return InputError(f"{source} has no sample to train on")
+    bad = "its only one is bad" if num_bad == 1 else f"all of its {num_bad:,} are bad, the first"
+    return InputError(f"{source} has no sample to train on; {bad}: {sentences[0]}")
 
 
 def sample_of(

@@ -15,7 +15,7 @@ from pathlib import Path
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.preferences import preference_of
-from vlmplan.chats.samples import Sample, sample_of
+from vlmplan.chats.samples import Sample, nothing_to_train_on, sample_of
 from vlmplan.data_file import Record, records_in
 from vlmplan.dataset.counting import TokenCounter
 from vlmplan.dataset.files import DataFile
@@ -92,8 +92,7 @@ def scan(
             found.add(part)
             advance(chunk_bytes, len(part.samples) + part.num_bad)
     if not found.samples:
-        why = f"; all of its {found.num_bad} are bad, the first: {found.sentences[0]}" if found.num_bad else ""
-        raise InputError(f"{source} has no sample to train on{why}")
+        raise nothing_to_train_on(source, found.num_bad, found.sentences)
     dataset = Dataset(
         source=source,
         samples=tuple(found.samples),

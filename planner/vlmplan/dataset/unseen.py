@@ -8,7 +8,7 @@ from pathlib import Path
 from vlmplan.chats.downscaling import Size
 from vlmplan.chats.formats import RawSample, raw_sample
 from vlmplan.chats.references import Reference
-from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, values_of
+from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, nothing_to_train_on, values_of
 from vlmplan.data_file import Record, records_of
 from vlmplan.dataset.counting import TokenCounter
 from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
@@ -39,8 +39,7 @@ def dataset_of_text(name: str, content: bytes, counter: TokenCounter, image_size
         text, answer = (tokens, 0) if isinstance(tokens, int) else tokens
         sizes.append(SampleSize(text, (image_size,) * len(sample.images), answer_tokens=answer))
     if not sizes:
-        why = f"; all of its {len(bad)} are bad, the first: {bad[0]}" if bad else ""
-        raise InputError(f"{name} has no sample to train on{why}")
+        raise nothing_to_train_on(name, len(bad), bad)
     return Dataset(
         source=name,
         samples=tuple(sizes),

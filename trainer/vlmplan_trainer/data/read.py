@@ -85,7 +85,7 @@ class SampleCounts:
         measures = f"an {self.measures}" if self.measures == ANSWER else f"a {self.measures}"
         lines = [
             f"{counted(self.num_samples, 'sample')} to {use} on, {images}" + (f" ({forms})" if forms else ""),
-            f"{self.shortest:,} to {self.longest:,} tokens in {measures}, {self.median_length:,.0f} in the middle one",
+            self._lengths(measures),
         ]
         if self.num_truncated:
             limits = [f"--seq-len {self.seq_len}"] if self.seq_len else []
@@ -98,6 +98,13 @@ class SampleCounts:
         if self.num_left_out:
             lines.append(f"{self.num_left_out:,} of {total:,} samples are left out")
         return [*lines, *(f"left out: {sentence}" for sentence in self.sentences)]
+
+    def _lengths(self, measures: str) -> str:
+        if self.shortest == self.longest:
+            return f"{self.longest:,} tokens in {measures}"
+        return (
+            f"{self.shortest:,} to {self.longest:,} tokens in {measures}, {self.median_length:,.0f} in the middle one"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
