@@ -1,4 +1,4 @@
-"""StarCoder 2, StableLM, Persimmon and Phi against transformers: Llamas with layer norms."""
+"""StarCoder 2, StableLM, Persimmon, Phi and Phi-3.5-MoE against transformers: Llamas with layer norms."""
 
 import pytest
 
@@ -36,7 +36,23 @@ CONFIGS = {
         "partial_rotary_factor": 0.25,
         "tie_word_embeddings": True,
     },
-    "persimmon": {"model_type": "persimmon", **SIZES, "hidden_size": 512},
+    "phimoe": {"model_type": "phimoe", **SIZES, "hidden_size": 512},
+    "phimoe with noise and biases": {
+        "model_type": "phimoe",
+        **SIZES,
+        "hidden_size": 512,
+        "input_jitter_noise": 0.01,
+        "attention_bias": True,
+        "lm_head_bias": True,
+    },
+    "phimoe with windows, tied": {
+        "model_type": "phimoe",
+        **SIZES,
+        "hidden_size": 512,
+        "sliding_window": 64,
+        "tie_word_embeddings": True,
+    },
+    "persimmon": {"model_type": "persimmon", **SIZES, "hidden_size": 1024},
     "persimmon without norms of each head, all of a head rotated": {
         "model_type": "persimmon",
         **SIZES,

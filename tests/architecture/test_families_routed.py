@@ -91,7 +91,52 @@ HY = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
 }
+AFMOE = {
+    "model_type": "afmoe",
+    **SIZES,
+    "hidden_size": 512,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "sliding_window": 64,
+}
+COHERE = {
+    "model_type": "cohere2_moe",
+    **SIZES,
+    "hidden_size": 512,
+    "head_dim": 16,
+    "num_experts": 8,
+    "sliding_window": 64,
+}
 CONFIGS = {
+    "afmoe": AFMOE,
+    "afmoe with scaled embeddings and biases, two dense layers, tied": {
+        **AFMOE,
+        "mup_enabled": True,
+        "num_dense_layers": 2,
+        "num_shared_experts": 1,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "cohere2_moe": COHERE,
+    "cohere2_moe with dense layers, shared experts, other norms": {
+        **COHERE,
+        "first_k_dense_replace": 2,
+        "num_shared_experts": 2,
+        "prefix_dense_intermediate_size": 80,
+        "expert_selection_fn": "sigmoid",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    "cohere2_moe with what experts give summed": {
+        **COHERE,
+        "num_shared_experts": 1,
+        "shared_expert_combination_strategy": "sum",
+        "expert_selection_fn": "sigmoid",
+        "norm_topk_prob": False,
+        "attention_bias": True,
+    },
     "hunyuan_v1_moe": HUNYUAN,
     "hunyuan_v1_moe with biases, experts by layer": {
         **HUNYUAN,
@@ -183,6 +228,12 @@ def test_a_checkpointed_step_peaks_as_in_transformers(config):
     from family_checks import assert_checkpointed_step_matches, text_inputs
 
     assert_checkpointed_step_matches(config, BATCH, text_inputs(BATCH))
+
+
+@pytest.mark.parametrize("key", ["expert_selection_fn", "shared_expert_combination_strategy"])
+def test_other_ways_of_cohere_to_choose_and_to_add_are_refused(key):
+    with pytest.raises(InputError, match=f"{key}.*other"):
+        predicted_step({**COHERE, key: "other"}, BATCH)
 
 
 def test_layers_of_different_numbers_of_experts_are_refused():

@@ -25,8 +25,7 @@ from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.prefixes import shortened
 from vlmplan_trainer.probe import configuration, model_class
 
-TRIED_FIRST = ("afmoe",)
-"""Whose routers' gates are Linears."""
+TRIED_FIRST = ("minimax",)
 RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=1, activation_checkpointing=False)
 
 

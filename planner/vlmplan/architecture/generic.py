@@ -38,7 +38,7 @@ MEETING = ("attend", "call")
 """How tokens meet what comes of images where they attend to it."""
 OLD_EXPERTS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(
-        (*("afmoe", "beam", "cohere2_moe", "deepseek_v32", "glm_moe_dsa", "longcat_flash"),),
+        ("beam", "deepseek_v32", "glm_moe_dsa", "longcat_flash"),
         OLD_EXPERT_NAMES,
     ),
     "minimax": Mixtral.PARAMETER_TARGETS,

@@ -77,8 +77,8 @@ class CohereLayer(Module):
 
     def __init__(self, shape: DecoderShape, window: int | None, *, norms_heads: bool, has_positions: bool) -> None:
         self.self_attn = CohereAttention(shape, window, norms_heads=norms_heads, has_positions=has_positions)
-        self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
-        self.input_layernorm = CohereNorm(shape.hidden_size)
+        self.mlp: Module = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
+        self.input_layernorm: Module = CohereNorm(shape.hidden_size)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         residual = x

@@ -218,11 +218,15 @@ class Decoder(Module):
             unused_masks = self.unused_masks(x, backend)
             tape.prefetch()  # for the module of the positions
             context_of = self.contexts(x, backend)
-        hidden = self.layers.run(x, Calls(context_of))
+        hidden = self.layers.run(self.entering(x), Calls(context_of))
         with tape.section("norm"):
             hidden = self.final_norm(hidden)
         del unused_masks
         return hidden
+
+    def entering(self, x: Tensor) -> Tensor:
+        """What the first layer gets of x, the embeddings, which stay until ``forward`` returns."""
+        return x
 
     def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
         """What each layer is called with: the positions, and the mask that it has a use for

@@ -12,6 +12,7 @@ from vlmplan.architecture.model import Model
 from vlmplan.errors import UnknownNameError
 
 TEXT_FAMILIES = {
+    "afmoe": "afmoe",
     "apertus": "apertus",
     "arcee": "arcee",
     "bamba": "bamba",
@@ -20,6 +21,7 @@ TEXT_FAMILIES = {
     "codegen": "gptj",
     "cohere": "cohere",
     "cohere2": "cohere",
+    "cohere2_moe": "cohere2_moe",
     "cwm": "cwm",
     "deepseek_v2": "deepseek_v3",
     "deepseek_v3": "deepseek_v3",
@@ -87,6 +89,7 @@ TEXT_FAMILIES = {
     "persimmon": "persimmon",
     "phi": "phi",
     "phi3": "phi3",
+    "phimoe": "phimoe",
     "qwen2": "llama",
     "qwen2_moe": "qwen2_moe",
     "qwen3": "llama",
