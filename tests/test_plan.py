@@ -142,7 +142,9 @@ def test_what_no_plan_has_is_left_out_of_the_users_own_file_and_said():
     config = deepspeed_config(Recipe(zero_stage=2), num_gpus=2, base=base)
     assert config is not None
     assert (config["steps_per_print"], "csv_monitor" in config) == (7, False)
-    assert any("csv_monitor is left out of a plan" in note for note in base.notes)
+    assert any("csv_monitor is left out of a plan; for curves" in note for note in base.notes)
+    of_files = settings_from_ds_config({"checkpoint": {"parallel_write": {"pipeline_stage": True}}}).notes
+    assert any(note.endswith("checkpoint is left out of a plan") for note in of_files)
 
 
 def test_buffers_for_nvme_hold_the_largest_weight_of_the_model():

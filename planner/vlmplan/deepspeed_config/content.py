@@ -27,8 +27,9 @@ KEYS: Mapping[str, Key] = {**RUN_KEYS, **ZERO_KEYS, **SECTION_KEYS}
 SECTIONS = frozenset(path.rpartition(".")[0] for path in KEYS if "." in path)
 TOP_NAMES = tuple(path for path in KEYS if "." not in path)
 ZERO = "zero_optimization"
+OF_CURVES = ("tensorboard", "csv_monitor", "wandb", "comet")
 NEVER_PLANNED = (
-    *("tensorboard", "csv_monitor", "wandb", "comet", "comms_logger", "flops_profiler", "autotuning"),
+    *(*OF_CURVES, "comms_logger", "flops_profiler", "autotuning"),
     *("checkpoint", "datastates_ckpt", "compile", "data_efficiency", "hybrid_engine"),
 )
 """Sections by which DeepSpeed writes files in places of their own, asks servers, or runs other code: a plan, which may
@@ -188,7 +189,8 @@ def idle_sentences(content: Content) -> Iterable[str]:
     left_out = [name for name in NEVER_PLANNED if name in content.values]
     if left_out:
         which = "is" if len(left_out) == 1 else "are"
-        yield f"{listed(left_out)} {which} left out of a plan; for curves there is launch --monitor"
+        instead = "; for curves there is launch --monitor" if set(left_out) & set(OF_CURVES) else ""
+        yield f"{listed(left_out)} {which} left out of a plan{instead}"
     if content.unread:
         yield f"DeepSpeed does not read {listed(content.unread)}"
 
