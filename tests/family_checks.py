@@ -151,19 +151,30 @@ def assert_autocast_step_matches(
     config: Mapping[str, Any],
     batch: Batch,
     inputs: Mapping[str, torch.Tensor],
+    floats: Mapping[str, tuple[int, ...]] | None = None,
     *,
     attention: str = "sdpa",
+    frozen: Iterable[str] = (),
     tolerance: float = 0.002,
 ) -> None:
-    """The same of a model in float32 under autocast to bfloat16, whose casts of weights are not kept."""
+    """The same of a model in float32 under autocast to bfloat16, whose casts of weights are not kept; parameters with
+    the prefixes ``frozen`` are in bfloat16."""
+    frozen = tuple(frozen)
 
     def build() -> Any:
-        return real_model(config, attention=attention, dtype=torch.float32)
+        model = real_model(config, attention=attention, dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            if name.startswith(frozen) and frozen:
+                parameter.requires_grad_(False)
+                parameter.data = parameter.data.bfloat16()
+        return model
 
-    measured = measured_step(build, dict(inputs), autocast=torch.bfloat16)
+    measured = measured_step(build, dict(inputs), floats=dict(floats or {}), autocast=torch.bfloat16)
     tree = build_model(config)
     for entry in tree.parameters():
-        entry.parameter.dtype = DType.FLOAT32
+        is_frozen = bool(frozen) and entry.name.startswith(frozen)
+        entry.parameter.dtype = DType.BFLOAT16 if is_frozen else DType.FLOAT32
+        entry.parameter.requires_grad = not is_frozen
     predicted = predicted_step(tree, batch, autocast=DType.BFLOAT16, implementation=attention)
     for name in ("forward_live", "forward_peak", "backward_peak"):
         expected, found = getattr(measured, name), getattr(predicted, name)

@@ -79,9 +79,17 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
 
 def assert_step(alias, shape, *, micro_batch=1, num_text_tokens=40, config=None, tolerance=0.002, **options):
     pytest.importorskip("transformers")
+    from family_checks import assert_step_matches
+
+    batch, inputs, floats = samples_of(shape, micro_batch, num_text_tokens)
+    assert_step_matches(config or small(alias), batch, inputs, floats, tolerance=tolerance, **options)
+
+
+def samples_of(shape, micro_batch, num_text_tokens):
+    """The batch, and its integers and pixels for the real model."""
     import torch
 
-    from family_checks import assert_step_matches, text_inputs
+    from family_checks import text_inputs
 
     num_image_tokens = shape.num_placeholder_tokens
     batch = Batch(
@@ -96,8 +104,7 @@ def assert_step(alias, shape, *, micro_batch=1, num_text_tokens=40, config=None,
     if shape.has_padded_sequences:
         mask[:, 0, height // 2 :] = 0
     inputs["pixel_attention_mask"] = mask
-    floats = {"pixel_values": (*pictures, 3, height, width)}
-    assert_step_matches(config or small(alias), batch, inputs, floats, tolerance=tolerance, **options)
+    return batch, inputs, {"pixel_values": (*pictures, 3, height, width)}
 
 
 VISION = ("model.vision_model.",)
@@ -152,6 +159,16 @@ def test_a_frozen_tower_keeps_what_transformers_keeps(
         frozen=frozen,
         checkpoints=checkpoints,
     )
+
+
+def test_features_of_a_tower_in_float32_are_cast_for_a_decoder_in_16_bit():
+    """Its output object holds them in float32, and the convolution of the patches keeps its weight's cast."""
+    pytest.importorskip("transformers")
+    from family_checks import assert_autocast_step_matches
+
+    batch, inputs, floats = samples_of(shape_of("idefics3-8b", 300, 300), 1, 40)
+    frozen = ("model.text_model.", "lm_head.")
+    assert_autocast_step_matches(small("idefics3-8b"), batch, inputs, floats, frozen=frozen, tolerance=0.001)
 
 
 def test_a_step_without_images_is_that_of_the_decoder():

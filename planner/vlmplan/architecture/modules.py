@@ -308,8 +308,7 @@ def require_positions(num_tokens: int, num_positions: int, *, option: str = "--s
 class PatchEmbedding(Module):
     """A convolution whose stride is its kernel: one product per patch.
 
-    Input (patches, in_channels * kernel area), result (patches, width). The convolution saves its input and weight
-    like a Linear. Its weight is (width, in_channels, *kernel).
+    Input (patches, in_channels * kernel area), result (patches, width). Its weight is (width, in_channels, *kernel).
     """
 
     KERNEL_AXES = 2
@@ -320,7 +319,7 @@ class PatchEmbedding(Module):
         self.bias: Parameter | None = Parameter(width) if bias else None
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return ops.linear(pixels, self.weight, self.bias)
+        return ops.linear(pixels, self.weight, self.bias, is_convolution=True)
 
 
 class LayerNorm(Module):

@@ -146,12 +146,15 @@ class IdeficsModel(Module):
         return last, features
 
     def merge(self, ids: Tensor, embeddings: Tensor, encoded: list[Tensor], batch: Batch) -> Tensor:
-        """``inputs_merger``: the features of all samples, concatenated, in the place of their placeholder tokens."""
+        """``inputs_merger``: the features of all samples, concatenated, in the place of their placeholder tokens. They
+        are cast to the type of the model's first weight (``self.dtype``), then to that of the embeddings."""
         tape = ids.tape
         with tape.section("scatter"):
             features = joined_by_sample(encoded[1], batch)
+            features = ops.to(features, self.vision_model.post_layernorm.weight.dtype)
             encoded.append(features)
             tape.outputs += [kept.detached() for kept in self.kept_outputs(encoded)]
+            features = ops.to(features, embeddings.dtype)
             return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
 
     def kept_outputs(self, encoded: Sequence[Tensor]) -> Sequence[Tensor]:
