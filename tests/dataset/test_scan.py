@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from chat_files import asked, jsonl, png, png_header
+from vlmplan.data_rules import rules_of
 from vlmplan.dataset import dataset, scan
 from vlmplan.dataset.files import data_files
+from vlmplan.dataset.media import media_reading, sample_counter
+from vlmplan.dataset.model_texts import model_texts
 from vlmplan.dataset.scan import LEAST_BYTES
+from vlmplan.dataset.unseen import dataset_of_text
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.models import find_model
 
@@ -61,6 +65,18 @@ def test_a_file_without_a_good_sample_is_refused_with_the_first_bad_one(tmp_path
     path = jsonl(tmp_path, "{", "{")
     with pytest.raises(InputError, match=r"has no sample to train on; all of its 2 are bad, the first: .*:1 is not"):
         dataset(path, MODEL)
+
+
+def test_the_first_bad_sample_is_the_first_of_the_file_whatever_is_wrong_with_it(tmp_path):
+    """Some are found when they are read, others when their tokens are counted."""
+    hears = find_model("whisper-small")
+    path = jsonl(tmp_path, asked("no sound"), "{", asked("no sound"))
+    media = media_reading(hears, rules_of(None))
+    first = r"all of its 3 are bad, the first: .*jsonl:1: .* 0 sounds"
+    with pytest.raises(InputError, match=first):
+        dataset(path, hears, media=media)
+    with pytest.raises(InputError, match=first):
+        dataset_of_text("a.jsonl", path.read_bytes(), sample_counter(model_texts(hears), media), (8, 8))
 
 
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero", "missing.jsonl"])

@@ -168,25 +168,27 @@ def _in_process(chunk: _Chunk) -> Scanned:
 
 
 def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
-    found = Scanned()
-    read: list[tuple[str, Sequence[Sample]]] = []
-    for one in chunk.records:
+    found, bad = Scanned(), dict[int, str]()
+    read: list[tuple[int, str, Sequence[Sample]]] = []
+    for place, one in enumerate(chunk.records):
         try:
-            read.append(_read(chunk, one))
+            read.append((place, *_read(chunk, one)))
         except InputError as error:
-            _leave_out(found, str(error))
+            bad[place] = str(error)
         except ImportError:
             raise MissingPackageError("samples with images need Pillow: pip install 'vlmplan[data]'") from None
-    counted = iter(counter.counts([sample for _, samples in read for sample in samples]))
-    for form, samples in read:
+    counted = iter(counter.counts([sample for _, _, samples in read for sample in samples]))
+    for place, form, samples in read:
         tokens = [next(counted) for _ in samples]
-        bad = next((one for one in tokens if isinstance(one, InputError)), None)
-        if bad is not None:
-            _leave_out(found, str(bad))
+        problem = next((one for one in tokens if isinstance(one, InputError)), None)
+        if problem is not None:
+            bad[place] = str(problem)
             continue
         found.forms[form] += 1
         found.samples.append(_size(samples[0], [one for one in tokens if not isinstance(one, InputError)]))
         found.marks |= _marks(samples[0], found.marks)
+    found.num_bad = len(bad)
+    found.sentences = [bad[place] for place in sorted(bad)[:MAX_SENTENCES]]
     return found
 
 
@@ -225,12 +227,6 @@ def _marks(sample: Sample, known: Mapping[str, ImageMark]) -> dict[str, ImageMar
     paths = dict.fromkeys(str(source) for source in sources if isinstance(source, Path))
     marks = (image_mark(path) for path in paths if path not in known)
     return {mark[0]: mark for mark in marks if mark is not None}
-
-
-def _leave_out(found: Scanned, sentence: str) -> None:
-    found.num_bad += 1
-    if len(found.sentences) < MAX_SENTENCES:
-        found.sentences.append(sentence)
 
 
 def image_mark(path: str) -> ImageMark | None:

@@ -22,30 +22,32 @@ def dataset_of_text(name: str, content: bytes, counter: TokenCounter, image_size
 
     Raises InputError for what is broken, or without any sample.
     """
-    read: list[tuple[str, Sample]] = []
-    bad: list[str] = []
-    for record in records_of(name, content):
+    read: list[tuple[int, str, Sample]] = []
+    bad: dict[int, str] = {}
+    for place, record in enumerate(records_of(name, content)):
         try:
-            read.append(_sample(record, image_size))
+            read.append((place, *_sample(record, image_size)))
         except InputError as error:
-            bad.append(str(error))
+            bad[place] = str(error)
     sizes: list[SampleSize] = []
     forms: dict[str, int] = {}
-    for (form, sample), tokens in zip(read, counter.counts([sample for _, sample in read]), strict=True):
+    counts = counter.counts([sample for _, _, sample in read])
+    for (place, form, sample), tokens in zip(read, counts, strict=True):
         if isinstance(tokens, InputError):
-            bad.append(str(tokens))
+            bad[place] = str(tokens)
             continue
         forms[form] = forms.get(form, 0) + 1
         text, answer = (tokens, 0) if isinstance(tokens, int) else tokens
         sizes.append(SampleSize(text, (image_size,) * len(sample.images), answer_tokens=answer))
+    sentences = [bad[place] for place in sorted(bad)]
     if not sizes:
-        raise nothing_to_train_on(name, len(bad), bad)
+        raise nothing_to_train_on(name, len(bad), sentences)
     return Dataset(
         source=name,
         samples=tuple(sizes),
         forms=forms,
         num_bad=len(bad),
-        sentences=tuple(bad[:MAX_SENTENCES]),
+        sentences=tuple(sentences[:MAX_SENTENCES]),
         counting=counter.about,
         is_exact=counter.is_exact,
     )
