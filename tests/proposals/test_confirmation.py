@@ -10,7 +10,7 @@ from vlmplan.memory.device import Verdict
 from vlmplan.proposals.confirmation import _without, searched_until_one_fits, with_corrected_plans
 from vlmplan.recipe_choices import Method
 from vlmplan.search import Recommendation, SearchQuery, recommend
-from vlmplan.search.long_samples import rank_of_first
+from vlmplan.search.long_samples import rank_of, rank_of_first
 from vlmplan.search.pareto import front_of
 from vlmplan.units import GIB
 
@@ -94,6 +94,28 @@ def test_where_the_best_plan_does_not_fit_a_like_one_is_looked_for_before_anothe
     assert rank_of_first(found) < rank_of_first(once)
     assert all(plan.estimate.verdict is Verdict.FITS for plan in found.plans)
     assert any("was ranked higher: rehearsed, it takes" in note for note in found.notes)
+
+
+def test_a_method_whose_plan_does_not_fit_beside_others_that_do_is_searched_anew():
+    """Its row has another plan then, in its place by rank, as it is on the whole card."""
+    query = search_of("qwen2.5-0.5b", global_batch=16, card_gib=24)
+    first, second = (plan.estimate.recipe.method for plan in recommend(query).plans[:2])
+
+    def heavy_second(all_of: Sequence[Estimate]) -> list[Estimate]:
+        return [heavier(one, one.peak_allocated_bytes * (one.recipe.method is second)) for one in all_of]
+
+    once = with_corrected_plans(recommend(query), heavy_second)
+    assert once.best_of(second) is None
+    found = searched_until_one_fits(query, recommend, heavy_second)
+    again = found.best_of(second)
+    assert again is not None
+    assert again.estimate.verdict is Verdict.FITS
+    assert again.estimate.cluster.node.gpu == query.candidates[0].cluster.node.gpu
+    assert found.plans[0].estimate.recipe.method is first
+    ranks = [rank_of(plan, found.objective) for plan in found.plans]
+    assert ranks == sorted(ranks)
+    assert list(found.pareto) == front_of(found.scored)
+    assert any(f"{second.value} on" in note and "was ranked higher" in note for note in found.notes)
 
 
 def test_where_the_best_plan_fits_there_is_one_search():

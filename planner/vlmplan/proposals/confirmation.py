@@ -10,7 +10,7 @@ from vlmplan.hardware import Cluster, Gpu, cluster_text
 from vlmplan.memory.device import Verdict
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.search import RankedPlan, Recommendation, Rejection, SearchQuery
-from vlmplan.search.long_samples import rank_of_first
+from vlmplan.search.long_samples import rank_of, rank_of_first
 from vlmplan.search.pareto import front_of
 from vlmplan.units import gib_text
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MOST_SEARCHES, SMALLER_SHARE = 16, 0.9
 """Searches for cards with less memory, each with this share of that of the one before, down to a fifth. A choice: each
 rehearses what it finds."""
+MOST_SEARCHES_FOR_METHOD = 3
+"""The same for a method whose plan is refused beside others that fit, the first as much smaller as it takes more. A
+choice."""
 Corrected = Callable[[Sequence["Estimate"]], Sequence["Estimate"]]
 """Estimates as rehearsals of their setups correct them."""
 Refused = tuple[RankedPlan, str]
@@ -76,11 +79,66 @@ def searched_until_one_fits(
     query: SearchQuery, search: Callable[[SearchQuery], Recommendation], corrected: Corrected
 ) -> Recommendation:
     """What ``search`` finds, its plans ``corrected``. Where the best does not fit so, it is searched again on cards
-    with less memory, and the best is taken of what fits then and of what was left."""
+    with less memory, and the best is taken of what fits then and of what was left; so are methods of which no plan is
+    left beside it."""
     found = search(query)
-    shown = with_corrected_plans(found, corrected)
-    if not found.plans or _is_first(found.plans[0], shown.plans):
-        return shown
+    asked: list[tuple[Estimate, Estimate]] = []
+
+    def noted(estimates: "Sequence[Estimate]") -> "Sequence[Estimate]":
+        better = corrected(estimates)
+        asked.extend(zip(estimates, better, strict=True))
+        return better
+
+    shown = with_corrected_plans(found, noted)
+    refused = [pair for pair in asked if pair[1].verdict is not Verdict.FITS]
+    best = shown
+    if found.plans and not _is_first(found.plans[0], shown.plans):
+        best = _best_with_less(query, search, corrected, found, shown)
+    for estimated, better in refused if best.plans else ():
+        if best.best_of(estimated.recipe.method) is None:
+            best = _with_method(best, _method_anew(query, search, corrected, estimated, better))
+    return best
+
+
+def _method_anew(
+    query: SearchQuery,
+    search: Callable[[SearchQuery], Recommendation],
+    corrected: Corrected,
+    estimated: "Estimate",
+    better: "Estimate",
+) -> Recommendation | None:
+    """A plan of the method and on the machine of one that was refused, which takes what ``better`` says."""
+    machine = _machine(estimated.cluster)
+    candidates = [one for one in query.candidates if _machine(one.cluster) == machine]
+    asked = replace(query, candidates=candidates, fixed=replace(query.fixed, method=estimated.recipe.method))
+    share = min(SMALLER_SHARE, estimated.device.device_bytes / better.device.device_bytes)
+    for power in range(MOST_SEARCHES_FOR_METHOD):
+        found = _on_whole_cards(search(_with_less_memory(asked, share * SMALLER_SHARE**power)), asked)
+        fitting = with_corrected_plans(found, corrected)
+        if fitting.plans or not found.plans:
+            return fitting
+    return None
+
+
+def _with_method(best: Recommendation, more: Recommendation | None) -> Recommendation:
+    """``best`` with the plans of ``more`` in their places, and what its front has of them."""
+    if more is None or not more.plans:
+        return best
+    plans = sorted((*best.plans, *more.plans), key=lambda plan: rank_of(plan, best.objective))
+    machines = {_machine(plan.estimate.cluster) for plan in plans}
+    rejected = tuple(one for one in best.rejected if _machine(one.cluster) not in machines)
+    scored = (*best.scored, *(point for point in more.scored if point not in best.scored))
+    return replace(best, plans=tuple(plans), rejected=rejected, pareto=tuple(front_of(scored)), scored=scored)
+
+
+def _best_with_less(
+    query: SearchQuery,
+    search: Callable[[SearchQuery], Recommendation],
+    corrected: Corrected,
+    found: Recommendation,
+    shown: Recommendation,
+) -> Recommendation:
+    """The best of what fits on cards with less memory, and of what is ``shown`` of what was ``found``."""
     left = [shown] if shown.plans else []
     best = min([*left, *_with_less(query, search, corrected, left)], key=rank_of_first, default=shown)
     if best is shown:

@@ -18,9 +18,10 @@ from typing import Any
 from vlmplan.architecture.config import Config
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LinearAttention, is_worth_tiling
+from vlmplan.request import Objective
 from vlmplan.rules import model_facts, objection
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
-from vlmplan.search.answer import Recommendation, SearchQuery
+from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.entries import rank_key
 from vlmplan.search.recommendation import recommend
 
@@ -129,7 +130,10 @@ def _is_allowed(query: SearchQuery, technique: Technique) -> bool:
 
 def rank_of_first(found: Recommendation) -> tuple[Any, ...]:
     """The key by which recommendations that have plans are ranked: that of their first plan."""
-    best = found.plans[0]
-    estimate = best.estimate
-    num_bytes = estimate.device.device_bytes
-    return rank_key(found.objective, best.hours, best.usd, estimate.cluster.num_gpus, num_bytes)
+    return rank_of(found.plans[0], found.objective)
+
+
+def rank_of(plan: RankedPlan, objective: Objective) -> tuple[Any, ...]:
+    """The key by which a plan is ranked among others of a search."""
+    estimate = plan.estimate
+    return rank_key(objective, plan.hours, plan.usd, estimate.cluster.num_gpus, estimate.device.device_bytes)
