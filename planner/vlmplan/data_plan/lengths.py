@@ -238,6 +238,7 @@ def _shape(
         image_tokens += made.num_tokens
         patches += made.num_encoded_patches if shows_clips else made.num_patches
         sizes[seen] = made.num_patches
+    image_tokens += amounts.more_tokens(len(sample.images), len(sample.videos))
     tokens = sample.text_tokens + image_tokens
     shorter = sample.shorter_tokens + image_tokens if sample.shorter_tokens else 0
     more = {"answer_tokens": sample.answer_tokens, "shorter_tokens": shorter}

@@ -4,6 +4,7 @@ import math
 from functools import lru_cache
 
 from vlmplan.architecture.images import ImageShape, image_settings, image_shape
+from vlmplan.architecture.images.minicpmv import more_digits
 from vlmplan.architecture.images.videos import clip_shape, merged_frames
 from vlmplan.chats.downscaling import ImageDownscaler, Size
 from vlmplan.chats.frame_rules import CLIPS_OF_ROWS
@@ -46,6 +47,10 @@ class ImageAmounts:
     def clip(self, num_frames: int, size: Size) -> ImageShape:
         """What a video of so many frames of this size becomes, of a model that sees those otherwise than images."""
         return clip_shape(self._config, self._preprocessor, self._video_settings, num_frames=num_frames, size=size)
+
+    def more_tokens(self, num_images: int, num_videos: int) -> int:
+        """What images and videos of one sample take beside the tokens that each takes alone."""
+        return more_digits(self._config, self._preprocessor, images=num_images, videos=num_videos)
 
     def clip_frames(self, num_patches: float, size: Size) -> int:
         """The fewest frames of this size that have so many patches: those that are seen together come together."""

@@ -15,13 +15,19 @@ import torch
 from published_folders import write_published
 from video_folders import OF_VIDEOS
 
+from chat_files import jsonl, png, text
 from vlmplan.architecture.images.videos import clip_shape
+from vlmplan.chats.samples import read_chats
 from vlmplan.chats.video_files import VideoHeader
+from vlmplan.data_plan.lengths import sample_shapes
 from vlmplan.data_rules import rules_of
+from vlmplan.dataset import dataset
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
+from vlmplan_trainer.data.encode import Encoder, PlannedSamples
+from vlmplan_trainer.data.scan import scanned
 from vlmplan_trainer.data.videos import VideoLimits, VideoMeter, frame_rule_of
 from vlmplan_trainer.models.processors import load_processor
 
@@ -93,3 +99,17 @@ def test_pictures_put_together_of_the_frames_of_a_second_are_refused(folder: Pat
     processor.video_processor.stack_frames = 5
     with pytest.raises(InputError, match="has stack_frames 5: pictures put together of the frames of a second"):
         frame_rule_of(processor, VideoLimits())
+
+
+def test_images_from_the_eleventh_on_have_numbers_of_two_digits(folder: Path, tmp_path: Path):
+    (tmp_path / "a.png").write_bytes(png(60, 50))
+    shown = [{"type": "image", "path": "a.png"}] * 13
+    answer = {"role": "assistant", "content": [text("Many.")]}
+    data = jsonl(tmp_path, {"messages": [{"role": "user", "content": [*shown, text("What?")]}, answer]})
+    model = find_model(str(folder))
+    encoder = Encoder(processor_of(folder), PlannedSamples(seq_len=100_000), model_type=model.model_type)
+    [sample] = read_chats(data, skips_bad=False)[0]
+    num_tokens = encoder.encode(sample)["input_ids"].shape[1]
+    [shape] = sample_shapes(dataset(data, model), model, rules_of(None)).shapes
+    assert [num_tokens] == scanned(encoder, [sample]).lengths
+    assert shape.tokens == num_tokens

@@ -96,6 +96,12 @@ class ImageMeter:
         """Tiles that the only image of a sample is cut into, with that of all of it, for processors that cut."""
         return self._made(size)["pixel_values"].shape[1]
 
+    def more_digits(self, place: int) -> int:
+        """Tokens that the number before an image of this place in its sample has beyond those of the first, in
+        processors that number them (MiniCPM-V's)."""
+        numbers = hasattr(self._processor, "image_id_start_token") and self._processor.image_processor.use_image_id
+        return len(self._ids(str(place))) - len(self._ids("0")) if numbers else 0
+
     @cached_property
     def stand_in(self) -> tuple[str, int]:
         """A short text that joins those around it as what the processor writes for an image does, and its tokens.

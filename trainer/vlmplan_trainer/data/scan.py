@@ -234,7 +234,9 @@ def _tokens_of(
     fit = encoder.fit(size)
     if len(images) == 1:
         return encoder.meter.num_tokens(fit.canvas), fit.scaled != size
-    return encoder.meter.num_tokens_among(fit.canvas, is_first=part is images[0]), fit.scaled != size
+    place = next(place for place, image in enumerate(images) if image is part)
+    among = encoder.meter.num_tokens_among(fit.canvas, is_first=place == 0)
+    return among + encoder.meter.more_digits(place), fit.scaled != size
 
 
 def _tokens_before(character: int, ends: list[int]) -> int:

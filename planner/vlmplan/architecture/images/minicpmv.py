@@ -19,6 +19,7 @@ DOWNSAMPLE_MODES = {"16x": 4, "4x": 2}
 """``downsample_mode``, and how many patches a side are one token in it."""
 NUMBER_TOKENS = 3
 """``<image_id>0</image_id>`` before each image (``use_image_id``), as long as its number has one digit."""
+MODEL_TYPES = ("minicpmv4_6", "minicpmv4_7")
 
 
 def minicpmv_shape(image: Image) -> ImageShape:
@@ -52,6 +53,16 @@ def minicpmv_shape(image: Image) -> ImageShape:
         num_overview_columns=whole[1] // patch if has_slices else 0,
         num_overview_rows=whole[0] // patch if has_slices else 0,
     )
+
+
+def more_digits(config: Mapping[str, Any], settings: Mapping[str, Any] | None, *, images: int, videos: int) -> int:
+    """Tokens of the numbers before the images and videos of a sample beyond one digit each, of which the published
+    tokenizers have a token for every one; 4.7 numbers no videos."""
+    model_type = config.get("model_type")
+    if model_type not in MODEL_TYPES or not flag(settings or {}, "use_image_id", True):
+        return 0
+    counts = (images, videos if model_type == MODEL_TYPES[0] else 0)
+    return sum(len(str(place)) - 1 for count in counts for place in range(10, count))
 
 
 def minicpmv_clip(frame: Image, image_settings: Mapping[str, Any], num_frames: int) -> ImageShape:
