@@ -25,6 +25,7 @@ from vlmplan.architecture.layout import ModelLayout, recurrent_classes, unmultip
 from vlmplan.architecture.model import Batch, Input, Model, Part
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.traced_stacks import PLAIN_STACKS, StackFacts
 from vlmplan.errors import InputError
 from vlmplan.lora_targets import unpacked_linears
 from vlmplan.notes import Caveat
@@ -178,7 +179,12 @@ class GenericModel(Model):
         tape.locals.append(states.detached())
         with tape.section("embedding.again"):
             answers = self.input_embeddings(tape.tensor((batch.micro_batch, batch.target_tokens), DType.INT64))
-        return self._through_layers(answers, replace(context, states=states), part=DECODER)
+        num_streams, width = 1 + self.shape.stacks.num_predictions, answers.shape[-1]
+        if num_streams == 1:
+            return self._through_layers(answers, replace(context, states=states), part=DECODER)
+        answers = ops.resample(answers, batch.micro_batch, num_streams * batch.target_tokens, width)
+        made = self._through_layers(answers, replace(context, states=states), part=DECODER)
+        return ops.part(made, batch.micro_batch, (num_streams - 1) * batch.target_tokens, width)
 
     def _through_layers(self, x: Tensor, context: GenericContext, part: str | None = None) -> Tensor:
         """x through all layers of the language model, or of the ``part`` that has this name in theirs."""
@@ -253,13 +259,15 @@ def build_generic(
     images: ImageCapture | None = None,
     *,
     model_type: str = "",
+    stacks: StackFacts = PLAIN_STACKS,
 ) -> GenericModel:
     """The tree of ``layout``, with what rehearsals found of its layers, and what was captured of its images. Its
-    ``model_type`` says whether names of experts mean parameters, and which Linears are never packed.
+    ``model_type`` says whether names of experts mean parameters, and which Linears are never packed. ``stacks``: what
+    config.json says of an encoder and a decoder besides.
 
     Raises InputError where its dimensions cannot be told.
     """
-    shape = generic_shape(layout)
+    shape = replace(generic_shape(layout), stacks=stacks)
     old_experts = OLD_EXPERTS.get(model_type, {})
     unpacked = unpacked_linears(model_type)
     builder = TreeBuilder(layout, shape, set(old_experts.values()), unpacked=unpacked)
@@ -290,6 +298,7 @@ def generic_shape(layout: ModelLayout) -> GenericShape:
         is_parallel=bool(layout.dimensions.get("is_parallel")),
         attention_dropout=_fraction(layout.dimensions.get("attention_dropout")),
         has_rotary=any("Rotary" in module.class_name for module in layout.modules),
+        merges_states=any("MergedAttention" in module.class_name for module in layout.modules),
     )
 
 

@@ -14,6 +14,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.generic_groups import Group, LinearOrNorm, Role, joined, use, use_rest
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.traced_stacks import PLAIN_STACKS, Chunks, StackFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,9 @@ class GenericShape:
     is_parallel: bool
     attention_dropout: float
     has_rotary: bool
+    stacks: StackFacts = PLAIN_STACKS
+    merges_states: bool = False
+    """Whether a decoder's attention to itself is that to an encoder's states too (T5Gemma 2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class LayerRun:
             hidden = self._unit(layer, unit, hidden)
             if len(before) > 1:
                 hidden = self.call(before[1], hidden)
-            x = ops.add(x, hidden)
+            x = ops.add(x, ops.dropout(hidden, self.shape.stacks.dropout))
             del hidden
         return x
 
@@ -144,17 +148,45 @@ class LayerRun:
         if last is None:
             y, made = self._chain(block, x)
             return use(x if y is None else y, *made)
+        states = self.context.states if self.shape.merges_states else None
+        pieces = self._pieces(x.shape[1])
         made = self._projections(block, x, last)
         q, k, v = self._heads(made, x)
         cos, sin = self.context.cos, self.context.sin
         if cos is not None and sin is not None and q.shape[-1] == k.shape[-1] == cos.shape[-1]:
             q, k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
         scores = Scores(dropout=self.shape.attention_dropout)
-        out = attend(self.context.backend, q, k, v, is_causal=self.context.is_causal, scores=scores)
+        if states is not None:
+            k, v = self._with_states(block, k, v, states)
+        if pieces is not None:
+            q, k, v = _in_pieces(q, k, v, pieces)
+        is_causal = self.context.is_causal and states is None  # a mask of both says who sees whom
+        out = attend(self.context.backend, q, k, v, is_causal=is_causal, scores=scores)
+        if pieces is not None:
+            out = ops.resample(out, *x.shape[:-1], out.shape[-1])
         del q, k, v
         if out.shape[-1] != last.in_width:
             out = ops.resample(out, *x.shape[:-1], last.in_width)
         return use(self.call(block.at(last.path), out), *made)
+
+    def _pieces(self, num_tokens: int) -> Chunks | None:
+        """In which tokens attend, where they do not to all."""
+        stacks = self.shape.stacks
+        if self.context.states is not None:
+            return stacks.streams(num_tokens) if stacks.num_predictions else None
+        return None if self.context.is_causal or stacks.local is None else stacks.local.chunks(num_tokens)
+
+    def _with_states(self, block: Group, k: Tensor, v: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with those of ``states`` behind them, which the same Linears make."""
+        steps = [step for step in block.steps if not step.is_norm and step.path[-1].startswith(KEY_LETTERS)]
+        made: list[Tensor] = [self.call(block.at(step.path), states) for step in steps]
+        if len(made) != len(KEY_LETTERS):
+            return k, v
+        more = [_in_heads(one, states.shape[0], states.shape[1], self.shape.head_dim) for one in made]
+        del made
+        batch, num_heads, num_tokens, head_dim = k.shape
+        shape = (batch, num_heads, num_tokens + states.shape[1], head_dim)
+        return ops.concatenate([k, more[0]], shape), ops.concatenate([v, more[1]], shape)
 
     def _cross_attention(self, block: Group, x: Tensor, states: Tensor) -> Tensor:
         """Attention of x to ``states``, of which keys and values are made."""
@@ -187,7 +219,7 @@ class LayerRun:
         made: list[Tensor] = []
         normed: set[int] = set()
         for step in block.steps:
-            if step is last:
+            if step is last or step.path[-1].endswith(OF_GLOBAL_TOKENS):
                 continue
             if step.is_norm:
                 self._norm(block.at(step.path), step.in_width, made, normed)
@@ -266,6 +298,14 @@ def _looks_at_encoder(name: str, block: Group) -> bool:
     return block.role is Role.ATTENTION and any(word in one for one in names for word in CROSS_WORDS)
 
 
+def _in_pieces(q: Tensor, k: Tensor, v: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values in pieces, which are so many more samples."""
+    return tuple(
+        ops.resample(x, x.shape[0] * chunks.count, x.shape[1], length, x.shape[-1])
+        for x, length in ((q, chunks.rows), (k, chunks.keys), (v, chunks.keys))
+    )  # pyright: ignore[reportReturnType]
+
+
 def _in_heads(x: Tensor, batch: int, num_tokens: int, head_dim: int) -> Tensor:
     num_heads = max(1, x.shape[-1] // head_dim)
     if num_heads * head_dim == x.shape[-1]:
@@ -287,6 +327,8 @@ def _narrowed(made: list[Tensor], normed: set[int], width: int) -> Tensor:
 
 CROSS_WORDS = ("encoder_attn", "cross_attn", "crossattention", "EncDecAttention", "encoder_decoder_attention")
 """Parts of the names of attention to what an encoder has read."""
+OF_GLOBAL_TOKENS = "_global"
+"""End of the names of Linears for tokens that attend to all, of which samples have none (LED, Longformer)."""
 KEY_LETTERS = ("k", "v")
 """Beginnings of the names of Linears that make keys and values."""
 KEYS_AND_VALUES = "c_attn"

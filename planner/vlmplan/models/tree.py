@@ -39,6 +39,8 @@ def model_tree(model: ModelFiles) -> Model:
     """
     if isinstance(model, ProbedModelFiles):
         from vlmplan.architecture.generic import build_generic
+        from vlmplan.architecture.traced_stacks import stack_facts
 
-        return build_generic(model.layout, model.rehearsed, model.images, model_type=model.model_type)
+        stacks = stack_facts(model.config)
+        return build_generic(model.layout, model.rehearsed, model.images, model_type=model.model_type, stacks=stacks)
     return build_model(model.config)

@@ -52,7 +52,7 @@ one, Falcon's backward with LoRA and checkpoints was 0.7 % too high, with two ex
 MOST_MICRO_BATCHES = 3
 """Of a step: the first finds no gradients, the last reduces them, and all between are alike."""
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
-SCHEMA = 8
+SCHEMA = 9
 """Version of what is kept."""
 
 Gaps = dict[tuple[str, str], int]
