@@ -115,7 +115,7 @@ def way_out_parts(found: "WayOut", on: date, fix: "Fix | None" = None) -> "Itera
     if found.other_machine is not None:
         yield other_machine_sentence(found.other_machine, on), "there:", found.other_machine.request
     elif found.tries_other_machines:
-        yield "Cheapest other machine: none of the catalog's offers has room for it as it is", "", None
+        yield "Cheapest other machine: none of the catalog's offers can train it as it is", "", None
 
 
 def _hardware(found: "WayOut") -> str:
