@@ -162,6 +162,10 @@ def test_a_given_model_takes_the_defaults_of_its_processor():
             ["--video-fps is 1", "as many frames each", "give --video-frames"],
         ),
         ({"model": "smolvlm2-2.2b", "video_frames": 9, "made_for": "trl"}, ["own trainer alone", "for trl"]),
+        (
+            {"model": "minicpm-v-4.6", "video_frames": 9, "image_size": "100x100"},
+            ["--image-size is 100x100", "no images to minicpm-v-4.6", "--video-size says how large they are"],
+        ),
         ({"model": "minicpm-v-4.6", "video_seconds": 9, "video_fps": 1}, ["processor of MiniCPM-V", "leave it off"]),
         ({"model": "tinyllama-1.1b", "video_seconds": 9}, ["--video-seconds is 9", "tinyllama-1.1b", "qwen3_vl"]),
     ],

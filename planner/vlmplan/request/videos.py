@@ -179,8 +179,8 @@ def _clip(model: ModelFiles, num_frames: int, size: tuple[int, int], said_size: 
     found = video_images(model.config, model.video_settings, num_frames=num_frames, width=size[0], height=size[1])
     if said_size is not None:
         raise InputError(
-            f"--image-size is {size_text(said_size)}, but every frame of a video of {model.id} becomes one of "
-            f"{size_text((found.width, found.height))}; leave it off"
+            f"--image-size is {size_text(said_size)}, but frames of videos are no images to {model.id}, and "
+            f"--video-size says how large they are; leave it off"
         )
     return found
 
