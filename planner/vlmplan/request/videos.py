@@ -178,9 +178,11 @@ def _clip(model: ModelFiles, num_frames: int, size: tuple[int, int], said_size: 
     """What a video is of a model that sees its frames otherwise than images."""
     found = video_images(model.config, model.video_settings, num_frames=num_frames, width=size[0], height=size[1])
     if said_size is not None:
+        made = (found.width, found.height)
+        why = "--video-size says how large they are" if made == size else f"every one becomes one of {size_text(made)}"
         raise InputError(
-            f"--image-size is {size_text(said_size)}, but frames of videos are no images to {model.id}, and "
-            f"--video-size says how large they are; leave it off"
+            f"--image-size is {size_text(said_size)}, but frames of videos are no images to {model.id}, and {why}; "
+            f"leave it off"
         )
     return found
 
