@@ -1,4 +1,4 @@
-"""Falcon, GPT-J, CodeGen and BLOOM, whose models hold a layer's attention weights through the next."""
+"""Falcon, GPT-J, CodeGen, BLOOM and MPT, whose models hold a layer's attention weights through the next."""
 
 import pytest
 
@@ -10,6 +10,7 @@ TOKENS = {"vocab_size": 2048, "bos_token_id": 1, "eos_token_id": 2}
 FALCON = {"model_type": "falcon", **TOKENS, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
 NEW = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
 BLOOM = {"model_type": "bloom", "vocab_size": 2048, "hidden_size": 512, "n_layer": 4, "n_head": 8}
+MPT = {"model_type": "mpt", "vocab_size": 2048, "d_model": 512, "n_layers": 4, "n_heads": 8}
 GPTJ = {**TOKENS, "n_embd": 512, "n_layer": 4, "n_head": 8, "rotary_dim": 32, "n_positions": 512}
 DROPOUTS = {"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1}
 CONFIGS = {
@@ -29,6 +30,8 @@ CONFIGS = {
         "apply_residual_connection_post_layernorm": True,
         "tie_word_embeddings": False,
     },
+    "mpt": MPT,
+    "mpt clipped, untied": {**MPT, "attn_config": {"clip_qkv": 6.0}, "tie_word_embeddings": False},
     "gptj": {"model_type": "gptj", **GPTJ},
     "gptj with dropout, whole heads rotated, tied": {
         "model_type": "gptj",

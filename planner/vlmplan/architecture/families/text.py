@@ -77,6 +77,7 @@ TEXT_FAMILIES = {
     "mistral": "llama",
     "mistral4": "deepseek_v3",
     "mixtral": "mixtral",
+    "mpt": "mpt",
     "nanochat": "nanochat",
     "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
