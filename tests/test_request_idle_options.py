@@ -80,6 +80,13 @@ def test_what_a_setup_does_not_have_is_named(words: str, command: str):
     assert [note for note in found.document["notes"] if note.startswith(NAMED[words])]
 
 
+def test_a_network_of_one_machine_is_named():
+    words = ("estimate", "--model", "smollm2-135m", "--gpu", "h100-sxm:2", "--inter-node-gbit", "400", "--json")
+    said = "--inter-node-gbit 400 is of several machines, and --num-nodes is 1: it changes nothing of this plan"
+    assert said in call(*words).document["notes"]
+    assert said not in call(*words, "--num-nodes", "2").document["notes"]
+
+
 @pytest.mark.parametrize("option", ["--autocast", "--gradients-in-buckets", "--gradients-beside-buckets"])
 def test_an_option_of_plain_pytorch_says_the_engine_where_nobody_does(option: str):
     words = ("--model", "smollm2-135m", "--gpu", "h100-sxm:2", "--method", "full", option, "--json")

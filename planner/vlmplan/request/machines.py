@@ -27,7 +27,12 @@ def requested_cluster(hardware: HardwareRequest, catalog: Catalog) -> tuple[Clus
 
 
 def network_notes(hardware: HardwareRequest) -> list[str]:
-    """What is assumed about several nodes."""
+    """What is assumed about several nodes, or said of them where there is one."""
+    if hardware.node_count == 1 and hardware.inter_node_gbit is not None:
+        return [
+            f"--inter-node-gbit {hardware.inter_node_gbit:g} is of several machines, and --num-nodes is 1: it changes "
+            f"nothing of this plan"
+        ]
     if hardware.node_count == 1 or hardware.inter_node_gbit is not None:
         return []
     from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
