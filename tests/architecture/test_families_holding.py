@@ -4,7 +4,12 @@ import pytest
 
 from tape_probe import predicted_step
 from text_steps import BATCH, assert_step
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.evaluation import generation_pass
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 TOKENS = {"vocab_size": 2048, "bos_token_id": 1, "eos_token_id": 2}
 FALCON = {"model_type": "falcon", **TOKENS, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
@@ -80,6 +85,16 @@ WRITTEN_OUT = {name: config for name, config in FUSED.items() if config.get("new
 def test_a_checkpointed_step_with_sdpa_keeps_and_peaks_as_in_transformers(config):
     # Of a single key head CUDA finds out in torch's fallback which scores are masked, a byte for each.
     assert_step(config, checkpoints=True)
+
+
+@EACH
+def test_keys_and_values_of_every_layer_are_kept_while_text_is_generated(config):
+    tape = Tape(follows_weights=False, is_evaluating=True)
+    found = generation_pass(build_model(config), tape, BATCH, AttentionBackend(implementation="eager"))
+    written_out = config.get("new_decoder_architecture", config.get("multi_query") is False)
+    num_heads = 8 if config["model_type"] != "falcon" or written_out else 1
+    per_layer = 2 * BATCH.micro_batch * BATCH.num_tokens * num_heads * 64 * DType.BFLOAT16.num_bytes
+    assert found.cache_bytes == 4 * per_layer
 
 
 def test_products_that_are_cut_are_refused():

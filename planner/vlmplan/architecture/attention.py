@@ -56,6 +56,12 @@ class KeyCache:
             self.tensors.append(x)
 
 
+def cached(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values as attention that is written out reads them: the copies that are kept where text is generated."""
+    cache = k.tape.key_cache
+    return (k, v) if cache is None else (cache.kept(k), cache.kept(v))
+
+
 def attend(
     backend: AttentionBackend,
     q: Tensor,

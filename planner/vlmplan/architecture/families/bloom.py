@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import cached
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.attention_kernels import cast, folded
 from vlmplan.architecture.causal_lm import CausalLM
@@ -109,9 +110,10 @@ class BloomAttention(Module):
         shape = self.shape
         heads = (batch, shape.num_heads, num_tokens, shape.head_dim)
         fused = self.query_key_value(x)
+        k, v = cached(ops.part(fused, *heads), ops.part(fused, *heads))
         q = _in_rows(ops.part(fused, *heads))
-        k = _in_rows(ops.part(fused, *heads))
-        v = _in_rows(ops.part(fused, *heads))
+        k = _in_rows(k)
+        v = _in_rows(v)
         scores = biased_product(cast(q), cast(k), context.alibi, (batch, shape.num_heads, num_tokens, num_tokens))
         assert context.mask is not None
         masked = ops.add(scores, context.mask)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention import attend, cached
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.attention_kernels import cast, folded, repeat_kv, shared_head_attention
 from vlmplan.architecture.causal_lm import CausalLM
@@ -92,9 +92,9 @@ class FalconAttention(Module):
             q, k = q_rotated, k_rotated
             del q_rotated, k_rotated
         if context.backend.implementation == "eager":
-            return self._eager(q, k, v, context, x.dtype)
+            return self._eager(q, *cached(k, v), context, x.dtype)
         if context.backend.implementation == "sdpa" and k.shape[1] != q.shape[1]:
-            out = shared_head_attention(q, k, v, mask=context.mask)
+            out = shared_head_attention(q, *cached(k, v), mask=context.mask)
         else:
             scores = Scores(dropout=0.0 if context.alibi is None else self.shape.attention_dropout)
             out = attend(context.backend, q, k, v, is_causal=True, mask=context.mask, scores=scores)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention import attend, cached
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.attention_kernels import cast, folded
 from vlmplan.architecture.causal_lm import CausalLM
@@ -135,6 +135,7 @@ def wide_attention(
 ) -> tuple[Tensor, Tensor]:
     """``_attn``: the result and the weights, of scores in float32; ``masks_first``: before they are scaled."""
     batch, num_heads, num_tokens, head_dim = q.shape
+    k, v = cached(ops.to(k, v.dtype) if q.tape.key_cache is not None else k, v)
     scores, several = (batch, num_heads, num_tokens, num_tokens), batch > 1
     q_wide, k_wide = ops.to(q, DType.FLOAT32), ops.to(k, DType.FLOAT32)
     weights = ops.matmul(folded(cast(q_wide), copies=several), folded(cast(k_wide), copies=several), scores, head_dim)

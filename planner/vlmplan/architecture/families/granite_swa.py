@@ -11,6 +11,7 @@ from typing import Any
 from typing import cast as typing_cast
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import cached
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.attention_kernels import cast, folded, repeat_kv
 from vlmplan.architecture.causal_lm import ScaledCausalLM
@@ -78,9 +79,7 @@ class SinkAttention(Attention):
         q, k, v = self.heads(x)
         if self.base:
             q, k = self.positioned(q, k, context)
-        if x.tape.key_cache is not None:
-            k, v = x.tape.key_cache.kept(k), x.tape.key_cache.kept(v)
-        return self.o_proj(self._attended(q, k, v, context.masks[self.window]))
+        return self.o_proj(self._attended(q, *cached(k, v), context.masks[self.window]))
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """``eager_attention_forward``; the layer has the weights until it ends."""

@@ -7,6 +7,7 @@ is no sdpa and no flash attention.
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import cached
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.attention_kernels import cast, folded
 from vlmplan.architecture.causal_lm import CausalLM
@@ -63,6 +64,7 @@ class MptAttention(Module):
         if shape.clips:
             fused = ops.clamp(fused, num_limits=2)
         q, k, v = ops.split(fused, heads, heads, heads)
+        k, v = cached(k, v)
         queries, keys = folded(cast(q), copies=several), folded(cast(k), copies=several)
         scores = ops.matmul(queries, keys, scores_shape, shape.head_dim)
         del queries, keys
