@@ -54,6 +54,7 @@ OF_TYPES: dict[str, dict[str, Any]] = {
         "num_encoder_attention_heads": 2,
         "num_decoder_attention_heads": 4,
     },
+    "pegasus_x": {"block_size": 8, "num_global_tokens": 4},
     "longt5": {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "local_radius": 7},
     "t5gemma": {"encoder": STACK, "decoder": STACK, "vocab_size": 320},
     "t5gemma2": {

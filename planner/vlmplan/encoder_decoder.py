@@ -18,7 +18,20 @@ IMAGE_ENCODER_TYPES: Final = frozenset(("pix2struct", "pp_formulanet", "vision-e
 ONE_IMAGE_TYPES: Final = IMAGE_ENCODER_TYPES | {"florence2"}
 """Those whose encoder reads one image in each sample, whatever else it reads."""
 TRACED_READERS: Final = frozenset(
-    ("bigbird_pegasus", "led", "longt5", "m2m_100", "mt5", "mvp", "prophetnet", "t5", "t5gemma", "t5gemma2", "umt5")
+    (
+        "bigbird_pegasus",
+        "led",
+        "longt5",
+        "m2m_100",
+        "mt5",
+        "mvp",
+        "pegasus_x",
+        "prophetnet",
+        "t5",
+        "t5gemma",
+        "t5gemma2",
+        "umt5",
+    )
 )
 """Those that read text, and are planned from rehearsals."""
 OWN_LOSS_TYPES: Final = frozenset(("prophetnet",))

@@ -5,7 +5,8 @@ transformers makes them, and dropout behind each block, which a checkpointed lay
 of it. Sources: transformers 5.23 ``models/led/modeling_led.py`` (``_sliding_chunks_query_key_matmul``,
 ``_sliding_chunks_matmul_attn_probs_value``, ``_pad_to_window_size``), ``models/longt5/modeling_longt5.py``
 (``_split_into_blocks``, ``_concatenate_3_blocks``, ``_create_global_aggregates``),
-``models/prophetnet/modeling_prophetnet.py`` (``ProphetNetNgramSelfAttention``).
+``models/prophetnet/modeling_prophetnet.py`` (``ProphetNetNgramSelfAttention``),
+``models/pegasus_x/modeling_pegasus_x.py`` (``PegasusXGlobalLocalAttention.compute_local_attention_representations``).
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 LED_WINDOW, LONGT5_RADIUS, LONGT5_GLOBAL_BLOCK, NGRAM = 512, 127, 16, 2
+PEGASUS_X_BLOCK, PEGASUS_X_GLOBAL = 512, 32
 """Defaults of the classes' configurations."""
 
 
@@ -28,13 +30,18 @@ class Chunks:
 @dataclass(frozen=True, slots=True)
 class LocalAttention:
     """``rows`` queries of a piece, to a multiple of ``pads_to`` of which tokens are padded; ``overlaps``: queries of
-    two pieces meet the keys of these two, and values those of three (LED), else both are of three pieces.
-    ``global_block``: tokens that one further key stands for; 0 without such keys."""
+    two pieces meet the keys of these two, and values those of three (LED), else both are of ``num_pieces``.
+    ``global_block``: tokens that one further key stands for; 0 without such keys. ``global_keys``: further
+    tokens that all see and that see all (Pegasus-X); ``staggers``: every other layer is cut half a piece off, which
+    makes one more piece."""
 
     rows: int
     pads_to: int
     overlaps: bool = False
     global_block: int = 0
+    num_pieces: int = 3
+    global_keys: int = 0
+    staggers: bool = False
 
     def chunks(self, num_tokens: int) -> Chunks:
         """The pieces of so many tokens. Where scores and values are of different numbers of keys, their mean.
@@ -43,10 +50,16 @@ class LocalAttention:
         Chunks(count=4, rows=256, keys=768)
         >>> LocalAttention(rows=128, pads_to=128, global_block=16).chunks(1024)
         Chunks(count=8, rows=128, keys=448)
+        >>> LocalAttention(rows=512, pads_to=512, num_pieces=1, global_keys=32, staggers=True).chunks(1024)
+        Chunks(count=2, rows=512, keys=713)
         """
         padded = -(-num_tokens // self.pads_to) * self.pads_to
         count = padded // self.rows
-        keys = 3 * self.rows
+        keys = self.num_pieces * self.rows + self.global_keys
+        if self.global_keys:
+            num_pairs = (2 * count + self.staggers) * self.rows * keys // 2
+            num_pairs += self.global_keys * (padded + self.global_keys)
+            keys = num_pairs // (count * self.rows)
         if self.overlaps:  # count - 1 products of 2 x 2 pieces, then count of 1 x 3
             keys = (4 * (count - 1) + 3 * count) * self.rows // (2 * count)
         return Chunks(count, self.rows, keys + (num_tokens // self.global_block if self.global_block else 0))
@@ -54,7 +67,7 @@ class LocalAttention:
 
 DROPOUT_KEYS: Mapping[str, str] = {
     **dict.fromkeys(("longt5", "mt5", "t5", "umt5"), "dropout_rate"),
-    **dict.fromkeys(("bigbird_pegasus", "led", "m2m_100", "mvp", "prophetnet"), "dropout"),
+    **dict.fromkeys(("bigbird_pegasus", "led", "m2m_100", "mvp", "pegasus_x", "prophetnet"), "dropout"),
 }
 """The key of dropout behind a block, by model_type; T5Gemma has none by default."""
 DROPOUT = 0.1
@@ -110,6 +123,11 @@ def local_attention(config: Mapping[str, Any]) -> LocalAttention | None:
         has_global = config.get("encoder_attention_type") == "transient-global"
         size = _count(config, "global_block_size", LONGT5_GLOBAL_BLOCK) if has_global else 0
         return LocalAttention(rows=block, pads_to=block, global_block=size)
+    if model_type == "pegasus_x":
+        block = _count(config, "block_size", PEGASUS_X_BLOCK)
+        more = _count(config, "num_global_tokens", PEGASUS_X_GLOBAL)
+        staggers = config.get("stagger_local_blocks") is not False
+        return LocalAttention(rows=block, pads_to=block, num_pieces=1, global_keys=more, staggers=staggers)
     return None
 
 
