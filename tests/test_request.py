@@ -418,18 +418,24 @@ def test_without_a_card_here_or_named_the_user_is_told_to_name_one(monkeypatch: 
         requested_cluster(parse({"gpu": "local"}).hardware, SHIPPED)
 
 
-@pytest.mark.parametrize("task", ["dpo", "grpo"])
-def test_samples_of_fine_tuning_are_not_taken_for_those_of_a_task(tmp_path: Path, task: str):
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        ("dpo", "chosen and rejected are missing; --task dpo trains on prompt, chosen and rejected"),
+        ("grpo", "--data .* does not say how long the answers are that --task grpo trains on.*--seq-len"),
+    ],
+)
+def test_samples_of_fine_tuning_are_not_taken_for_those_of_a_task(tmp_path: Path, task: str, sentence: str):
     file = tmp_path / "chats.jsonl"
     file.write_text(json.dumps({"prompt": "2 + 2?", "completion": "4"}) + "\n", encoding="utf-8")
     options = {"model": "qwen2.5-0.5b", "gpu": "rtx-4090", "data": file}
     assert parse(options).from_data is not None
-    with pytest.raises(InputError, match=rf"--data .* fine-tuning, which --task {task} does not train on.*--seq-len"):
+    with pytest.raises(InputError, match=sentence):
         parse({**options, "task": task})
     configured = tmp_path / "dpo.yaml"
     configured.write_text("model_name_or_path: qwen2.5-0.5b\nbeta: 0.1\nprecompute_ref_log_probs: true\n")
     if task == "dpo":
-        with pytest.raises(InputError, match="--task dpo does not train on"):
+        with pytest.raises(InputError, match=sentence):
             parse({**options, "config": configured})
 
 
