@@ -18,6 +18,7 @@ from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.request import HardwareRequest, image_size, parse
 from vlmplan.request.setup import RequestedSetup
 from vlmplan.sample_images import image_tokens
+from vlmplan.workload import ModelFiles, Workload
 
 SEES = {"seq_len": 1024, "images_per_sample": 1, "image_width": 448, "image_height": 448}
 
@@ -69,6 +70,14 @@ def test_checkpointing_and_loss_are_turned_round():
         changed = {name: value for one in recipe_changes(at(recipe=recipe)) for name, value in one.options.items()}
         assert changed["activation_checkpointing"] is not recipe.activation_checkpointing
         assert changed["loss"] != recipe.loss.value
+
+
+def test_a_model_that_has_one_loss_is_proposed_no_other():
+    model = ModelFiles(id="prophetnet", config={"model_type": "prophetnet", "is_encoder_decoder": True})
+    seen = at(recipe=Recipe(loss=LossKind.MODEL))._replace(workload=Workload(model=model))
+    assert [set(one.options) for one in recipe_changes(seen)] == [
+        {"activation_checkpointing", "vision_activation_checkpointing"}
+    ]
 
 
 def test_every_change_is_a_recipe():

@@ -11,6 +11,7 @@ from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.recipe_settings import ADAPTER_FIELDS
 from vlmplan.request import HardwareRequest, Options, OptionValue, Request
 from vlmplan.request.setup import RequestedSetup
+from vlmplan.rules import losses, model_facts
 from vlmplan.search.clusters import MAX_GPUS_PER_NODE
 from vlmplan.units import counted
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
@@ -56,12 +57,13 @@ def sample_changes(at: RequestedSetup, shares: tuple[tuple[int, int], ...] = (HA
 
 
 def recipe_changes(at: RequestedSetup) -> Iterator[Change]:
-    """Activation checkpointing and the loss the other way round."""
+    """Activation checkpointing and the loss the other way round, where the model has another."""
     checkpoints = at.recipe.activation_checkpointing
     options: Options = dict.fromkeys(OWN_SWITCHES[:2], not checkpoints)
     yield Change(name=f"{'no ' if checkpoints else ''}activation checkpointing", options=options)
     other = LossKind.FULL if at.recipe.loss is LossKind.CHUNKED else LossKind.CHUNKED
-    yield Change(name=f"the {other.value} loss", options={"loss": other.value})
+    if other in losses(model_facts(at.workload.model)):
+        yield Change(name=f"the {other.value} loss", options={"loss": other.value})
 
 
 def lean_changes(at: RequestedSetup) -> Iterator[Sequence[Change]]:
