@@ -123,6 +123,8 @@ class Model(Module):
     """Whether the model itself casts logits to float32 (Mamba-2)."""
     adds_to_logits = False
     """Whether a constant is added to logits (BART)."""
+    calls_head_inside = False
+    """Whether a function inside makes the logits, whose last hidden state is gone when the loss is made."""
     narrows_loss = False
     """Whether the model's own loss is of logits in their type (``CrossEntropyLoss`` of BART and Whisper)."""
     buffer_dtype = DType.BFLOAT16
@@ -322,7 +324,7 @@ class Model(Module):
             else:
                 total = logits = end_forward(reader, whole_logits(hidden, self.head, **self.logit_changes))
                 outputs = logits.detached() if loss is LossKind.FULL else None
-                tape.locals.append(hidden.detached())
+                tape.locals += self._beside_logits(hidden)
                 if loss is LossKind.FULL:
                     tape.leave_model()
             hidden = None
@@ -342,6 +344,10 @@ class Model(Module):
         trace = tape.trace()
         del pixels, ids, others
         return trace
+
+    def _beside_logits(self, hidden: Tensor) -> list[Tensor]:
+        """What the function that makes the logits holds until the loss is made."""
+        return [] if self.calls_head_inside else [hidden.detached()]
 
     def compute_dtype(self, tape: Tape) -> DType:
         if tape.autocast is not None:

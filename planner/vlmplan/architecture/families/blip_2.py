@@ -32,6 +32,7 @@ class Blip2(Model):
     EMBEDDINGS = "language_model.model.embed_tokens"
     HEAD = "language_model.lm_head"
     supports_flash_attention = False
+    calls_head_inside = True  # ``self.language_model`` has the head
 
     def __init__(self, config: Config) -> None:
         vision, text = config.section("vision_config"), config.section("text_config")
