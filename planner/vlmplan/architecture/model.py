@@ -123,6 +123,8 @@ class Model(Module):
     """Whether the model itself casts logits to float32 (Mamba-2)."""
     adds_to_logits = False
     """Whether a constant is added to logits (BART)."""
+    tells_tied_head = True
+    """Whether the class names the weights that a tied head shares, so that peft copies one of both to train it."""
     calls_head_inside = False
     """Whether a function inside makes the logits, whose last hidden state is gone when the loss is made."""
     narrows_loss = False

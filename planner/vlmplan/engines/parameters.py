@@ -189,6 +189,11 @@ class ParameterTable(FlatBuffer):
     def ties_weights(self) -> bool:
         return self._model.ties_weights
 
+    @property
+    def copies_tied_head(self) -> bool:
+        """Whether peft copies a tied head by itself, which the trainer ties to the embedding's copy after that."""
+        return self._model.ties_weights and not self._model.tells_tied_head
+
     @cached_property
     def tied_numel(self) -> int:
         """Elements of an output head that shares the input embedding's weight, which is one parameter here."""

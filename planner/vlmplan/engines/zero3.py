@@ -86,6 +86,9 @@ class Zero3(Zero3Formulas):
                 sink.allocate("original", Component.TEMPORARIES, self._gathered_bytes(entry.parameter) * is_copy(entry))
                 sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
                 sink.free("original")
+                if is_copy(entry) and self.table.copies_tied_head:
+                    again = [self._gathered_bytes(entry.parameter), entry.parameter.num_bytes]
+                    sink.transient(Component.TEMPORARIES, again)
 
     def _gathered_bytes(self, parameter: Parameter) -> int:
         return self.num_ranks * self.shards.shard_bytes(parameter)

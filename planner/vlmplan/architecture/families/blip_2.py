@@ -33,6 +33,7 @@ class Blip2(Model):
     HEAD = "language_model.lm_head"
     supports_flash_attention = False
     calls_head_inside = True  # ``self.language_model`` has the head
+    tells_tied_head = False  # it has no ``_tied_weights_keys``
 
     def __init__(self, config: Config) -> None:
         vision, text = config.section("vision_config"), config.section("text_config")
