@@ -40,7 +40,10 @@ STARTED_AGAIN = [("qwen2_vl", "lora", "3"), ("qwen2_vl", "qlora", "2")]
 
 OFFLOADED = {"offload_optimizer": "cpu"}
 LLAMA = ("llama", "full")
-STOPPED = ("none-stopped", "2-stopped", "2-offloaded-stopped", "fsdp-stopped", "fsdp-groups-stopped", "3-dora-stopped")
+STOPPED = (
+    *("none-stopped", "2-stopped", "2-offloaded-stopped", "fsdp-stopped"),
+    *("fsdp-groups-stopped", "3-dora-stopped", "2-adafactor-stopped"),
+)
 RESUMED = {f"{name}-resumed": name for name in STOPPED}
 """In whose folder each goes on."""
 IN_EVERY_RUN = {
@@ -129,9 +132,10 @@ class Runs:
             jobs["3-offloaded"] = (plan_of(models, *LLAMA, "3", **OFFLOADED, offload_params="cpu"), QUICK)
         grouped = plan_of(models, "llama", "lora", "none", loraplus_lr_ratio=4, **sharded)
         turned = plan_of(models, "llama", "lora", "3", use_dora=True)
-        jobs |= {"fsdp-groups": (grouped, QUICK), "3-dora": (turned, QUICK)}
+        factored = plan_of(models, *LLAMA, "2", optimizer="adafactor", precision="bf16-pure")
+        jobs |= {"fsdp-groups": (grouped, QUICK), "3-dora": (turned, QUICK), "2-adafactor": (factored, QUICK)}
         full = plan_of(models, *LLAMA, "none", **sharded)
-        for name, plan in (("fsdp", full), ("fsdp-groups", grouped), ("3-dora", turned)):
+        for name, plan in (("fsdp", full), ("fsdp-groups", grouped), ("3-dora", turned), ("2-adafactor", factored)):
             jobs[f"{name}-stopped"] = (plan, (*QUICK, "--monitor", "csv"))
             jobs[f"{name}-stopped-resumed"] = (plan, (*QUICK, "--monitor", "csv", "--resume"))
         for name, options in (("none-stopped", {}), ("2-stopped", {}), ("2-offloaded-stopped", OFFLOADED)):
@@ -351,6 +355,7 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(outcomes):
         pytest.param("fsdp-stopped-resumed", "llama-full-fsdp", 0.0, marks=sweep),
         pytest.param("fsdp-groups-stopped-resumed", "fsdp-groups", 0.0, marks=sweep),
         pytest.param("3-dora-stopped-resumed", "3-dora", 0.0, marks=sweep),
+        pytest.param("2-adafactor-stopped-resumed", "2-adafactor", 0.0, marks=sweep),
         # The kernel on the host rounds in another order than torch's.
         pytest.param("2-offloaded-stopped-resumed", "llama-full-2", 0.004, marks=[sweep, needs_compiler]),
     ],

@@ -104,9 +104,32 @@ def keeping_settings(optimizer: Any) -> Iterator[None]:
     wrote it, and which would bring back another kernel than the plan's.
     """
     made = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    yield
+    with _keeping_types():
+        yield
     for group, settings in zip(optimizer.param_groups, made, strict=True):
         group.update(settings)
+
+
+@contextmanager
+def _keeping_types() -> Iterator[None]:
+    """Within, states are loaded in the element type that they were saved in.
+
+    torch 2.13 gives them that of their weight, which for Adafactor's float32 states of 16-bit weights is another than
+    they were made with (``_process_value_according_to_param_policy`` in ``torch/optim/optimizer.py``).
+    """
+    name = "_process_value_according_to_param_policy"
+    cast = getattr(Optimizer, name)
+
+    def moved(param: Tensor, value: Tensor, param_id: int, param_groups: list[Any], key: Any = None) -> Tensor:
+        if key != "step" and value.is_floating_point():
+            return value.to(param.device)
+        return cast(param, value, param_id, param_groups, key)
+
+    setattr(Optimizer, name, staticmethod(moved))
+    try:
+        yield
+    finally:
+        setattr(Optimizer, name, staticmethod(cast))
 
 
 def _adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_float32: bool) -> Optimizer:
