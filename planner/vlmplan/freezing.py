@@ -11,6 +11,7 @@ from vlmplan.memory.device import Verdict, device_memory, expandable_device_byte
 from vlmplan.memory.overhead import process_group
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
+from vlmplan.rules import model_facts, objection
 
 NOTICEABLE_FRACTION = 0.1
 """Of device bytes or seconds: less is not worth a line. A choice."""
@@ -45,6 +46,9 @@ def freezing(found: Estimate, *, chooses_sizes: bool = True) -> Freezing | None:
     if not found.recipe.train_vision or not found.trained_by_part.get(Part.VISION):
         return None
     cluster, recipe = found.cluster, found.recipe.with_changes(train_vision=False)
+    facts = model_facts(found.workload.model)
+    if objection(recipe, cluster=cluster, model=facts, global_batch=None, given=()) is not None:
+        return None
     try:
         estimator = Estimator(found.workload, recipe)
         timeline_of = cache(estimator.timeline)

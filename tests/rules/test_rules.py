@@ -54,6 +54,7 @@ FP8 = ModelFacts(id="deepseek-v3", model_types=frozenset({"deepseek_v3"}), quant
 GPTQ = ModelFacts(id="a-gptq", model_types=frozenset({"llama"}), quant_method="gptq")
 PACKED = ModelFacts(id="a-bnb-4bit", model_types=frozenset({"llama"}), quant_method="bitsandbytes")
 PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
+SMOLVLM = ModelFacts(id="smolvlm2", model_types=frozenset({"smolvlm", "llama"}), model_type="smolvlm")
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
 GEMMA_3N = ModelFacts(id="gemma-3n", model_types=frozenset({"gemma3n_text"}))
 DEEPSEEK_V4 = ModelFacts(id="deepseek-v4", model_types=frozenset({"deepseek_v4"}), has_indexer=True)
@@ -479,6 +480,20 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7),
             case(ZERO_2.with_changes(micro_batch=3), cluster(7)),
+        ],
+    ),
+    "smolvlm_has_its_tower_in_the_type_of_its_embeddings": (
+        [
+            case(PLAIN.with_changes(train_vision=False), model=SMOLVLM),
+            case(PLAIN.with_changes(train_language=False), model=SMOLVLM),
+            case(PLAIN.with_changes(method=Method.LORA, train_embeddings=True), model=SMOLVLM),
+        ],
+        [
+            case(PLAIN, model=SMOLVLM),
+            case(PLAIN.with_changes(method=Method.LORA), model=SMOLVLM),
+            case(PLAIN.with_changes(train_vision=False, zero_stage=1), model=SMOLVLM),
+            case(PLAIN.with_changes(train_vision=False, weight_dtype=WeightDtype.MODEL), model=SMOLVLM),
+            case(PLAIN.with_changes(train_vision=False), model=PALIGEMMA_2),
         ],
     ),
     "chunked_loss_has_no_adapter_on_the_head": (

@@ -239,3 +239,26 @@ def batch_is_the_product(context: RuleContext) -> str | None:
         f"--global-batch is {global_batch}, but {num_gpus} GPU(s){shared} x --micro-batch {recipe.micro_batch} x "
         f"--grad-accum {recipe.grad_accum} are {product}"
     )
+
+
+@MODEL_RULES.error(
+    "transformers 5.23 modeling_smolvlm.py: features in self.dtype, and masked_scatter takes one type (seen)"
+)
+def smolvlm_has_its_tower_in_the_type_of_its_embeddings(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    if model is None or model.model_type != "smolvlm" or recipe.casts_weights:
+        return None
+    if recipe.trains_adapters:
+        tower, embeddings = recipe.frozen_dtype, recipe.copy_dtype if recipe.train_embeddings else recipe.frozen_dtype
+        option, instead = "--train-embeddings", "--adapter-dtype model"
+    else:
+        tower = recipe.held_dtype if recipe.train_vision else recipe.frozen_dtype
+        embeddings = recipe.held_dtype if recipe.train_language else recipe.frozen_dtype
+        option = "--freeze-language" if recipe.train_vision else "--freeze-vision"
+        instead = "--weight-dtype model or float32"
+    if tower == embeddings:
+        return None
+    return (
+        f"{option} leaves the vision tower of {model.id} in another type than its embeddings, and its class puts the "
+        f"features of images in the tower's among them; give {instead}, or --zero-stage 1, 2 or 3"
+    )
