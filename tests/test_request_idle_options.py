@@ -42,8 +42,17 @@ def answer(*words: str) -> dict[str, Any] | None:
     return {name: value for name, value in document.items() if name != "recipe"}
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-@pytest.mark.parametrize("engine", ENGINES)
+IN_EVERY_RUN = {("plain PyTorch", "full"), ("FSDP2", "full")}
+
+
+@pytest.mark.parametrize(
+    ("engine", "method"),
+    [
+        pytest.param(engine, method, marks=() if (engine, method) in IN_EVERY_RUN else pytest.mark.sweep)
+        for engine in ENGINES
+        for method in ("full", "lora", "qlora")
+    ],
+)
 def test_a_switch_is_refused_named_or_changes_the_plan(engine: str, method: str):
     base = (*ENGINES[engine], "--method", method)
     if answer(*base) is None:

@@ -18,7 +18,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
-from vlmplan.rules import default_lora_exclude
+from vlmplan.rules import default_attention, default_lora_exclude
 from vlmplan.rules import model_facts as facts_for_rules
 from vlmplan.workload import ModelFiles
 
@@ -77,7 +77,8 @@ def changed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 def look_at(model: ModelFiles) -> None:
     """What every command does with a model."""
     model_facts(model, width=448, height=448)
-    recipe = Recipe(method=Method.LORA, lora_exclude=default_lora_exclude(facts_for_rules(model)))
+    facts = facts_for_rules(model)
+    recipe = Recipe(method=Method.LORA, lora_exclude=default_lora_exclude(facts), attention=default_attention(facts))
     Estimator(workload_of(model, WorkloadRequest()), recipe).trace(recipe, (8, 9))
 
 
