@@ -25,6 +25,11 @@ def sample_image(workload: Workload) -> ImageShape | None:
             f"--images-per-sample is {workload.images_per_sample}, but {model.id} is planned and trained on prompts of "
             f"text; leave it off"
         )
+    if model.model_type == "instructblip" and workload.images_per_sample > 1:
+        raise InputError(
+            f"--images-per-sample is {workload.images_per_sample}, but the Q-Former of {model.id} reads the text of a "
+            f"sample with one image; give 1"
+        )
     image = _one_image(workload)
     needed = image_tokens(workload)
     if needed > workload.seq_len:

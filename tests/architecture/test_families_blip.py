@@ -1,11 +1,13 @@
 import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
+from planned import workload
 from tape_probe import predicted_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.sample_images import sample_image
 
 ALIASES = ["blip2-opt-2.7b", "instructblip-vicuna-7b"]
 VOCAB_SIZE = 2000
@@ -158,3 +160,10 @@ def test_flash_attention_is_refused_where_transformers_refuses_it():
 def test_an_encoder_decoder_is_refused():
     with pytest.raises(UnknownNameError, match="t5"):
         build_model({"model_type": "blip-2", "text_config": {"model_type": "t5"}})
+
+
+def test_a_sample_of_instructblip_has_one_image():
+    """Its Q-Former's queries are those of each image, beside a text of each sample."""
+    with pytest.raises(InputError, match=r"--images-per-sample is 2, .* with one image; give 1"):
+        sample_image(workload("instructblip-vicuna-7b", images_per_sample=2))
+    assert sample_image(workload("blip2-opt-2.7b", images_per_sample=2)) is not None
