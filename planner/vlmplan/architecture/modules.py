@@ -319,7 +319,7 @@ class PatchEmbedding(Module):
         self.bias: Parameter | None = Parameter(width) if bias else None
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return ops.linear(pixels, self.weight, self.bias, is_convolution=True)
+        return ops.convolution(pixels, self.weight, self.bias, (*pixels.shape[:-1], self.weight.shape[0]))
 
 
 class LayerNorm(Module):

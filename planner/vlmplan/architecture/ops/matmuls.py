@@ -15,15 +15,12 @@ def linear(
     *,
     is_transposed: bool = False,
     is_written_out: bool = False,
-    is_convolution: bool = False,
 ) -> Tensor:
     """``F.linear``: saves x if the weight needs a gradient, and if x does, the weight, as a view (``weight.t()``).
 
     Where the weight ``is_transposed`` it is ``addmm``, which saves the weight itself. DeepSpeed's ``F.linear``
     (``LinearFunctionForZeroStage3``) saves both as they are, once it has its result; a product that
-    ``is_written_out``, ``x @ weight.T``, is not replaced by it. Nor is a convolution whose stride is its kernel
-    (``is_convolution``), which saves both, as they are, if either needs a gradient (``convolution`` in torch's
-    ``derivatives.yaml``).
+    ``is_written_out``, ``x @ weight.T``, is not replaced by it.
 
     Shapes: x (..., k), weight (n, k), or (k, n) where it ``is_transposed`` (``x @ weight``), result (..., n):
     ``2 * rows * n * k`` operations forward, the same again for each gradient. Autocast casts x and the weight first;
@@ -35,21 +32,20 @@ def linear(
     flattens x for the product (``_flatten_nd_linear``, ``should_fold`` in ``aten/src/ATen/native/LinearAlgebra.cpp``).
     """
     tape = x.tape
-    saves_x, saves_weight = weight.requires_grad, x.requires_grad
-    if is_convolution:
-        saves_x = saves_weight = saves_x or saves_weight
     if tape.autocast is not None:
         x = to(x, tape.autocast)
-        weight = cast_weight(weight, tape.autocast, tape, is_saved=saves_weight)
+        weight = cast_weight(weight, tape.autocast, tape, is_saved=x.requires_grad)
         bias = None if bias is None else cast_weight(bias, tape.autocast, tape)
     out_width, in_width = weight.shape[0], prod(weight.shape[1:])
     if is_transposed:
         out_width, in_width = in_width, out_width
-    is_replaced = tape.keeps_linear_inputs and not (is_transposed or is_written_out or is_convolution)
-    is_plain = not (is_transposed or is_replaced or is_convolution)
-    saved = (x.detached() if saves_x and not is_replaced else None, detached(weight) if saves_weight else None)
-    view_of = weight if x.requires_grad and is_plain and isinstance(weight, Parameter) else None
-    is_weight_first, gives_view = bias is None and is_plain, is_plain
+    is_replaced = tape.keeps_linear_inputs and not is_transposed and not is_written_out
+    saves_x = weight.requires_grad and not is_replaced
+    saved = (x.detached() if saves_x else None, detached(weight) if x.requires_grad else None)
+    saves_view = x.requires_grad and not is_transposed and not is_replaced
+    view_of = weight if saves_view and isinstance(weight, Parameter) else None
+    is_weight_first = bias is None and not is_replaced and not is_transposed
+    gives_view = not is_transposed and not is_replaced
     is_flattened = len(x.shape) != 2 and not is_replaced
     meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, is_weight_first, gives_view, is_flattened)
     node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
