@@ -75,15 +75,15 @@ def step(config, size, **options):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from family_checks import assert_step_matches
-    from vlmplan_trainer.rehearse.batch import _lfm2_vl  # as the trainer's rehearsals lay an image out
+    from vlmplan_trainer.rehearse.pictures import Pictures, picture_inputs  # as the trainer's rehearsals lay them out
 
     image = image_shape(config, PREPROCESSOR, width=size[0], height=size[1])
     num_tokens = image.num_tokens + 40
     batch = Batch(micro_batch=2, num_tokens=num_tokens, images_per_sample=1, image=image)
     ids = torch.arange(2 * num_tokens).reshape(2, num_tokens) % 90
     ids[:, 5 : 5 + image.num_placeholder_tokens] = IMAGE_TOKEN
-    sizes = SimpleNamespace(vision_config=SimpleNamespace(patch_size=4))
-    values, pixels = _lfm2_vl(sizes, SimpleNamespace(num_images=2), image, ids, IMAGE_TOKEN)
+    sizes = SimpleNamespace(model_type="lfm2_vl", vision_config=SimpleNamespace(patch_size=4))
+    values, pixels = picture_inputs(Pictures(sizes, SimpleNamespace(num_images=2), image, ids, IMAGE_TOKEN))
     inputs = {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids), **values}
     assert_step_matches(config, batch, inputs, pixels, **options)
 
