@@ -449,6 +449,21 @@ def test_the_written_ds_config_is_the_recipe_in_numbers(
     assert merged_recipe(config, recipe, num_gpus=num_gpus) == recipe
 
 
+@pytest.mark.parametrize(("name", "is_named"), [("adamw-8bit", True), ("lion", True), ("sgd", True), ("muon", False)])
+def test_a_file_that_cannot_name_its_optimizer_says_so_and_whoever_reads_it_asks(name: str, is_named: bool):
+    words = (MODEL, "--gpu", "rtx-4090:2", "--zero-stage", "2", "--method", "full")
+    call("recommend", "--model", *words, "--optimizer", name, "--out", "plan")
+    text = Path("plan/ds_config.json").read_text()
+    assert (f"--optimizer {name}" in text) is is_named
+    read = ("estimate", "--model", *words, "--ds-config", "plan/ds_config.json")
+    question = "AdamW is planned unless --optimizer names another"
+    assert (question in call(*read).out) is is_named
+    answered = call(*read, "--optimizer", name)
+    assert answered.code == DONE
+    assert question not in answered.out
+    assert "_comment" not in answered.out
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(("words", "names"), WRITTEN)
 def test_the_written_script_is_shell_and_may_be_run(

@@ -260,7 +260,7 @@ def test_a_named_optimizer_is_understood_and_its_auto_values_are_left_out(name, 
 
 
 def test_what_the_trainer_builds_itself_is_not_handed_to_deepspeed():
-    base = settings_from_ds_config({"optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupLR"}})
+    base = settings_from_ds_config({"optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupLR", "params": {}}})
     config = deepspeed_config(Recipe(zero_stage=2), num_gpus=1, base=base)
     assert config is not None
     assert not {"optimizer", "scheduler"} & set(config)

@@ -172,6 +172,7 @@ def _planned(options: Mapping[str, Any]) -> JsonDict:
 
 def _files(request: "Request", found: "Estimate") -> JsonDict:
     """Texts of what starts a run, by the names of files; where there are none, why."""
+    from vlmplan.emit.write import DS_CONFIG_FILE, ds_config_text
     from vlmplan.plan import plan_from_estimate, plan_text
 
     try:
@@ -183,7 +184,7 @@ def _files(request: "Request", found: "Estimate") -> JsonDict:
         return {"files": {}, "no_files": str(error)}
     files = {"plan.json": plan_text(plan)}
     if plan.ds_config is not None:
-        files = {"ds_config.json": document_text(plan.ds_config) + "\n", **files}
+        files = {DS_CONFIG_FILE: ds_config_text(plan.ds_config, plan.recipe), **files}
     return {"files": files, "no_files": None}
 
 

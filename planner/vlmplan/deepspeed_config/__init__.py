@@ -2,7 +2,7 @@
 
 from vlmplan.deepspeed_config.auto import auto_text
 from vlmplan.deepspeed_config.content import KEYS, NEVER_PLANNED
-from vlmplan.deepspeed_config.file import DsConfig, settings_from_ds_config
+from vlmplan.deepspeed_config.file import DsConfig, notes_beside, settings_from_ds_config
 from vlmplan.deepspeed_config.keys import Effect, Key
 from vlmplan.deepspeed_config.lookup import find_key
 from vlmplan.deepspeed_config.merge import (
@@ -27,6 +27,7 @@ __all__ = [
     "find_key",
     "fixed_by_file",
     "merged_recipe",
+    "notes_beside",
     "settings_from_ds_config",
     "with_keys_of_file",
 ]

@@ -56,7 +56,9 @@ def checked_content(top: JsonObject, mistakes: Mistakes) -> Content:
     for name, value in top.values.items():
         if name in REMOVED_TOP_KEYS:
             mistakes.add(f"{name} has been removed from DeepSpeed, which refuses the file; take it out")
-        elif name in UNREAD_KEYS or is_comment(name, value):
+        elif is_comment(name, value):
+            continue
+        elif name in UNREAD_KEYS:
             content.unread.append(name)
         elif name not in KEYS:
             mistakes.add(_unknown_top_key(name))
@@ -178,7 +180,7 @@ def _place_of(name: str) -> str:
 
 def idle_sentences(content: Content) -> Iterable[str]:
     """What to say of the keys that change nothing of a plan."""
-    apart = ("optimizer", "scheduler")  # what is said of them is said of the whole
+    apart = ("optimizer", "scheduler", "zero_allow_untested_optimizer")  # what is said of them is said of the whole
     quiet = [path for path in content.idle if path not in SLOWER and not path.startswith(apart)]
     if quiet:
         which = "changes" if len(quiet) == 1 else "change"

@@ -5,7 +5,7 @@ modelled, is refused by name, all of it at once. An "auto" that Hugging Face's T
 options and the model are known (``auto``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from vlmplan.deepspeed_config.content import ZERO, Content, checked_content, idl
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.deepspeed_config.other_files import read_ds_config, refuse_other_files
 from vlmplan.deepspeed_config.precision import open_precisions
+from vlmplan.deepspeed_config.schedules import check_scheduler
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
 from vlmplan.muon import MOMENTUM as MUON_MOMENTUM
@@ -24,14 +25,16 @@ from vlmplan.zero_settings import ZeroSettings
 DEFAULT_STAGE = 0
 """Without a stage, ZeRO is off."""
 
+UNTESTED = "zero_allow_untested_optimizer"
 SGD_MOMENTUM = 0.9
 OPTIMIZERS = {
     "adam": OptimizerKind.ADAMW,  # DeepSpeed's Adam is AdamW unless adam_w_mode is false
     "adamw": OptimizerKind.ADAMW,
-    "sgd": OptimizerKind.SGD,
-    "adafactor": OptimizerKind.ADAFACTOR,
     "muon": OptimizerKind.MUON,
 }
+"""Optimizers of DeepSpeed's own, whose capitals do not count."""
+TORCH_OPTIMIZERS = {"SGD": OptimizerKind.SGD, "Adafactor": OptimizerKind.ADAFACTOR}
+"""Names that DeepSpeed looks up in ``torch.optim``, whose ``sgd`` is a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,17 @@ class DsConfig:
         return ZeroSettings(**({"overlap_comm": stage == 3} | stated))
 
 
+def notes_beside(config: DsConfig, given: Collection[str]) -> tuple[str, ...]:
+    """The file's notes where ``given`` are the settings that the user decided beside it."""
+    if config.optimizer is not None or "optimizer" in given or not config.content.get(UNTESTED):
+        return config.notes
+    sentence = (
+        f"{config.source}: {UNTESTED} is true, as a file for SGD, Adafactor or an optimizer of bitsandbytes has it, "
+        f"but no optimizer.type says which; AdamW is planned unless --optimizer names another"
+    )
+    return (*config.notes, sentence)
+
+
 def settings_from_ds_config(config: str | Path | Mapping[str, Any], *, name: str = "ds_config") -> DsConfig:
     """What a ds_config.json (a path, or its content under ``name``) says.
 
@@ -107,7 +121,8 @@ def settings_from_ds_config(config: str | Path | Mapping[str, Any], *, name: str
     zero = values.get(ZERO, {})
     optimizer, scheduler = values.pop("optimizer", {}), values.pop("scheduler", {})
     kind = _optimizer_kind(optimizer.get("type"), mistakes)
-    _check_momentum(kind, optimizer.get("params", {}), mistakes)
+    _check_optimizer(kind, optimizer.get("params", {}), mistakes)
+    check_scheduler(scheduler, mistakes)
     nvme_path = _nvme_path(zero, mistakes)
     precisions = open_precisions(values, content.autos, mistakes)
     mistakes.report()
@@ -171,17 +186,19 @@ def _nvme_path(zero: Mapping[str, Any], mistakes: Mistakes) -> str | None:
     return paths[0] if paths else None
 
 
-def _check_momentum(kind: OptimizerKind | None, params: Mapping[str, Any], mistakes: Mistakes) -> None:
-    """The trainer builds its optimizers with momenta of its own."""
+def _check_optimizer(kind: OptimizerKind | None, params: Mapping[str, Any], mistakes: Mistakes) -> None:
+    """The trainer builds its optimizers with momenta of its own. DeepSpeed builds none with ``max_grad_norm``."""
     own = MUON_MOMENTUM if kind is OptimizerKind.MUON else SGD_MOMENTUM
     if params.get("momentum", own) != own:
         mistakes.add(f"optimizer.params.momentum is {shown(params['momentum'])}; the trainer has {own}")
+    if kind is not None and "max_grad_norm" in params:
+        mistakes.add("optimizer.params.max_grad_norm stops DeepSpeed, whose gradient_clipping is what it means")
 
 
 def _optimizer_kind(name: str | None, mistakes: Mistakes) -> OptimizerKind | None:
     if name is None:
         return None
-    if name.lower() not in OPTIMIZERS:
+    kind = OPTIMIZERS.get(name.lower(), TORCH_OPTIMIZERS.get(name))
+    if kind is None:
         mistakes.add(f"optimizer.type is {shown(name)}; one of AdamW, Adam, SGD, Adafactor, Muon is needed")
-        return None
-    return OPTIMIZERS[name.lower()]
+    return kind

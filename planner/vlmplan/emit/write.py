@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from vlmplan.emit.cluster import slurm_script
 from vlmplan.emit.scripts import hostfile_text, launch_script
@@ -13,16 +14,21 @@ from vlmplan.emit.wheel import wheel_bytes, wheel_name
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomically
 from vlmplan.plan import PLAN_FILE, Plan, plan_text
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import OptimizerKind
 
 DS_CONFIG_FILE, LAUNCH_FILE, HOSTFILE = "ds_config.json", "launch.sh", "hostfile"
 SLURM_FILE, SKY_FILE = "job.slurm", "sky.yaml"
+IN_DS_CONFIG = (OptimizerKind.ADAMW, OptimizerKind.MUON)
+"""What a plan's ds_config.json means without a remark: Muon is written there, AdamW is what no name stands for."""
+REMARK = "_comment"
 
 
 def file_texts(plan: Plan) -> dict[str, str]:
     """The files of a plan by name, but for the wheel."""
     texts = {PLAN_FILE: plan_text(plan)}
     if plan.ds_config is not None:
-        texts[DS_CONFIG_FILE] = json.dumps(dict(plan.ds_config), indent=2, ensure_ascii=False) + "\n"
+        texts[DS_CONFIG_FILE] = ds_config_text(plan.ds_config, plan.recipe)
     texts[LAUNCH_FILE] = launch_script(plan)
     if plan.hardware.num_nodes > 1:
         texts[HOSTFILE] = hostfile_text(plan)
@@ -30,6 +36,17 @@ def file_texts(plan: Plan) -> dict[str, str]:
     if has_sky_yaml(plan):
         texts[SKY_FILE] = sky_text(plan)
     return texts
+
+
+def ds_config_text(ds_config: Mapping[str, Any], recipe: Recipe) -> str:
+    """A plan's ds_config.json. DeepSpeed has no name for most optimizers: a remark, which it does not read, says which
+    one the file is for."""
+    kind = recipe.optimizer
+    values = dict(ds_config)
+    if kind not in IN_DS_CONFIG:
+        values = {REMARK: f"for {kind.value}, which the trainer hands over: --ds-config needs --optimizer {kind.value}"}
+        values |= ds_config
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_files(plan: Plan, directory: Path, *, force: bool = False) -> list[Path]:

@@ -205,7 +205,7 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
         scored_tokens(recipe, workload, sample_image(workload))
         refuse_parts_of_groups(recipe, cluster.num_gpus)
     more = [*idle_notes(typed, recipe, model, num_gpus=cluster.num_gpus)]
-    more += () if ds_config is None else ds_config.notes
+    more += file_notes(request, decided)
     return RequestedSetup(
         workload=workload,
         recipe=recipe,
@@ -213,6 +213,15 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
         ds_config=ds_config,
         notes=(*request.config_notes, *notes, *length_notes(workload, request.workload), *warnings, *more),
     )
+
+
+def file_notes(request: Request, decided: DecidedRecipe) -> tuple[str, ...]:
+    """What the user should know of how his ds_config.json was read."""
+    if request.ds_config is None:
+        return ()
+    from vlmplan.deepspeed_config import notes_beside
+
+    return notes_beside(request.ds_config, decided.names)
 
 
 def samples_per_step(request: Request) -> int | None:

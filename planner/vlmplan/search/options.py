@@ -16,7 +16,7 @@ from vlmplan.request import Request, SearchRequest, network_notes
 from vlmplan.request.habits import requested_loader_workers, requested_saving
 from vlmplan.request.idle_options import idle_notes_of_search, typed_recipe
 from vlmplan.request.samples import length_notes, workload_of
-from vlmplan.request.setup import fixed_recipe, samples_per_step, with_task
+from vlmplan.request.setup import file_notes, fixed_recipe, samples_per_step, with_task
 from vlmplan.search import Limits, Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.search.offers import OfferFilter
@@ -77,7 +77,7 @@ def search_query(
         assumed=assumed,
         today=today,
         known_offers=catalog.offers,
-        notes=notes if request.ds_config is None else (*notes, *request.ds_config.notes),
+        notes=(*notes, *file_notes(request, fixed)),
     )
 
 
