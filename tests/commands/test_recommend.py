@@ -288,7 +288,7 @@ def test_an_offer_of_ones_own_wins_where_it_is_cheapest():
     ("words", "reason"),
     [
         pytest.param(("llama-3.1-70b", "--gpu", "t4:1", "--method", "full"), "GiB", marks=pytest.mark.sweep),
-        ((MODEL, "--gpu", "t4:1", "--precision", "bf16"), "--precision fp16"),
+        ((MODEL, "--gpu", "t4:1", "--seq-len", "2000000"), "GiB"),
         pytest.param((MODEL, "--gpu", "t4:1", "--seq-len", "10000000"), "GiB", marks=pytest.mark.sweep),
     ],
 )
@@ -301,6 +301,36 @@ def test_when_nothing_fits_every_machine_has_a_reason(words: Sequence[str], reas
     assert (shown.code, shown.err) == (DOES_NOT_FIT, "")
     assert "nothing fits" in shown.out
     assert reason in shown.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--method", "full", "--lora-rank", "64"),
+        ("--method", "full", "--use-dora"),
+        ("--offload-params", "cpu", "--zero-stage", "2"),
+        ("--hpz", "2", "--zero-stage", "1"),
+        ("--precision", "bf16"),
+        ("--linear-attention", "fla"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_run_is_refused_by_a_search_as_by_an_estimate(words: Sequence[str]):
+    asked = ("--model", MODEL, "--gpu", "t4:2", *words)
+    assert refusal("recommend", *asked) == refusal("advise", *asked) == refusal("estimate", *asked)
+
+
+def test_what_no_machine_can_run_is_refused_with_what_stands_in_the_way_on_each():
+    cards = [word for name in ("t4", "v100-sxm2-16gb", "rtx-2080-ti") for word in ("--gpu", name)]
+    sentence = refusal("recommend", "--model", MODEL, *cards, "--precision", "bf16")
+    assert sentence.startswith("vlmplan: none of the 3 machines can run it; ")
+    assert sentence.count("--precision fp16") == 3
+
+
+def test_where_one_machine_can_run_it_the_others_are_told_with_what_fits():
+    shown = call("recommend", "--model", MODEL, "--gpu", "t4", "--gpu", "l4", "--precision", "bf16")
+    assert shown.code == DONE
+    assert "1 x t4: --precision bf16" in shown.out
 
 
 def test_of_machines_over_the_limits_the_nearest_comes_first():

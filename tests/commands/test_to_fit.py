@@ -116,14 +116,6 @@ def test_a_search_that_finds_nothing_says_what_does_on_the_same_card(command: st
     assert call(*other[1:], "--json").code == DONE
 
 
-def test_of_options_that_contradict_each_other_no_machine_is_said_to_lack_room():
-    found = call("recommend", "--model", "smollm2-135m", "--gpu", "l4", "--method", "full", "--lora-rank", "64")
-    assert found.code == DOES_NOT_FIT
-    assert "--lora-rank is for --method lora and qlora, but --method is full" in found.out
-    assert "Cheapest other machine: none of the catalog's offers can train it as it is" in found.out
-    assert "room" not in found.out
-
-
 def test_a_search_that_leaves_the_micro_batch_open_keeps_the_samples_of_a_step():
     batch = ("--micro-batch", "32", "--loss", "full", "--no-activation-checkpointing")
     found = call("recommend", "--model", "smollm2-360m", "--gpu", "rtx-4060", "--method", "lora", *batch, "--json")

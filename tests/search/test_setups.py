@@ -281,7 +281,7 @@ def test_nothing_that_breaks_a_rule_is_proposed(gpu_id: str, alias: str, num_gpu
         product = setup.recipe.micro_batch * setup.recipe.grad_accum * num_gpus
         found = problems(setup.recipe, cluster=on, model=facts, global_batch=product)
         assert not [problem for problem in found if problem.severity is Severity.ERROR]
-    assert setups or refusal(where, on)[0]
+    assert setups or refusal(where, on).sentence
 
 
 FIXED = [
@@ -325,7 +325,7 @@ def test_what_is_refused_really_does_not_fit(alias: str, memory_gib: float, num_
     assert not any(where.fitting_lightest(on, method) for method in methods)
     exact = list(all_estimates(where, on, only_smallest=True))
     assert all(estimate.verdict is not Verdict.FITS for estimate in exact)
-    reason, _ = refusal(where, on)
+    reason = refusal(where, on).sentence
     least = min(estimate.peak_allocated_bytes for estimate in exact) - workspace_bytes(on.node.gpu)
     assert float(reason.split("needs ")[1].split(" GiB")[0]) <= least / GIB + 0.005
 
@@ -344,7 +344,7 @@ def test_offload_that_fits_is_found_though_its_bound_does_not(alias: str, gpu_id
 def test_method_that_a_refusal_proposes_fits(memory_gib: float):
     fixed = {"method": Method.FULL, "zero_stage": None}
     on = cluster(card(memory_bytes=int(memory_gib * GIB)))
-    _, change = refusal(space(fixed=fixed), on)
+    change = refusal(space(fixed=fixed), on).change
     others = {method: space(fixed=fixed | {"method": method}) for method in (Method.LORA, Method.QLORA)}
     fitting = [method for method, where in others.items() if where.fitting_lightest(on, method)]
     if fitting:
@@ -356,14 +356,14 @@ def test_method_that_a_refusal_proposes_fits(memory_gib: float):
 @pytest.mark.parametrize(("num_gpus", "engine"), [(1, "plain PyTorch"), (2, "DDP")])
 def test_old_card_is_refused_for_its_memory_and_not_for_engines_that_it_does_without(num_gpus: int, engine: str):
     where = space("qwen2-vl-2b", fixed={"method": Method.FULL})
-    reason, _ = refusal(where, cluster(card("gtx-1080-ti"), num_gpus))
+    reason = refusal(where, cluster(card("gtx-1080-ti"), num_gpus)).sentence
     assert "needs" in reason
     assert engine in reason
 
 
 def test_refusal_of_adapter_options_speaks_of_adapters():
     fixed = {"lora_targets": "lm_head", "loss": LossKind.CHUNKED}
-    reason, _ = refusal(space(fixed=fixed), cluster(card("t4")))
+    reason = refusal(space(fixed=fixed), cluster(card("t4"))).sentence
     assert "lm_head" in reason
     assert "--method is full" not in reason
 

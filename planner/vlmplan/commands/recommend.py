@@ -170,7 +170,10 @@ def _wheel_notes(written: list[Path]) -> list[str]:
 def requested_recommendation(
     request: "Request", catalog_files: tuple[Path, ...], on: date, compares: "Compared | None" = None
 ) -> "Recommendation":
-    """The answer to a search; ``compares`` as in ``SearchQuery``, as there where it is left out."""
+    """The answer to a search; ``compares`` as in ``SearchQuery``, as there where it is left out.
+
+    Raises InputError where no machine can run what is asked for, however much memory it has, as an estimate of it does.
+    """
     from vlmplan.catalog import load_catalog
     from vlmplan.requested import searched_model
     from vlmplan.search.long_samples import recommend_or_stretch
@@ -178,7 +181,9 @@ def requested_recommendation(
 
     query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
     query = query if compares is None else replace(query, compares=compares)
-    return _in_words_of_file(_searched(query, recommend_or_stretch), request)
+    found = _in_words_of_file(_searched(query, recommend_or_stretch), request)
+    found.refuse_rules()
+    return found
 
 
 def _in_words_of_file(found: "Recommendation", request: "Request") -> "Recommendation":

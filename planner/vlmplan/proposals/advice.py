@@ -103,12 +103,14 @@ class Advice:
 
 
 def advice(request: Request, catalog: Catalog, model: ModelFiles, today: date) -> Advice:
-    """Advice on the best plan of ``request``; within the limits if one is. Raises InputError as a search does."""
+    """Advice on the best plan of ``request``; within the limits if one is. Raises InputError as ``vlmplan recommend``
+    does."""
     adviser = _Adviser(request, catalog, model, today)
     query = adviser.query(request)
     found = recommend(query)
     if not found.plans:
         found = replace(recommend(replace(query, limits=Limits())), notes=found.notes)
+    found.refuse_rules()
     base = found.plans[0] if found.plans else None
     way_out = None
     if base is not None:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
 
 
+SHOWN_REASONS = 3
+"""Different sentences of rules that are named together. A choice."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a plan may cost and take."""
@@ -136,13 +140,15 @@ def cost_of_run(
 class Rejection(NamedTuple):
     """A cluster on which nothing fits, with the reason and the smallest change that would help, if one is known.
 
-    ``share_of_limit``: where something fits that is over a limit, the least of it as a part of the limit.
+    ``share_of_limit``: where something fits that is over a limit, the least of it as a part of the limit. ``is_rule``
+    is of ``Reason``.
     """
 
     cluster: Cluster
     reason: str
     smallest_change: str | None = None
     share_of_limit: float | None = None
+    is_rule: bool = False
 
     @property
     def label(self) -> str:
@@ -169,6 +175,16 @@ class Recommendation:
     pareto: tuple[Point, ...] = ()
     scored: tuple[Point, ...] = ()
     spreads: Mapping[str, Spread] = field(default_factory=dict[str, Spread])
+
+    def refuse_rules(self) -> None:
+        """Raise InputError where rules refuse every machine, with their one sentence, or that of each machine."""
+        if self.plans or not self.rejected or not all(one.is_rule for one in self.rejected):
+            return
+        reasons = {one.reason: one.label for one in self.rejected}
+        if len(reasons) == 1:
+            raise InputError(self.rejected[0].reason)
+        shown = "; ".join(f"{label}: {reason}" for reason, label in list(reasons.items())[:SHOWN_REASONS])
+        raise InputError(f"none of the {len(self.rejected)} machines can run it; {shown}")
 
     def best_of(self, method: Method) -> RankedPlan | None:
         return next((plan for plan in self.plans if plan.estimate.recipe.method is method), None)

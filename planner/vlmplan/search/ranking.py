@@ -17,7 +17,7 @@ from vlmplan.search.clusters import Candidate
 from vlmplan.search.entries import OverLimits, ScoredSetup, UnexploredMethod, pareto_point, rank_key
 from vlmplan.search.exploration import Exploration
 from vlmplan.search.pareto import Point, front_of, settled
-from vlmplan.search.refusals import refusal
+from vlmplan.search.refusals import Reason, refusal
 from vlmplan.units import gib_text
 
 MAX_PLANS = 12
@@ -217,17 +217,17 @@ class Ranking:
         return Rejection(cluster=candidate.cluster, reason=found.text, share_of_limit=found.share_of_limit)
 
     def _rejection(self, candidate: Candidate) -> Rejection:
-        reason, change = self._reason(candidate)
-        return Rejection(cluster=candidate.cluster, reason=reason, smallest_change=change)
+        reason, change, is_rule = self._reason(candidate)
+        return Rejection(cluster=candidate.cluster, reason=reason, smallest_change=change, is_rule=is_rule)
 
-    def _reason(self, candidate: Candidate) -> tuple[str, str | None]:
+    def _reason(self, candidate: Candidate) -> Reason:
         """Why nothing fits: too little memory on the GPUs or the host; and what would help."""
         key = id(candidate)
         if key in self._unplaced:
-            return "its tensors fit, but the allocator cannot place them; --expandable-segments lets it", None
+            return Reason("its tensors fit, but the allocator cannot place them; --expandable-segments lets it")
         short_bytes = self._explored.hosts.short_bytes(candidate)
         if short_bytes is not None:
-            return f"the host needs {gib_text(short_bytes)} and {candidate.host_text}", None
+            return Reason(f"the host needs {gib_text(short_bytes)} and {candidate.host_text}")
         return refusal(self._space, candidate.cluster)
 
 

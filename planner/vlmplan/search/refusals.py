@@ -1,6 +1,7 @@
 """Why nothing fits on a cluster, as a sentence, and what would help."""
 
 from operator import itemgetter
+from typing import NamedTuple
 
 from vlmplan.hardware import Cluster
 from vlmplan.memory.overhead import RESERVE_FRACTION
@@ -10,13 +11,22 @@ from vlmplan.search.setups import SetupSpace
 from vlmplan.units import gib_text
 
 
-def refusal(space: SetupSpace, cluster: Cluster) -> tuple[str, str | None]:
-    """Why nothing of ``space`` fits on ``cluster``, and the smallest change that would help, if one is known."""
+class Reason(NamedTuple):
+    """Why nothing fits, and the smallest change that would help, if one is known. ``is_rule``: a rule or a trainer
+    refuses every setup, however much memory there is."""
+
+    sentence: str
+    change: str | None = None
+    is_rule: bool = False
+
+
+def refusal(space: SetupSpace, cluster: Cluster) -> Reason:
+    """Why nothing of ``space`` fits on ``cluster``."""
     attempts = [setup for method in space.choices.methods for setup in space.lightest(cluster, method)]
     if not attempts:
         methods = sorted(space.choices.methods, key=lambda method: method is Method.FULL)
         # full fine-tuning objects to what the user said of adapters
-        return next(space.choices.objections(cluster, methods)), None
+        return Reason(next(space.choices.objections(cluster, methods)), is_rule=True)
     needed, setup = min(((space.needed_bytes(setup, cluster), setup) for setup in attempts), key=itemgetter(0))
     recipe = setup.recipe
     budget = space.models.budget_bytes(cluster, recipe)
@@ -26,7 +36,7 @@ def refusal(space: SetupSpace, cluster: Cluster) -> tuple[str, str | None]:
         f"needs {gib_text(needed)} a GPU at the least ({recipe.method.value}, {engine}{offload}, "
         f"micro batch {recipe.micro_batch}), {gib_text(budget)} are free for it"
     )
-    return reason, space.fitting_method(cluster) or _larger_hardware(recipe, needed - budget)
+    return Reason(reason, space.fitting_method(cluster) or _larger_hardware(recipe, needed - budget))
 
 
 def _larger_hardware(recipe: Recipe, missing_bytes: int) -> str:
