@@ -447,6 +447,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(precision=Precision.FP32, weight_dtype=WeightDtype.MODEL)),
             case(LORA.with_changes(uses_autocast=False, weight_dtype=WeightDtype.FLOAT32)),
             case(LORA.with_changes(weight_dtype=WeightDtype.MODEL)),
+            case(WIDE_QLORA.with_changes(zero_stage=2, upcasts_frozen=False, weight_dtype=WeightDtype.FLOAT32)),
         ],
         [
             case(PLAIN.with_changes(weight_dtype=WeightDtype.MODEL)),
