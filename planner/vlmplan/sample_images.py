@@ -11,6 +11,10 @@ from vlmplan.workload import Workload
 if TYPE_CHECKING:
     from vlmplan.architecture.captured.capture import ImageCapture
 
+ONE_IMAGE_TYPES = ("blip-2", "instructblip")
+"""``Blip2Processor`` and ``InstructBlipProcessor`` write ``num_query_tokens`` tokens into a text, however many images
+are beside it, and the Q-Former of InstructBLIP reads the text with one."""
+
 
 def sample_image(workload: Workload) -> ImageShape | None:
     """What one image of the workload becomes; None for samples without images.
@@ -25,10 +29,10 @@ def sample_image(workload: Workload) -> ImageShape | None:
             f"--images-per-sample is {workload.images_per_sample}, but {model.id} is planned and trained on prompts of "
             f"text; leave it off"
         )
-    if model.model_type == "instructblip" and workload.images_per_sample > 1:
+    if model.model_type in ONE_IMAGE_TYPES and workload.images_per_sample > 1:
         raise InputError(
-            f"--images-per-sample is {workload.images_per_sample}, but the Q-Former of {model.id} reads the text of a "
-            f"sample with one image; give 1"
+            f"--images-per-sample is {workload.images_per_sample}, but the processor of {model.id} writes the tokens "
+            f"of one image into a sample; give 1"
         )
     image = _one_image(workload)
     needed = image_tokens(workload)

@@ -87,6 +87,12 @@ class Sample:
     is_plain: bool = False
 
     @property
+    def is_exchange(self) -> bool:
+        """Whether it is one prompt and one completion, or a caption: what can be read one after the other."""
+        is_one = [turn.role for turn in self.turns] == ["user", "assistant"]
+        return is_one and (self.num_prompt_turns == 1 or not self.turns[0].text)
+
+    @property
     def shown(self) -> tuple[ImagePart | VideoPart | SoundPart, ...]:
         """Images, videos and sounds, in the order of the text."""
         return tuple(part for turn in self.turns for part in turn.content if not isinstance(part, TextPart))

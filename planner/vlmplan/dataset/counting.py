@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from vlmplan.chats.frame_rules import FrameRule, Sampler
 from vlmplan.chats.frame_texts import IMAGE_TOKEN, SMOLVLM_TEMPLATE, VIDEO_TAG, FrameTexts, frame_texts
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
-from vlmplan.dataset.model_texts import LINES_AROUND, ModelTexts
+from vlmplan.dataset.image_texts import NUM_AROUND, ImageTexts, refuse_own_tokens, with_images
+from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.record import PairTokens
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError, MissingPackageError
@@ -143,7 +144,9 @@ class ExactCounter:
     def _rendered(self, sample: Sample) -> tuple[str, bool]:
         """The text, and whether special tokens come around it: around a processor's as its ``apply_chat_template``
         decides it, around any that no template wrote."""
-        if sample.is_plain:
+        is_before = self._texts.images is ImageTexts.BEFORE
+        is_plain = sample.is_plain or (is_before and self._renderer is None and sample.is_exchange)
+        if is_plain:
             prompt, completion = (turn.text for turn in sample.turns)
             end = self._texts.special_tokens.get("eos_token", "")
             text = prompt + (completion if completion.endswith(end) else completion + end)
@@ -156,7 +159,7 @@ class ExactCounter:
             text = self._with_images(renderer.text([self._message(turn) for turn in sample.turns]), sample)
             text = self._with_written_videos(text, sample) if self._writes_videos else text
         begin = self._texts.special_tokens.get("bos_token")
-        adds = self._texts.takes_parts or sample.is_plain
+        adds = self._texts.takes_parts or is_plain
         return text, adds and not (begin is not None and text.startswith(begin))
 
     def _message(self, turn: Turn) -> dict[str, Any]:
@@ -169,6 +172,8 @@ class ExactCounter:
         return {"role": turn.role, "content": parts}
 
     def _count(self, sample: Sample, ids: list[int]) -> int | InputError:
+        if self._texts.images is ImageTexts.BEFORE:
+            return self._count_behind_image(sample, ids)
         placed = 0
         for kind, one, shown in self._shown(sample):
             if not shown:
@@ -184,7 +189,7 @@ class ExactCounter:
                     f"{one.partition(' ')[2]}"
                 )
             placed += shown
-        placed += LINES_AROUND * len(sample.images) if self._texts.images_stand_apart else 0
+        placed += NUM_AROUND.get(self._texts.images, 0) * len(sample.images)
         if self._writes_videos:
             return len(ids) - placed
         try:
@@ -193,6 +198,20 @@ class ExactCounter:
             return InputError(f"{sample.source}: {error}")
         between = sum(one.num_special + sum(map(self._tokens_of, one.texts)) for one in written)
         return len(ids) - placed + between
+
+    def _count_behind_image(self, sample: Sample, ids: list[int]) -> int | InputError:
+        """Tokens of a text that its image comes before."""
+        if len(sample.images) > 1:
+            return InputError(
+                f"{sample.source}: the sample shows {len(sample.images)} images, but the model's processor writes the "
+                f"tokens of one"
+            )
+        if not set(self._texts.placeholders).isdisjoint(ids):
+            return InputError(
+                f"{sample.source}: the text has the model's token for an image, which its processor puts before the "
+                f"text; a text must not hold that token"
+            )
+        return len(ids)
 
     def _shown(self, sample: Sample) -> list[tuple[str, str, int]]:
         """What tokens stand for, and how often they do: frames are images where videos are written in the text."""
@@ -206,11 +225,14 @@ class ExactCounter:
     def _with_images(self, text: str, sample: Sample) -> str:
         """``text`` with what the processor writes around images, and one token for each."""
         text = self._with_tokens(text)
-        token = self._placeholder("image") if sample.images and self._texts.images_stand_apart else None
+        if self._texts.images not in NUM_AROUND:
+            return text
+        refuse_own_tokens(text, self._texts.images, self._texts.special_tokens)
+        token = self._placeholder("image") if sample.images else None
         if token is None:
             return text
         written = self._tokenizer.id_to_token(token)
-        return text.replace(written, f"\n\n{written}\n\n")
+        return with_images(text, self._texts.images, written, self._texts.special_tokens)
 
     def _with_tokens(self, text: str) -> str:
         return text if self._texts.image is None else text.replace(*self._texts.image)

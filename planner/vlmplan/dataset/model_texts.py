@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
+from vlmplan.dataset.image_texts import IMAGE_TEXTS, ImageTexts
 from vlmplan.errors import InputError
 from vlmplan.files import MAX_TEXT_BYTES, text_if_there
 from vlmplan.json_reader import JsonDict, parse_json_object
@@ -33,11 +34,6 @@ PLACEHOLDER_KEYS = (
 
 WRITTEN_FOR_IMAGES = {"ovis2": ("<image>", "<IMG_ATOM>")}
 """Of ``Ovis2Processor``: the first is an ordinary text, the other one of the special tokens that it writes for it."""
-STANDS_APART = ("gemma3", "gemma3n")
-"""``full_image_sequence`` of ``Gemma3Processor`` and ``Gemma3nProcessor``: its empty lines are tokens together with
-line breaks of the text around."""
-LINES_AROUND = 2
-"""Which are a token each by themselves (``gemma3_shape``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +41,7 @@ class ModelTexts:
     """``tokenizer`` is the text of tokenizer.json. ``takes_parts``: a processor's template, which gets the parts of a
     turn one by one. ``placeholders`` are tokens that may stand for what is shown in what the template writes.
     ``image`` is what the template writes for an image, and a token that is written for it, where the former is no token
-    of its own; ``images_stand_apart`` where the processor writes an empty line before and behind each."""
+    of its own; ``images``: how the processor writes them into the text."""
 
     source: str
     tokenizer: str
@@ -54,13 +50,13 @@ class ModelTexts:
     takes_parts: bool
     placeholders: tuple[int, ...]
     image: tuple[str, str] | None = None
-    images_stand_apart: bool = False
+    images: ImageTexts = ImageTexts.AS_THEY_STAND
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything that decides how a text is counted."""
         parts = (self.tokenizer, str(self.template), str(sorted(self.special_tokens.items())), str(self.takes_parts))
-        more = (str(self.placeholders), str(self.image), str(self.images_stand_apart))
+        more = (str(self.placeholders), str(self.image), self.images.name)
         return hashlib.sha256("\0".join((*parts, *more)).encode()).hexdigest()
 
 
@@ -84,7 +80,7 @@ def model_texts(model: ModelFiles) -> ModelTexts | None:
         takes_parts=model.model_type in IMAGE_MODEL_TYPES,
         placeholders=_placeholders(model),
         image=WRITTEN_FOR_IMAGES.get(model.model_type),
-        images_stand_apart=model.model_type in STANDS_APART,
+        images=IMAGE_TEXTS.get(model.model_type, ImageTexts.AS_THEY_STAND),
     )
 
 

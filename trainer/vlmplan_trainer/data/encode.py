@@ -2,7 +2,8 @@
 
 Works with every fast tokenizer, and every processor of transformers 5.23 that says where it put image tokens: all that
 leave that to ``ProcessorMixin``. Tested are those of Qwen2-VL, LLaVA, LLaVA-NeXT, Gemma 3, Idefics3 and InternVL; the
-later Qwen-VL, GLM-4V, LLaVA-OneVision, SmolVLM, Pixtral and Ovis2 are of the same kind. Others are refused by name.
+later Qwen-VL, GLM-4V, LLaVA-OneVision, SmolVLM, Pixtral and Ovis2 are of the same kind. What others write is known by
+their code, in modules of their own (Llama 3.2 Vision, Idefics2, BLIP-2); the rest is refused by name.
 
 A sample is a dict of tensors of shape (1, tokens), and of what the processor makes of its images, images first.
 """
@@ -24,7 +25,7 @@ from vlmplan.chats.samples import Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 from vlmplan_trainer.data.images import opened
-from vlmplan_trainer.data.places import last, moved, overlapping
+from vlmplan_trainer.data.places import ShownTokens, last, moved, overlapping
 from vlmplan_trainer.data.sounds import PlannedSounds, SoundMeter
 from vlmplan_trainer.data.templates import ChatTemplate, Rendered
 from vlmplan_trainer.data.videos import VideoLimits, VideoMeter, frames_of, videos_as_images
@@ -35,8 +36,6 @@ CROSS_MASK = "cross_attention_mask"
 """What each token looks at, of models that show images to their text through cross-attention."""
 SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids", CROSS_MASK)
 """Tensors that begin with (samples, tokens); the others are about what is shown."""
-UNSUPPORTED_MODELS = ("blip-2", "instructblip", "idefics2")
-"""Their processors do not say which tokens stand for an image."""
 BLANK_SIDE = 28
 
 Encoded = dict[str, Tensor]
@@ -85,6 +84,10 @@ class Encoder:
     """Whether samples without images get a blank one where others have some."""
     asks_places = True
     """Whether the processor is asked where it put the tokens of images."""
+    places_no_images = False
+    """Whether images have no place in a text."""
+    needs_images = False
+    """Whether the model's class takes no text without an image."""
     meter_class = ImageMeter
 
     def __init__(
@@ -100,14 +103,10 @@ class Encoder:
         self.is_vision = getattr(processor, "image_processor", None) is not None
         self.seq_len, self.images_per_sample = planned.seq_len, planned.images_per_sample
         self.skips_bad = skips_bad
-        if self.is_vision and model_type in UNSUPPORTED_MODELS:
-            raise InputError(
-                f"training of {model_type} is not supported: its processor does not say where images stand"
-            )
         if self.needs_places and not getattr(self.tokenizer, "is_fast", False):
             raise InputError(f"the model's {type(self.tokenizer).__name__} does not say where tokens stand in a text; "
                              "a fast tokenizer (tokenizer.json) is needed")  # fmt: skip
-        self._template = ChatTemplate(processor)
+        self._template = ChatTemplate(processor, needs_none=self.places_no_images)
         self._accepted = accepted_names(model_type) if self.is_vision else {"input_ids", "attention_mask"}
         self.meter = self.meter_class(processor) if self.is_vision else None
         self._planned = planned
@@ -124,6 +123,11 @@ class Encoder:
         if getattr(self.processor, "video_processor", None) is None:
             raise InputError(f"the model's {type(self.processor).__name__} takes no videos")
         return VideoMeter(self.processor, self._planned.videos)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template.is_there
 
     @property
     def num_truncated(self) -> int:
@@ -275,6 +279,11 @@ class Encoder:
                     f"and the sample shows {len(shown)}; a text must not hold that token, and the model's chat "
                     f"template has to place every {one.partition(' ')[2]}"
                 )
+
+    def with_images(self, sample: Sample, text: str, first: int) -> tuple[str, ShownTokens] | None:
+        """``text`` with its images as a processor writes them that does it without a look at them, and what is shown in
+        it; None of other processors. ``first``: where an answer begins."""
+        return None
 
     def adds_special_tokens(self, rendered: Rendered) -> bool:
         """Whether the processor puts special tokens around a text: around a template's as its ``apply_chat_template``

@@ -21,9 +21,11 @@ from vlmplan_trainer.data.batches import PADS_TO, refuse_too_few
 from vlmplan_trainer.data.cross_attention import CrossAttendedEncoder
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder, PlannedSamples
+from vlmplan_trainer.data.fenced_images import FencedImageEncoder
 from vlmplan_trainer.data.flat_batches import BATCHES
 from vlmplan_trainer.data.language import with_language
 from vlmplan_trainer.data.pairs import PairEncoder
+from vlmplan_trainer.data.queried_images import QueriedImageEncoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
 from vlmplan_trainer.data.seen_pairs import ANSWER, DecoderStart, SeenPairEncoder, is_donut, prompting_of
 from vlmplan_trainer.data.sounds import PlannedSounds, refuse_sounds_without_packages
@@ -135,6 +137,8 @@ def read_data(plan: Plan, options: TrainerOptions) -> Data:
     refuse_sounds_without_packages(every)
     processing = with_language(load_processing(plan, random_weights=options.random_weights), plan, options)
     encoder = encoder_of(plan, options, processing)
+    if options.dummy_data is not None and not encoder.has_template:
+        training = [replace(sample, is_plain=True) for sample in training[0]], training[1]
     train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)
     made_into = BATCHES[plan.recipe.batching].rows_of
     num_rows = len(made_into(train.scan, encoder.seq_len))
@@ -200,7 +204,13 @@ def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> E
 
 def encoder_class(model_type: str) -> type[Encoder]:
     """What encodes samples of models that are a decoder."""
-    return CrossAttendedEncoder if model_type == "mllama" else Encoder
+    kinds: Mapping[str, type[Encoder]] = {
+        "mllama": CrossAttendedEncoder,
+        "idefics2": FencedImageEncoder,
+        "blip-2": QueriedImageEncoder,
+        "instructblip": QueriedImageEncoder,
+    }
+    return kinds.get(model_type, Encoder)
 
 
 def _encoder_of_pairs(
@@ -237,6 +247,10 @@ def _planned_sounds(workload: Workload) -> PlannedSounds | None:
 
 def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> GatheredData:
     say_phase(f"looking at {counted(len(samples), 'sample')}")
+    if encoder.needs_images and not any(sample.images for sample in samples):
+        raise InputError(
+            f"{name} shows no image, and the model's class takes no text without one; give samples with images"
+        )
     scan = scanned(encoder, samples)
     has_prompts = not isinstance(encoder, PairEncoder) or encoder.measures != ANSWER
     account = account_of(name, report, scan, seq_len=encoder.seq_len if has_prompts else 0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError, kind_of_last
+from vlmplan_trainer.data.places import ShownTokens
 from vlmplan_trainer.data.templates import TYPES, TemplateError
 
 
@@ -35,26 +36,6 @@ class DatasetScan:
     @property
     def num_skipped(self) -> int:
         return len(self.skipped)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Images:
-    """The images and videos of a sample in its text: where each placeholder stands, and the tokens gained up to and
-    with it."""
-
-    places: tuple[tuple[int, int], ...]
-    num_reduced: int = 0
-    ends: tuple[tuple[int, int], ...] = ()
-    """Where what is text itself ends in the text before and after it is written out."""
-
-    def moved(self, character: int) -> int:
-        """Where a character of the text stands in that which is written out."""
-        gained = [after - before for before, after in self.ends if before <= character]
-        return character + (gained[-1] if gained else 0)
-
-    def tokens_gained(self, character: int) -> int:
-        """Tokens that the text has more before ``character``, once placeholders are written out."""
-        return max((gained for place, gained in self.places if place < character), default=0)
 
 
 def scanned(encoder: Encoder, samples: Iterable[Sample], measure: "Measure | None" = None) -> DatasetScan:
@@ -111,7 +92,7 @@ def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
     if sample.videos and encoder.video_meter.writes_videos:
         text, images = _written(encoder, sample, rendered.text)
     else:
-        text, images = _images(encoder, sample, rendered.text)
+        text, images = _images(encoder, sample, rendered.text, first)
     first = images.moved(first)
     made = encoder.tokenizer(text, add_special_tokens=adds, return_offsets_mapping=True, verbose=False)
     ends = [end for _, end in made["offset_mapping"]]
@@ -135,7 +116,8 @@ def measured_prompt(encoder: Encoder, sample: Sample) -> tuple[int, int]:
     """What ``_measured`` returns, of a sample that has no answer yet, which is not cut: ``encoder.seq_len`` is the most
     that a prompt may have."""
     _refuse_more_images(encoder, sample)
-    text, images = _images(encoder, sample, encoder.prompt(sample))
+    prompt = encoder.prompt(sample)
+    text, images = _images(encoder, sample, prompt, len(prompt))
     ids = encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     num_tokens = len(ids) + images.tokens_gained(len(text) + 1)
     if num_tokens > encoder.seq_len:
@@ -176,9 +158,12 @@ def _has_room(encoder: Encoder, sample: Sample) -> bool:
         raise InputError(f"{sample.source}: {error}") from None
 
 
-def _images(encoder: Encoder, sample: Sample, text: str) -> tuple[str, _Images]:
+def _images(encoder: Encoder, sample: Sample, text: str, first: int) -> tuple[str, ShownTokens]:
     """``text`` with a short text for each image, video and sound that joins the text around it as what the processor
-    writes does; and what is shown in it."""
+    writes does; and what is shown in it. ``first``: where an answer begins."""
+    written = encoder.with_images(sample, text, first)
+    if written is not None:
+        return written
     places, ends = list[tuple[int, int]](), list[tuple[int, int]]()
     pieces, end, length, gained, num_reduced = list[str](), 0, 0, 0, 0
     for part in sample.shown:
@@ -198,11 +183,11 @@ def _images(encoder: Encoder, sample: Sample, text: str) -> tuple[str, _Images]:
         ends.append((end, length))
         gained += num_tokens - num_short
         num_reduced += is_reduced
-    found = _Images(places=tuple(places), num_reduced=num_reduced, ends=tuple(ends))
+    found = ShownTokens(places=tuple(places), num_reduced=num_reduced, ends=tuple(ends))
     return "".join([*pieces, text[end:]]), found
 
 
-def _written(encoder: Encoder, sample: Sample, text: str) -> tuple[str, _Images]:
+def _written(encoder: Encoder, sample: Sample, text: str) -> tuple[str, ShownTokens]:
     """``text`` with its videos written out, which have no more tokens than stand there then."""
     try:
         written, ends = encoder.video_meter.written([part.header for part in sample.videos], text)
@@ -210,7 +195,7 @@ def _written(encoder: Encoder, sample: Sample, text: str) -> tuple[str, _Images]
             encoder.try_video(part, name="the video")
     except InputError as error:
         raise InputError(f"{sample.source}: {error}") from None
-    return written, _Images(places=tuple((after - 1, 0) for _, after in ends), ends=tuple(ends))
+    return written, ShownTokens(places=tuple((after - 1, 0) for _, after in ends), ends=tuple(ends))
 
 
 def _tokens_of(

@@ -59,7 +59,9 @@ class ChatTemplate:
     prompts and completions that are plain texts.
     """
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, *, needs_none: bool = False) -> None:
+        """``needs_none``: images need no place in a text, so that exchanges need no template where there is none."""
+        self._needs_none = needs_none
         tokenizer = getattr(processor, "tokenizer", processor)
         self._takes_parts = tokenizer is not processor
         self.owner = type(processor).__name__
@@ -68,10 +70,14 @@ class ChatTemplate:
         self._of_videos = SMOLVLM_TEMPLATE if is_smolvlm else self._template
         self._values: Mapping[str, Any] = tokenizer.special_tokens_map
 
+    @property
+    def is_there(self) -> bool:
+        return self._template is not None
+
     def rendered(self, sample: Sample) -> Rendered:
         """The text of a sample. Raises InputError naming the sample, or TemplateError where no turn can be found."""
         self._refuse_what_cannot_be_written(sample)
-        if sample.is_plain:
+        if self.is_plain(sample):
             return self._plain(sample)
         if sample.num_prompt_turns is not None:
             return self._completion(sample, sample.num_prompt_turns)
@@ -90,7 +96,11 @@ class ChatTemplate:
     def prompt(self, sample: Sample) -> str:
         """The text of a sample that has no answer yet, up to where one begins. Raises what ``rendered`` does."""
         self._refuse_what_cannot_be_written(sample)
-        return sample.turns[0].text if sample.is_plain else self._text(sample, sample.turns, is_prompt=True)
+        return sample.turns[0].text if self.is_plain(sample) else self._text(sample, sample.turns, is_prompt=True)
+
+    def is_plain(self, sample: Sample) -> bool:
+        """Whether prompt and completion are read one after the other, as they stand."""
+        return sample.is_plain or (self._needs_none and self._template is None and sample.is_exchange)
 
     def _template_for(self, sample: Sample) -> str | None:
         """The template of chats with videos where one shows some."""
@@ -103,7 +113,7 @@ class ChatTemplate:
                 f"{sample.source}: the sample has {num_characters:,} characters of text; at most {MAX_CHARACTERS:,} "
                 f"are encoded"
             )
-        if self._template_for(sample) is None and not sample.is_plain:
+        if self._template_for(sample) is None and not self.is_plain(sample):
             raise TemplateError(
                 f"the model's {self.owner} has no chat template; a model tuned for chat is needed, or samples with "
                 "prompt and completion as texts"

@@ -12,7 +12,7 @@ import torch
 from vlmplan.errors import InputError
 from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.processors.image_encoder import encodes_images_alone
-from vlmplan_trainer.rehearse.pictures import FIRST_IMAGE, Pictures, picture_inputs, takes_pictures
+from vlmplan_trainer.rehearse.pictures import FIRST_IMAGE, Pictures, needs_pictures, picture_inputs, takes_pictures
 from vlmplan_trainer.rehearse.processed import as_processed, for_image_encoder
 from vlmplan_trainer.rehearse.rows import answers, laid_out, pairs
 from vlmplan_trainer.rehearse.samples import ImageSpec, MicroBatch, Samples
@@ -38,6 +38,10 @@ def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] |
         return MicroBatch(answers(samples.micro_batch, samples.target_tokens), shapes)
     if samples.target_tokens:
         return MicroBatch(pairs(samples.micro_batch, samples.num_tokens, samples.target_tokens), {})
+    if samples.image is None and needs_pictures(config.model_type):
+        raise InputError(
+            f"transformers' class of {config.model_type} takes no text without an image; give --images-per-sample 1"
+        )
     token = _image_token(config, samples.image)
     ids = _token_ids(config, samples, token)
     labels = ids.clone()

@@ -69,6 +69,11 @@ def takes_pictures(model_type: str) -> bool:
     return model_type in _FAMILIES
 
 
+def needs_pictures(model_type: str) -> bool:
+    """Whether the model's class takes no text alone."""
+    return _FAMILIES.get(model_type) is _queries
+
+
 def picture_inputs(pictures: Pictures) -> Made:
     """What the processor hands to the model of ``pictures`` beside their tokens."""
     return _FAMILIES[pictures.config.model_type](pictures)
