@@ -87,7 +87,7 @@ def test_a_tag_in_what_the_assistant_says_is_text():
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"text": "x"}, "none of messages, conversations, instruction, prompt; one is needed"),
+        ({"text": "x"}, "none of messages, conversations, instruction, query, prompt; one is needed"),
         ({**asked("x"), **human("x")}, "messages and conversations; one is needed"),
         ({"messages": "x"}, 'messages is "x"; a list is needed'),
         ({"messages": []}, "no turn is the assistant's"),
@@ -95,8 +95,8 @@ def test_a_tag_in_what_the_assistant_says_is_text():
         ({"messages": [{"role": "user", "content": "x"}]}, "no turn is the assistant's"),
         ({"messages": [ANSWER]}, "the assistant speaks before the user"),
         (
-            {"messages": [{"role": "tool", "content": "x"}, ANSWER]},
-            'messages\\[0\\].role is "tool"; one of system, user',
+            {"messages": [{"role": "robot", "content": "x"}, ANSWER]},
+            'messages\\[0\\].role is "robot"; one of system, user',
         ),
         ({"messages": [{"content": "x"}, ANSWER]}, r"messages\[0\].role is missing"),
         ({"messages": [{"role": "user"}, ANSWER]}, r"messages\[0\].content is missing"),

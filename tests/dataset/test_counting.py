@@ -1,6 +1,7 @@
 """Tokens of a sample: those that transformers makes of it, or an estimate that says so."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat_files import asked, jsonl, png, text
+from tool_chats import CALLING, TEMPLATE
 from vlmplan.chats.preferences import Preference, read_preferences
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, read_chats
 from vlmplan.data_plan.lengths import sample_shapes
@@ -33,6 +35,7 @@ FORMS: dict[str, list[dict[str, Any]]] = {
     ],
     "conversations": [{"conversations": [{"from": "human", "value": "Hi <you>"}, {"from": "gpt", "value": "A cat."}]}],
     "alpaca": [{"instruction": "Translate.", "input": "chat", "output": "cat", "history": [["a", "b"]], "system": "s"}],
+    "ms-swift": [{"query": "Translate: chat", "response": "cat", "history": [["a", "b"]], "system": "s"}],
     "prompt, messages": [
         {"prompt": [{"role": "user", "content": "Why?"}], "completion": [{"role": "assistant", "content": "So."}]}
     ],
@@ -86,6 +89,25 @@ def test_every_form_has_the_tokens_that_are_trained_on(form: str, family: str, p
     found = dataset(path, find_model(str(folder)))
     assert found.is_exact
     assert [sample.text_tokens for sample in found.samples] == scan.lengths
+
+
+def test_chats_with_tools_have_the_tokens_that_are_trained_on(processors, llama_folder, tmp_path):
+    folder = tmp_path / "calls"
+    shutil.copytree(llama_folder, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    path = jsonl(tmp_path, CALLING, asked("x"), {key: CALLING[key] for key in ("messages",)})
+    samples, _ = read_chats(path, skips_bad=False)
+    processor = load_processor(str(folder), is_vision=False)
+    lengths = scanned(Encoder(processor, PlannedSamples(seq_len=10_000), model_type="llama"), samples).lengths
+    found = dataset(path, find_model(str(folder)))
+    assert [sample.text_tokens for sample in found.samples] == lengths
+    assert lengths[0] > lengths[2] > lengths[1]
+
+
+def test_tools_that_the_models_template_leaves_out_are_told(llama_folder, tmp_path):
+    found = dataset(jsonl(tmp_path, CALLING, asked("x")), find_model(str(llama_folder)))
+    assert (len(found.samples), found.num_bad) == (1, 1)
+    assert "the model's chat template leaves out a tool that may be called" in found.sentences[0]
 
 
 def test_images_have_the_tokens_that_are_trained_on(processors, qwen_folder, tmp_path):

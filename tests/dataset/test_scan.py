@@ -38,7 +38,7 @@ def shown(name: str) -> dict:
         (json.dumps(asked("a")).replace('"a"', '"\\ud800"'), "half of a character"),
         ('{"messages": []}', "no turn is the assistant's"),
         ('{"text": "a"}', "none of messages"),
-        ('{"messages": [{"role": "robot", "content": "Beep."}]}', "one of system, user, assistant is needed"),
+        ('{"messages": [{"role": "robot", "content": "Beep."}]}', "one of system, user, assistant, tool, tool_call"),
         (json.dumps({**asked("a"), "videos": ["a.mp4"]}), "video and sound are not"),
         (json.dumps(shown("missing.png")), "is no file in"),
         (json.dumps(shown("pipe")), "is no file in"),

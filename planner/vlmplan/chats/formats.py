@@ -3,16 +3,17 @@
     {"messages": [{"role": "user", "content": "text" or [{"type": "text", "text": ...}, {"type": "image", ...}]}, ...]}
     {"conversations": [{"from": "human", "value": "<image>\\ntext"}, {"from": "gpt", "value": "text"}], "image": ...}
     {"instruction": "text", "input": "text", "output": "text", "system": "text", "history": [["text", "text"], ...]}
+    {"query": "text", "response": "text", "system": "text", "history": [["text", "text"], ...]}
     {"prompt": [messages], "completion": [messages]}
     {"prompt": "text", "completion": "text"}
     {"audio": "file" or {"path": ...}, "text": "what is said"}
     {"image": "file" or {"path": ...}, "text": "what is written about it"}
 
-Those of OpenAI, LLaVA (and ShareGPT), Alpaca and TRL, and of data sets of speech, whose text may be ``sentence`` or
-``transcription`` too. An image part says where the image is under ``image``, ``path``,
-``url``, ``base64`` or OpenAI's ``image_url``, or says nothing and takes the next of the sample's own ``images`` (or
-``image``): a reference or a list of them. In texts of the user, ``<image>`` is such a part too, with the line break
-beside it. Messages with neither parts nor tags show the sample's images before the user's first text, as TRL has it
+Those of OpenAI, LLaVA (and ShareGPT), Alpaca, ms-swift and TRL, and of data sets of speech, whose text may be
+``sentence`` or ``transcription`` too. An image part says where the image is under ``image``, ``path``, ``url``,
+``base64`` or OpenAI's ``image_url``, or says nothing and takes the next of the sample's own ``images`` (or ``image``):
+a reference or a list of them. In texts of the user, ``<image>`` is such a part too, with the line break beside it.
+Messages with neither parts nor tags show the sample's images before the user's first text, as TRL has it
 (``prepare_multimodal_messages`` in ``trl/data_utils.py``).
 
 Where a trainer's videos are planned, ``<video>`` and ``video`` or ``videos`` are read as images and their tags are, and
@@ -24,10 +25,11 @@ So it is with sounds where those are read: ``<audio>``, ``audio`` or ``audios``,
 ``audio``, ``path``, ``url``, ``base64`` or OpenAI's ``input_audio`` and ``audio_url``. A sound is a file, a data: URI
 or base64, as images are.
 
-What is learnt is what the assistant says; of a prompt and its completion, all of the completion and nothing else.
+Tools, their calls and their answers are of ``tools``. What is learnt is what the assistant says; of a prompt and its
+completion, all of the completion and nothing else.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,33 +38,51 @@ from vlmplan.chats.references import (
     OWN_SOUNDS,
     OWN_VIDEOS,
     Reference,
-    image_of_part,
     listed_values,
     own_images,
-    own_sounds,
-    own_videos,
     refuse_pair,
-    sound_of_part,
-    video_of_part,
+)
+from vlmplan.chats.tools import (
+    ANSWER_ROLES,
+    CALL_ROLES,
+    OfMessage,
+    answering,
+    called,
+    called_in_text,
+    joined,
+    tools_of,
+)
+from vlmplan.chats.turn_parts import (
+    KINDS,
+    SOUND,
+    TAG,
+    Part,
+    Parts,
+    Tag,
+    part_of,
+    refuse_own,
+    tagged,
+    with_images,
+    with_own,
+    with_tags,
 )
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject, shown
+from vlmplan.json_reader import JsonObject
 from vlmplan.units import counted
 
-IMAGE_TAG = "<image>"
-ROLES = ("system", "user", "assistant")
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 LLAVA_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-TEXT_TYPES = ("text", "input_text")
-IMAGE_TYPES = ("image", "image_url", "input_image")
-VIDEO_TYPE = "video"
-SOUND_TYPES = ("audio", "audio_url", "input_audio")
+OF_TOOLS = {**dict.fromkeys(CALL_ROLES, "assistant"), **dict.fromkeys(ANSWER_ROLES, "tool")}
 NO_VIDEOS = NO_SOUNDS = "samples of text and images are read, video and sound are not"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTurn:
+    """``more`` is what its message says beside role and content, of tools."""
+
     role: str
     content: tuple[str | Reference, ...]
+    more: OfMessage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +94,7 @@ class RawSample:
     turns: tuple[RawTurn, ...]
     num_prompt_turns: int | None = None
     is_plain: bool = False
-
-
-class _Tag:
-    """An image part that does not say which image, or a video's or a sound's."""
-
-
-_TAG, _VIDEO, _SOUND = _Tag(), _Tag(), _Tag()
-_Part = str | Reference | _Tag
-_Parts = list[tuple[str, list[_Part]]]
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +102,7 @@ class _Read:
     """The turns of a sample before its own images are put in."""
 
     form: str
-    turns: _Parts
+    turns: Parts
     num_prompt_turns: int | None = None
     is_plain: bool = False
     shows_images_first: bool = False
@@ -111,24 +123,33 @@ def raw_sample(
     """
     sample = JsonObject(values, source=source)
     whys = {"video": no_videos, "sound": no_sounds}
-    for kind in _KINDS:
-        _refuse_own(sample, kind, whys[kind.name])
+    for kind in KINDS:
+        refuse_own(sample, kind, whys[kind.name])
     refuse_pair(sample, completion_key)
     found = [key for key in _READERS if key in sample] or _transcripts(sample) or _captions(sample)
     if len(found) != 1:
         raise InputError(
             f"{source}: the sample has {' and '.join(found) or 'none of ' + ', '.join(_READERS)}; one is needed: "
-            "messages, conversations (LLaVA), instruction and output (Alpaca), or prompt and completion (TRL)"
+            "messages, conversations (LLaVA), instruction and output (Alpaca), query and response (ms-swift), or "
+            "prompt and completion (TRL)"
         )
     read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS.get(found[0], _described)(sample)
-    for kind in _KINDS:
-        read = replace(read, turns=_with_tags(read.turns, sample, kind, whys[kind.name]))
-    parts = _with_images(read, own_images(sample), source)
-    for kind in _KINDS:
-        parts = _with_own(parts, sample, kind) if whys[kind.name] is None else parts
-    turns = tuple([_turn(role, content) for role, content in parts])
+    for kind in KINDS:
+        read = replace(read, turns=with_tags(read.turns, sample, kind, whys[kind.name]))
+    parts = with_images(read.turns, own_images(sample), source, shows_first=read.shows_images_first)
+    for kind in KINDS:
+        parts = with_own(parts, sample, kind) if whys[kind.name] is None else parts
+    turns, tools = tuple([_turn(role, content) for role, content in parts]), tools_of(sample)
+    if tools and read.is_plain:
+        sample.complain("tools", "a prompt that is a text calls none; a list of messages does")
     _check_order(turns, source, is_plain=read.is_plain)
-    return RawSample(form=read.form, turns=turns, num_prompt_turns=read.num_prompt_turns, is_plain=read.is_plain)
+    return RawSample(
+        form=read.form,
+        turns=turns,
+        num_prompt_turns=read.num_prompt_turns,
+        is_plain=read.is_plain,
+        tools=tools,
+    )
 
 
 # -- the forms -------------------------------------------------------------------------------------------------------
@@ -143,17 +164,34 @@ def _conversations(sample: JsonObject) -> _Read:
     listed = sample.objects("conversations")
     if listed and "from" not in listed[0] and "role" in listed[0]:
         return _Read(form="conversations", turns=_messages(sample, "conversations"), shows_images_first=True)
-    turns: _Parts = []
+    turns: Parts = []
     for message in listed:
-        role = LLAVA_ROLES[message.choice("from", LLAVA_ROLES)]
-        turns.append((role, _tagged(message.text("value"), role)))
+        said = message.choice("from", {**LLAVA_ROLES, **OF_TOOLS})
+        if said in CALL_ROLES:
+            _add_calls(turns, called_in_text(message, "value"))
+            continue
+        role = OF_TOOLS.get(said) or LLAVA_ROLES[said]
+        turns.append((role, tagged(message.text("value"), role)))
     return _Read(form="conversations (LLaVA)", turns=turns)
 
 
 def _instruction(sample: JsonObject) -> _Read:
     """Instruction and input are one turn with a line break between them, earlier turns and a system's may come first;
     as LLaMA-Factory reads the form (``AlpacaDatasetConverter`` in ``data/converter.py``)."""
-    turns: _Parts = []
+    asked = [text for text in (sample.text("instruction"), sample.maybe("input", sample.text)) if text]
+    if not asked:
+        sample.refuse("instruction", "a text that is not empty, or an input,")
+    return _Read(form="instruction, output (Alpaca)", turns=_with_history(sample, "\n".join(asked), "output"))
+
+
+def _query(sample: JsonObject) -> _Read:
+    """As ms-swift reads the form (``ResponsePreprocessor`` in ``dataset/preprocessor/core.py``)."""
+    return _Read(form="query, response (ms-swift)", turns=_with_history(sample, sample.text("query"), "response"))
+
+
+def _with_history(sample: JsonObject, asked: str, answer_key: str) -> Parts:
+    """The system's text and earlier turns, which may be missing, the question and its answer."""
+    turns: Parts = []
     system = sample.maybe("system", sample.text)
     if system:
         turns.append(("system", [system]))
@@ -161,13 +199,8 @@ def _instruction(sample: JsonObject) -> _Read:
         said = listed_values(pair)
         if len(said) != 2 or not all(isinstance(text, str) for text in said):
             sample.refuse("history", "a list of pairs of texts, what the user and the assistant said,")
-        turns += [("user", _tagged(said[0], "user")), ("assistant", [said[1]])]
-    asked = [text for text in (sample.text("instruction"), sample.maybe("input", sample.text)) if text]
-    if not asked:
-        sample.refuse("instruction", "a text that is not empty, or an input,")
-    turns.append(("user", _tagged("\n".join(asked), "user")))
-    turns.append(("assistant", [sample.text("output")]))
-    return _Read(form="instruction, output (Alpaca)", turns=turns)
+        turns += [("user", tagged(said[0], "user")), ("assistant", [said[1]])]
+    return [*turns, ("user", tagged(asked, "user")), ("assistant", [sample.text(answer_key)])]
 
 
 def _prompt(sample: JsonObject, completion_key: str = "completion") -> _Read:
@@ -179,7 +212,7 @@ def _prompt(sample: JsonObject, completion_key: str = "completion") -> _Read:
         for kind, key in ((kind, key) for kind, keys in own.items() for key in keys):
             if sample.maybe(key, sample.raw) is not None:
                 sample.complain(key, f"a prompt that is a text shows no {kind}; a list of messages does")
-        texts: _Parts = [("user", [sample.text("prompt")]), ("assistant", [sample.text(completion_key)])]
+        texts: Parts = [("user", [sample.text("prompt")]), ("assistant", [sample.text(completion_key)])]
         return _Read(form="prompt, completion (TRL, texts)", turns=texts, num_prompt_turns=1, is_plain=True)
     if set(kinds.values()) != {list}:
         key = next((key for key, kind in kinds.items() if kind not in (str, list)), completion_key)
@@ -203,6 +236,7 @@ _READERS: Mapping[str, Callable[[JsonObject], _Read]] = {
     "messages": _chat,
     "conversations": _conversations,
     "instruction": _instruction,
+    "query": _query,
     "prompt": _prompt,
 }
 """By the key that tells a form."""
@@ -230,150 +264,53 @@ def _described(sample: JsonObject) -> _Read:
     """A sound and what is said in it, or an image and what is written about it."""
     said = _transcripts(sample)
     [key] = said or _captions(sample)
-    turns: _Parts = [("user", [_SOUND if said else _TAG]), ("assistant", [sample.text(key)])]
+    turns: Parts = [("user", [SOUND if said else TAG]), ("assistant", [sample.text(key)])]
     return _Read(form="audio, text (speech)" if said else "image, text", turns=turns)
 
 
-def _messages(sample: JsonObject, key: str) -> _Parts:
-    turns: _Parts = []
+def _messages(sample: JsonObject, key: str) -> Parts:
+    turns: Parts = []
     for message in sample.objects(key):
-        role = message.choice("role", ROLES)
-        content = message.raw("content")
-        if isinstance(content, str):
-            turns.append((role, _tagged(content, role)))
-        elif isinstance(content, list):
-            turns.append((role, [_part(part) for part in message.objects("content")]))
-        else:
-            message.refuse("content", "text, or a list of parts")
+        said = message.choice("role", {**ROLES, **OF_TOOLS})
+        if said in CALL_ROLES:
+            _add_calls(turns, called_in_text(message, "content"))
+            continue
+        role = OF_TOOLS.get(said, said)
+        more = called(message) if role == "assistant" else answering(message) if role == "tool" else []
+        turns.append((role, [*_contents(message, role, may_be_empty=bool(more)), *more]))
     return turns
 
 
-# -- parts and images --------------------------------------------------------------------------------------------------
+def _contents(message: JsonObject, role: str, *, may_be_empty: bool) -> list[Part]:
+    content = message.maybe("content", message.raw) if may_be_empty else message.raw("content")
+    if content is None and may_be_empty:
+        return []
+    if isinstance(content, str):
+        return tagged(content, role)
+    if not isinstance(content, list):
+        message.refuse("content", "text, or a list of parts")
+    return [part_of(part) for part in message.objects("content")]
 
 
-def _part(part: JsonObject) -> _Part:
-    kind = part.choice("type", (*TEXT_TYPES, *IMAGE_TYPES, VIDEO_TYPE, *SOUND_TYPES))
-    if kind in TEXT_TYPES:
-        return part.text("text")
-    if kind == VIDEO_TYPE:
-        return video_of_part(part) or _VIDEO
-    if kind in SOUND_TYPES:
-        return sound_of_part(part) or _SOUND
-    return image_of_part(part) or _TAG
-
-
-def _tagged(text: str, role: str) -> list[_Part]:
-    """``text`` cut at its image tags. Whoever is not the user speaks of tags, and shows nothing."""
-    if role != "user" or IMAGE_TAG not in text:
-        return [text]
-    parts: list[_Part] = []
-    pieces = text.split(IMAGE_TAG)
-    for index, piece in enumerate(pieces):
-        if index:
-            parts.append(_TAG)
-            piece = piece.removeprefix("\n")
-        if index < len(pieces) - 1:
-            piece = piece.removesuffix("\n")
-        if piece:
-            parts.append(piece)
-    return parts
-
-
-def _with_images(read: _Read, images: list[Reference], source: str) -> _Parts:
-    turns = read.turns
-    num_tags = sum(part is _TAG for _, parts in turns for part in parts)
-    shows_own = any(isinstance(part, Reference) and part.kind == "image" for _, parts in turns for part in parts)
-    if images and not num_tags and not shows_own and read.shows_images_first:
-        turns, num_tags = _images_first(turns, len(images)), len(images)
-    if num_tags != len(images):
-        fault = "an image tag has no image" if num_tags > len(images) else "there are more images than tags"
-        raise InputError(f"{source}: {fault}: {counted(num_tags, 'tag')}, {counted(len(images), 'image')}"
-                         + (f" ({shown([image.text for image in images])})" if images else ""))  # fmt: skip
-    return _filled(turns, _TAG, images)
-
-
-def _images_first(turns: _Parts, num_images: int) -> _Parts:
-    first = next((index for index, (role, _) in enumerate(turns) if role == "user"), None)
-    tags: list[_Part] = [_TAG] * num_images
-    return [(role, tags + parts if index == first else parts) for index, (role, parts) in enumerate(turns)]
-
-
-def _filled(turns: _Parts, tag: _Tag, references: Iterable[Reference]) -> _Parts:
-    """The references one after another, in place of the tags."""
-    rest = iter(references)
-    return [(role, [next(rest) if part is tag else part for part in parts]) for role, parts in turns]
-
-
-# -- videos and sounds -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """What a sample may show beside images: its name, the text that stands for one, and where the sample's own are."""
-
-    name: str
-    text: str
-    tag: _Tag
-    keys: tuple[str, ...]
-    own: Callable[[JsonObject], list[Reference]]
-
-
-_KINDS = (
-    _Kind(name="video", text="<video>", tag=_VIDEO, keys=OWN_VIDEOS, own=own_videos),
-    _Kind(name="sound", text="<audio>", tag=_SOUND, keys=OWN_SOUNDS, own=own_sounds),
-)
-
-
-def _refuse_own(sample: JsonObject, kind: _Kind, why: str | None) -> None:
-    for key in kind.keys:
-        if why is not None and sample.maybe(key, sample.raw) not in (None, []):
-            sample.complain(key, why)
-
-
-def _with_tags(turns: _Parts, sample: JsonObject, kind: _Kind, why: str | None) -> _Parts:
-    """The user's texts cut at their tags of this kind, in a sample that has some beside its turns."""
-    if why is not None:
-        if any(part is kind.tag or _is_of(part, kind) for _, parts in turns for part in parts):
-            raise InputError(f"{sample.source}: a turn shows a {kind.name}; {why}")
-        return turns
-    if all(sample.maybe(key, sample.raw) is None for key in kind.keys):
-        return turns
-    return [(role, _cut_at(parts, kind) if role == "user" else parts) for role, parts in turns]
-
-
-def _is_of(part: _Part, kind: _Kind) -> bool:
-    return isinstance(part, Reference) and part.kind == kind.name
-
-
-def _cut_at(parts: list[_Part], kind: _Kind) -> list[_Part]:
-    cut: list[_Part] = []
-    for part in parts:
-        if not isinstance(part, str) or kind.text not in part:
-            cut.append(part)
-            continue
-        first, *others = part.split(kind.text)
-        cut += [first] if first else []
-        for piece in others:
-            cut += [kind.tag, piece] if piece else [kind.tag]
-    return cut
-
-
-def _with_own(turns: _Parts, sample: JsonObject, kind: _Kind) -> _Parts:
-    own = kind.own(sample)
-    num_tags = sum(part is kind.tag for _, parts in turns for part in parts)
-    if num_tags != len(own):
-        raise InputError(
-            f"{sample.source}: {counted(num_tags, f'{kind.text} tag')}, but {counted(len(own), kind.name)}"
-        )
-    return _filled(turns, kind.tag, own)
+def _add_calls(turns: Parts, calls: OfMessage) -> None:
+    """Add calls to the assistant's turn that is the last, else as a turn of their own."""
+    if not turns or turns[-1][0] != "assistant":
+        turns.append(("assistant", [calls]))
+        return
+    role, parts = turns[-1]
+    before = [part for part in parts if isinstance(part, OfMessage)]
+    others: list[Part] = [part for part in parts if not isinstance(part, OfMessage)]
+    turns[-1] = (role, [*others, joined(before[0], calls) if before else calls])
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
 
 
-def _turn(role: str, content: list[_Part]) -> RawTurn:
+def _turn(role: str, content: list[Part]) -> RawTurn:
     """A turn whose tags have all been filled."""
-    return RawTurn(role=role, content=tuple([part for part in content if not isinstance(part, _Tag)]))
+    more = next((part for part in content if isinstance(part, OfMessage)), None)
+    shown = tuple([part for part in content if not isinstance(part, Tag | OfMessage)])
+    return RawTurn(role=role, content=shown, more=more)
 
 
 def _check_order(turns: tuple[RawTurn, ...], source: str, *, is_plain: bool) -> None:
@@ -390,6 +327,6 @@ def _check_order(turns: tuple[RawTurn, ...], source: str, *, is_plain: bool) -> 
     if not any(turn.role == "user" for turn in turns[: answers[0]]):
         raise InputError(f"{source}: the assistant speaks before the user; a turn of the user has to come first")
     for index in answers:
-        if not "".join(str(part) for part in turns[index].content).strip():
+        if turns[index].more is None and not "".join(str(part) for part in turns[index].content).strip():
             what = "the completion" if is_plain else f"turn {index + 1}, the assistant's,"
             raise InputError(f"{source}: {what} is empty")

@@ -7,6 +7,7 @@ without a chat template: models with an encoder and a decoder have none.
 from typing import NamedTuple
 
 from vlmplan.chats.samples import Sample
+from vlmplan.chats.tools import NEITHER
 from vlmplan.errors import InputError
 from vlmplan.units import counted
 
@@ -21,6 +22,8 @@ class Pair(NamedTuple):
 def pair_of(sample: Sample) -> Pair:
     """Prompt and answer. Raises InputError for a chat that ends with no answer to something."""
     *before, last = sample.turns
+    if sample.tools or any(turn.more is not None or turn.role == "tool" for turn in sample.turns):
+        raise InputError(f"{sample.source}: {NEITHER}")
     if last.role != "assistant" or not before:
         raise InputError(
             f"{sample.source}: a model with an encoder and a decoder learns the last turn, the assistant's, from what "

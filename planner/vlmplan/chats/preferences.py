@@ -18,6 +18,7 @@ from vlmplan.chats.formats import RawSample, raw_sample
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.references import OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS, PREFERENCE_KEYS, Reference
 from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
+from vlmplan.chats.tools import NEITHER
 from vlmplan.data_file import Record
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
@@ -100,6 +101,7 @@ def raw_preference(values: JsonDict, *, source: str) -> tuple[RawSample, RawSamp
             f"{source}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; --task dpo trains on "
             f"prompt, chosen and rejected"
         )
+    _refuse_tools(values, source)
     values = values if "prompt" in values else _with_prompt(values, source)
     kept = {key: values[key] for key in ("prompt", *SHOWN) if key in values}
     chosen, rejected = (
@@ -108,10 +110,22 @@ def raw_preference(values: JsonDict, *, source: str) -> tuple[RawSample, RawSamp
         )
         for key in (CHOSEN, REJECTED)
     )
+    for raw in (chosen, rejected):
+        _refuse_calls(raw, source)
     if chosen.turns == rejected.turns:
         raise InputError(f"{source}: chosen and rejected are the same, so there is nothing to prefer")
     form = "prompt, chosen, rejected" + (" (texts)" if chosen.is_plain else " (messages)")
     return _named(chosen, form), _named(rejected, form)
+
+
+def _refuse_tools(values: JsonDict, source: str) -> None:
+    if values.get("tools") not in (None, "", []):
+        raise InputError(f"{source}: tools are there, but {NEITHER}")
+
+
+def _refuse_calls(raw: RawSample, source: str) -> None:
+    if any(turn.more is not None or turn.role == "tool" for turn in raw.turns):
+        raise InputError(f"{source}: a tool is called or answers, but {NEITHER}")
 
 
 def _named(raw: RawSample, form: str) -> RawSample:
@@ -139,6 +153,8 @@ def raw_prompt(values: JsonDict, *, source: str) -> RawSample:
     is_list = isinstance(values["prompt"], list)
     answer: object = [{"role": "assistant", "content": STAND_IN}] if is_list else STAND_IN
     raw = raw_sample(kept | {ANSWERED: answer}, source=source, no_videos=NO_VIDEOS, no_sounds=NO_SOUNDS)
+    _refuse_tools(values, source)
+    _refuse_calls(raw, source)
     turns = raw.turns[: raw.num_prompt_turns]
     if turns[-1].role != "user" or not any(isinstance(part, Reference) or part.strip() for part in turns[-1].content):
         raise InputError(f"{source}: a prompt ends with a turn of the user that is not empty")

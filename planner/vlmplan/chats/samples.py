@@ -14,6 +14,7 @@ from vlmplan.chats.image_files import Embedded, PixelBudget, Source, checked_siz
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.references import Reference
 from vlmplan.chats.sound_files import sound_seconds
+from vlmplan.chats.tools import OfMessage
 from vlmplan.chats.video_files import VideoHeader, video_header
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
@@ -63,14 +64,24 @@ Part = TextPart | ImagePart | VideoPart | SoundPart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one side says. ``role`` is system, user or assistant; only the user shows images, videos and sounds."""
+    """What one side says. ``role`` is system, user, assistant or tool; only the user shows images, videos and sounds.
+    ``more`` is what its message says beside role and content, of tools."""
 
     role: str
     content: tuple[Part, ...]
+    more: OfMessage | None = None
 
     @property
     def text(self) -> str:
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def num_characters(self) -> int:
+        return len(self.text) + (0 if self.more is None else len(self.more.text))
+
+    def message(self, content: object) -> JsonDict:
+        """What a chat template gets of the turn, with ``content`` in its form."""
+        return {"role": self.role, "content": content} | ({} if self.more is None else self.more.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +90,20 @@ class Sample:
 
     ``num_prompt_turns``: after how many turns a completion begins, of which all is learnt; None: what the assistant
     says is. ``is_plain``: prompt and completion are read one after the other, without the model's chat template.
+    ``tools`` are those that may be called, each as JSON.
     """
 
     source: str
     turns: tuple[Turn, ...]
     num_prompt_turns: int | None = None
     is_plain: bool = False
+    tools: tuple[str, ...] = ()
 
     @property
     def is_exchange(self) -> bool:
         """Whether it is one prompt and one completion, or a caption: what can be read one after the other."""
         is_one = [turn.role for turn in self.turns] == ["user", "assistant"]
+        is_one = is_one and not self.tools and self.turns[1].more is None
         return is_one and (self.num_prompt_turns == 1 or not self.turns[0].text)
 
     @property
@@ -223,7 +237,13 @@ def checked_sample(
     cannot be used."""
     place = Embedded(file=file, offset=record.offset, num_bytes=len(record.content), index=0)
     turns = tuple(_turns(raw.turns, record.source, folders, budget, place))
-    return Sample(source=record.source, turns=turns, num_prompt_turns=raw.num_prompt_turns, is_plain=raw.is_plain)
+    return Sample(
+        source=record.source,
+        turns=turns,
+        num_prompt_turns=raw.num_prompt_turns,
+        is_plain=raw.is_plain,
+        tools=raw.tools,
+    )
 
 
 def _refuse_halves(values: JsonDict, text: str, source: str) -> None:
@@ -251,7 +271,7 @@ def _turns(
                 counts[part.kind] += 1
             elif part:
                 content.append(TextPart(text=part))
-        yield Turn(role=turn.role, content=tuple(content))
+        yield Turn(role=turn.role, content=tuple(content), more=turn.more)
 
 
 def _shown(

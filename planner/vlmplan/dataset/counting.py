@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from vlmplan.chats.frame_rules import FrameRule, Sampler
 from vlmplan.chats.frame_texts import IMAGE_TOKEN, SMOLVLM_TEMPLATE, VIDEO_TAG, FrameTexts, frame_texts
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
+from vlmplan.chats.tools import Said, refuse_unwritten
 from vlmplan.dataset.image_texts import NUM_AROUND, ImageTexts, refuse_own_tokens, with_images
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.record import PairTokens
@@ -91,6 +92,8 @@ class BytesCounter:
         except InputError as error:
             return InputError(f"{sample.source}: {error}")
         num_bytes = sum(len(turn.text.encode("utf-8", "replace")) for turn in sample.turns)
+        more = [*sample.tools, *(turn.more.text for turn in sample.turns if turn.more is not None)]
+        num_bytes += sum(len(text.encode("utf-8", "replace")) for text in more)
         num_bytes += sum(len(text) for one in written for text in one.texts)
         num_special = sum(one.num_special for one in written)
         return max(1, round(num_bytes / BYTES_PER_TOKEN)) + TOKENS_PER_TURN * len(sample.turns) + num_special
@@ -156,7 +159,9 @@ class ExactCounter:
                 raise InputError(
                     "the model has no chat template; samples with prompt and completion as texts can be used"
                 )
-            text = self._with_images(renderer.text([self._message(turn) for turn in sample.turns]), sample)
+            said = Said([self._message(turn) for turn in sample.turns], sample.tools)
+            refuse_unwritten(said, lambda changed: renderer.text(changed.messages, changed.tools))
+            text = self._with_images(renderer.text(said.messages, said.tools), sample)
             text = self._with_written_videos(text, sample) if self._writes_videos else text
         begin = self._texts.special_tokens.get("bos_token")
         adds = self._texts.takes_parts or is_plain
@@ -164,12 +169,12 @@ class ExactCounter:
 
     def _message(self, turn: Turn) -> dict[str, Any]:
         if not self._texts.takes_parts:
-            return {"role": turn.role, "content": turn.text}
+            return turn.message(turn.text)
         parts = [
             {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": _type_of(part)}
             for part in turn.content
         ]
-        return {"role": turn.role, "content": parts}
+        return turn.message(parts)
 
     def _count(self, sample: Sample, ids: list[int]) -> int | InputError:
         if self._texts.images is ImageTexts.BEFORE:

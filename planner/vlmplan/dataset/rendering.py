@@ -31,11 +31,11 @@ class ChatRenderer:
             raise InputError(f"the chat template of {source} is none: {_reason(error)}") from None
         self._values = dict(values)
 
-    def text(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Raises InputError for a chat that the template refuses."""
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=False, **self._values
+                messages=messages, tools=tools or None, documents=None, add_generation_prompt=False, **self._values
             )
         except Exception as error:  # a template raises what it likes, and jinja the rest
             raise InputError(f"the model's chat template refuses the chat: {_reason(error)}") from None

@@ -60,6 +60,7 @@ def _sample(record: Record, image_size: Size) -> tuple[str, Sample]:
         turns=_turns(raw, image_size),
         num_prompt_turns=raw.num_prompt_turns,
         is_plain=raw.is_plain,
+        tools=raw.tools,
     )
 
 
@@ -71,6 +72,7 @@ def _turns(raw: RawSample, image_size: Size) -> tuple[Turn, ...]:
             content=tuple(
                 image if isinstance(part, Reference) else TextPart(text=part) for part in turn.content if part
             ),
+            more=turn.more,
         )
         for turn in raw.turns
     )

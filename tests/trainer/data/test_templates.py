@@ -9,6 +9,9 @@ from chat_cases import chat, question
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tool_chats import CALLING, TEMPLATE
+from vlmplan.chats.formats import raw_sample
+from vlmplan.chats.samples import Sample, TextPart, Turn
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.templates import MAX_CHARACTERS, MAX_TURNS, ChatTemplate, TemplateError
 
@@ -145,3 +148,31 @@ def test_a_chat_of_thousands_of_turns_is_refused_at_once_unless_tags_tell_its_an
 def test_a_text_longer_than_any_context_is_refused_before_it_is_rendered(llama: Any):
     with pytest.raises(InputError, match=r"some.jsonl:1: the sample has 4,194,309 characters of text; at most"):
         said(CHATML + PROMPT, llama, question("a" * MAX_CHARACTERS, "So.so"))
+
+
+def test_calls_of_tools_are_learnt_and_what_tools_answer_is_not(llama: Any):
+    sample = Sample(source="x", turns=turns_of(CALLING), tools=raw_sample(CALLING, source="x").tools)
+    calls = '<call>{"name": "warmth", "arguments": {"at": "Bern"}}</call><|end|>'
+    assert said(TEMPLATE, llama, sample) == [calls, "21 degrees.<|end|>"]
+    tagged = TEMPLATE.replace("<|{{ message.role }}|>", "<|{{ message.role }}|>{% generation %}").replace(
+        "<|end|>\n", "<|end|>{% endgeneration %}\n"
+    )
+    whole = said(tagged, llama, sample)
+    assert (whole[1], whole[3]) == (calls, "21 degrees.<|end|>")
+
+
+@pytest.mark.parametrize(
+    ("removed", "words"), [("{{ tools | tojson }}", "a tool"), ("{{ call.function | tojson }}", "a call")]
+)
+def test_a_template_that_leaves_out_tools_is_refused_with_the_sample(llama: Any, removed: str, words: str):
+    sample = Sample(source="x", turns=turns_of(CALLING), tools=raw_sample(CALLING, source="x").tools)
+    with pytest.raises(InputError, match=f"^x: the model's chat template leaves out {words}"):
+        said(TEMPLATE.replace(removed, ""), llama, sample)
+
+
+def turns_of(values: dict[str, Any]) -> tuple[Turn, ...]:
+    raw = raw_sample(values, source="x")
+    return tuple(
+        Turn(role=turn.role, content=tuple(TextPart(text=str(part)) for part in turn.content), more=turn.more)
+        for turn in raw.turns
+    )

@@ -19,6 +19,7 @@ from typing import Any
 from vlmplan.chats.frame_rules import Sampler
 from vlmplan.chats.frame_texts import SMOLVLM_TEMPLATE
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
+from vlmplan.chats.tools import Said, refuse_unwritten
 from vlmplan.errors import InputError
 
 TYPES: Mapping[type, str] = {ImagePart: "image", VideoPart: "video", SoundPart: "audio"}
@@ -79,6 +80,7 @@ class ChatTemplate:
         self._refuse_what_cannot_be_written(sample)
         if self.is_plain(sample):
             return self._plain(sample)
+        self._refuse_unwritten_tools(sample)
         if sample.num_prompt_turns is not None:
             return self._completion(sample, sample.num_prompt_turns)
         if GENERATION_TAG.search(self._template_for(sample) or "") is None:
@@ -107,7 +109,7 @@ class ChatTemplate:
         return self._of_videos if sample.videos else self._template
 
     def _refuse_what_cannot_be_written(self, sample: Sample) -> None:
-        num_characters = sum(len(turn.text) for turn in sample.turns)
+        num_characters = sum(turn.num_characters for turn in sample.turns) + sum(map(len, sample.tools))
         if num_characters > MAX_CHARACTERS:
             raise InputError(
                 f"{sample.source}: the sample has {num_characters:,} characters of text; at most {MAX_CHARACTERS:,} "
@@ -118,6 +120,15 @@ class ChatTemplate:
                 f"the model's {self.owner} has no chat template; a model tuned for chat is needed, or samples with "
                 "prompt and completion as texts"
             )
+
+    def _refuse_unwritten_tools(self, sample: Sample) -> None:
+        said = self._said(sample, sample.turns)
+        if not said.has_tools:
+            return
+        try:
+            refuse_unwritten(said, lambda changed: self._written(sample, changed)[0])
+        except InputError as error:
+            raise InputError(f"{sample.source}: {str(error).removeprefix(f'{sample.source}: ')}") from None
 
     def _plain(self, sample: Sample) -> Rendered:
         prompt, completion = (turn.text for turn in sample.turns)
@@ -147,8 +158,11 @@ class ChatTemplate:
         for index in answers:
             prompt = self._text(sample, sample.turns[:index], is_prompt=True)
             end = self._end(sample, text, index)
-            last_word = sample.turns[index].text.split()[-1]  # templates may take thoughts away from what stands before
-            if not text.startswith(prompt) or end is None or last_word not in text[len(prompt) : end]:
+            if (
+                not text.startswith(prompt)
+                or end is None
+                or _last_word(sample.turns[index]) not in text[len(prompt) : end]
+            ):
                 raise TemplateError(
                     f"{sample.source}: turn {index + 1}, the assistant's, cannot be found in what the chat template of "
                     f"the model's {self.owner} makes of the chat, because it writes the beginning of a chat in another "
@@ -185,13 +199,21 @@ class ChatTemplate:
     def _render(
         self, sample: Sample, turns: tuple[Turn, ...], *, is_prompt: bool = False, notes_places: bool = False
     ) -> tuple[str, list[Span]]:
+        return self._written(sample, self._said(sample, turns), is_prompt=is_prompt, notes_places=notes_places)
+
+    def _said(self, sample: Sample, turns: tuple[Turn, ...]) -> Said:
+        return Said([turn.message(self._content(turn)) for turn in turns], sample.tools)
+
+    def _written(
+        self, sample: Sample, said: Said, *, is_prompt: bool = False, notes_places: bool = False
+    ) -> tuple[str, list[Span]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        messages = [{"role": turn.role, "content": self._content(turn)} for turn in turns]
         try:
             with _LOCK:
                 rendered: Any = render_jinja_template(
-                    [messages],
+                    [said.messages],
+                    tools=said.tools or None,
                     chat_template=self._template_for(sample),
                     return_assistant_tokens_mask=notes_places,
                     add_generation_prompt=is_prompt,
@@ -215,6 +237,15 @@ class ChatTemplate:
 def _template_of(owner: Any) -> str | None:
     template = getattr(owner, "chat_template", None)
     return template.get("default") if isinstance(template, dict) else template
+
+
+def _last_word(turn: Turn) -> str:
+    """Of what it says, or the name of the last tool that it calls: templates may take thoughts away from what stands
+    before."""
+    words = turn.text.split()
+    if words or turn.more is None:
+        return words[-1]
+    return str(turn.more.values["tool_calls"][-1]["function"]["name"])
 
 
 def _stand_in(turn: Turn) -> Turn:
