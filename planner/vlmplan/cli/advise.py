@@ -8,25 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import options
+from vlmplan.cli.option_kinds import SectionedCommand, options, under
 from vlmplan.cli.option_words import command_text, words_of
-from vlmplan.cli.options import CATALOG, CONFIG, DATA, FORCE, JSON, REPORT, WORKLOAD
+from vlmplan.cli.options import CATALOG, CONFIG, DATA, FORCE, JSON, OFFERS, REPORT, WORKLOAD
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
-from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES
+from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, SOME_MACHINES
 from vlmplan.cli.task_options import TASK
 from vlmplan.commands.advise import answered, described, print_answer, report
 
 if TYPE_CHECKING:
     from vlmplan.request import Options, Request
-
-
-@click.command()
-@options(CONFIG, DATA, WORKLOAD, MACHINES)
-@click.option(
-    "--objective", type=click.Choice(("cost", "time")), help="[default: time with --max-usd alone, else cost]"
+OBJECTIVE = under(
+    OFFERS,
+    click.option(
+        "--objective", type=click.Choice(("cost", "time")), help="[default: time with --max-usd alone, else cost]"
+    ),
 )
-@options(LIMITS, RECIPE, EVALUATION, TASK, CATALOG, REPORT, FORCE, JSON)
+
+
+@click.command(cls=SectionedCommand)
+@options(CONFIG, DATA, WORKLOAD, SOME_MACHINES, OBJECTIVE, LIMITS, RECIPE, EVALUATION, TASK)
+@options(CATALOG, REPORT, FORCE, JSON)
 def advise(*, as_json: bool, catalog_files: tuple[Path, ...], html: Path | None, force: bool, **given: Any) -> int:
     """Which single change of the best plan buys most: more GPUs or nodes, other GPUs, another method, shorter samples.
 

@@ -8,18 +8,18 @@ import click
 
 from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT
 from vlmplan.cli.fix import FIX, FixOptions, run_fix
-from vlmplan.cli.option_kinds import FILE, options
+from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
 from vlmplan.cli.option_words import command_text, words_of
-from vlmplan.cli.options import CATALOG, DATA, JSON, ONE_CLUSTER, REPORT, SAVING, WORKLOAD
+from vlmplan.cli.options import CATALOG, DATA, JSON, MODEL_AND_SAMPLES, ONE_CLUSTER, REPORT, SAVING, WORKLOAD
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.commands.check import checked_of, described_check, print_check, report
 from vlmplan.errors import InputError
 
-MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
+MODEL = under(MODEL_AND_SAMPLES, click.option("--model", metavar="NAME", help="In place of the file's."))
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("file", type=FILE)
 @options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], SAVING, RECIPE, EVALUATION, CATALOG, REPORT, JSON)
 def check(

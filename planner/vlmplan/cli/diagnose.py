@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, options
+from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
 from vlmplan.cli.option_words import command_text
-from vlmplan.cli.options import CATALOG, CONFIG, JSON, ONE_CLUSTER, WORKLOAD
+from vlmplan.cli.options import CATALOG, CONFIG, JSON, MODEL, MODEL_AND_SAMPLES, ONE_CLUSTER, WORKLOAD
 from vlmplan.cli.output import print_document
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.commands.diagnose import described, diagnosed, print_found, request_of_plan
@@ -15,13 +15,15 @@ from vlmplan.commands.diagnose import described, diagnosed, print_found, request
 if TYPE_CHECKING:
     from vlmplan.request import Request
 
-MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
-PLAN = click.option(
-    "--plan", "plan_file", type=FILE, metavar="FILE", help="The plan.json that the run was of, or its folder."
+PLAN = under(
+    MODEL_AND_SAMPLES,
+    click.option(
+        "--plan", "plan_file", type=FILE, metavar="FILE", help="The plan.json that the run was of, or its folder."
+    ),
 )
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("log", type=FILE)
 @options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, CATALOG, JSON)
 def diagnose(log: Path, *, plan_file: Path | None, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.option_kinds import options
+from vlmplan.cli.option_kinds import SectionedCommand, options
 from vlmplan.cli.option_words import command_text
 from vlmplan.cli.options import CATALOG, CONFIG, DATA, FOR, FORCE, JSON, ONE_CLUSTER, REPORT, SAVING, WORKLOAD
 from vlmplan.cli.output import print_document, refuse_files, write_report
@@ -18,7 +18,7 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 """What ``--compare`` takes; kept here so that --help imports no more."""
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @options(CONFIG, FOR, DATA, WORKLOAD, SAVING, ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
 @click.option("--compare", type=click.Choice(COMPARED), help="Show setups that differ in this choice side by side.")

@@ -5,15 +5,15 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.option_kinds import options
-from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, ONE_CLUSTER, WORKLOAD
+from vlmplan.cli.option_kinds import SectionedCommand, options
+from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, MODEL, ONE_CLUSTER, WORKLOAD
 from vlmplan.cli.output import print_document
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
-from vlmplan.cli.rehearse import MODEL, PLAN
+from vlmplan.cli.rehearse import PLAN
 from vlmplan.cli.task_options import TASK
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("name", metavar="[KEY]", required=False)
 @options(PLAN, CONFIG, MODEL, DATA, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG, JSON)
 @click.pass_context

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, Decorator
+from vlmplan.cli.option_kinds import FILE, under
 from vlmplan.cli.option_words import command_text
 from vlmplan.cli.output import print_document
 from vlmplan.commands.fix import described_fix, fixed_of, print_fixed, refuse_target, write_patch
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from vlmplan.proposals.fixes import Fixes
     from vlmplan.request import Request
 
-FIX: tuple[Decorator, ...] = (
+FIX = under(
+    "Change of the file",
     click.option(
         "--fix",
         "fixes",

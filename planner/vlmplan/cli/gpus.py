@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import AMOUNT, FILE
+from vlmplan.cli.option_kinds import AMOUNT, FILE, options
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.options import PRICING
 from vlmplan.cli.output import print_document
@@ -49,7 +49,7 @@ _MIN_MEMORY_HELP = "At least so many GiB as the driver counts them (A100 40 GB: 
     type=FILE,
     help="A catalog of your own on top of the others (repeatable; later wins).",
 )
-@REFRESH
+@options(REFRESH)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (vlmplan.gpus/1) instead of a table.")
 def gpus(
     words: tuple[str, ...],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
+from vlmplan.cli.option_kinds import SectionedCommand
 from vlmplan.cli.option_words import ClickValues, words_of
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.commands.day import today
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from vlmplan.request import Request
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @LAUNCH
 @click.pass_context
 def launch(

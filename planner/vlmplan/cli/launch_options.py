@@ -4,15 +4,16 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, count, options
-from vlmplan.cli.options import CATALOG, FORCE, IMAGE_FOLDER, JSON, ONE_CLUSTER, REPORT, SAMPLES, WORKLOAD
+from vlmplan.cli.option_kinds import FILE, SectionedCommand, count, options, under
+from vlmplan.cli.options import CATALOG, DATA, FORCE, IMAGE_FOLDER, JSON, MODEL, ONE_CLUSTER, REPORT, WORKLOAD
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
 from vlmplan.training import MONITOR_PACKAGES, SCHEDULES, SPEECH_TASKS
 
 CURRICULUM_FILE = "curriculum.json"
 """In the output folder of a curriculum: what it is."""
-PLAN = (
+PLAN = under(
+    "What to run",
     click.option(
         "--plan",
         "plan_file",
@@ -23,7 +24,8 @@ PLAN = (
     click.option("--curriculum", type=FILE, metavar="FILE", help="A YAML file of stages, one after another."),
     click.option("--demo", is_flag=True, help="A tiny model and made-up images on 2 CPU ranks; no download."),
 )
-DATA = (
+TRAINING_DATA = under(
+    "Training data",
     click.option("--train-data", type=FILE, metavar="FILE", help="Samples to train on: JSONL, or a JSON list."),
     click.option("--eval-data", type=FILE, metavar="FILE", help="Samples to look at after every epoch."),
     IMAGE_FOLDER,
@@ -38,7 +40,8 @@ DATA = (
     ),
     click.option("--temperature", type=float, metavar="X", help="GRPO: of drawing answers.  [default: 1]"),
 )
-RUN = (
+RUN = under(
+    "Run",
     click.option("--output-dir", type=FILE, metavar="DIR", help="Checkpoints, log and result of one run."),
     click.option("--adapter", type=FILE, metavar="DIR", help="Start from the weights of this adapter."),
     click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of --output-dir."),
@@ -63,12 +66,11 @@ RUN = (
         help="Also write curves there; repeatable.",
     ),
 )
-MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
-PLANNED = (MODEL, SAMPLES, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK)
-LAUNCH = options(PLAN, DATA, RUN, *PLANNED, CATALOG, REPORT, FORCE, JSON)
+PLANNED = (MODEL, DATA[:1], WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK)
+LAUNCH = options(PLAN, TRAINING_DATA, RUN, *PLANNED, CATALOG, REPORT, FORCE, JSON)
 
 
-@click.command("launch")
+@click.command("launch", cls=SectionedCommand)
 @LAUNCH
 def parser(**values: Any) -> None:
     """Reads options and writes them down; runs nothing."""

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import click
 
@@ -11,6 +13,9 @@ from vlmplan.units import MAX_AMOUNT, Choice
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Any], Any]
+ANSWER = "Answer"
+"""The heading of options that have none: what an answer is made with, and how it is shown."""
+_HEADINGS: WeakKeyDictionary[click.Parameter, str] = WeakKeyDictionary()
 
 
 class FilePath(click.Path):
@@ -59,6 +64,32 @@ def choice(flag: str, choices: Sequence[str] | type[Choice], help_text: str) -> 
 def count(flag: str, help_text: str) -> Decorator:
     """An option whose value is a whole number; None where it is not given."""
     return click.option(flag, type=int, metavar="N", help=help_text)
+
+
+def under(heading: str, *decorators: Decorator) -> tuple[Decorator, ...]:
+    """Options that stand below ``heading`` in the help of a ``SectionedCommand``."""
+    return tuple(partial(_added_under, heading, one) for one in decorators)
+
+
+def _added_under(heading: str, decorator: Decorator, command: Any) -> Any:
+    command = decorator(command)
+    _HEADINGS[command.__click_params__[-1]] = heading
+    return command
+
+
+class SectionedCommand(click.Command):
+    """A command of many options: its help has them below headings, those of the answer at the end."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(_HEADINGS.get(parameter, ANSWER), []).append(record)
+        last = sections.pop(ANSWER)  # --help is there
+        for heading, records in (sections | {ANSWER: last}).items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 def options(*groups: Sequence[Decorator] | Decorator) -> Callable[[Command], Command]:

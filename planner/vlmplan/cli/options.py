@@ -4,8 +4,13 @@ from collections.abc import Sequence
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, Decorator, count, switch
+from vlmplan.cli.option_kinds import FILE, Decorator, count, switch, under
 
+MODEL_AND_SAMPLES = "Model and samples"
+MACHINES = "Machines"
+OFFERS = "Offers and limits"
+"""Headings of the help."""
+TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift")
 PRICING = ("on_demand", "reserved", "community", "marketplace", "interruptible", "own")
 
 
@@ -16,27 +21,24 @@ def _model_unless_configured(ctx: click.Context, param: click.Parameter, value: 
     return value
 
 
-CONFIG: Decorator = click.option(
-    "--config",
-    type=FILE,
-    metavar="FILE",
-    help="What another trainer is started with: YAML, JSON or a shell script of TRL, LLaMA-Factory, ms-swift or "
-    "Hugging Face's Trainer, or accelerate's YAML. Options beside it win.",
+CONFIG = under(
+    MODEL_AND_SAMPLES,
+    click.option(
+        "--config",
+        type=FILE,
+        metavar="FILE",
+        help="What another trainer is started with: YAML, JSON or a shell script of TRL, LLaMA-Factory, ms-swift or "
+        "Hugging Face's Trainer, or accelerate's YAML. Options beside it win.",
+    ),
 )
-TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift")
-FOR: Decorator = click.option(
-    "--for",
-    "made_for",
-    type=click.Choice(TRAINERS),
-    help="Plan for this trainer: as it trains, within what it can do.  [default: the bundled trainer]",
-)
-SAMPLES: Decorator = click.option(
-    "--data",
-    type=FILE,
-    metavar="FILE",
-    help="The samples themselves: JSONL, a JSON list, or a folder of them. Lengths, images, sounds and their number "
-    "are taken from them; --seq-len is the limit then, --image-size, --images-per-sample, --audio-seconds and "
-    "--audios-per-sample are the most.",
+FOR = under(
+    MODEL_AND_SAMPLES,
+    click.option(
+        "--for",
+        "made_for",
+        type=click.Choice(TRAINERS),
+        help="Plan for this trainer: as it trains, within what it can do.  [default: the bundled trainer]",
+    ),
 )
 IMAGE_FOLDER: Decorator = click.option(
     "--image-folder",
@@ -44,8 +46,24 @@ IMAGE_FOLDER: Decorator = click.option(
     metavar="DIR",
     help="Where images and sounds are that the data names; else beside its file.",
 )
-DATA = (SAMPLES, IMAGE_FOLDER)
-WORKLOAD: tuple[Decorator, ...] = (
+DATA = under(
+    MODEL_AND_SAMPLES,
+    click.option(
+        "--data",
+        type=FILE,
+        metavar="FILE",
+        help="The samples themselves: JSONL, a JSON list, or a folder of them. Lengths, images, sounds and their "
+        "number are taken from them; --seq-len is the limit then, --image-size, --images-per-sample, --audio-seconds "
+        "and --audios-per-sample are the most.",
+    ),
+    IMAGE_FOLDER,
+)
+MODEL = under(
+    MODEL_AND_SAMPLES,
+    click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json."),
+)
+WORKLOAD = under(
+    MODEL_AND_SAMPLES,
     click.option(
         "--model",
         callback=_model_unless_configured,
@@ -74,7 +92,8 @@ WORKLOAD: tuple[Decorator, ...] = (
     click.option("--epochs", type=float, metavar="N", help="Passes over the dataset.  [default: 1]"),
     count("--global-batch", "Samples per optimizer step over all GPUs."),
 )
-SAVING: tuple[Decorator, ...] = (
+SAVING = under(
+    "Checkpoints",
     count("--save-every", "Steps between checkpoints.  [default: 30 minutes, or as the --config has it]"),
     count("--keep-last", "Checkpoints that are kept.  [default: 2, or as the --config has it]"),
     click.option(
@@ -112,7 +131,8 @@ CALIBRATION: Decorator = switch(
     "no-calibration",
     "What vlmplan calibrate measured on such a GPU, in place of what is assumed.  [default: used where it is there]",
 )
-ONE_CLUSTER: tuple[Decorator, ...] = (
+ONE_CLUSTER = under(
+    MACHINES,
     click.option(
         "--gpu",
         multiple=True,
@@ -125,7 +145,8 @@ ONE_CLUSTER: tuple[Decorator, ...] = (
     NETWORK,
     CALIBRATION,
 )
-PRICES: tuple[Decorator, ...] = (
+PRICES = under(
+    OFFERS,
     count("--max-price-age-days", "Only prices seen so lately.  [default: any, with a note where it decides]"),
     click.option(
         "--spot-interruptions-per-day",

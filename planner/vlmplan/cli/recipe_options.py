@@ -2,7 +2,7 @@
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, Decorator, choice, count, switch
+from vlmplan.cli.option_kinds import FILE, Decorator, choice, count, switch, under
 from vlmplan.evaluation import Kept
 from vlmplan.recipe_choices import (
     AdapterDtype,
@@ -29,7 +29,8 @@ def _switch(name: str, help_text: str) -> Decorator:
     return switch(name, on, off, help_text)
 
 
-RECIPE: tuple[Decorator, ...] = (
+TRAINED = under(
+    "What is trained",
     choice("--method", Method, "What is trained."),
     count("--lora-rank", "Rank of the adapters.  [default: 16]"),
     click.option(
@@ -60,6 +61,14 @@ RECIPE: tuple[Decorator, ...] = (
         AdapterDtype,
         "Adapters in plain PyTorch: peft's float32 beside trained copies in the model's type, or all in the model's.",
     ),
+    _switch("train_embeddings", "With adapters, train embeddings and head."),
+    _switch("train_vision", "The vision tower."),
+    _switch("train_projector", "What maps vision to language."),
+    _switch("train_language", "The language model."),
+)
+NUMBERS = under(
+    "Precision and optimizer",
+    choice("--precision", Precision, "bf16 and fp16 keep fp32 master weights."),
     choice(
         "--weight-dtype",
         WeightDtype,
@@ -67,17 +76,15 @@ RECIPE: tuple[Decorator, ...] = (
         "bit, all in float32, or all in 16 bit.  [default: table]",
     ),
     _switch("uses_autocast", "torch.autocast around forward in plain PyTorch."),
-    _switch("train_embeddings", "With adapters, train embeddings and head."),
-    _switch("train_vision", "The vision tower."),
-    _switch("train_projector", "What maps vision to language."),
-    _switch("train_language", "The language model."),
-    choice("--precision", Precision, "bf16 and fp16 keep fp32 master weights."),
     click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}."),
     _switch("fuses_optimizer", "Kernel of plain PyTorch's update."),
     _switch("caches_casts", "Plain PyTorch keeps 16-bit copies until forward ends."),
     _switch("upcasts_frozen", "peft's float32 copies of what QLoRA leaves in 16 bit."),
     _switch("use_double_quant", "QLoRA packs the scales of 4-bit weights too."),
     _switch("expandable_segments", "torch's allocator with segments that grow, as launch.sh of recommend sets it."),
+)
+ENGINE = under(
+    "Engine",
     choice("--zero-stage", ("none", "0", "1", "2", "3"), "none is PyTorch without DeepSpeed, on several GPUs its DDP."),
     click.option(
         "--ds-config", type=FILE, metavar="FILE", help='A ds_config.json, taken as it is; "auto" as transformers does.'
@@ -98,6 +105,9 @@ RECIPE: tuple[Decorator, ...] = (
     count("--hpz", "Ranks that keep a copy of all weights between them: GPUs per node, under stage 3 (ZeRO++)."),
     count("--sequence-parallel", "GPUs that share each sample, which is cut along its tokens (DeepSpeed's Ulysses)."),
     click.option("--nvme-path", metavar="DIR", help="Folder on every node's NVMe drive for offload."),
+)
+STEP = under(
+    "Batches, activations and loss",
     count("--micro-batch", "Samples per GPU and forward pass."),
     count("--grad-accum", "Micro batches per optimizer step."),
     choice(
@@ -134,8 +144,10 @@ RECIPE: tuple[Decorator, ...] = (
     ),
     _switch("liger_layers", "Norms, MLPs and positions are Liger's, in other trainers."),
 )
+RECIPE: tuple[Decorator, ...] = (*TRAINED, *NUMBERS, *ENGINE, *STEP)
 
-EVALUATION: tuple[Decorator, ...] = (
+EVALUATION = under(
+    "Evaluation",
     count("--eval-batch", "Samples per GPU in evaluation, which is planned then."),
     count("--eval-samples", "Samples of an evaluation.  [default: 1000]"),
     choice(

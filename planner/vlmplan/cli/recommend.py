@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, Decorator, options
+from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
 from vlmplan.cli.option_words import command_text
 from vlmplan.cli.options import (
     CALIBRATION,
@@ -15,7 +15,9 @@ from vlmplan.cli.options import (
     FOR,
     HOST_RAM,
     JSON,
+    MACHINES,
     NETWORK,
+    OFFERS,
     PRICES,
     PRICING,
     REPORT,
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 
 EXIT_NOTHING_FITS = 3
 
-MACHINES: tuple[Decorator, ...] = (
+SOME_MACHINES = under(
+    MACHINES,
     click.option(
         "--gpu", multiple=True, metavar="NAME[:COUNT]", help="Only these (repeatable); local is this machine."
     ),
@@ -46,7 +49,11 @@ MACHINES: tuple[Decorator, ...] = (
     NETWORK,
     CALIBRATION,
 )
-LIMITS: tuple[Decorator, ...] = (
+OBJECTIVE = under(
+    OFFERS, click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
+)
+LIMITS = under(
+    OFFERS,
     click.option("--max-usd-per-hour", type=float, metavar="N", help="For all machines together."),
     click.option("--max-usd", type=float, metavar="N", help="For the whole run."),
     click.option("--max-hours", type=float, metavar="N", help="Of training; start-up and download come on top."),
@@ -57,10 +64,8 @@ LIMITS: tuple[Decorator, ...] = (
 )
 
 
-@click.command()
-@options(CONFIG, FOR, DATA, WORKLOAD, MACHINES)
-@click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
-@options(LIMITS, REFRESH, RECIPE, EVALUATION, TASK, CATALOG)
+@click.command(cls=SectionedCommand)
+@options(CONFIG, FOR, DATA, WORKLOAD, SOME_MACHINES, OBJECTIVE, LIMITS, REFRESH, RECIPE, EVALUATION, TASK, CATALOG)
 @click.option(
     "--out",
     type=FILE,

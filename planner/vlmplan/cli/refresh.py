@@ -1,16 +1,17 @@
 """Fetching what machines cost today: ``vlmplan prices --refresh``, and ``--refresh-prices`` of other commands."""
 
-from collections.abc import Callable
 from datetime import date
-from typing import Any
 
 import click
 
+from vlmplan.cli.option_kinds import under
+from vlmplan.cli.options import OFFERS
 from vlmplan.errors import MissingPackageError, UnavailableError
 from vlmplan.render.lines import tell
 
-REFRESH: Callable[[Any], Any] = click.option(
-    "--refresh-prices", "refreshes", is_flag=True, help="First do what `vlmplan prices --refresh` does."
+REFRESH = under(
+    OFFERS,
+    click.option("--refresh-prices", "refreshes", is_flag=True, help="First do what `vlmplan prices --refresh` does."),
 )
 
 

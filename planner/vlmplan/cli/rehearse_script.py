@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import Decorator, Number
+from vlmplan.cli.option_kinds import Number, under
 from vlmplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,22 +22,25 @@ TAKEN = ("gpu", "num_nodes", "host_ram", "inter_node_gbit")
 """Options of estimate that say something of a script's machine."""
 FLAGS = ("--longest", "--allow-network", "--allow-programs")
 NUM_PHASES_OUTSIDE, NUM_PHASES_OF_STEP = 4, 3
-SCRIPT: tuple[Decorator, ...] = (
+SCRIPT = under(
+    "A script of your own",
     click.option(
         "--assume",
         multiple=True,
         metavar="FILE:LINE=VALUE",
-        help="Of a script: what is read at that line where a value is unknown.  [default: 0, False]",
+        help="What is read at that line where a value is unknown.  [default: 0, False]",
     ),
-    click.option("--longest", is_flag=True, help="Of a script: train on batches of its longest samples."),
-    click.option("--allow-network", is_flag=True, help="Of a script: let it reach networks."),
-    click.option("--allow-programs", is_flag=True, help="Of a script: let it start other programs."),
-    click.option("--max-minutes", type=Number(min=0.0, min_open=True), metavar="N", help="Of a script.  [default: 10]"),
+    click.option("--longest", is_flag=True, help="Train on batches of its longest samples."),
+    click.option("--allow-network", is_flag=True, help="Let it reach networks."),
+    click.option("--allow-programs", is_flag=True, help="Let it start other programs."),
+    click.option(
+        "--max-minutes", type=Number(min=0.0, min_open=True), metavar="N", help="That it may take.  [default: 10]"
+    ),
     click.option(
         "--max-rehearsal-ram",
         type=Number(min=0.0, min_open=True),
         metavar="GIB",
-        help="Of a script: end it above so much of this machine's memory.",
+        help="End it above so much of this machine's memory.",
     ),
     click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]"),
 )

@@ -2,9 +2,10 @@
 
 import click
 
-from vlmplan.cli.option_kinds import Decorator, count
+from vlmplan.cli.option_kinds import count, under
 
-TASK: tuple[Decorator, ...] = (
+TASK = under(
+    "Preferences and rewards",
     click.option(
         "--task",
         type=click.Choice(("sft", "dpo", "grpo")),

@@ -24,7 +24,7 @@ GROUPS: tuple[tuple[str, tuple[Decorator, ...]], ...] = (
     ("Evaluation", EVALUATION),
     ("Task", TASK),
     ("Checkpoints", SAVING),
-    ("Trainer", (FOR,)),
+    ("Trainer", FOR),
 )
 OTHERS = "Others"
 """The group of options that are in none of these, so that none is forgotten."""
