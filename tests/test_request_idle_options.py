@@ -42,7 +42,7 @@ def answer(*words: str) -> dict[str, Any] | None:
     return {name: value for name, value in document.items() if name != "recipe"}
 
 
-IN_EVERY_RUN = {("plain PyTorch", "full"), ("FSDP2", "full")}
+IN_EVERY_RUN = {("FSDP2", "full")}
 
 
 @pytest.mark.parametrize(

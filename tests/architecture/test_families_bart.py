@@ -90,6 +90,7 @@ def assert_step(config, *, checkpoints=False, attention="sdpa", frozen=(), loss=
         assert getattr(found, name) == pytest.approx(getattr(real, name), rel=0.001), name
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("config", [*TYPES.values(), ALTERED["marian, two tables"]], ids=[*TYPES, "two tables"])

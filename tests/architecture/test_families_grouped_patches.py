@@ -88,6 +88,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_parameters_and_linears_match(config)
 
 
+@pytest.mark.one_in(5)
 @FROZEN
 @EACH
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -95,6 +96,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(attention, config, frozen):
     assert_step(config, attention=attention, frozen=frozen, tolerance=0.001)
 
 
+@pytest.mark.one_in(5)
 @FROZEN
 @EACH
 def test_a_step_with_checkpoints_peaks_as_in_transformers(config, frozen):

@@ -67,6 +67,7 @@ def assert_step(config, *, checkpoints=False, attention="sdpa", frozen=(), batch
         assert getattr(found, name) == pytest.approx(getattr(real, name), rel=0.001), name
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

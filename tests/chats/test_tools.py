@@ -138,7 +138,7 @@ def test_what_is_no_tool_and_no_call_is_refused_with_its_place(change: dict, wor
 
 
 def test_a_prompt_that_is_a_text_has_no_tools():
-    with pytest.raises(InputError, match="tools .*a list of messages does"):
+    with pytest.raises(InputError, match=r"tools .*a list of messages does"):
         read({"prompt": "a", "completion": "b", "tools": [TOOL]})
 
 

@@ -25,11 +25,11 @@ def cautions(folder: Path, *options: str, num_gpus: int = 2, with_text_alone: in
     ("options", "engine"),
     [
         (("--for", "trl", "--zero-stage", "3"), "under ZeRO-3"),
-        (("--for", "transformers", "--zero-stage", "3"), "under ZeRO-3"),
+        pytest.param(("--for", "transformers", "--zero-stage", "3"), "under ZeRO-3", marks=pytest.mark.sweep),
         (("--for", "transformers", "--fsdp"), "under FSDP2"),
         (("--for", "trl", "--zero-stage", "2"), None),
-        (("--for", "llamafactory", "--zero-stage", "3"), None),
-        (("--zero-stage", "3"), None),
+        pytest.param(("--for", "llamafactory", "--zero-stage", "3"), None, marks=pytest.mark.sweep),
+        pytest.param(("--zero-stage", "3"), None, marks=pytest.mark.sweep),
     ],
 )
 def test_a_rank_without_images_hangs_where_weights_are_gathered_and_no_blank_is_added(tmp_path, options, engine):

@@ -122,6 +122,7 @@ def test_options_leave_out_samples_with_more_or_longer_sounds():
     assert request.from_data.source.num_changed == 1
 
 
+@pytest.mark.sweep
 def test_every_command_plans_the_same_samples():
     chats("long.wav", "short.wav")
     words = ("--model", "qwen2.5-omni-7b", "--gpu", "h100-sxm", "--data", "chats.jsonl", "--json")

@@ -158,6 +158,7 @@ class CountedSteps(Reservation):
         return super()._new_gathering(is_first=is_first)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("is_full", [False, True])
 @pytest.mark.parametrize(
     ("stage", "method", "grad_accum"),
