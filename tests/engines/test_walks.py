@@ -21,10 +21,12 @@ MODELS = {
 }
 
 
-def walked(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[Components, ModelStates]:
+def walked(
+    table: ParameterTable, recipe: Recipe, num_ranks: int, room_bytes: int | None = None
+) -> tuple[Components, ModelStates]:
     """What the walk holds while it loads, and at most, and its model states."""
     tracker = Gradients()
-    engine = engine_of(table, recipe, num_ranks=num_ranks, sink=tracker)
+    engine = engine_of(table, recipe, num_ranks=num_ranks, sink=tracker, room_bytes=room_bytes)
     engine.load(is_on_cpu=False)
     load_peak = tracker.peak
     tracker.start_phase()
@@ -113,17 +115,20 @@ def table_of(alias: str, recipe: Recipe, idle: tuple[float, float]) -> Parameter
     recipe=recipes(),
     num_ranks=st.sampled_from([1, 2, 4, 6]),
     idle=st.sampled_from(SHARES),
+    room=st.sampled_from([None, 1.0, 1.5, 1.9, 2.5]),
     quick=50,
     thorough=150,
 )
 def test_states_in_closed_form_are_those_of_the_walk(
-    alias: str, recipe: Recipe, num_ranks: int, idle: tuple[float, float]
+    alias: str, recipe: Recipe, num_ranks: int, idle: tuple[float, float], room: float | None
 ):
+    """``room``: for how many copies of the weights the GPU has room."""
     if num_ranks % recipe.hpz:
         recipe = recipe.with_changes(hpz=1)
     table = table_of(alias, recipe, idle)
-    engine = engine_of(table, recipe, num_ranks=num_ranks)
-    closed, (load_peak, walk) = engine.states(), walked(table, recipe, num_ranks)
+    room_bytes = None if room is None else round(room * table.total_bytes)
+    engine = engine_of(table, recipe, num_ranks=num_ranks, room_bytes=room_bytes)
+    closed, (load_peak, walk) = engine.states(), walked(table, recipe, num_ranks, room_bytes)
     assert walk.secondary == closed.secondary
     assert walk.resident == closed.resident
     assert walk.at_start == closed.at_start + closed.secondary

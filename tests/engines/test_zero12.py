@@ -3,7 +3,9 @@
 import pytest
 from arriving_gradients import Gradients
 
+from cli_calls import call
 from small_models import table_of
+from vlmplan.engines.choice import engine_of
 from vlmplan.engines.zero12 import Zero12
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
@@ -53,3 +55,30 @@ def test_a_large_gradient_is_sent_once_its_pieces_exceed_the_bucket(first, num_r
     assert (first + 100) % num_ranks == 0
     peak = peak_of_reduction([first, 100], 2, num_ranks=num_ranks, rank=0)
     assert peak == BF16 * (100 + first + BUCKET + copied)
+
+
+def built(numels: list[int], room_bytes: int | None) -> tuple[int, int]:
+    """The highest moment on the GPU while the engine is built for 20 ranks, and what the host has of it meanwhile."""
+    tracker = Gradients()
+    recipe = Recipe(method=Method.FULL, zero_stage=2)
+    engine = engine_of(table_of(numels), recipe, num_ranks=20, sink=tracker, room_bytes=room_bytes)
+    engine.load(is_on_cpu=False)
+    engine.build()
+    return tracker.peak.total, engine.flattened_on_host_bytes
+
+
+def test_weights_are_flattened_on_the_host_where_the_gpu_has_no_room_for_them_twice():
+    weights = 400 * BF16
+    assert built([100, 300], None) == built([100, 300], 2 * weights) == (2 * weights, 0)
+    # Of a rank's 20 elements: a master copy of four bytes each, and a gradient of that size for a moment.
+    assert built([100, 300], 2 * weights - 1) == (weights + 20 * (4 + 4), 2 * weights)
+
+
+def test_a_card_that_the_weights_fill_once_trains_them_with_many_ranks():
+    command = "estimate --model llama-3.2-3b --gpu rtx-4070:1 --num-nodes 32 --method full --zero-stage 2 --seq-len 512"
+    answer = call(*command.split(), "--json").document
+    init = next(phase for phase in answer["phases"] if phase["name"] == "init")
+    weights = 3_212_749_824 * BF16
+    assert answer["verdict"] == "fits"
+    assert weights < init["peak_bytes"] < 1.15 * weights
+    assert answer["host_load_bytes_per_node"] > 2 * weights

@@ -80,6 +80,7 @@ def test_the_trainer_gets_plan_samples_rank_and_card(pretend: Pretend, tmp_path:
     }
     assert (request["rank"], request["num_steps"], request["compute_capability"]) == (1, 4, [8, 0])
     assert request["total_bytes"] == estimate.cluster.node.gpu.usable_bytes
+    assert request["overhead_bytes"] == estimate.device.overhead_bytes > 0
 
 
 def test_steps_are_the_trainers_own_unless_given():

@@ -187,7 +187,8 @@ class Trials:
 
         At the least: states, and of the micro batch what neither gathered weights nor gradients are.
         """
-        engine = engine_of(estimator.table, recipe, num_ranks=cluster.num_gpus)
+        room = estimator.room_bytes(recipe, cluster)
+        engine = engine_of(estimator.table, recipe, num_ranks=cluster.num_gpus, room_bytes=room)
         states = with_other_models(engine.states(), estimator.table, recipe, cluster.num_gpus)
         least = max(states.resident.total + states.beside.total, states.step_peak.total)
         budget = budget_bytes(cluster, process_group(recipe))

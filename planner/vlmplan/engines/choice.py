@@ -14,13 +14,22 @@ STAGES: tuple[int | None, ...] = (None, 0, 1, 2, 3)
 
 
 def engine_of(
-    table: ParameterTable, recipe: Recipe, *, num_ranks: int, rank: int | None = None, sink: Sink = NULL_SINK
+    table: ParameterTable,
+    recipe: Recipe,
+    *,
+    num_ranks: int,
+    rank: int | None = None,
+    sink: Sink = NULL_SINK,
+    room_bytes: int | None = None,
 ) -> Engine:
-    """The engine of ``recipe`` on ``rank``; without one, on the rank whose step takes most."""
+    """The engine of ``recipe`` on ``rank``; without one, on the rank whose step takes most. ``room_bytes``:
+    ``Engine.room_bytes``."""
     kind = engine_kind(recipe, num_ranks)
     if rank is None:
         rank = kind.rank_of_highest_step(table, recipe, num_ranks)
-    return kind(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+    engine = kind(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+    engine.room_bytes = room_bytes
+    return engine
 
 
 def overlapped_fraction(recipe: Recipe, num_gpus: int) -> float:

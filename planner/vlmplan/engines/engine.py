@@ -70,6 +70,8 @@ class Engine:
     """Whether it is told when sections of a micro batch begin and end, by ``enter`` and ``leave``."""
     saves_whole = False
     """Whether weights that an evaluation leaves whole stay so through a checkpoint."""
+    room_bytes: int | None = None
+    """What tensors may take on the GPU, where that decides how the engine is built; None: there is enough."""
 
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
@@ -104,6 +106,11 @@ class Engine:
     def has_streams(self) -> bool:
         """Whether reductions and gathers run on streams of their own."""
         return False
+
+    @property
+    def flattened_on_host_bytes(self) -> int:
+        """Host memory in which a rank flattens weights while the engine is built."""
+        return 0
 
     @cached_property
     def orthogonalised(self) -> Sequence[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import ModelStates, rank_by_states, weight
+from vlmplan.engines.engine import ModelStates, rank_by_states
 from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
 from vlmplan.engines.parameter_groups import OptimizerGroup, parameter_groups
@@ -132,12 +132,11 @@ class GroupedZero12(Zero12):
         if not self._is_loaded:
             self._load_weights()
         sink = self.sink
-        for group, partition in zip(self.groups, self.partitions, strict=True):
+        held = self._held_before_flattening()
+        for group, partition, held_bytes in zip(self.groups, self.partitions, held, strict=True):
             own, master = partition.size * self.weight_bytes, partition.size * self.master_bytes
-            sink.empty_cache()
-            sink.keep(Component.WEIGHTS, own * self.num_ranks)
-            for ordinal in group.ordinals:
-                sink.free(weight(self.table.trained_entries[ordinal]))
+            entries = [self.table.trained_entries[ordinal] for ordinal in group.ordinals]
+            self._flatten(entries, own * self.num_ranks, held_bytes)
             if self.offloads_optimizer:
                 sink.transient(Component.TEMPORARIES, [own])
             else:
@@ -230,13 +229,32 @@ class GroupedZero12(Zero12):
         resident = start + Components(optimizer_states=held)
         return ModelStates(at_start=start, resident=resident, init_peak=init, step_peak=self._step_peak(resident))
 
+    def _held_before_flattening(self) -> list[int]:
+        """What the GPU holds when the turn of each group comes: all weights, and the master copies of those before."""
+        p, m = self.weight_bytes, 0 if self.offloads_optimizer else self.master_bytes
+        held = [self.table.total_bytes]
+        for group, partition in zip(self.groups, self.partitions, strict=True):
+            padding = partition.size * self.num_ranks - group.numel
+            held.append(held[-1] + padding * p + partition.size * m)
+        return held[:-1]
+
+    @property
+    def flattened_on_host_bytes(self) -> int:
+        """Of the group that takes most."""
+        p = self.weight_bytes
+        groups = zip(self.groups, self.partitions, self._held_before_flattening(), strict=True)
+        sizes = [(group.numel * p, part.size * self.num_ranks * p, held) for group, part, held in groups]
+        return max([plain + flat for plain, flat, held in sizes if self._flattens_on_host(held, flat)], default=0)
+
     def _init_peak(self, sizes: Sequence[int]) -> Components:
         """The most while groups are flattened one after the other."""
         p, m = self.weight_bytes, self.master_bytes
         peak, plain, flat, masters = Components(), self.table.total_bytes, 0, 0
-        for group, size in zip(self.groups, sizes, strict=True):
-            flat += size * self.num_ranks * p
-            peak = higher(peak, Components(weights=plain + flat, optimizer_states=masters))
+        for group, size, held in zip(self.groups, sizes, self._held_before_flattening(), strict=True):
+            own = size * self.num_ranks * p
+            flat += own
+            beside = flat - own if self._flattens_on_host(held, own) else flat
+            peak = higher(peak, Components(weights=plain + beside, optimizer_states=masters))
             plain -= group.numel * p
             masters += 0 if self.offloads_optimizer else size * m
             clone = size * p if self.offloads_optimizer or p != m else 0

@@ -10,6 +10,7 @@ output depends on gets a gradient of zeros beside that buffer, but where the hos
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from vlmplan.architecture.model import NamedParameter
 from vlmplan.engines.collectives import overfills
 from vlmplan.engines.engine import OwnBytes, weight
 from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink, Stream
@@ -62,16 +63,26 @@ class Zero12(Zero12Formulas):
         ``aten/src/ATen/native/cuda/Copy.cu``), and a staging buffer of the largest gradient stays on the GPU."""
         super().build()
         sink, own, master = self.sink, self.partition.size * self.weight_bytes, self.partition.size * self.master_bytes
-        sink.empty_cache()
-        sink.keep(Component.WEIGHTS, own * self.num_ranks)
-        for entry in self.trained:
-            sink.free(weight(entry))
+        self._flatten(self.trained, own * self.num_ranks, self.table.total_bytes)
         if self.offloads_optimizer:
             sink.transient(Component.TEMPORARIES, [own])
             sink.keep(Component.COMMUNICATION_BUFFERS, self.table.largest_trained * self.weight_bytes)
             return
         self._keep_master_copy(own, master)
         sink.transient(Component.TEMPORARIES, [master])
+
+    def _flatten(self, entries: Iterable[NamedParameter], flat_bytes: int, held_bytes: int) -> None:
+        """Weights into a buffer of ``flat_bytes``, beside which the GPU holds ``held_bytes``."""
+        sink = self.sink
+        sink.empty_cache()
+        on_host = self._flattens_on_host(held_bytes, flat_bytes)
+        if not on_host:
+            sink.keep(Component.WEIGHTS, flat_bytes)
+        for entry in entries:
+            sink.free(weight(entry))
+        if on_host:
+            sink.empty_cache()
+            sink.keep(Component.WEIGHTS, flat_bytes)
 
     def _keep_master_copy(self, own: int, master: int) -> None:
         """The master copy of a slice of ``own`` bytes, by way of a clone where the types differ."""

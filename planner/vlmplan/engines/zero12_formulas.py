@@ -84,6 +84,19 @@ class Zero12Formulas(Engine):
         """The parameters that reach into this rank's partition."""
         return range(*overlapping(self.table, self.partition))
 
+    def _flattens_on_host(self, held_bytes: int, flat_bytes: int) -> bool:
+        """Whether weights go to the host, are flattened there and come back as one buffer: where the GPU has no room
+        for that beside what it holds (``flatten_on_accelerator``)."""
+        return self.room_bytes is not None and held_bytes + flat_bytes > self.room_bytes
+
+    @property
+    def flattened_on_host_bytes(self) -> int:
+        """Host memory of a rank for that: weights and their buffer."""
+        flat = self.partition.size * self.num_ranks * self.weight_bytes
+        if not self._flattens_on_host(self.table.total_bytes, flat):
+            return 0
+        return self.table.num_trained * self.weight_bytes + flat
+
     @property
     def own_gradient_bytes(self) -> int:
         return 0 if self.offloads_optimizer else self.owned_bytes + self.zero_bytes
@@ -108,13 +121,15 @@ class Zero12Formulas(Engine):
 
     def states(self) -> ModelStates:
         """Weights whole, in one flat buffer: pΦ. Master weights mΦ/N and states sΦ/N of the rank's partition, on the
-        GPU or the host. At init the flat buffer is beside the weights: 2pΦ. In the step the partition's gradients are
-        flattened (p) and cast (m): 2Ψ + 20Φ/N for bf16 and AdamW = 2Ψ + (4 + 8 + 2 + 2 + 4)Φ/N."""
+        GPU or the host. At init the flat buffer is beside the weights where there is room: 2pΦ. In the step the
+        partition's gradients are flattened (p) and cast (m): 2Ψ + 20Φ/N for bf16 and AdamW =
+        2Ψ + (4 + 8 + 2 + 2 + 4)Φ/N."""
         table, recipe, p, m = self.table, self.recipe, self.weight_bytes, self.master_bytes
         size = self.partition.size
         flat_buffer = size * self.num_ranks * p
         weights = Components(weights=table.frozen_bytes + flat_buffer)
-        flattening = Components(weights=table.total_bytes + flat_buffer)
+        on_host = self._flattens_on_host(table.total_bytes, flat_buffer)
+        flattening = Components(weights=table.total_bytes + (0 if on_host else flat_buffer))
         if self.offloads_optimizer:
             resident = weights + Components(communication_buffers=table.largest_trained * p)
             init = higher(flattening, weights + Components(temporaries=size * p))

@@ -15,10 +15,11 @@ from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.estimation.traced_model import TracedModel
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SMALL_BYTES
-from vlmplan.memory.device import DeviceMemory, device_memory
+from vlmplan.memory.device import DeviceMemory, device_memory, room_for_weights
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.host import (
+    PROCESS_BYTES,
     HostMemory,
     fp8_savings,
     host_memory,
@@ -49,7 +50,7 @@ class Estimator(TracedModel):
         super().__init__(workload, recipe, widest_head=widest_head)
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
-        self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
+        self._runs: dict[tuple[Recipe, int, bool, int | None], StartedRun] = {}
 
     def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
@@ -71,6 +72,7 @@ class Estimator(TracedModel):
     ) -> Callable[[int | None], int]:
         evaluated = self._evaluated_operations(recipe, cluster)
         waiting = self._sent_bytes(recipe) * recipe.num_waiting
+        room_bytes = self.room_bytes(recipe, cluster)
 
         def replay(capacity_bytes: int | None) -> int:
             reservation = Reservation(
@@ -82,6 +84,7 @@ class Estimator(TracedModel):
                 lasting=[*workspace_sizes(cluster.node.gpu), *waiting],
                 capacity_bytes=capacity_bytes,
                 evaluated=evaluated,
+                room_bytes=room_bytes,
             )
             return reservation.peak_reserved_bytes()
 
@@ -150,10 +153,12 @@ class Estimator(TracedModel):
 
     def timeline_of_tensors(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The memory timeline without what lasts over steps: of a cluster it asks the number of GPUs, the kernels that
-        they meet, and whether they are the host itself."""
+        they meet, whether they are the host itself, and ``room_bytes``."""
         gpu = cluster.node.gpu
         trace = self.trace(recipe, gpu.compute_capability)
-        started = self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu)
+        started = self._started(
+            recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu, room_bytes=self.room_bytes(recipe, cluster)
+        )
         return started.timeline(
             trace, recipe, self._evaluated_on(recipe, cluster), batch_bytes=self.batch_bytes(recipe)
         )
@@ -183,13 +188,23 @@ class Estimator(TracedModel):
         backend = self.backend(recipe, gpu.compute_capability)
         return self._samples.evaluations.operations(recipe, backend, num_ranks=cluster.num_gpus, is_on_cpu=gpu.is_cpu)
 
-    def _started(self, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool) -> StartedRun:
+    def room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:
+        """``Engine.room_bytes`` of a rank."""
+        other_models = beside_bytes(self.table, recipe, cluster.num_gpus) + self.table.buffer_bytes
+        return room_for_weights(self.table, recipe, cluster, other_models=other_models)
+
+    def _started(self, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool, room_bytes: int | None) -> StartedRun:
         """The run before any micro batch, one for all recipes that differ in these alone."""
-        key = (recipe.without_micro_batch(), num_ranks, is_on_cpu)
+        key = (recipe.without_micro_batch(), num_ranks, is_on_cpu, room_bytes)
         if key not in self._runs:
             read_bytes = self._read_bytes(recipe) if is_on_cpu else 0
             self._runs[key] = StartedRun(
-                self.table, recipe, num_ranks=num_ranks, is_on_cpu=is_on_cpu, read_bytes=read_bytes
+                self.table,
+                recipe,
+                num_ranks=num_ranks,
+                is_on_cpu=is_on_cpu,
+                read_bytes=read_bytes,
+                room_bytes=room_bytes,
             )
         return self._runs[key]
 
@@ -211,11 +226,19 @@ class Estimator(TracedModel):
         task = recipe.task
         if task is not None and task.uses_vllm_here and task.vllm_sleep_level == 1:
             waiting += node.num_gpus * inference_weights(self.table, recipe).asleep_bytes
+        built = node.num_gpus * (PROCESS_BYTES + self._flattened_on_host_bytes(recipe, cluster))
         return host._replace(
-            load_bytes=host.load_bytes + copied,
+            load_bytes=max(host.load_bytes + copied, built),
             steady_bytes=host.steady_bytes + waiting,
             evaluation_bytes=kept,
         )
+
+    def _flattened_on_host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
+        """What a rank has there while its engine is built, once the model is on the GPU."""
+        room = self.room_bytes(recipe, cluster)
+        if room is None:
+            return 0
+        return engine_of(self.table, recipe, num_ranks=cluster.num_gpus, room_bytes=room).flattened_on_host_bytes
 
     def _host_copy_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """Pinned memory in which activations of one rank wait for backward."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SEGMENT_ROUNDING_BYTES, OutOfDeviceMemory
 from vlmplan.memory.overhead import (
@@ -17,9 +18,14 @@ from vlmplan.memory.overhead import (
     context_bytes,
     nccl_bytes,
     process_bytes,
+    process_group,
     reserve_bytes,
     workspace_bytes,
 )
+from vlmplan.recipe import Recipe
+
+PADDED_GROUPS = 8
+"""More than there are parameter groups of an optimizer, each padded to two elements a rank."""
 
 
 class Verdict(Enum):
@@ -118,6 +124,17 @@ def budget_bytes(cluster: Cluster, group: ProcessGroup) -> int:
     gpu = cluster.node.gpu
     capacity = gpu.usable_bytes - _overhead_bytes(cluster, group)
     return capacity - reserve_bytes(gpu.usable_bytes) - workspace_bytes(gpu)
+
+
+def room_for_weights(table: ParameterTable, recipe: Recipe, cluster: Cluster, *, other_models: int) -> int | None:
+    """``Engine.room_bytes`` of stages 1 and 2, which ask the driver what is free (``available_memory`` in
+    ``stage_1_and_2.py``): what tensors may take beside ``other_models``. None where all weights have room twice, in
+    other engines, and where the host is the device."""
+    if recipe.zero_stage not in (1, 2) or cluster.node.gpu.is_cpu:
+        return None
+    room = cluster.node.gpu.usable_bytes - _overhead_bytes(cluster, process_group(recipe)) - other_models
+    padded = table.num_trained + PADDED_GROUPS * 2 * cluster.num_gpus
+    return room if table.total_bytes + padded * table.trained_dtype.num_bytes > room else None
 
 
 def _overhead_bytes(cluster: Cluster, group: ProcessGroup) -> int:

@@ -60,6 +60,7 @@ class Reservation:
         lasting: Sequence[int] = (),
         capacity_bytes: int | None = None,
         evaluated: EvaluatedOperations | None = None,
+        room_bytes: int | None = None,
     ) -> None:
         self._evaluated = evaluated
         self.allocator = CachingAllocator(capacity_bytes=capacity_bytes)
@@ -71,7 +72,9 @@ class Reservation:
         self._gatherings_by_uses: dict[Hashable, list[Changes]] = {}
         has_streams = engine_of(table, recipe, num_ranks=num_ranks, rank=0).has_streams
         self._blocks = EngineBlocks(self.allocator, has_streams=has_streams)
-        self._engine = engine_of(table, recipe, num_ranks=num_ranks, rank=rank, sink=self._blocks)
+        self._engine = engine_of(
+            table, recipe, num_ranks=num_ranks, rank=rank, sink=self._blocks, room_bytes=room_bytes
+        )
         self._gather_stream = Stream.GATHER if has_streams else Stream.DEFAULT
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}

@@ -61,16 +61,27 @@ class StartedRun:
         rank: int | None = None,
         is_on_cpu: bool = False,
         read_bytes: int = 0,
+        room_bytes: int | None = None,
     ) -> None:
         """``rank`` looks at one rank instead of the one with the highest peak. ``is_on_cpu``: the ranks' devices are
         the host itself; ``read_bytes``: what the rank that reads the checkpoint holds of it there
-        (``host.read_bytes``)."""
+        (``host.read_bytes``). ``room_bytes``: ``Engine.room_bytes``."""
         self._table, self._is_of_any_rank = table, rank is None
         self._of_rank: Callable[..., StartedRun] = cache(
-            partial(StartedRun, table, recipe, num_ranks=num_ranks, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
+            partial(
+                StartedRun,
+                table,
+                recipe,
+                num_ranks=num_ranks,
+                is_on_cpu=is_on_cpu,
+                read_bytes=read_bytes,
+                room_bytes=room_bytes,
+            )
         )
         self._tracker = tracker = PeakTracker()
-        self._engine = engine = engine_of(table, recipe, num_ranks=num_ranks, rank=rank, sink=tracker)
+        self._engine = engine = engine_of(
+            table, recipe, num_ranks=num_ranks, rank=rank, sink=tracker, room_bytes=room_bytes
+        )
         self._load = _load(engine, tracker, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
         engine.build()
         self._init = _ended(INIT, tracker)

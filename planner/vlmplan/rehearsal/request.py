@@ -42,6 +42,7 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
         "rank": rank,
         "compute_capability": list(gpu.compute_capability or AMPERE),
         "total_bytes": gpu.usable_bytes,
+        "overhead_bytes": estimate.device.overhead_bytes,
     }
     if plan.recipe.task is not None:
         request["card"] = card_json(gpu)

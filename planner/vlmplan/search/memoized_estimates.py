@@ -120,6 +120,7 @@ class _TimelineKey(NamedTuple):
     num_ranks: int
     backend: AttentionBackend
     is_on_cpu: bool
+    room_bytes: int | None
 
 
 class MemoizedEstimates:
@@ -217,20 +218,23 @@ class MemoizedEstimates:
             traced = self._traced[key] = TracedBatches(estimator, recipe, capability, self._largest, ends)
         return traced.micro_batches(Switches.of(recipe, has_others=self.workload.has_encoded_inputs))
 
-    def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
+    def states(self, recipe: Recipe, cluster: Cluster) -> ModelStates:
         """What a GPU holds throughout the step."""
-        return self._states.get(self.any_batch(recipe), num_ranks)
+        return self._states.get(self.any_batch(recipe), cluster.num_gpus, self._room_bytes(recipe, cluster))
 
-    def _new_states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
+    def _new_states(self, recipe: Recipe, num_ranks: int, room_bytes: int | None) -> ModelStates:
         estimator, states = self.estimator(recipe)
-        return with_other_models(states.states(recipe, num_ranks), estimator.table, recipe, num_ranks)
+        return with_other_models(states.states(recipe, num_ranks, room_bytes), estimator.table, recipe, num_ranks)
 
-    def _engine(self, recipe: Recipe, num_ranks: int) -> Engine:
+    def _engine(self, recipe: Recipe, num_ranks: int, room_bytes: int | None) -> Engine:
         """The engine on the rank whose optimizer step takes most, for what it says of any micro batch."""
-        return self._engines.get(self.any_batch(recipe), num_ranks)
+        return self._engines.get(self.any_batch(recipe), num_ranks, room_bytes)
 
-    def _new_engine(self, recipe: Recipe, num_ranks: int) -> Engine:
-        return self.estimator(recipe)[1].engine(recipe, num_ranks)
+    def _new_engine(self, recipe: Recipe, num_ranks: int, room_bytes: int | None) -> Engine:
+        return self.estimator(recipe)[1].engine(recipe, num_ranks, room_bytes)
+
+    def _room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:
+        return self.estimator(recipe)[0].room_bytes(recipe, cluster) if recipe.zero_stage in (1, 2) else None
 
     # -- bytes ---------------------------------------------------------------------------------------------------
 
@@ -246,12 +250,20 @@ class MemoizedEstimates:
         """One object for all clusters that are alike in what bounds depend on."""
         on = self._machines.get(cluster)
         kernels = self._kernels.get(recipe, on.capability)
-        return self._bounds.get(recipe, kernels, on.num_ranks, on.workspace_bytes, on.is_on_cpu)
+        room = self._room_bytes(recipe, cluster)
+        return self._bounds.get(recipe, kernels, on.num_ranks, on.workspace_bytes, on.is_on_cpu, room)
 
     def _new_bounds(
-        self, recipe: Recipe, capability: Capability, num_ranks: int, workspace_bytes: int, is_on_cpu: bool
+        self,
+        recipe: Recipe,
+        capability: Capability,
+        num_ranks: int,
+        workspace_bytes: int,
+        is_on_cpu: bool,
+        room_bytes: int | None,
     ) -> "RecipeBounds":
-        engine, states = self._engine(recipe, num_ranks), self.states(recipe, num_ranks)
+        engine = self._engine(recipe, num_ranks, room_bytes)
+        states = self._states.get(self.any_batch(recipe), num_ranks, room_bytes)
         estimator, _ = self.estimator(recipe)
         evaluated = estimator.evaluated(recipe, num_ranks=num_ranks, capability=capability, is_on_cpu=is_on_cpu)
         beside = with_evaluation((0, 0), engine, states, evaluated)
@@ -278,6 +290,7 @@ class MemoizedEstimates:
             num_ranks=cluster.num_gpus,
             backend=estimator.backend(recipe, gpu.compute_capability),
             is_on_cpu=gpu.is_cpu,
+            room_bytes=self._room_bytes(recipe, cluster),
         )
         if key not in self._timelines:
             self._timelines[key] = estimator.timeline_of_tensors(recipe, cluster)

@@ -242,21 +242,22 @@ class States:
         self._host_bytes: dict[Hashable, int] = {}
         self._resume_host_bytes: dict[Hashable, int] = {}
 
-    def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
-        key = (recipe.engine_key, num_ranks)
+    def states(self, recipe: Recipe, num_ranks: int, room_bytes: int | None) -> ModelStates:
+        key = (recipe.engine_key, num_ranks, room_bytes)
         if key not in self._states:
-            self._states[key] = self.engine(recipe, num_ranks).states()
+            self._states[key] = self.engine(recipe, num_ranks, room_bytes).states()
         return self._states[key]
 
-    def engine(self, recipe: Recipe, num_ranks: int) -> Engine:
+    def engine(self, recipe: Recipe, num_ranks: int, room_bytes: int | None) -> Engine:
         """The engine of the recipe on the rank whose optimizer step takes most."""
-        return engine_of(self._table, recipe, num_ranks=num_ranks)
+        return engine_of(self._table, recipe, num_ranks=num_ranks, room_bytes=room_bytes)
 
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """The most that a node's host holds; where its ranks are the devices, beside what those hold."""
         num_gpus, per_node = cluster.num_gpus, cluster.node.num_gpus
         is_cpu = cluster.node.gpu.is_cpu
-        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, recipe.task, num_gpus, per_node, is_cpu)
+        on = num_gpus, per_node, is_cpu, self._estimator.room_bytes(recipe, cluster)
+        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, recipe.task, *on)
         if key not in self._host_bytes:
             host = self._estimator.host(recipe, cluster)
             self._host_bytes[key] = host.steady_bytes - per_node * PROCESS_BYTES if is_cpu else host.peak_bytes

@@ -87,7 +87,7 @@ class SetupSpace(RecipeSpace):
     def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[RecipeCandidate]:
         for engine in self.choices.engines(cluster, method):
             budget = self.models.budget_bytes(cluster, engine[0])
-            states = self.models.states(self._sized(engine[0], cluster, low_memory=True), cluster.num_gpus)
+            states = self.models.states(self._sized(engine[0], cluster, low_memory=True), cluster)
             beside = states.beside.total
             built = states.init_peak.total - workspace_bytes(cluster.node.gpu)  # there are none yet
             if beside + max(states.step_peak.total, built) <= budget:
@@ -172,7 +172,7 @@ class SetupSpace(RecipeSpace):
         """The place of the largest micro batch that fits by its bound, found by bisection: its peak grows with the
         batch. -1 if none does."""
         budget = self.models.budget_bytes(cluster, recipe)
-        if self.models.states(recipe, cluster.num_gpus).resident.total > budget:
+        if self.models.states(recipe, cluster).resident.total > budget:
             self.num_considered += 1
             return -1  # whatever a micro batch takes
         bounds = self.models.bounds(recipe, cluster)

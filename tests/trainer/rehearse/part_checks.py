@@ -294,7 +294,7 @@ def accelerator(capability: tuple[int, int]) -> dict[str, Any]:
     from vlmplan_trainer.rehearse.ledger import Ledger
 
     module = device.register(Ledger())
-    made = RehearsalAccelerator(module, compute_capability=capability, total_bytes=2**34)
+    made = RehearsalAccelerator(module, compute_capability=capability, total_bytes=2**34, overhead_bytes=2**30)
     return {
         "bf16": made.is_bf16_supported(),
         "fp16": made.is_fp16_supported(),
@@ -302,6 +302,7 @@ def accelerator(capability: tuple[int, int]) -> dict[str, Any]:
         "resolves_data_dependency": made.resolves_data_dependency(),
         "is_synchronized_device": made.is_synchronized_device(),
         "total": made.total_memory(),
+        "available": made.available_memory(),
     }
 
 

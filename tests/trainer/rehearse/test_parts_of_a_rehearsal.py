@@ -229,6 +229,7 @@ def test_accelerator_is_cuda_of_its_capability(found, capability):
     assert not accelerator["resolves_data_dependency"]
     assert not accelerator["is_synchronized_device"]
     assert accelerator["name"] == "gpu:0"
+    assert accelerator["available"] == accelerator["total"] - 2**30
 
 
 @pytest.mark.sweep

@@ -13,10 +13,19 @@ from vlmplan_trainer.rehearse.streams import Event, Stream
 class RehearsalAccelerator(CUDA_Accelerator):
     """CUDA in all that it answers but the name of its device."""
 
-    def __init__(self, module: DeviceModule, *, compute_capability: tuple[int, int], total_bytes: int) -> None:
+    def __init__(
+        self,
+        module: DeviceModule,
+        *,
+        compute_capability: tuple[int, int],
+        total_bytes: int,
+        overhead_bytes: int = 0,
+    ) -> None:
+        """``overhead_bytes``: what of the card is taken by other than tensors."""
         super().__init__()
         self._name = NAME
         self._module, self._capability, self._total_bytes = module, compute_capability, total_bytes
+        self._overhead_bytes = overhead_bytes
 
     def device_name(self, device_index: int | None = None) -> str:
         return NAME if device_index is None else f"{NAME}:{device_index}"
@@ -110,7 +119,7 @@ class RehearsalAccelerator(CUDA_Accelerator):
         return self._total_bytes
 
     def available_memory(self, device_index: int | None = None) -> int:
-        return self._total_bytes - self._module.memory_allocated()
+        return self._total_bytes - self._overhead_bytes - self._module.memory_allocated()
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == NAME

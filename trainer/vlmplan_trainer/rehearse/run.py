@@ -46,7 +46,8 @@ NUM_EVALUATED = 2
 class Request:
     """What is rehearsed: one rank of a plan, ``num_steps`` optimizer steps on equal samples.
 
-    ``compute_capability`` chooses attention's kernels; ``total_bytes`` is what DeepSpeed is told that a card has.
+    ``compute_capability`` chooses attention's kernels; ``total_bytes`` is what DeepSpeed is told that a card has, and
+    ``overhead_bytes`` what of it CUDA and NCCL have taken.
     ``give_up`` is called behind ``most_operations``, and has to end the process.
     """
 
@@ -56,6 +57,7 @@ class Request:
     num_steps: int = 3
     compute_capability: tuple[int, int] = (8, 0)
     total_bytes: int = 80 * 2**30
+    overhead_bytes: int = 0
     saves: bool = True
     most_operations: int = sys.maxsize
     give_up: Callable[[], None] = lambda: None
@@ -185,7 +187,10 @@ def _registered(ledger: Ledger, request: Request) -> torch.device:
         from vlmplan_trainer.rehearse.accelerator import RehearsalAccelerator
 
         accelerator = RehearsalAccelerator(
-            module, compute_capability=request.compute_capability, total_bytes=request.total_bytes
+            module,
+            compute_capability=request.compute_capability,
+            total_bytes=request.total_bytes,
+            overhead_bytes=request.overhead_bytes,
         )
         deepspeed.accelerator.set_accelerator(accelerator)
     return torch.device(device.NAME, 0)
