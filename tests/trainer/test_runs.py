@@ -5,17 +5,16 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from cpu_adam_build import can_compile, cheap_build
+from killed_trainer import KILLED_CHECKPOINT, KILLED_STEP, MOMENTS, STEP
 from safetensors.torch import load_file
 from trainer_runs import Outcome, planned, start, train, train_all, train_here
 from transformers import AutoModelForImageTextToText
@@ -26,6 +25,7 @@ from vlmplan_trainer.engines.optimizers import COMPILING
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 NUM_STEPS = 6
+KILLED = Path(__file__).parent / "killed_trainer.py"
 WORDS = ("--dummy-data", "48", "--learning-rate", "1e-2", "--max-steps", str(NUM_STEPS))
 QUICK = (*WORDS, "--measured-steps", "1")
 """Following every storage takes as long as a step itself."""
@@ -377,53 +377,34 @@ def test_a_run_that_goes_on_measures_what_its_checkpoint_brought(outcomes):
         assert lines[f"{phase}, peak"]["error"] == pytest.approx(0, abs=0.03)
 
 
-def workers(process) -> list[psutil.Process]:
-    """The ranks that have been started, by a launcher where there are several."""
-    started = psutil.Process(process.pid)
-    found = [started, *started.children(recursive=True)]
-    return [child for child in found if "vlmplan_trainer" in " ".join(child.cmdline())]
-
-
-def killed(plan: Plan, folder: Path, is_time: Callable[[Path], bool]) -> None:
-    """Start a run, kill a rank without warning when ``is_time(run folder)``, and wait until all of it is gone."""
+def killed(plan: Plan, folder: Path, moment: str) -> None:
+    """A run of which a rank is killed without warning."""
     write_plan(plan, folder / "plan.json", force=True)
     run, num_ranks = folder / "run", plan.hardware.num_gpus
-    process = start(
-        ["-m", "vlmplan_trainer", "--plan", str(folder / "plan.json"), "--output-dir", str(run), *LONG], num_ranks
-    )
-    deadline = time.monotonic() + 120
-    while not is_time(run) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert process.poll() is None, process.communicate()
-    workers(process)[-1].send_signal(signal.SIGKILL)
-    process.communicate(timeout=120)
-    assert process.returncode != 0
-
-
-def in_the_middle_of_a_step(run: Path) -> bool:
-    metrics = run / "metrics.jsonl"
-    return metrics.exists() and len(metrics.read_text().splitlines()) >= 5
-
-
-def in_the_middle_of_a_checkpoint(run: Path) -> bool:
-    return (run / "checkpoints" / "step-00000004.unfinished").exists()
+    arguments = [str(KILLED), moment, "--plan", str(folder / "plan.json"), "--output-dir", str(run), *LONG]
+    process = start(arguments, num_ranks)
+    said = process.communicate(timeout=600)
+    assert process.returncode == (-signal.SIGKILL if num_ranks == 1 else 1), said
+    num_steps = len((run / "metrics.jsonl").read_text().splitlines())
+    unfinished = (run / "checkpoints" / f"{KILLED_CHECKPOINT}.unfinished").exists()
+    assert (num_steps, unfinished) == ((KILLED_STEP - 1, False) if moment == STEP else (4, True)), said
 
 
 @sweep
-@pytest.mark.parametrize("is_time", [in_the_middle_of_a_checkpoint, pytest.param(in_the_middle_of_a_step, marks=sweep)])
-def test_a_killed_run_without_deepspeed_goes_on_as_if_nothing_had_happened(models, tmp_path, is_time):
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_run_without_deepspeed_goes_on_as_if_nothing_had_happened(models, tmp_path, moment):
     plan = plan_of(models, "llama", "full", "none", 1)
-    killed(plan, tmp_path / "killed", is_time)
+    killed(plan, tmp_path / "killed", moment)
     done = train_here(plan, tmp_path / "killed", *LONG, "--resume")
     assert done.losses == train_here(plan, tmp_path / "unbroken", *LONG).losses
     assert len(list((done.folder / "checkpoints").glob("step-*"))) == 2
 
 
 @sweep
-@pytest.mark.parametrize("is_time", [in_the_middle_of_a_step, pytest.param(in_the_middle_of_a_checkpoint, marks=sweep)])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(models, outcomes, tmp_path, is_time):
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(models, outcomes, tmp_path, moment):
     plan = plan_of(models, "llama", "full", "2")
-    killed(plan, tmp_path, is_time)
+    killed(plan, tmp_path, moment)
     done = train(plan, tmp_path, *LONG, "--resume")
     assert done.losses == outcomes["unbroken"].losses
     assert len(list((done.folder / "checkpoints").glob("step-*"))) == 2
