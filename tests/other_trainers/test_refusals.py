@@ -166,6 +166,60 @@ def test_a_file_of_trl_says_how_many_processes_it_starts(read):
     assert not any("starts" in note for note in read(f"{TRL_FILE}num_processes: 8\n", "sft.yaml").notes)
 
 
+# -- files of trainers that are read, for something else --------------------------------------------------------------
+
+OF_LLAMA_FACTORY = f"model_name_or_path: {MODEL}\nfinetuning_type: lora\ntemplate: qwen\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{OF_LLAMA_FACTORY}infer_backend: huggingface\n", "has infer_backend and no do_train: it does not train"),
+        (f"{OF_LLAMA_FACTORY}export_dir: merged\n", "has export_dir and no do_train: it does not train"),
+        (f"{OF_LLAMA_FACTORY}stage: sft\nbf16: true\ndo_train: false\n", "do_train is false"),
+        (
+            f"{OF_LLAMA_FACTORY}stage: sft\ntensor_model_parallel_size: 2\npipeline_model_parallel_size: 1\n",
+            "looks like a configuration of Megatron, whose parallelism is not planned",
+        ),
+        (
+            "model: m\ntuner_type: lora\nmicro_batch_size: 1\nglobal_batch_size: 4\n",
+            "looks like a configuration of Megatron",
+        ),
+        ("rlhf_type: grpo\nmodel: m\ntuner_type: lora\n", "swift rlhf for grpo, which is not read; --task grpo plans"),
+        ("rlhf_type: gkd\nmodel: m\ntuner_type: lora\n", "swift rlhf for gkd, which is not planned"),
+        (
+            "model: {}\ncheckpointer: {}\ntokenizer: {}\ndtype: bf16\nquantizer: null\nmax_seq_length: 9\n",
+            "of torchtune",
+        ),
+    ],
+)
+def test_what_is_no_supervised_fine_tuning_is_told_by_what_it_is(read, text: str, words: str):
+    said = sentence(read, text, "train.yaml")
+    assert words in said
+    assert "unknown key" not in said
+
+
+def test_a_file_that_does_not_say_to_train_is_planned_and_told(read):
+    text = f"{OF_LLAMA_FACTORY}stage: sft\nbf16: true\n"
+    question = "do_train is not set, without which LLaMA-Factory trains nothing"
+    assert any(question in note for note in read(text, "train.yaml").notes)
+    assert not any(question in note for note in read(f"{text}do_train: true\n", "train.yaml").notes)
+
+
+def test_accelerates_launcher_starts_the_script_of_llama_factory_with_a_file_of_its_keys(read, tmp_path: Path):
+    (tmp_path / "sft.yaml").write_text(f"{OF_LLAMA_FACTORY}stage: sft\nbf16: true\ndo_train: true\n")
+    config = read("accelerate launch --num_processes 8 src/train.py sft.yaml\n")
+    assert config.trainer.startswith("LLaMA-Factory")
+    assert config.options["method"] == "lora"
+
+
+def test_a_type_that_accelerate_does_not_hand_to_deepspeed_is_no_reason_to_refuse_its_file(read):
+    section = "deepspeed_config:\n  zero_stage: 3\n  seq_parallel_communication_data_type: bf16\n"
+    config = read(f"compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n{section}", "accelerate.yaml")
+    assert config.ds_config is not None
+    assert config.ds_config.zero_stage == 3
+
+
 # -- what a null and two kinds of checkpoints mean --------------------------------------------------------------------
 
 UNCUT = "a sample may have 32,768 tokens, the model's own limit"

@@ -22,8 +22,9 @@ NOT_BESIDE_A_FILE = (
 """Keys with which accelerate does not start beside a DeepSpeed file (``DeepSpeedPlugin._deepspeed_config_checks``)."""
 IN_DEEPSPEED = frozenset(
     """deepspeed_multinode_launcher zero3_init_flag deepspeed_hostfile deepspeed_exclusion_filter
-    deepspeed_inclusion_filter deepspeed_moe_layer_cls_names""".split()
+    deepspeed_inclusion_filter deepspeed_moe_layer_cls_names seq_parallel_communication_data_type""".split()
 )
+"""The last is DeepSpeed's own, which files of TRL have: accelerate's launcher does not hand it on."""
 TRL_FILES: Mapping[str, Mapping[str, Any]] = {
     name: {"mixed_precision": "bf16", "num_processes": 8, **more}
     for name, more in {

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules, VideoRules
+from vlmplan.errors import InputError
 from vlmplan.evaluation import Kept
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
@@ -106,14 +107,32 @@ OF_OTHER_TECHNIQUES = tuple(
 """How keys begin that are read only where another key, which is refused, asks for it."""
 
 
+WITHOUT_TRAINING = ("export_dir", "infer_backend", "do_predict")
+"""Keys of files that export a model, answer with it or predict."""
+
+
+def _check_training(settings: Settings) -> None:
+    """LLaMA-Factory trains where ``do_train`` is true, which it is not by default (``TrainingArguments``)."""
+    if settings.flag("do_train", False):
+        return
+    other = next((key for key in WITHOUT_TRAINING if key in settings), None)
+    if "do_train" in settings:
+        settings.refuse("do_train", "a run that does not train is not planned")
+    elif other is not None:
+        raise InputError(
+            f"{settings.source} has {other} and no do_train: it does not train, and nothing else is planned of it"
+        )
+    else:
+        settings.note("do_train is not set, without which LLaMA-Factory trains nothing: planned as if it were true")
+
+
 def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What LLaMA-Factory makes of these keys. Raises InputError with everything that is wrong."""
     around = replace(around, environment=_environment(around))
     stage = settings.text("stage", "sft")
     if stage not in STAGES:
         settings.refuse("stage", "sft and pt (pre-training) are planned; dpo is as TRL trains it (--task dpo)")
-    if not settings.flag("do_train", True):
-        settings.refuse("do_train", "a run that does not train is not planned")
+    _check_training(settings)
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, "batches_on_gpu": BatchesOnGpu.STEP.value}

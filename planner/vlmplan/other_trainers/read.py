@@ -6,7 +6,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
-from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import text_of
 from vlmplan.json_reader import JsonDict, parse_json_object, shown
@@ -22,56 +21,15 @@ from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import OTHER, TRL_DPO, ScriptRun, looks_like_script, run_of_script
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, read_trl
-from vlmplan.other_trainers.trl_dpo import is_dpo, read_trl_dpo
+from vlmplan.other_trainers.trl_dpo import read_trl_dpo
+from vlmplan.other_trainers.whose import trainer_of
 from vlmplan.recipe_choices import Method, Precision
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 MAX_BYTES = 2**20
-PLAN = "a plan of vlmplan"
 PROGRAM_SUFFIXES = (".py", ".ipynb")
 SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
-KEYS_OF: Mapping[str, frozenset[str]] = {
-    name: frozenset(keys.split())
-    for name, keys in {
-        "llamafactory": "finetuning_type cutoff_len template lora_target dataset_dir image_max_pixels pure_bf16 stage "
-        "disable_gradient_checkpointing quantization_bit flash_attn freeze_vision_tower plot_loss neat_packing "
-        "preprocessing_num_workers max_samples",
-        "swift": "tuner_type train_type torch_dtype attn_impl split_dataset_ratio freeze_vit freeze_aligner freeze_llm "
-        "vit_gradient_checkpointing quant_bits model_author truncation_strategy load_from_cache_file use_chat_template "
-        "swift_version lora_dtype",
-        "trl": "use_peft lora_r lora_target_modules dataset_name dataset_text_field assistant_only_loss loss_type "
-        "completion_only_loss max_seq_length attn_implementation load_in_4bit model_name_or_path dtype padding_free",
-        "accelerate": "compute_environment distributed_type main_training_function downcast_bf16 num_machines",
-        "axolotl": "base_model micro_batch_size sample_packing sequence_len adapter datasets val_set_size "
-        "pad_to_sequence_len load_in_4bit lora_target_linear flash_attention",
-        "LLaMA-Factory v1": "model_class kernel_config dist_config train_dataset peft_config init_config "
-        "sample_backend",
-        "torchtune": "tokenizer checkpointer enable_activation_checkpointing enable_activation_offloading "
-        "max_steps_per_epoch metric_logger",
-        "LitGPT": "checkpoint_dir out_dir lora_query lora_projection quantize devices",
-        "LLM-Foundry": "train_loader eval_loader max_duration device_train_microbatch_size global_train_batch_size "
-        "device_eval_batch_size",
-        "NeMo": "exp_manager restore_from_path trainer",
-        "verl": "actor_rollout_ref algorithm critic trainer",
-        "DeepSpeed": "zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer",
-        PLAN: "schema vlmplan_version workload recipe",
-        OTHER: "per_device_train_batch_size gradient_accumulation_steps num_train_epochs learning_rate output_dir "
-        "optim bf16 fp16 gradient_checkpointing",
-    }.items()
-}
-"""Keys that tell whose a file is, the surest first."""
-READ = "TRL's, LLaMA-Factory's, ms-swift's, accelerate's and the Trainer's"
-NOT_READ: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("axolotl", "torchtune", "LitGPT", "LLM-Foundry", "NeMo"),
-        f"vlmplan reads {READ}; say what it means with the options of vlmplan estimate",
-    ),
-    "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
-    "verl": "reinforcement learning is not planned",
-    "DeepSpeed": "give it as --ds-config",
-    PLAN: f"{PLAN_COMMANDS} take it with --plan",
-}
 READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
     "trl": (TRL, read_trl),
     TRL_DPO: (TRL, read_trl_dpo),
@@ -280,19 +238,6 @@ def _processes_of_file(opened: OpenedConfig) -> int | None:
     """The processes that a file of TRL hands on to accelerate's launcher; other files say none."""
     is_trl = opened.trainer in ("trl", TRL_DPO)
     return count(str(opened.values.get("num_processes", ""))) if is_trl else None
-
-
-def trainer_of(values: Mapping[str, Any], source: str) -> str:
-    """The trainer whose keys these are. Raises InputError where they are of none that is read."""
-    counts = {name: len(keys.intersection(values)) for name, keys in KEYS_OF.items()}
-    best = max(counts, key=lambda name: counts[name] if name != OTHER else min(counts[name], 1))
-    if not counts[best]:
-        names = ", ".join(shown(key) for key in list(values)[:4])
-        raise InputError(f"{source}: none of its keys ({names}) tells whose configuration it is; {READ} are read")
-    if best in NOT_READ:
-        kind = best if best == PLAN else f"a configuration of {best}"
-        raise InputError(f"{source} looks like {kind}: {NOT_READ[best]}")
-    return TRL_DPO if best == "trl" and is_dpo(values, source) else best
 
 
 def _mapping(text: str, source: str) -> JsonDict:

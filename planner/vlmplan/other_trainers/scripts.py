@@ -47,6 +47,8 @@ OTHER_TASKS: Mapping[str, str] = {
 }
 """Scripts of TRL, and of handbooks that are built on it, for which no file is read: by their names, what they train."""
 OTHER = "Trainer"
+OF_LLAMA_FACTORY = ("src", "train.py")
+"""Its own script, which accelerate's launcher starts with a file of its keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,8 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
     if not script.endswith(".py"):  # a module: swift.cli.sft
         script = script.replace(".", "/")
     path = PurePath(script)
+    if path.parts[-2:] == OF_LLAMA_FACTORY and words and words[0].endswith((".yaml", ".yml", ".json")):
+        return "llamafactory"
     if "swift" in path.parts:
         return "swift" if path.stem in TASKS["swift"][1] else None
     if path.stem in SCRIPTS:

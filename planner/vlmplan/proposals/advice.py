@@ -25,7 +25,7 @@ from vlmplan.proposals.single_changes import (
 )
 from vlmplan.proposals.way_out import ANY_GPU, UNLIMITED, WayOut, searched_way_out
 from vlmplan.request import Options, OptionValue, Request
-from vlmplan.request.setup import RequestedSetup
+from vlmplan.request.setup import RequestedSetup, in_words_of_file
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.explanation import SAME_FRACTION
@@ -110,7 +110,10 @@ def advice(request: Request, catalog: Catalog, model: ModelFiles, today: date) -
     found = recommend(query)
     if not found.plans:
         found = replace(recommend(replace(query, limits=Limits())), notes=found.notes)
-    found.refuse_rules()
+    try:
+        found.refuse_rules()
+    except InputError as error:
+        raise InputError(in_words_of_file(str(error), request.ds_config, request.recipe.names)) from None
     base = found.plans[0] if found.plans else None
     way_out = None
     if base is not None:

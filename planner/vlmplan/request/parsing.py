@@ -126,13 +126,17 @@ def configured_request(own: Request, opened: "OpenedConfig", find_model: Callabl
         recipe=alone.recipe.completed(clipping),
         ds_config=config.ds_config,
     )
-    notes = (_summary(config), *(f"{path}: {sentence}" for sentence in (*config.notes, *_overridden(own, config))))
+    notes = (_summary(config), *(_of_file(path, one) for one in (*config.notes, *_overridden(own, config))))
     configured = ConfiguredRequest(path=path, config=config, alone=alone, notes=notes, given=own.recipe.names, own=own)
     configured = configured.without_notes(*_answered(own.workload))
     whole = replace(own.completed(alone), configured=configured)
     if whole.ds_config is not None:
         refuse_contradictions(config, whole.ds_config, own.recipe.names)
     return whole
+
+
+def _of_file(path: Path, sentence: str) -> str:
+    return sentence if sentence.startswith(f"{path} ") else f"{path}: {sentence}"
 
 
 def _answered(samples: WorkloadRequest) -> list[str]:

@@ -1,0 +1,84 @@
+"""Whose configuration a file is, by its keys."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
+from vlmplan.errors import InputError
+from vlmplan.json_reader import shown
+from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO
+from vlmplan.other_trainers.trl_dpo import is_dpo
+
+PLAN = "a plan of vlmplan"
+KEYS_OF: Mapping[str, frozenset[str]] = {
+    name: frozenset(keys.split())
+    for name, keys in {
+        "llamafactory": "finetuning_type cutoff_len template lora_target dataset_dir image_max_pixels pure_bf16 stage "
+        "disable_gradient_checkpointing quantization_bit flash_attn freeze_vision_tower plot_loss neat_packing "
+        "preprocessing_num_workers max_samples",
+        "swift": "tuner_type train_type torch_dtype attn_impl split_dataset_ratio freeze_vit freeze_aligner freeze_llm "
+        "vit_gradient_checkpointing quant_bits model_author truncation_strategy load_from_cache_file use_chat_template "
+        "swift_version lora_dtype",
+        "trl": "use_peft lora_r lora_target_modules dataset_name dataset_text_field assistant_only_loss loss_type "
+        "completion_only_loss max_seq_length attn_implementation load_in_4bit model_name_or_path dtype padding_free",
+        "accelerate": "compute_environment distributed_type main_training_function downcast_bf16 num_machines",
+        "axolotl": "base_model micro_batch_size sample_packing sequence_len adapter datasets val_set_size "
+        "pad_to_sequence_len load_in_4bit lora_target_linear flash_attention",
+        "LLaMA-Factory v1": "model_class kernel_config dist_config train_dataset peft_config init_config "
+        "sample_backend",
+        "torchtune": "tokenizer checkpointer enable_activation_checkpointing enable_activation_offloading "
+        "max_steps_per_epoch metric_logger quantizer enable_kv_cache",
+        "LitGPT": "checkpoint_dir out_dir lora_query lora_projection quantize devices",
+        "LLM-Foundry": "train_loader eval_loader max_duration device_train_microbatch_size global_train_batch_size "
+        "device_eval_batch_size",
+        "NeMo": "exp_manager restore_from_path trainer",
+        "verl": "actor_rollout_ref algorithm critic trainer",
+        "DeepSpeed": "zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer",
+        PLAN: "schema vlmplan_version workload recipe",
+        OTHER: "per_device_train_batch_size gradient_accumulation_steps num_train_epochs learning_rate output_dir "
+        "optim bf16 fp16 gradient_checkpointing",
+    }.items()
+}
+"""Keys that tell whose a file is, the surest first."""
+READ = "TRL's, LLaMA-Factory's, ms-swift's, accelerate's and the Trainer's"
+NOT_READ: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("axolotl", "torchtune", "LitGPT", "LLM-Foundry", "NeMo"),
+        f"vlmplan reads {READ}; say what it means with the options of vlmplan estimate",
+    ),
+    "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
+    "verl": "reinforcement learning is not planned",
+    "DeepSpeed": "give it as --ds-config",
+    PLAN: f"{PLAN_COMMANDS} take it with --plan",
+}
+MEGATRON = frozenset(
+    """tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size micro_batch_size
+    global_batch_size""".split()
+)
+"""Keys of Megatron in files of ms-swift (``megatron sft``) and of LLaMA-Factory (its adapter for Megatron-core)."""
+LEAST_OF_MEGATRON = 2
+"""Of them tell it: other trainers have one, too."""
+
+
+def trainer_of(values: Mapping[str, Any], source: str) -> str:
+    """The trainer whose keys these are. Raises InputError where they are of none that is read."""
+    _refuse_other_kinds(values, source)
+    counts = {name: len(keys.intersection(values)) for name, keys in KEYS_OF.items()}
+    best = max(counts, key=lambda name: counts[name] if name != OTHER else min(counts[name], 1))
+    if not counts[best]:
+        names = ", ".join(shown(key) for key in list(values)[:4])
+        raise InputError(f"{source}: none of its keys ({names}) tells whose configuration it is; {READ} are read")
+    if best in NOT_READ:
+        kind = best if best == PLAN else f"a configuration of {best}"
+        raise InputError(f"{source} looks like {kind}: {NOT_READ[best]}")
+    return TRL_DPO if best == "trl" and is_dpo(values, source) else best
+
+
+def _refuse_other_kinds(values: Mapping[str, Any], source: str) -> None:
+    """Raise InputError for files of trainers that are read, but of a kind that is not."""
+    kind = values.get("rlhf_type")
+    if isinstance(kind, str) and kind:
+        task = f"is not read; --task {kind} plans it by options" if kind in BY_OPTIONS else "is not planned"
+        raise InputError(f"{source} looks like a configuration of swift rlhf for {kind}, which {task}")
+    if len(MEGATRON.intersection(values)) >= LEAST_OF_MEGATRON:
+        raise InputError(f"{source} looks like a configuration of Megatron, whose parallelism is not planned")
