@@ -58,8 +58,8 @@ def is_stacked(name: str) -> bool:
 
 
 def layer_targets(targets: str) -> str:
-    """``targets`` without weights of stacked experts; empty where nothing else is adapted. A regular expression means
-    layers alone."""
+    """``targets`` without weights of stacked experts; empty where nothing else is adapted. A regular expression stays:
+    which experts it means depends on the model (``architecture.adapter_names.last_parts``)."""
     if targets.startswith(REGEX):
         return targets
     return ",".join(name for name in listed_targets(targets) if not is_stacked(name))

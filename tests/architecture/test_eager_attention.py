@@ -1,7 +1,7 @@
 """What transformers' eager attention has at once while it makes weights of scores."""
 
 from vlmplan.architecture.attention_backend import Scores
-from vlmplan.architecture.attention_kernels import eager_attention
+from vlmplan.architecture.attention_kernels import eager_attention, product
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Span
 from vlmplan.units import DType
@@ -29,3 +29,17 @@ def test_scores_are_there_until_the_softmax_of_them_has_been_cast_to_their_type(
     assert 2 + 4 + 2 <= peak_per_score(DType.FLOAT16, Scores()) < 2 + 4 + 2 + 0.5
     assert 2 + 4 + 4 <= peak_per_score(DType.BFLOAT16, Scores()) < 2 + 4 + 4 + 0.5
     assert 2 + 4 <= peak_per_score(DType.FLOAT16, Scores(casts_back=False)) < 2 + 4 + 0.5
+
+
+def test_what_autocast_casts_for_a_product_is_there_beside_the_copies_until_it_returns():
+    """Heads of two samples that lie apart are copied, of casts that are arguments of the same call."""
+    tape = Tape(autocast=DType.BFLOAT16)
+    shape = (2, HEADS, TOKENS, WIDTH)
+    with tape.section("attention"):
+        x, y = (tape.tensor(shape, DType.FLOAT32) for _ in range(2))
+        out = product(x, y, (2, HEADS, TOKENS, TOKENS), WIDTH, copies=(False, True))
+        del out, x, y
+    spans = [one for one in tape.trace().sections["attention"].forward if isinstance(one, Span)]
+    numel = 2 * HEADS * TOKENS * WIDTH
+    scores = 2 * SCORES * DType.BFLOAT16.num_bytes
+    assert max(span.peak_bytes for span in spans) == numel * (4 + 4 + 2 + 2 + 2) + scores

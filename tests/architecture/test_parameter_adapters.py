@@ -9,6 +9,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError
 from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
+from vlmplan.recipe_choices import REGEX
 from vlmplan.units import DType
 
 # peft warns of patterns for ranks that match no module; they match parameters.
@@ -87,7 +88,10 @@ def real_adapted(config, targets):
     from family_checks import real_model
 
     layers, stacked = layer_targets(targets), stacked_targets(targets)
-    layers = layers if layers == "all-linear" else listed_targets(layers)
+    if layers != "all-linear" and not layers.startswith(REGEX):
+        layers = listed_targets(layers)
+    elif layers != "all-linear":
+        layers = layers.removeprefix(REGEX)
     attention = "eager" if config["model_type"] == "gpt_oss" else "sdpa"
     # Fake tensors cannot be moved; the adapters are float32 from the start then, as peft makes them by a cast.
     with patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self):
@@ -95,8 +99,16 @@ def real_adapted(config, targets):
         return peft.get_peft_model(real_model(config, attention=attention), adapters)
 
 
+PATTERNS = (
+    r"regex:.*layers\.1\.(.*experts\.(w\d|(gate|up|down)_proj)|self_attn\.q_proj)",
+    r"regex:.*\.layers\.0\..*(w2|down_proj)",
+    r"regex:.*\.1\..*gate",
+)
+"""Of whole names in one layer, experts' as transformers 4 had them among them."""
+
+
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("targets", ["all-linear", "gate", "q_proj,v_proj"])
+@pytest.mark.parametrize("targets", ["all-linear", "gate", "mlp.gate", "q_proj,v_proj", *PATTERNS])
 def test_adapters_have_the_sizes_that_peft_gives_them(config, targets):
     pytest.importorskip("peft")
     import torch
@@ -208,6 +220,26 @@ def test_experts_that_peft_would_adapt_although_they_are_frozen_are_refused(name
         add_lora(build_model(config), settings, targets="all-linear", frozen=[Part.LANGUAGE])
     add_lora(build_model(config), settings, targets="qkv,proj", frozen=[Part.LANGUAGE])
     add_lora(build_model(config), settings, targets="all-linear", frozen=[Part.VISION])
+
+
+def test_a_pattern_of_one_layer_means_every_layer_where_experts_are_parameters():
+    """peft keeps the last parts of the names alone (``_resolve_string_target_modules``)."""
+    of_one_layer = adapted(QWEN3_MOE, r"regex:model\.layers\.1\.self_attn\.(q|v)_proj")
+    shapes = [
+        [(one.name, one.parameter.shape) for one in tree.parameters()]
+        for tree in (of_one_layer, adapted(QWEN3_MOE, "q_proj,v_proj"))
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_pattern_of_half_of_what_was_fused_is_refused_as_peft_refuses_it():
+    with pytest.raises(InputError, match="gate_proj needs up_proj too"):
+        adapted(QWEN3_MOE, r"regex:.*experts\.gate_proj")
+
+
+def test_a_pattern_that_means_a_module_of_experts_is_refused():
+    with pytest.raises(InputError, match="only linear and embedding layers"):
+        adapted(QWEN3_MOE, r"regex:.*\.experts")
 
 
 def test_a_router_that_is_left_out_and_peft_would_adapt_is_refused():

@@ -1,7 +1,8 @@
 """Which modules ``--lora-targets`` and ``--lora-exclude`` mean, by their names, as peft matches them.
 
 Source: peft 0.21 ``tuners/tuners_utils.py`` (``check_target_module_exists``): a name means every module that is called
-so or whose name ends in it behind a dot; a regular expression means those whose whole name it matches.
+so or whose name ends in it behind a dot; a regular expression means those whose whole name it matches. Where experts'
+projections are parameters now, it means the last parts of these names, see ``last_parts``.
 """
 
 import re
@@ -31,10 +32,12 @@ class Place:
 
 
 class ModuleNames(NamedTuple):
-    """What an option names: suffixes, or one regular expression."""
+    """What an option names: suffixes, or one regular expression. ``is_whole``: names are peft's to find, which takes
+    every module that has one or fails."""
 
     suffixes: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
+    is_whole: bool = False
 
     @property
     def is_regex(self) -> bool:
@@ -69,7 +72,7 @@ def target_names(text: str, option: str, *, attention: Sequence[str] | None = No
     ``attention`` is what that word means; None: it is a name like others, as of modules to exclude. Raises InputError.
     """
     if text.startswith(REGEX):
-        return ModuleNames(pattern=pattern_of(text, option))
+        return ModuleNames(pattern=pattern_of(text, option), is_whole=True)
     if attention is not None and text == ALL_LINEAR:
         return None
     if attention is not None and text == ATTENTION:
@@ -83,6 +86,28 @@ def target_names(text: str, option: str, *, attention: Sequence[str] | None = No
         said = "all-linear stands alone" if adapts else f"give {allowed}"
         raise InputError(f"{option} is {text}; {said}")
     return ModuleNames(suffixes=names)
+
+
+def last_parts(model: Model, names: ModuleNames, *, is_open: Callable[[str], bool]) -> ModuleNames:
+    """The regular expression ``names`` as peft resolves it where experts' projections are parameters now
+    (``PARAMETER_TARGETS``): to the last parts of what it means, which then mean modules anywhere in the model.
+
+    The names that these projections had are tried beside the parameters that they are in. ``is_open``: whether the
+    module or parameter of a whole name may be meant, which exclusions leave out. Source: peft 0.21
+    ``utils/transformers_weight_conversion.py`` (``_resolve_string_target_modules``).
+    """
+    old_names = model.PARAMETER_TARGETS
+    parameters = [name for name, _ in model.named_parameters()]
+
+    def is_meant(name: str) -> bool:
+        return is_open(name) and bool(names.match(name))
+
+    found = dict.fromkeys(name.rpartition(".")[2] for name, _ in model.named_modules() if name and is_meant(name))
+    for name in parameters:
+        holder, _, last = name.rpartition(".")
+        tried = [last, *(old for old, new in old_names.items() if new == last)]
+        found |= dict.fromkeys(old for old in tried if old in old_names and is_meant(f"{holder}.{old}"))
+    return ModuleNames(suffixes=tuple(found), is_whole=True) if found else names
 
 
 def places_of(model: Module) -> list[Place]:

@@ -7,7 +7,14 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.adapter_names import TARGETS_OPTION, ModuleNames, Place, places_of, target_names
+from vlmplan.architecture.adapter_names import (
+    TARGETS_OPTION,
+    ModuleNames,
+    Place,
+    last_parts,
+    places_of,
+    target_names,
+)
 from vlmplan.architecture.dora import DoraLayer, UsedWeights
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Conv1D, DerivedLinear, Embedding, Linear, Module, PatchEmbedding
@@ -168,10 +175,16 @@ def add_lora(
     wanted: ModuleNames | None = ModuleNames()
     if layers or not stacked:
         wanted = target_names(layers, TARGETS_OPTION, attention=model.attention_linears)
+    unwanted = None if exclude is None else target_names(exclude, "--lora-exclude")
+
+    def is_open(name: str) -> bool:
+        return model.part_of(name) not in frozen and not (unwanted is not None and unwanted.match(name))
+
+    if wanted is not None and wanted.is_regex and model.PARAMETER_TARGETS:
+        wanted = last_parts(model, wanted, is_open=is_open)
     suffixes, ranks = adapted_parameters(model.PARAMETER_TARGETS, wanted and wanted.suffixes, settings.rank)
     if wanted is not None and suffixes is not None:
         wanted = wanted.with_suffixes(suffixes)
-    unwanted = None if exclude is None else target_names(exclude, "--lora-exclude")
     places = places_of(model)
     if wanted is None and model.PARAMETER_TARGETS:
         wanted = _names_of_linears(places, model)
@@ -180,11 +193,7 @@ def add_lora(
     if ranks:
         _check_parameters(ranks, settings)
     _check_names(places, wanted, unwanted)
-    open_places = [
-        place
-        for place in places
-        if model.part_of(place.name) not in frozen and not (unwanted is not None and unwanted.match(place.name))
-    ]
+    open_places = [place for place in places if is_open(place.name)]
     targeted = [place for place in open_places if _is_target(place, wanted, model)]
     num_parameters = wrap_parameters(open_places, ranks)
     for place in targeted:
@@ -204,7 +213,7 @@ def _is_target(place: Place, wanted: ModuleNames | None, model: Model) -> bool:
     if not wanted.match(place.name):
         return False
     takes_one = isinstance(place.child, (*ADAPTABLE, Linear4bit))
-    if wanted.is_regex and not takes_one:
+    if wanted.is_whole and not takes_one:
         raise InputError(f"--lora-targets {','.join(wanted.names)} means {place.name} too; {ADAPTS_LINEARS}")
     return takes_one
 

@@ -157,7 +157,7 @@ def eager_attention(
     scores = (batch, num_heads, num_tokens, num_keys)
     copies_queries = batch > 1 and not rules.are_in_order
     copies = copies_queries and not is_written_out
-    weights = ops.matmul(folded(cast(q), copies=copies_queries), folded(cast(k), copies=copies), scores, head_dim)
+    weights = product(q, k, scores, head_dim, copies=(copies_queries, copies))
     weights = ops.scale(weights)
     if rules.caps:
         weights = ops.scale(weights)
@@ -173,7 +173,7 @@ def eager_attention(
     weights = ops.dropout(weights, rules.dropout, is_module=False)
     tape.layer_locals.append(weights.detached())
     value_shape = (batch, num_heads, num_tokens, v.shape[-1])
-    out = ops.matmul(cast(weights), folded(cast(v), copies=copies), value_shape, num_keys)
+    out = product(weights, v, value_shape, num_keys, copies=(False, copies))
     del weights
     return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
 
@@ -207,6 +207,15 @@ def attention_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: P
 def cast(x: Tensor) -> Tensor:
     """x in the type that autocast computes products in."""
     return x if x.tape.autocast is None else ops.to(x, x.tape.autocast)
+
+
+def product(
+    x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int, *, copies: tuple[bool, bool] = (False, False)
+) -> Tensor:
+    """``torch.matmul`` of several heads: what autocast casts is there until it returns, beside the ``copies`` that it
+    takes of either (``cached_cast`` in ``aten/src/ATen/autocast_mode.h`` makes arguments of the call)."""
+    first, second = cast(x), cast(y)
+    return ops.matmul(folded(first, copies=copies[0]), folded(second, copies=copies[1]), shape, inner)
 
 
 def _operand(x: Tensor, *, copies: bool) -> Tensor:

@@ -146,13 +146,21 @@ def adapted_parameters(
         fused.setdefault(parameter, []).append(name)
     ranks: dict[str, int] = {}
     for parameter, members in fused.items():
-        asked = [name for name in members if names is None or name in names]
+        asked = [name for name in members if names is None or any(means_old_name(one, name) for one in names)]
         if asked and len(asked) < len(members):
             missing = ", ".join(name for name in members if name not in asked)
             raise InputError(f"--lora-targets {', '.join(asked)} needs {missing} too: both are fused into {parameter}")
         if asked:
             ranks[parameter] = rank * len(members)
-    return (None if names is None else [name for name in names if name not in targets]), ranks
+    if names is None:
+        return None, ranks
+    return [name for name in names if not any(means_old_name(name, old) for old in targets)], ranks
+
+
+def means_old_name(target: str, old_name: str) -> bool:
+    """Whether peft takes ``target`` for what a layer of experts was called, wherever else a layer has that name
+    (``_convert_peft_config_moe``)."""
+    return target == old_name or target.endswith(f".{old_name}")
 
 
 def wrap_parameters(places: Iterable[Place], ranks: Mapping[str, int]) -> int:

@@ -125,10 +125,7 @@ class FalconAttention(Module):
         """The softmax gives the ``dtype`` of what attention takes; with ALiBi scores are float32, and all of them live
         to the end."""
         batch, num_heads, num_tokens, head_dim = q.shape
-        several = batch > 1
-        keys = for_all_heads(cast(k), num_heads)
-        scores = ops.matmul(folded(cast(q), copies=several), keys, (batch, num_heads, num_tokens, num_tokens), head_dim)
-        del keys
+        scores = _product(q, k, (batch, num_heads, num_tokens, num_tokens), head_dim, copies=batch > 1)
         logits: Tensor | None = None
         if context.alibi is None:
             scores = ops.scale_in_place(scores)
@@ -141,11 +138,18 @@ class FalconAttention(Module):
             weights = ops.softmax(masked, dtype)
             del masked
             weights = ops.dropout(weights, self.shape.attention_dropout)
-        out = ops.matmul(cast(weights), for_all_heads(cast(v), num_heads), q.shape, num_tokens)
+        out = _product(weights, v, q.shape, num_tokens, copies=False)
         out = ops.copy(out, batch, num_tokens, num_heads * head_dim)
         out = self.dense(out)
         del logits
         return out, weights
+
+
+def _product(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int, *, copies: bool) -> Tensor:
+    """``x @ y``, y of keys or values: what autocast casts is there until it returns, beside what is written out of it
+    (``attention_kernels.product``); ``copies``: so is x, which lies out of order."""
+    first, second = cast(x), cast(y)
+    return ops.matmul(folded(first, copies=copies), for_all_heads(second, x.shape[1]), shape, inner)
 
 
 def for_all_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, cached
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
-from vlmplan.architecture.attention_kernels import cast, folded
+from vlmplan.architecture.attention_kernels import product
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.held_weights import HoldingContext, stack_of_holding
@@ -138,7 +138,7 @@ def wide_attention(
     k, v = cached(ops.to(k, v.dtype) if q.tape.key_cache is not None else k, v)
     scores, several = (batch, num_heads, num_tokens, num_tokens), batch > 1
     q_wide, k_wide = ops.to(q, DType.FLOAT32), ops.to(k, DType.FLOAT32)
-    weights = ops.matmul(folded(cast(q_wide), copies=several), folded(cast(k_wide), copies=several), scores, head_dim)
+    weights = product(q_wide, k_wide, scores, head_dim, copies=(several, several))
     assert context.mask is not None
     if masks_first:
         weights = ops.add(weights, context.mask)
@@ -149,7 +149,7 @@ def wide_attention(
     weights = ops.softmax(weights)
     weights = ops.to(weights, v.dtype)
     weights = ops.dropout(weights, dropout)
-    out = ops.matmul(cast(weights), folded(cast(v), copies=several), (*q.shape[:-1], head_dim), num_tokens)
+    out = product(weights, v, (*q.shape[:-1], head_dim), num_tokens, copies=(False, several))
     del q_wide, k_wide
     return ops.copy(out, batch, num_tokens, num_heads * head_dim), weights
 

@@ -13,7 +13,7 @@ from typing import cast as typing_cast
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import cached
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.attention_kernels import cast, folded, repeat_kv
+from vlmplan.architecture.attention_kernels import product, repeat_kv
 from vlmplan.architecture.causal_lm import ScaledCausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.granite import GraniteDecoder, GraniteLayer
@@ -88,9 +88,7 @@ class SinkAttention(Attention):
         keys, values = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
         copies = several and k.shape[1] == num_heads
         scores = (batch, num_heads, num_tokens, num_keys)
-        queries = folded(cast(q), copies=several)
-        weights = ops.matmul(queries, folded(cast(keys), copies=copies), scores, head_dim)
-        del queries
+        weights = product(q, keys, scores, head_dim, copies=(several, copies))
         weights = ops.scale(weights)
         weights = ops.add(weights, mask)
         left = ops.subtract(log_sum_exp(weights), ops.expand_weight(self.sinks, scores[:-1], q.tape))
@@ -98,7 +96,7 @@ class SinkAttention(Attention):
         del left
         weights = ops.to(ops.softmax(weights, DType.FLOAT32), q.dtype)
         q.tape.layer_locals.append(weights.detached())
-        out = ops.matmul(cast(weights), folded(cast(values), copies=copies), q.shape, num_keys)
+        out = product(weights, values, q.shape, num_keys, copies=(False, copies))
         out = ops.mul(out, ops.to(share.view(*scores[:-1], 1), out.dtype))
         out = ops.copy(out, batch, num_tokens, num_heads * head_dim)
         del keys, values, weights, share

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import cached
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.attention_kernels import cast, folded
+from vlmplan.architecture.attention_kernels import product
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.held_weights import HoldingContext, stack_of_holding
@@ -65,18 +65,14 @@ class MptAttention(Module):
             fused = ops.clamp(fused, num_limits=2)
         q, k, v = ops.split(fused, heads, heads, heads)
         k, v = cached(k, v)
-        queries, keys = folded(cast(q), copies=several), folded(cast(k), copies=several)
-        scores = ops.matmul(queries, keys, scores_shape, shape.head_dim)
-        del queries, keys
+        scores = product(q, k, scores_shape, shape.head_dim, copies=(several, several))
         scores = ops.scale(scores)
         scores = ops.add(scores, context.alibi)
         assert context.mask is not None
         scores = chunks.masked_fill(scores, context.mask)
         weights = ops.to(ops.softmax(scores), v.dtype)
         weights = ops.dropout(weights, shape.dropout, is_module=False)
-        values = cast(v)  # autocast's cast is there while the product takes its copy
-        out = ops.matmul(cast(weights), folded(values, copies=several), heads, num_tokens)
-        del values
+        out = product(weights, v, heads, num_tokens, copies=(False, several))
         out = self.out_proj(ops.copy(out, batch, num_tokens, width))
         del fused, scores
         return out, weights
