@@ -162,6 +162,31 @@ def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.Mo
     says(refusal("rehearse", "--model", "tiny", "--gpu", "rtx-4090:1"), "ended before it began", "no_such_module")
 
 
+BART = {
+    "model_type": "bart",
+    "d_model": 256,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 512,
+    "decoder_ffn_dim": 512,
+    "vocab_size": 4096,
+}
+WIDE_BLOOM = {"model_type": "bloom", "hidden_size": 256, "n_layer": 1, "n_head": 4, "vocab_size": 512}
+WORDS = ("--zero-stage", "3", "--method", "full", "--seq-len", "64")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("config", [BART, WIDE_BLOOM], ids=["bart", "bloom"])
+def test_loading_under_stage_3_gathers_the_weights_of_one_module_at_a_time_as_for_files(config):
+    """Random weights would be drawn for a module with its children's: both layers of an MLP, a table and a norm."""
+    folder_of("sharded", config)
+    phases = document("--model", "sharded", "--gpu", "h100-sxm:2", *WORDS)["phases"]
+    (load,) = (phase for phase in phases if phase["name"] == "load")
+    assert load["peak_bytes"] == pytest.approx(load["estimated_peak_bytes"], rel=0.002)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2", "eager"])
 def test_attention_of_a_single_key_head_takes_what_is_planned(attention: str):

@@ -35,6 +35,7 @@ from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.rehearse.meter import PhaseMeter
 from vlmplan_trainer.rehearse.samples import MicroBatch, Samples
+from vlmplan_trainer.rehearse.sharded_shims import gathering_as_for_files
 from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
@@ -164,7 +165,7 @@ def _phases(
     """Loads, prepares and trains, each phase in ``meter``. Bytes of this rank's files of a checkpoint, if one is
     saved."""
     plan = request.plan
-    with meter.phase(LOAD):
+    with meter.phase(LOAD), gathering_as_for_files():
         loaded = load_model(plan, random_weights=True, device=place)
     attribution.learn(loaded.model)
     with meter.phase(INIT):

@@ -1,9 +1,10 @@
-"""The shims for FSDP2's sharded tensors. See ``shims``."""
+"""The shims for sharded tensors, FSDP2's and ZeRO-3's. See ``shims``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vlmplan_trainer.rehearse.replaced import replaced
@@ -22,4 +23,24 @@ def deriving_shapes_unseen() -> Iterator[None]:
             return derive(self, op_schema)
 
     with replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
+        yield
+
+
+@contextmanager
+def gathering_as_for_files() -> Iterator[None]:
+    """A rehearsal has no files of weights. Under ZeRO-3 transformers would draw weights at random, and gather those of
+    a module together with its children's own (``initialize_weights_zero3`` in transformers 5.23
+    ``integrations/deepspeed.py``); for values out of files it gathers those of each module alone
+    (``_load_state_dict_into_zero3_model``)."""
+    import transformers.integrations.deepspeed as integration
+
+    def gather(model: torch.nn.Module) -> None:
+        from deepspeed.runtime.zero import GatheredParameters
+
+        for module in model.modules():
+            if weights := list(module.parameters(recurse=False)):
+                with GatheredParameters(weights, modifier_rank=0):
+                    pass
+
+    with replaced(integration, "initialize_weights_zero3", gather):
         yield

@@ -26,6 +26,7 @@ from vlmplan_trainer.options import Options
 from vlmplan_trainer.probe import sees_images
 from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.samples import Samples
+from vlmplan_trainer.rehearse.sharded_shims import gathering_as_for_files
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
@@ -124,7 +125,7 @@ def _train(
     if not torch.distributed.is_initialized():
         for name in OF_RANKS:
             os.environ.pop(name, None)
-    with meter.phase(LOAD):
+    with meter.phase(LOAD), gathering_as_for_files():
         loaded = load_model(plan, random_weights=True, device=device)
     _name_folder(loaded, request.folder / MODEL)
     data = _data(request, task, loaded, mode.fake)
