@@ -202,10 +202,10 @@ class BartStack(Module):
             words = ops.scale(self.embed_tokens(ids))
         with tape.section(f"{name}.positions"):
             positions = self.positions(ids)
-            x = self.embedded(words, positions)
-            mask = padding_mask(ids, ids if states is None else states, x.dtype, backend)
+            embedded = [self.embedded(words, positions)]
+            mask = padding_mask(ids, ids if states is None else states, words.dtype, backend)
             own = None if states is None else causal_masks(words, backend, (None,)).get(None)
-        x = self._through_layers(x, backend, own, mask, states)
+        x = self._through_layers(embedded, backend, own, mask, states)
         if self.layer_norm is not None:
             with tape.section(f"{name}.norm"):
                 x = self.layer_norm(x)
@@ -213,10 +213,16 @@ class BartStack(Module):
         return x
 
     def _through_layers(
-        self, x: Tensor, backend: AttentionBackend, own: Tensor | None, padding: Tensor, states: Tensor | None
+        self,
+        embedded: list[Tensor],
+        backend: AttentionBackend,
+        own: Tensor | None,
+        padding: Tensor,
+        states: Tensor | None,
     ) -> Tensor:
-        """x through all layers. What they are given by position, the encoder's mask and the decoder's ``states``, is an
-        input of each to checkpoints too; the decoder is given its mask of padding by name."""
+        """What is ``embedded``, and taken out of the list, through all layers. What they are given by position, the
+        encoder's mask and the decoder's ``states``, is an input of each to checkpoints too; the decoder is given its
+        mask of padding by name."""
 
         def encode(layer: BartLayer, hidden: Tensor, mask: Tensor) -> Tensor:
             return layer(hidden, Masks(backend, mask))
@@ -225,8 +231,8 @@ class BartStack(Module):
             return layer(hidden, Masks(backend, own, padding), seen)
 
         if states is None:
-            return self.layers.run_each(x, encode, padding)
-        return self.layers.run_each(x, decode, states, sharing={0})
+            return self.layers.run_each(embedded.pop(), encode, padding)
+        return self.layers.run_each(embedded.pop(), decode, states, sharing={0})
 
 
 def padding_mask(ids: Tensor, keys: Tensor, dtype: DType, backend: AttentionBackend) -> Tensor:

@@ -94,11 +94,11 @@ class NeoXDecoder(Module):
         tape = x.tape
         with tape.section("positions"):
             masks = causal_masks(x, backend, (None,))
-            hidden = ops.dropout(x, self.dropout)
+            embedded = [ops.dropout(x, self.dropout)]
             positions = (1, 1, x.shape[1], self.rotary_width)
             tape.prefetch()  # for the module of the positions
             context = RotaryContext(backend, tape.tensor(positions, x.dtype), tape.tensor(positions, x.dtype), masks)
-        hidden = self.layers.run(hidden, lambda layer, hidden: layer(hidden, context))
+        hidden = self.layers.run(embedded.pop(), lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
             return self.final_layer_norm(hidden)
 

@@ -69,8 +69,8 @@ class NanoChatDecoder(Module):
             tape.prefetch()  # for the module of the positions
             masks = causal_masks(x, backend, (None,))
             context = RotaryContext(backend, tape.tensor(shape, x.dtype), tape.tensor(shape, x.dtype), masks)
-            hidden = ops.called(l2_normed, x)
-        hidden = self.layers.run(hidden, lambda layer, hidden: layer(hidden, context))
+            normed = [ops.called(l2_normed, x)]
+        hidden = self.layers.run(normed.pop(), lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
             return ops.called(l2_normed, hidden)
 

@@ -138,8 +138,8 @@ class OptDecoder(Module):
             positions = self.embed_positions(ops.shift(position_ids))
             if self.project_in is not None:
                 x = self.project_in(x)
-            hidden = ops.add(x, positions)
-        hidden = self.layers.run(hidden, lambda layer, hidden: layer(hidden, context))
+            embedded = [ops.add(x, positions)]
+        hidden = self.layers.run(embedded.pop(), lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
             if self.final_layer_norm is not None:
                 hidden = self.final_layer_norm(hidden)

@@ -70,8 +70,9 @@ class WhisperEncoder(Module):
             frames = ops.gelu(self.conv2(frames, (batch, width, num_places)))
             places = tape.tensor((num_places,), DType.INT64)
             x = ops.add(frames.view(batch, num_places, width), self.embed_positions(places))
-            x = ops.dropout(x, self.shape.dropout, is_module=False)
-        x = self.layers.run(x, lambda layer, hidden: layer(hidden, Masks(backend, None)))
+            embedded = [ops.dropout(x, self.shape.dropout, is_module=False)]
+            del x
+        x = self.layers.run(embedded.pop(), lambda layer, hidden: layer(hidden, Masks(backend, None)))
         with tape.section("encoder.norm"):
             x = self.layer_norm(x)
         del frames, places  # local variables there too, which live until it returns
@@ -95,13 +96,13 @@ class WhisperDecoder(Module):
         with tape.section("decoder.positions"):
             places = tape.tensor(ids.shape, DType.INT64)
             positions = self.embed_positions(places)
-            x = ops.dropout(ops.add(words, positions), self.shape.dropout, is_module=False)
+            embedded = [ops.dropout(ops.add(words, positions), self.shape.dropout, is_module=False)]
             own = causal_masks(words, backend, (None,)).get(None)
 
         def decode(layer: BartLayer, hidden: Tensor, seen: Tensor) -> Tensor:
             return layer(hidden, Masks(backend, own), seen)
 
-        x = self.layers.run_each(x, decode, states, sharing={0})
+        x = self.layers.run_each(embedded.pop(), decode, states, sharing={0})
         with tape.section("decoder.norm"):
             x = self.layer_norm(x)
         del words, places, positions  # local variables there too, which live until it returns
