@@ -199,7 +199,9 @@ class DeepstackDecoder(MultimodalDecoder):
             del x
         x = self.layers.run(hidden.pop(), call, start=min(len(features), self.num_features))
         with tape.section("norm"):
-            return self.final_norm(x)
+            x = self.final_norm(x)
+        behind.clear()  # checkpoints hold ``call`` until backward
+        return x
 
 
 def with_first_kinds_apart(layers: Stack, count: int) -> Stack:
