@@ -100,7 +100,7 @@ def test_a_plan_covers_the_longest_sound_of_every_micro_batch():
 def test_images_and_sounds_have_room_beside_each_other_and_a_blank_one_of_each_kind():
     chats("cat.png", "long.wav", "cat.png short.wav")
     source = requested().from_data.source
-    blank = source.found.blank
+    blank = source.found.blanks.sound
     assert (blank.num_sounds, blank.seconds) == (1, BLANK_SECONDS)
     covers = source.covering
     assert (covers.images_per_sample, covers.audios_per_sample, covers.audio_seconds) == (1, 1, LONG)

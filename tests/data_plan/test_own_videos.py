@@ -9,7 +9,7 @@ import pytest
 from chat_files import ANSWER, jsonl, png_header, text
 from cli_calls import call
 from video_headers import mp4_header
-from vlmplan.data_plan.lengths import NOTHING
+from vlmplan.data_plan.lengths import NO_BLANKS, NOTHING
 from vlmplan.errors import InputError
 from vlmplan.request import parse
 
@@ -86,7 +86,7 @@ def test_frames_that_are_no_images_to_the_model_are_planned_as_frames():
     long, short, image = shapes("llava-onevision-7b", video_frames=8)
     assert long.image_tokens == short.image_tokens == 8 * 14 * 14 + 1
     room = asked("llava-onevision-7b", video_frames=8).with_room_for_images().workload
-    blanks = 2 + 1  # tiles of an image and of a video, for micro batches without one of them
+    blanks = 2  # tiles of an image, for micro batches of videos alone
     assert (room.images_per_sample, room.clip_frames, room.image_size) == (1, 8 + blanks, (384, 384))
     chats("long.mp4 short.mp4", "short.mp4")
     workload = asked("llava-onevision-7b", video_frames=8).workload
@@ -191,9 +191,9 @@ def test_frames_of_gemma_4_and_its_pictures_count_with_the_patches_that_fill_the
     assert long.image_tokens == 32 * (6 * 11 + 2)  # of 48 pixels: 7 rows of 360 pixels are more than 70 features hold
     assert (long.patches, picture.patches) == (32 * 70 * 9, 280 * 9)
     assert both.patches == long.patches + picture.patches
-    workload, blank = asked("gemma-4-e2b").workload, (280 + 70) * 9  # a picture and a frame in every micro batch
+    workload = asked("gemma-4-e2b").workload  # a micro batch that shows both kinds gets no blank one
     assert workload.images_per_sample == 2
-    assert workload.clip_frames == ceil((both.patches + blank) / (2 * 70 * 9))
+    assert workload.clip_frames == ceil(both.patches / (2 * 70 * 9))
     [few, *_] = shapes("gemma-4-e2b", video_frames=8)
     assert few.patches == 8 * 70 * 9
 
@@ -209,9 +209,9 @@ def test_frames_of_minicpm_v_are_cut_as_its_images_are_and_planned_with_the_patc
     frame = short.patches // 4
     assert source.amounts.shape((640, 360), 1).num_patches == frame
     workload = asked("minicpm-v-4.6").with_room_for_images().workload
-    blanks = 2 * 32 * 32  # of an image and of a video, for micro batches without one of them
     assert workload.images_per_sample == 2
-    assert workload.clip_frames == ceil((both.patches + blanks) / (2 * frame))
+    blank = 32 * 32  # of an image, for micro batches of videos alone
+    assert workload.clip_frames == ceil((both.patches + blank) / (2 * frame))
     [few, *_] = shapes("minicpm-v-4.6", video_frames=8)
     assert few.patches == 8 * frame
 
@@ -258,7 +258,7 @@ def test_images_and_videos_are_planned_together_where_they_are_one_tensor():
     source = asked("glm-4.1v-9b").from_data.source
     both, video, image = source.found.shapes
     assert both.patches == video.patches + image.patches
-    assert source.found.blank == NOTHING
+    assert source.found.blanks == NO_BLANKS
 
 
 def test_a_scan_that_was_kept_is_of_the_same_rule():
@@ -274,3 +274,19 @@ def test_more_pixels_than_are_decoded_are_refused():
     chats("huge.mp4", "short.mp4")
     [sentence] = asked().from_data.source.dataset.sentences
     assert f"80 frames of 8192x4320 are {80 * 8192 * 4320:,} pixels, and at most" in sentence
+
+
+def test_a_micro_batch_gets_a_blank_one_of_the_kinds_that_it_lacks_alone():
+    chats("short.mp4 cat.png", "short.mp4", "cat.png")
+    source = asked("gemma-4-e2b").from_data.source
+    both, video, picture = source.found.shapes
+    blanks = source.found.blanks
+    assert min(blanks.picture.patches, blanks.video.patches) > 0
+    assert blanks.beside(both) == NOTHING
+    assert (blanks.beside(video).patches, blanks.beside(picture).patches) == (
+        blanks.picture.patches,
+        blanks.video.patches,
+    )
+    assert source.found.heaviest.patches == max(
+        both.patches, video.patches + blanks.picture.patches, picture.patches + blanks.video.patches
+    )

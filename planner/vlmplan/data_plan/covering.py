@@ -127,12 +127,12 @@ def _smallest(samples: SampleShapes, num_patches: int) -> Size | None:
 
 def covering_every_order(samples: SampleShapes, amounts: ImageAmounts, *, limit: int, pads_to: int) -> Covering:
     """What covers any micro batch of any order: the longest sample and the one with most patches, in every row."""
-    heaviest = max(samples.shapes, key=lambda shape: shape.patches)
+    heaviest = samples.heaviest
     covers = covering(
         samples,
         amounts,
-        num_tokens=padded(min(samples.longest + samples.blank.tokens, limit), pads_to, limit),
-        num_patches=heaviest.patches + samples.blank.patches,
+        num_tokens=padded(min(samples.longest, limit), pads_to, limit),
+        num_patches=heaviest.patches,
         num_images=heaviest.num_images,
         num_rows=1,
         sounds=most_sounds(samples),

@@ -28,7 +28,8 @@ class Shape(NamedTuple):
     """One sample. ``tokens`` has the ``image_tokens`` and ``sound_tokens``, ``patches`` are the vision encoder's for
     all its images, among which are those that stand for the frames of its videos. ``seconds`` are those of the longest
     of its ``num_sounds``. ``answer_tokens`` are those of an answer that a decoder of its own writes, ``shorter_tokens``
-    those of the other row of a sample with two."""
+    those of the other row of a sample with two. ``num_videos`` are those that the model is not given as images, as it
+    is given ``num_pictures``."""
 
     tokens: int
     patches: int = 0
@@ -39,6 +40,8 @@ class Shape(NamedTuple):
     seconds: float = 0.0
     answer_tokens: int = 0
     shorter_tokens: int = 0
+    num_pictures: int = 0
+    num_videos: int = 0
 
     @property
     def real_tokens(self) -> int:
@@ -55,20 +58,42 @@ class Shape(NamedTuple):
 NOTHING = Shape(0)
 
 
+class Blanks(NamedTuple):
+    """What the bundled trainer adds to a micro batch that shows no picture, no video or has no sound, where others
+    do."""
+
+    picture: Shape = NOTHING
+    video: Shape = NOTHING
+    sound: Shape = NOTHING
+
+    def beside(self, shape: Shape) -> Shape:
+        """What a micro batch of these contents gets."""
+        kinds = (shape.num_pictures, shape.num_videos, shape.num_sounds)
+        made = [blank for blank, number in zip(self, kinds, strict=True) if not number and blank is not NOTHING]
+        return Shape(
+            sum(one.tokens for one in made),
+            sum(one.patches for one in made),
+            num_sounds=sum(one.num_sounds for one in made),
+            seconds=max([one.seconds for one in made], default=0.0),
+        )
+
+
+NO_BLANKS = Blanks()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShapes:
     """Every sample of a data set as a model sees it. ``sizes`` are those of the images that its processor is given,
-    with the patches of each; ``num_refused`` samples show an image that it refuses. ``blank`` is what the bundled
-    trainer may add to a micro batch of samples with images and others with videos, so that each shows both.
-    ``shows_clips`` where samples have videos that are no images to the model. ``sound_tokens`` are those of sounds by
-    their seconds."""
+    with the patches of each; ``num_refused`` samples show an image that it refuses. ``blanks`` are what the bundled
+    trainer may add to a micro batch. ``shows_clips`` where samples have videos that are no images to the model.
+    ``sound_tokens`` are those of sounds by their seconds."""
 
     shapes: tuple[Shape, ...]
     sizes: tuple[tuple[int, Size], ...]
     """(patches, (width, height)), the smallest first."""
     num_refused: int
     sentences: tuple[str, ...]
-    blank: Shape = NOTHING
+    blanks: Blanks = NO_BLANKS
     shows_clips: bool = False
     sound_tokens: Mapping[float, int] = field(default_factory=dict[float, int], hash=False)
     answer_limit: int | None = None
@@ -76,15 +101,18 @@ class SampleShapes:
 
     @property
     def longest(self) -> int:
-        return max(shape.tokens for shape in self.shapes)
+        """With what is added to it."""
+        return max(shape.tokens + self.blanks.beside(shape).tokens for shape in self.shapes)
 
     @property
     def longest_answer(self) -> int:
         return max(shape.answer_tokens for shape in self.shapes)
 
     @property
-    def most_patches(self) -> int:
-        return max(shape.patches for shape in self.shapes)
+    def heaviest(self) -> Shape:
+        """The sample with the most patches, with those that are added to it, and of these the one with most images."""
+        with_blanks = [one._replace(patches=one.patches + self.blanks.beside(one).patches) for one in self.shapes]
+        return max(with_blanks, key=lambda shape: (shape.patches, shape.num_images))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +237,7 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
         sizes=tuple(sorted((patches, size) for size, patches in sizes.items())),
         num_refused=len(refused),
         sentences=tuple(dict.fromkeys(refused))[:1],
-        blank=_blank(dataset, amounts, videos, sounds),
+        blanks=_blanks(dataset, amounts, videos, sounds),
         shows_clips=shows_clips,
         sound_tokens=_sound_tokens(shapes, sounds),
     )
@@ -242,6 +270,9 @@ def _shape(
     tokens = sample.text_tokens + image_tokens
     shorter = sample.shorter_tokens + image_tokens if sample.shorter_tokens else 0
     more = {"answer_tokens": sample.answer_tokens, "shorter_tokens": shorter}
+    more |= {"num_pictures": len(sample.images), "num_videos": len(sample.videos)}
+    if not videos.needs_both_kinds:
+        more |= {"num_pictures": len(sample.images) + len(sample.videos), "num_videos": 0}
     return Shape(tokens, patches, num_images, image_tokens, **more)
 
 
@@ -258,22 +289,25 @@ def _heard(sample: SampleSize, shape: Shape, sounds: SoundAmounts) -> Shape:
     )
 
 
-def _blank(dataset: Dataset, amounts: ImageAmounts, videos: VideoAmounts, sounds: SoundAmounts) -> Shape:
+def _blanks(dataset: Dataset, amounts: ImageAmounts, videos: VideoAmounts, sounds: SoundAmounts) -> Blanks:
     """A blank image and a blank video, where samples show both kinds and the model sees them one after the other; a
     blank sound too where samples have sounds and images."""
     shows_both = dataset.has_pictures and dataset.has_videos and videos.needs_both_kinds
     shows_and_sounds = dataset.has_sounds and dataset.has_images
     if not shows_both and not shows_and_sounds:
-        return NOTHING
+        return NO_BLANKS
     image = amounts.shape((BLANK_SIDE, BLANK_SIDE), 1)
-    made = Shape(image.num_tokens + BLANK_TEXT_TOKENS)
+    made = Blanks(picture=Shape(image.num_tokens + BLANK_TEXT_TOKENS))
     if shows_both:
         video = videos.blank(BLANK_SIDE)
         patches = image.num_encoded_patches if videos.are_clips else image.num_patches
-        made = Shape(made.tokens + video.num_tokens, patches + video.num_patches)
+        made = Blanks(
+            picture=made.picture._replace(patches=patches),
+            video=Shape(video.num_tokens + BLANK_TEXT_TOKENS, video.num_patches),
+        )
     if shows_and_sounds:
-        tokens = made.tokens + sounds.num_tokens(BLANK_SECONDS)
-        made = made._replace(tokens=tokens, num_sounds=1, seconds=BLANK_SECONDS)
+        tokens = sounds.num_tokens(BLANK_SECONDS) + BLANK_TEXT_TOKENS
+        made = made._replace(sound=Shape(tokens, num_sounds=1, seconds=BLANK_SECONDS))
     return made
 
 

@@ -84,7 +84,7 @@ def made_of(rows: Sequence[Shape], trained: Trained, rules: DataRules) -> MicroB
         longest = -(-total // len(rows))
     else:
         longest = trained.limit if rules.packs else max(row.tokens for row in rows)
-    blank = trained.samples.blank
+    blank = trained.samples.blanks.beside(_together(rows))
     return MicroBatch(
         num_tokens=padded(longest + blank.tokens, rules.pads_to, trained.limit),
         patches=sum([row.patches for row in rows]) + blank.patches,

@@ -85,7 +85,7 @@ class DataSource:
         samples = self.trained.samples
         most, size = self._room
         if samples.shows_clips:
-            patches = samples.most_patches + samples.blank.patches
+            patches = samples.heaviest.patches
             return clips_covering(samples, self.amounts, num_tokens=0, num_patches=patches, count=most)
         tokens = most * self.amounts.shape(size, most).num_tokens
         return Covering(seq_len=tokens, images_per_sample=most, image_size=size)
@@ -105,7 +105,7 @@ class DataSource:
         pictures = [[self.amounts.seen_size(size) for size in sample.images] for sample in self.dataset.samples]
         sizes = {*(size for shown in pictures for size in shown), covers.image_size}
         patches, size = max((self.amounts.shape(size, 1).num_patches, size) for size in sizes)
-        needed = max(-(-(shape.patches + self.found.blank.patches) // patches) for shape in shapes)
+        needed = -(-self.trained.samples.heaviest.patches // patches)
         return max(needed, *(len(shown) for shown in pictures)), size
 
     @property
@@ -205,7 +205,7 @@ class DataSources:
             most = replace(most, answer_tokens=context_length(self._model))
         limit: int | None = limits.limit
         source: str | None = limits.source
-        longest = found.longest + found.blank.tokens
+        longest = found.longest
         if limit is None:
             limit, source = context_length(self._model), "the model's own limit"
             if self._model.hears_prompt:
