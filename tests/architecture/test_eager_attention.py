@@ -15,7 +15,7 @@ def peak_per_score(dtype: DType, rules: Scores) -> float:
     tape = Tape()
     with tape.section("attention"):
         q, k, v = (tape.tensor((1, HEADS, TOKENS, WIDTH), dtype) for _ in range(3))
-        out = eager_attention(q, k, v, mask=None, is_masked=False, rules=rules, is_written_out=False)
+        out = eager_attention(q, k, v, mask=None, is_masked=False, rules=rules, num_kv_heads=HEADS)
         tape.layer_locals.clear()
         del out, q, k, v
     spans = [one for one in tape.trace().sections["attention"].forward if isinstance(one, Span)]

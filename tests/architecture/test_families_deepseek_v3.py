@@ -1,4 +1,4 @@
-"""Latent attention against transformers: DeepSeek-V2, V3, GLM-4.7-Flash, Youtu-LLM, Mistral 4 with Pixtral's tower."""
+"""Latent attention against transformers: DeepSeek-V2, V3, GLM-4.7-Flash, Youtu-LLM, MiniCPM 3 and Mistral 4."""
 
 import pytest
 
@@ -51,6 +51,7 @@ CONFIGS = {
         "mlp_layer_types": ["dense", "sparse"] * 2,
     },
     "youtu": {"model_type": "youtu", **LATENT, "bos_token_id": None, "eos_token_id": None},
+    "minicpm3": {"model_type": "minicpm3", **LATENT, "attention_bias": True, "mlp_bias": True},
 }
 MISTRAL4 = {
     "model_type": "mistral3",

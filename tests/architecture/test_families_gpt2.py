@@ -25,7 +25,15 @@ def test_counts_are_those_of_the_published_checkpoint():
 SW3 = {"model_type": "gpt-sw3", "n_embd": 256, "n_layer": 3, "n_head": 4, "vocab_size": 64000}
 
 
-@pytest.mark.parametrize("config", [GPT2, SW3, *ALTERED.values()], ids=["published", "gpt-sw3", *ALTERED])
+BIG_CODE = {"model_type": "gpt_bigcode", "vocab_size": 16384, "n_embd": 512, "n_layer": 4, "n_head": 8}
+BIG_CODES = {
+    "one head of keys": BIG_CODE,
+    "as many heads of keys, untied": {**BIG_CODE, "multi_query": False, "n_inner": 1024, "tie_word_embeddings": False},
+}
+ALL = {"published": GPT2, "gpt-sw3": SW3, **ALTERED, **BIG_CODES}
+
+
+@pytest.mark.parametrize("config", ALL.values(), ids=ALL)
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
     pytest.importorskip("transformers")
     from family_checks import assert_parameters_and_linears_match
@@ -48,6 +56,19 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
 )
 def test_a_step_keeps_and_peaks_as_in_transformers(changes, attention, checkpoints):
     assert_step({**GPT2, **changes}, attention=attention, checkpoints=checkpoints)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("config", BIG_CODES.values(), ids=BIG_CODES)
+def test_a_step_of_starcoder_keeps_and_peaks_as_in_transformers(config, checkpoints, attention):
+    assert_step({**config, **(NO_DROPOUT if attention == "sdpa" else {})}, attention=attention, checkpoints=checkpoints)
+
+
+def test_starcoder_that_looks_at_an_encoder_is_refused():
+    with pytest.raises(InputError, match="add_cross_attention"):
+        build_model({**BIG_CODE, "add_cross_attention": True})
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])

@@ -1,4 +1,4 @@
-"""Falcon, GPT-J, CodeGen, BLOOM and MPT, whose models hold a layer's attention weights through the next."""
+"""Falcon, GPT-J, CodeGen, GPT-Neo, BLOOM and MPT, whose models hold a layer's attention weights through the next."""
 
 import pytest
 
@@ -17,6 +17,8 @@ NEW = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
 BLOOM = {"model_type": "bloom", "vocab_size": 2048, "hidden_size": 512, "n_layer": 4, "n_head": 8}
 MPT = {"model_type": "mpt", "vocab_size": 2048, "d_model": 512, "n_layers": 4, "n_heads": 8}
 GPTJ = {**TOKENS, "n_embd": 512, "n_layer": 4, "n_head": 8, "rotary_dim": 32, "n_positions": 512}
+NEO = {"model_type": "gpt_neo", "vocab_size": 2048, "hidden_size": 512, "num_layers": 4, "num_heads": 8}
+NEO |= {"attention_types": [[["global", "local"], 2]]}
 DROPOUTS = {"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1}
 CONFIGS = {
     "falcon 7b": FALCON,
@@ -37,6 +39,16 @@ CONFIGS = {
     },
     "mpt": MPT,
     "mpt clipped, untied": {**MPT, "attn_config": {"clip_qkv": 6.0}, "tie_word_embeddings": False},
+    "gpt_neo": NEO,
+    "gpt_neo with dropout, all global, untied": {
+        **NEO,
+        "attention_types": [[["global"], 4]],
+        "attention_dropout": 0.1,
+        "resid_dropout": 0.1,
+        "embed_dropout": 0.1,
+        "intermediate_size": 1024,
+        "tie_word_embeddings": False,
+    },
     "gptj": {"model_type": "gptj", **GPTJ},
     "gptj with dropout, whole heads rotated, tied": {
         "model_type": "gptj",
@@ -100,6 +112,12 @@ def test_keys_and_values_of_every_layer_are_kept_while_text_is_generated(config)
 def test_products_that_are_cut_are_refused():
     with pytest.raises(InputError, match="slow_but_exact"):
         predicted_step({**BLOOM, "slow_but_exact": True, "pretraining_tp": 4}, BATCH, implementation="eager")
+
+
+@pytest.mark.parametrize("types", [[[["global", "local"], 3]], [[["global"], 3], [["other"], 1]], "global", 4])
+def test_other_kinds_of_attention_than_gpt_neo_has_are_refused(types):
+    with pytest.raises(InputError, match="attention_types"):
+        predicted_step({**NEO, "attention_types": types}, BATCH, implementation="eager")
 
 
 def test_positions_end_where_the_table_does():

@@ -144,6 +144,7 @@ def test_tied_and_untied_heads_give_the_plain_loss_for_every_chunk(ties, chunk):
         ("cohere", {"logit_scale": 0.25}, LogitRule(scale=0.25)),
         ("granite", {"logits_scaling": 4.0}, LogitRule(scale=1 / 4.0)),
         ("hyperclovax", {"logits_scaling": 0.5}, LogitRule(scale=0.5)),  # multiplies where Granite divides
+        ("minicpm3", {"dim_model_base": 8, "num_key_value_heads": 4}, LogitRule()),  # divides hidden states
         ("recurrent_gemma", {"logits_soft_cap": 3.0, "lru_width": 32}, LogitRule(cap=3.0)),
     ],
 )
@@ -166,6 +167,7 @@ def test_what_a_models_forward_does_not_name_is_not_the_likeliest():
     assert logit_rules(small_model("cohere", logit_scale=0.25))[0] == LogitRule(scale=0.25)
     assert logit_rules(small_model("granite", logits_scaling=4.0))[0] == LogitRule(scale=1 / 4.0)
     assert logit_rules(small_model("hyperclovax", logits_scaling=4.0))[0] == LogitRule(scale=4.0)
+    assert logit_rules(small_model("minicpm3", dim_model_base=8))[0] == LogitRule()  # a factor of hidden states
     assert logit_rules(small_model("gemma2", final_logit_softcapping=2.0))[0] == LogitRule(cap=2.0)
 
 

@@ -279,8 +279,8 @@ def logit_rules(model: nn.Module) -> list[LogitRule]:
     """The operations that the model may apply to its logits, by its configuration; the likeliest first.
 
     A model that sees may leave out what its language model alone would do (Cohere 2 in Aya Vision): what its forward
-    does not name is not likely. The first forward of a wrong rule is run again, and an order of modules that ZeRO-3
-    records then is not that of later steps.
+    does not name is not likely, nor what it names as a factor of hidden states (MiniCPM 3). The first forward of a
+    wrong rule is run again, and an order of modules that ZeRO-3 records then is not that of later steps.
     """
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
     said = _forward_text(base_model(model))
@@ -291,7 +291,8 @@ def logit_rules(model: nn.Module) -> list[LogitRule]:
             found = [1 / value, float(value)] if key == "logits_scaling" else [float(value)]
             if re.search(rf"\*\s*[\w.]*\b{key}\b", said):
                 found.reverse()
-            values[:] = [*found, *values] if key in said else [*values, *found]
+            is_of_states = re.search(rf"\bhidden_states\s*[*/]\s*[\w.]*\b{key}\b", said)
+            values[:] = [*found, *values] if key in said and not is_of_states else [*values, *found]
     return list(dict.fromkeys(LogitRule(scale=scale, cap=cap) for cap in caps for scale in scales))
 
 

@@ -90,14 +90,14 @@ def attend(
         k, v = q.tape.key_cache.kept(k), q.tape.key_cache.kept(v)
     num_heads, head_dim, value_dim = q.shape[1], q.shape[-1], v.shape[-1]
     _check_head_width(backend, num_heads, head_dim)
-    tape, is_grouped = q.tape, k.shape[1] != num_heads
+    tape, num_kv_heads = q.tape, k.shape[1]
     tape.widest_head = max(tape.widest_head, head_dim)
     kernel, is_expanded = _kernel_of(backend, q, k, v, has_mask=mask is not None)
     if is_expanded:
-        k, v = _expanded(kernel, k, v, num_heads)
+        k, v = (repeat_kv(x, num_heads, copies=num_kv_heads > 1) for x in (k, v))
     if kernel is Kernel.EAGER:
         is_masked = mask is not None or is_causal
-        return eager_attention(q, k, v, mask=mask, is_masked=is_masked, rules=scores, is_written_out=is_grouped)
+        return eager_attention(q, k, v, mask=mask, is_masked=is_masked, rules=scores, num_kv_heads=num_kv_heads)
     if kernel is Kernel.FLASH and value_dim < head_dim:
         v = chunks.pad(v, *k.shape)  # flash_attention_forward pads values, and cuts the result
     if tape.autocast is not None:
@@ -116,17 +116,6 @@ def attend_alone(backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, 
     out = attend(backend, q, k, v, is_causal=False, calls=calls)
     q.tape.layer_locals.clear()
     return out
-
-
-def _expanded(kernel: Kernel, k: Tensor, v: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    """Keys and values with a head for each of the queries'.
-
-    A single head is expanded without a copy. Eager attention's product copies it then, to fold heads and samples into
-    one dimension, for which a view is enough where there is one sample, and autocast where it casts.
-    """
-    is_folded = k.shape[0] > 1 or k.tape.autocast not in (None, k.dtype)
-    copies = k.shape[1] > 1 or (kernel is Kernel.EAGER and is_folded)
-    return repeat_kv(k, num_heads, copies=copies), repeat_kv(v, num_heads, copies=copies)
 
 
 def _kernel_of(backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, has_mask: bool) -> tuple[Kernel, bool]:

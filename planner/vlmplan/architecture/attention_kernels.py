@@ -142,12 +142,13 @@ def _free_all_but(node: GraphNode, num_kept: int, num_tokens: int) -> None:
 
 
 def eager_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_masked: bool, rules: Scores, is_written_out: bool
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_masked: bool, rules: Scores, num_kv_heads: int
 ) -> Tensor:
     """transformers' eager attention: scores scaled and masked, softmax in float32, cast to the queries' type.
 
     ``at::matmul`` folds batch and heads into one dimension and copies what a transposition left out of order for that:
-    everything where there is more than one sample, but keys and values that were written out for grouped heads.
+    everything where there is more than one sample, but keys and values that were written out for grouped heads. A
+    single head of them, ``num_kv_heads``, is expanded without a copy before, and a cast writes it out too.
     autocast casts what both products take, the weights among it, and lets the softmax run in float32. ``mask`` is added
     in its own type; ``is_masked``: one is, whether it is there or not.
     The layer has the weights until it ends.
@@ -156,7 +157,10 @@ def eager_attention(
     num_keys, tape = k.shape[2], q.tape
     scores = (batch, num_heads, num_tokens, num_keys)
     copies_queries = batch > 1 and not rules.are_in_order
-    copies = copies_queries and not is_written_out
+    if num_kv_heads == 1 < num_heads:
+        copies = batch > 1 and tape.autocast in (None, q.dtype)
+    else:
+        copies = copies_queries and num_kv_heads == num_heads
     weights = product(q, k, scores, head_dim, copies=(copies_queries, copies))
     weights = ops.scale(weights)
     if rules.caps:

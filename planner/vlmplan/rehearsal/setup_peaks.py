@@ -31,7 +31,7 @@ RehearseAll = Callable[[Sequence[Setup], Callable[[str], None]], Sequence[Peaks 
 
 def rehearsed_peaks(short: Estimate, most_operations: int | None = None) -> Peaks:
     """What is alive behind each phase of a later step, and its peak or that of the first step, whichever is higher:
-    a few models compute in another type the first time (MiniCPM 3). Library workspaces are included, as in estimates.
+    a loss that is tried in vain is computed twice the first time. Library workspaces are included, as in estimates.
 
     Raises LongRehearsalError with more than ``most_operations``, and what ``run_rehearsal`` does.
     """

@@ -23,7 +23,7 @@ ADAPTER_RULES = RuleBook()
 TYPES_WITH_LINEAR_ROUTERS = frozenset({"llama4", "llama4_text", "phimoe"})
 ROUTER = "router"
 """Their name for it."""
-HEADS = ("lm_head", "proj_out")
+HEADS = ("lm_head", "output_projection", "proj_out")
 """What the output head is called in every family; Whisper's is the second."""
 
 

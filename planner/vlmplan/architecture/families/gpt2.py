@@ -4,7 +4,9 @@ Source: transformers 5.23 ``models/gpt2/modeling_gpt2.py``. The published files 
 places, which keeps a mask each.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
@@ -61,11 +63,11 @@ class GPT2Attention(Module):
 
 
 class GPT2Mlp(Module):
-    """``c_proj(act(c_fc(x)))`` and dropout."""
+    """``c_proj(act(c_fc(x)))`` and dropout; ``projection`` makes both."""
 
-    def __init__(self, shape: GPT2Shape) -> None:
-        self.c_fc = Conv1D(shape.hidden_size, shape.intermediate_size)
-        self.c_proj = Conv1D(shape.intermediate_size, shape.hidden_size)
+    def __init__(self, shape: GPT2Shape, projection: Callable[[int, int], Any] = Conv1D) -> None:
+        self.c_fc = projection(shape.hidden_size, shape.intermediate_size)
+        self.c_proj = projection(shape.intermediate_size, shape.hidden_size)
         self.activation = ops.activation_module(shape.activation)
         self.dropout = shape.residual_dropout
 
@@ -77,13 +79,13 @@ class GPT2Mlp(Module):
 
 
 class GPT2Block(Module):
-    """Pre-norm attention and MLP, each added to the residual."""
+    """Pre-norm attention and MLP, each added to the residual; ``attention`` and ``mlp`` where they are others."""
 
-    def __init__(self, shape: GPT2Shape) -> None:
+    def __init__(self, shape: GPT2Shape, attention: Module | None = None, mlp: Module | None = None) -> None:
         self.ln_1 = LayerNorm(shape.hidden_size)
-        self.attn = GPT2Attention(shape)
+        self.attn: Any = attention or GPT2Attention(shape)
         self.ln_2 = LayerNorm(shape.hidden_size)
-        self.mlp = GPT2Mlp(shape)
+        self.mlp = mlp or GPT2Mlp(shape)
 
     def forward(self, x: Tensor, context: GPT2Context) -> Tensor:
         residual = x
@@ -99,11 +101,11 @@ class GPT2Block(Module):
 class GPT2Decoder(Module):
     """``GPT2Model``."""
 
-    def __init__(self, shape: GPT2Shape) -> None:
+    def __init__(self, shape: GPT2Shape, blocks: Stack | None = None) -> None:
         self.shape = shape
         self.wte = Embedding(shape.vocab_size, shape.hidden_size)
         self.wpe = Embedding(shape.num_positions, shape.hidden_size)
-        self.h = Stack.of(GPT2Block(shape), shape.num_layers, label="layers")
+        self.h = blocks or Stack.of(GPT2Block(shape), shape.num_layers, label="layers")
         self.ln_f = LayerNorm(shape.hidden_size)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -118,11 +120,15 @@ class GPT2Decoder(Module):
             position_ids = tape.tensor((1, x.shape[1]), DType.INT64)
             positions = self.wpe(position_ids)
             hidden = ops.add(x, positions)
-            context = GPT2Context(backend, causal_masks(x, backend, (None,)).get(None))
+            context = self.context(x, backend)
             hidden = ops.dropout(hidden, self.shape.embedding_dropout)
         hidden = self.h.run(hidden, lambda block, hidden: block(hidden, context))
         with tape.section("norm"):
             return self.ln_f(hidden)
+
+    def context(self, x: Tensor, backend: AttentionBackend) -> Any:
+        """What every block is called with besides the hidden states."""
+        return GPT2Context(backend, causal_masks(x, backend, (None,)).get(None))
 
 
 class GPT2(CausalLM):

@@ -62,7 +62,7 @@ def latent_shape(config: Config) -> LatentShape:
         kv_rank=config.integer("kv_lora_rank"),
         plain_width=config.integer("qk_nope_head_dim"),
         rotary_width=config.integer("qk_rope_head_dim"),
-        value_width=config.integer("v_head_dim"),
+        value_width=config.integer("v_head_dim", config.integer("hidden_size") // num_heads),
         has_bias=config.boolean("attention_bias"),
         is_interleaved=config.boolean("rope_interleave"),
         scales_queries=config.model_type == "mistral4",

@@ -16,6 +16,7 @@ TEXT_FAMILIES = {
     "apertus": "apertus",
     "arcee": "arcee",
     "bamba": "bamba",
+    "biogpt": "biogpt",
     "bitnet": "bitnet",
     "bloom": "bloom",
     "codegen": "gptj",
@@ -46,6 +47,8 @@ TEXT_FAMILIES = {
     "glm4_moe_lite": "deepseek_v3",
     "gpt-sw3": "gpt2",
     "gpt2": "gpt2",
+    "gpt_bigcode": "gpt_bigcode",
+    "gpt_neo": "gpt_neo",
     "gptj": "gptj",
     "gpt_neox": "gpt_neox",
     "gpt_oss": "gpt_oss",
@@ -71,6 +74,7 @@ TEXT_FAMILIES = {
     "llama4_text": "llama4",
     "mamba2": "mamba2",
     "mellum": "mellum",
+    "minicpm3": "minicpm3",
     "minimax_m2": "minimax_m2",
     "ministral": "ministral",
     "ministral3": "ministral3",
@@ -104,6 +108,7 @@ TEXT_FAMILIES = {
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
     "vaultgemma": "gemma",
+    "xglm": "biogpt",
     "youtu": "deepseek_v3",
 }
 """Model_types of language models, and the modules of families: with ``decoder(config)``, the model without its head as

@@ -191,6 +191,28 @@ def _clamp_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (out,)
 
 
+def maximum(x: Tensor) -> Tensor:
+    """``torch.max(x, number)`` of a number that is a tensor: saves x. Backward halves g where both are equal and masks
+    it where the number is larger, with a byte an element each time (``maximum`` in ``derivatives.yaml``)."""
+    tape = x.tape
+    node = tape.node((x,), _maximum_backward, (x.detached(),) if x.requires_grad else ())
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def _maximum_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    g = only(grads)
+    tape = g.tape
+    halves = tape.tensor(g.shape, g.dtype)
+    masks = [tape.tensor(g.shape, DType.BOOL)]
+    out = tape.tensor(g.shape, g.dtype)
+    masks.append(tape.tensor(g.shape, DType.BOOL))
+    tape.move(8 * g.num_bytes + 4 * masks[0].num_bytes, num_kernels=5)
+    del halves, masks
+    return (out,)
+
+
 def power(x: Tensor) -> Tensor:
     """``x.pow(number)``: saves x; backward writes ``x.pow(number - 1)``, a multiple of it, and the product with g.
 
