@@ -30,9 +30,9 @@ ODD = (0, 1, 2, 3, -1, 0.5, 10**5, 10**9, None, True, "x", [], [0], {}, "left ou
 def first_of_each_type() -> dict[str, str]:
     """An alias for each model_type that is described."""
     aliases: dict[str, str] = {}
-    for alias in packaged_models():
+    for alias, model in packaged_models().items():
         model_type = packaged_files(alias).model_type
-        if model_type in FAMILIES:
+        if model_type in FAMILIES and not model.is_sibling:
             aliases.setdefault(model_type, alias)
     return aliases
 

@@ -28,7 +28,11 @@ from vlmplan.rules import default_lora_exclude, model_facts
 from vlmplan.units import DType
 from vlmplan.workload import Workload
 
-ALIASES = sorted(alias for alias in packaged_models() if not brings_own_code(model_files(alias).config))
+ALIASES = sorted(
+    alias
+    for alias, model in packaged_models().items()
+    if not model.is_sibling and not brings_own_code(model_files(alias).config)
+)
 
 
 class EveryLayer(Tape):

@@ -45,8 +45,8 @@ TYPES = {
 def configs():
     """The first packaged config.json of each type."""
     found = {}
-    for alias in packaged_models():
-        folder = PACKAGED_MODELS / alias
+    for model in packaged_models().values():
+        folder = PACKAGED_MODELS / model.folder
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "auto_map" not in config:
             found.setdefault(config.get("model_type"), folder)

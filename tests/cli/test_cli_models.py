@@ -59,8 +59,11 @@ def test_every_packaged_model_is_listed_or_listed_as_not_supported(run: Run):
     assert found["schema"] == "vlmplan.models/1"
     listed = {row["id"] for row in found["models"]}
     unsupported = {row["id"] for row in found["unsupported"]}
-    assert listed == {alias for alias in packaged_models() if packaged_files(alias).model_type in FAMILIES}
-    assert listed | unsupported == set(packaged_models())
+    siblings = {row["id"]: row["model"] for row in found["siblings"]}
+    assert set(siblings.values()) <= listed
+    plannable = {alias for alias in packaged_models() if packaged_files(alias).model_type in FAMILIES}
+    assert listed == plannable - set(siblings)
+    assert listed | unsupported | set(siblings) == set(packaged_models())
     assert not listed & unsupported
     assert all(row["reason"] for row in found["unsupported"])
 
@@ -106,9 +109,17 @@ def test_a_size_that_a_processor_refuses_leaves_the_model_in_the_list(run: Run):
 
 
 def test_words_look_at_alias_hub_id_and_family(run: Run):
-    assert set(rows(run, "qwen3", "vl", "moe")) == {"qwen3-vl-30b-a3b"}
+    assert set(rows(run, "qwen3", "vl", "moe", "instruct")) == {"qwen3-vl-30b-a3b"}
     assert "pixtral-12b" in rows(run, "mistral-community")
     assert set(rows(run, "gemma-3", "1b")) == {"gemma-3-1b"}
+
+
+def test_checkpoints_built_like_another_are_seen_by_their_names(run: Run):
+    assert "llama-3.3-70b" not in rows(run)
+    assert set(rows(run, "llama-3.3")) == {"llama-3.3-70b"}
+    assert rows(run, "llama-3.3")["llama-3.3-70b"]["hub_id"] == "meta-llama/Llama-3.3-70B-Instruct"
+    assert "checkpoints built like one of these: 2; a word of" in run("--family", "gemma2").output
+    assert "checkpoints built like" not in run("gemma-2").output
 
 
 def test_family_narrows_the_list(run: Run):
@@ -157,7 +168,7 @@ def test_words_of_no_model_get_the_nearest(run: Run):
 
 
 def test_a_variant_of_a_packaged_model_is_told_that_model_first():
-    assert nearest("qwen3-4b-instruct-2507", packaged_models())[0] == "qwen3-4b"
+    assert nearest("qwen3-8b-instruct-2507", packaged_models())[0] == "qwen3-8b"
 
 
 def test_the_table_is_plain_when_piped_and_has_the_numbers_of_the_json(run: Run):
@@ -333,6 +344,7 @@ def test_the_list_takes_about_a_second_at_most():
 
 
 def test_as_many_models_are_known_as_are_listed():
-    known = len(call("models", "--json").document["models"])
+    listed = call("models", "--json").document
+    known = len(listed["models"]) + len(listed["siblings"])
     for words in (("estimate", "--model", "wholly-elsewhere", "--gpu", "t4"), ("models", "wholly-elsewhere")):
         assert f"; {known} are known" in refusal(*words)

@@ -31,6 +31,7 @@ from vlmplan.models import (
 )
 from vlmplan.models import probe as model_probe
 from vlmplan.models.hub_names import CONFIG, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
+from vlmplan.models.packaged import PackagedModel, alias_by_repo_name
 from vlmplan.models.tree import model_tree
 
 LLAMA: dict[str, Any] = {
@@ -78,9 +79,64 @@ ROWS = {row["short_name"]: row for row in table_rows()}
 # Packaged models
 
 
+def own_models() -> dict[str, PackagedModel]:
+    return {alias: model for alias, model in packaged_models().items() if not model.is_sibling}
+
+
+SIBLINGS = [model for model in packaged_models().values() if model.is_sibling]
+
+
 def test_the_index_names_every_packaged_folder():
     folders = {path.name for path in (files("vlmplan") / "data" / "models").iterdir() if path.is_dir()}
-    assert set(packaged_models()) == folders == set(ROWS)
+    assert set(own_models()) == folders == set(ROWS)
+
+
+def test_a_sibling_has_files_of_a_model_of_its_own_which_name_the_source():
+    for model in SIBLINGS:
+        assert model.folder in own_models()
+        source = (files("vlmplan") / "data" / "models" / model.folder / "SOURCE.txt").read_text(encoding="utf-8")
+        changed = "".join(f", {name}" for name in model.changes)
+        assert f"\nsame sizes: {model.hub_id}{changed.replace(', ', ', but for ', 1)}: github:" in source, model.alias
+        assert model.hub_id is not None
+
+
+def test_a_sibling_is_named_and_loaded_as_itself_with_what_its_configuration_changes():
+    for model in SIBLINGS:
+        found, other = find_model(model.alias), find_model(model.folder)
+        assert (found.id, found.hub_id) == (model.alias, model.hub_id)
+        assert found.hub_id != other.hub_id
+        keys = found.config.keys() | other.config.keys()
+        differing = {key for key in keys if found.config.get(key) != other.config.get(key)}
+        assert differing == set(model.changes), model.alias
+        assert (found.preprocessor, found.video_settings) == (other.preprocessor, other.video_settings)
+        assert find_model(str(model.hub_id)).config == found.config
+
+
+def test_siblings_whose_sizes_differ_say_so():
+    assert context_length(find_model("Qwen/Qwen2.5-7B")) == 131072
+    assert context_length(find_model("Qwen/Qwen2.5-7B-Instruct")) == 32768
+    assert "rope_scaling" not in find_model("llama-3-8b").config
+    parameters = model_tree(find_model("mistral-7b-instruct-v0.3")).parameters()
+    assert sum(entry.parameter.numel for entry in parameters) == 7_248_023_552
+
+
+@pytest.mark.parametrize(
+    ("name", "alias"),
+    [
+        *(("Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("Llama-3.3-70B-Instruct", "llama-3.3-70b")),
+        *(("meta-llama-3-8b", "llama-3-8b"), ("DeepSeek-R1-Distill-Llama-8B", "deepseek-r1-distill-llama-8b")),
+    ],
+)
+def test_the_organisation_of_a_packaged_id_may_be_left_out(tmp_path: Path, name: str, alias: str):
+    assert find_model(name) == find_model(alias)
+    write_model(tmp_path / name, LLAMA)
+    assert (find_model(name).config == LLAMA) is (name.casefold() != alias)
+
+
+def test_an_alias_goes_before_the_id_of_another_model_without_its_organisation():
+    assert find_model("Qwen2.5-7B").hub_id == "Qwen/Qwen2.5-7B-Instruct"
+    assert find_model("Qwen/Qwen2.5-7B").hub_id == "Qwen/Qwen2.5-7B"
+    assert not alias_by_repo_name().keys() & packaged_models().keys()
 
 
 def test_every_packaged_hub_id_is_one_and_no_two_are_alike():
@@ -91,7 +147,8 @@ def test_every_packaged_hub_id_is_one_and_no_two_are_alike():
 
 def test_origins_are_those_of_the_table():
     words = {"verbatim": "verbatim", "verbatim-values": "values", "reconstructed": "reconstructed"}
-    assert {a: m.origin for a, m in packaged_models().items()} == {a: words[r["source_kind"]] for a, r in ROWS.items()}
+    assert {a: m.origin for a, m in own_models().items()} == {a: words[r["source_kind"]] for a, r in ROWS.items()}
+    assert "verbatim" not in {model.origin for model in SIBLINGS}
 
 
 def test_every_packaged_model_that_transformers_has_a_class_for_is_described():
@@ -154,7 +211,7 @@ def test_a_model_without_a_checkpoint_says_so():
 
 def test_image_settings_are_found_in_processor_config_too():
     """The packaged files that have them there only."""
-    for alias in packaged_models():
+    for alias in own_models():
         folder = files("vlmplan") / "data" / "models" / alias
         has_any = any((folder / name).is_file() for name in (PREPROCESSOR, PROCESSOR))
         has_settings = (folder / PREPROCESSOR).is_file() or (
@@ -175,9 +232,11 @@ def test_an_unknown_name_gets_the_nearest_aliases():
 
 
 def test_an_unknown_id_gets_the_nearest_packaged_models():
-    assert nearest_aliases(HubId(repo="Qwen/Qwen2.5-7B"))[0] == "qwen2.5-7b"
-    with pytest.raises(UnavailableError, match=r"name 'qwen2\.5-7b' or .* or a folder with its config\.json"):
-        find_model("Qwen/Qwen2.5-7B")
+    assert nearest_aliases(HubId(repo="Qwen/Qwen2.5-7B-AWQ"))[0] == "qwen2.5-7b-base"
+    with pytest.raises(UnavailableError, match=r"name 'qwen2\.5-7b-base' or .* or a folder with its config\.json"):
+        find_model("Qwen/Qwen2.5-7B-AWQ")
+    with pytest.raises(UnknownNameError, match=r"did you mean 'llama-3\.3-70b'"):
+        find_model("llama-3.3-70")
 
 
 @pytest.mark.parametrize("name", ["", "   "])
@@ -321,9 +380,10 @@ def test_a_configuration_from_the_hub_is_checked_like_any_other(fake_hub: FakeHu
 
 
 def test_gated_models_get_what_to_do_and_what_is_near(fake_hub: FakeHub):
-    fake_hub.put("meta-llama/Llama-3.2-1B", CONFIG, Answer(status=401, headers={"X-Error-Code": "GatedRepo"}))
+    gated = "meta-llama/Llama-3.2-1B-Instruct-SpinQuant_INT4_EO8"
+    fake_hub.put(gated, CONFIG, Answer(status=401, headers={"X-Error-Code": "GatedRepo"}))
     with pytest.raises(UnavailableError) as caught:
-        find_model("meta-llama/Llama-3.2-1B")
+        find_model(gated)
     message = str(caught.value)
     assert "accept its licence" in message
     assert "HF_TOKEN" in message

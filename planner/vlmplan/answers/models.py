@@ -10,13 +10,14 @@ import click
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Part
 from vlmplan.json_reader import JsonDict
-from vlmplan.models import why_unsupported
+from vlmplan.models import packaged_models, why_unsupported
 from vlmplan.models.facts import LORA_RANK, ModelAnatomy, ModelFacts
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import count_text, size_text
 
 if TYPE_CHECKING:
+    from vlmplan.models.packaged import PackagedModel
     from vlmplan.workload import ModelFiles
 
 SCHEMA = "vlmplan.models/1"
@@ -37,17 +38,28 @@ def models_report(
     """One line per model, and apart those that cannot be planned."""
     blocks: list[Table | str] = [_models_table(rows)] if rows else []
     blocks.append(f"{len(rows)} models; image tokens are those of one image of {size_text(size)}")
+    siblings = _siblings(rows)
+    if siblings:
+        found = "a word of their names, or --json, finds them"
+        blocks.append(f"checkpoints built like one of these: {len(siblings)}; {found}")
     if unsupported:
         blocks.append(_unsupported_table(unsupported))
     document = {
         **_head(size),
         "models": [_facts_json(facts) for facts in rows],
+        "siblings": [{"id": one.alias, "hub_id": one.hub_id, "model": one.folder} for one in siblings],
         "unsupported": [
             {"id": m.id, "hub_id": m.hub_id, "model_type": m.model_type, "reason": why_unsupported(m)}
             for m in unsupported
         ],
     }
     return ModelReport(document=document, blocks=tuple(blocks))
+
+
+def _siblings(rows: Sequence[ModelFacts]) -> "list[PackagedModel]":
+    """The packaged checkpoints with the files of a model in the list that are not in it themselves."""
+    shown = {facts.model.id for facts in rows}
+    return [one for one in packaged_models().values() if one.folder in shown and one.alias not in shown]
 
 
 def _models_table(rows: Sequence[ModelFacts]) -> Table:

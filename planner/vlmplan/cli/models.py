@@ -99,6 +99,7 @@ def _facts(
         takes_images=terms["vision"],
         min_params=terms["min_params"],
         max_params=terms["max_params"],
+        each_size_once=terms["gpu"] is not None,
     )
     facts, unsupported = packaged_facts(wanted, size=size)
     return sorted_facts(facts, sort), unsupported

@@ -286,14 +286,14 @@ def given_model_of(model: Any) -> "ModelFiles | None":
     from vlmplan.models import given_model, packaged_models
     from vlmplan.models.hub import is_on_this_machine
     from vlmplan.models.hub_names import hub_id
-    from vlmplan.models.packaged import alias_by_hub_id
+    from vlmplan.models.packaged import alias_by_hub_id, alias_by_repo_name
 
     if isinstance(model, Mapping):
         return given_model(cast(Mapping[str, Any], model))
     if model is None:
         raise InputError("model is missing; an alias, a Hugging Face id or a config.json is needed")
     name = _text("model", model).strip()
-    if name.casefold() in packaged_models():
+    if name.casefold() in packaged_models() or name.casefold() in alias_by_repo_name():
         return None
     wanted = hub_id(name)
     if wanted is None:

@@ -7,7 +7,14 @@ from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import text_if_there
 from vlmplan.models.description import FoundModel, files_of_texts, with_layout
 from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, HubId, hub_id
-from vlmplan.models.packaged import alias_by_hub_id, nearest_aliases, packaged_model, packaged_models, plannable_models
+from vlmplan.models.packaged import (
+    alias_by_hub_id,
+    alias_by_repo_name,
+    nearest_aliases,
+    packaged_model,
+    packaged_models,
+    plannable_models,
+)
 from vlmplan.workload import ModelFiles
 
 
@@ -24,7 +31,8 @@ def found_model(name: str) -> FoundModel:
     """``find_model``, and where the files are from.
 
     A path that says so (``./gpt2``, ``~/m``, ``x.json``) is one; else an alias goes before a folder of that name, a
-    folder before a Hugging Face id, and a packaged id before the caches and the network.
+    folder before a Hugging Face id or what comes after its organisation, and a packaged id before the caches and the
+    network.
     """
     name = name.strip()
     if not name:
@@ -34,6 +42,8 @@ def found_model(name: str) -> FoundModel:
         return packaged_model(alias)
     if _is_path(name) or _has_config(name):
         return _model_at(name)
+    if alias in alias_by_repo_name():
+        return packaged_model(alias_by_repo_name()[alias])
     wanted = hub_id(name)
     if wanted is None:
         hint = "`vlmplan models` lists them; others by their Hugging Face id, org/name, or as a folder"

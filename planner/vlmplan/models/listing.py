@@ -7,19 +7,23 @@ from pathlib import Path
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import UnknownNameError
 from vlmplan.models.facts import ModelFacts, model_facts
-from vlmplan.models.packaged import packaged_files, packaged_models, plannable_models
+from vlmplan.models.packaged import alias_by_repo_name, packaged_files, packaged_models, plannable_models
 from vlmplan.workload import ModelFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFilter:
-    """What the user wants to see; empty or None means any."""
+    """What the user wants to see; empty or None means any.
+
+    ``each_size_once`` leaves out checkpoints with the files of another model where that one is seen.
+    """
 
     words: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     takes_images: bool | None = None
     min_params: float | None = None
     max_params: float | None = None
+    each_size_once: bool = False
 
     @property
     def asks_for_facts(self) -> bool:
@@ -43,17 +47,22 @@ class ModelFilter:
 def packaged_facts(wanted: ModelFilter, *, size: tuple[int, int]) -> tuple[list[ModelFacts], list[ModelFiles]]:
     """The packaged models that ``wanted`` accepts, and those that vlmplan cannot plan.
 
-    Raises UnknownNameError if a family or the words are those of no model.
+    Checkpoints with the files of another model are seen by the words of their names alone. Raises UnknownNameError if
+    a family or the words are those of no model.
     """
-    known = {alias: packaged_files(alias) for alias in packaged_models()}
-    families = sorted({model.model_type for model in known.values()})
+    own = [packaged_files(alias) for alias, model in packaged_models().items() if not model.is_sibling]
+    families = sorted({model.model_type for model in own})
     for family in wanted.families:
         if family not in families:
             raise UnknownNameError("model_type", family, families)
-    named = [model for model in known.values() if wanted.accepts_name(model)]
+    named = [model for model in own if wanted.accepts_name(model)]
+    if wanted.words and not (named and wanted.each_size_once):
+        siblings = (packaged_files(alias) for alias, model in packaged_models().items() if model.is_sibling)
+        named += filter(wanted.accepts_name, siblings)
     if not named and wanted.words:
         hint = "`vlmplan models` lists them; others by their Hugging Face id, org/name"
-        raise UnknownNameError("model", " ".join(wanted.words), known, hint, num_known=len(plannable_models()))
+        num_known = len(plannable_models())
+        raise UnknownNameError("model", " ".join(wanted.words), packaged_models(), hint, num_known=num_known)
     facts = [model_facts(m, width=size[0], height=size[1]) for m in named if m.model_type in FAMILIES]
     rest = [] if wanted.asks_for_facts else [m for m in named if m.model_type not in FAMILIES]
     return list(filter(wanted.accepts, facts)), rest
@@ -78,6 +87,7 @@ def names_one_model(word: str) -> bool:
     """Whether a word names a model rather than a part of names."""
     return (
         word.casefold() in packaged_models()
+        or word.casefold() in alias_by_repo_name()
         or "/" in word
         or word.startswith((".", "~"))
         or word.endswith(".json")

@@ -1,46 +1,75 @@
 """The models that come with vlmplan: their small files, which need neither network nor disk space for weights."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import InputError, nearest
 from vlmplan.models.description import FoundModel, brings_own_code, files_of_texts, why_unsupported, with_layout
-from vlmplan.models.hub_names import CONFIG, FILE_NAMES, HubId
+from vlmplan.models.hub_names import CONFIG, FILE_NAMES, HubId, hub_id
 from vlmplan.workload import ModelFiles
 
 PACKAGED_MODELS = Path(__file__).parents[1] / "data" / "models"
 
 
 class PackagedModel(NamedTuple):
-    """An entry of ``data/models/index.json``.
+    """An entry of ``data/models/index.json``: a checkpoint, and the files that say its sizes.
 
     ``hub_id`` is None where no checkpoint in transformers' layout is known. ``origin`` says of config.json whether it
     is the published file (``verbatim``), its values written anew (``values``), or put together from what is published
-    about the model (``reconstructed``).
+    about the model (``reconstructed``). ``folder`` is another alias where the checkpoint has the sizes of that one, as
+    the fine-tuned models of a base have; ``changes`` (a JSON merge patch, RFC 7396) then say what its config.json has
+    otherwise, and the folder's SOURCE.txt where that was read.
     """
 
     alias: str
     hub_id: str | None
     origin: str
+    folder: str
+    changes: Mapping[str, Any]
+
+    @property
+    def is_sibling(self) -> bool:
+        return self.folder != self.alias
 
 
 @cache
 def packaged_models() -> Mapping[str, PackagedModel]:
     """Every packaged model by alias."""
     entries = json.loads(_packaged_text("index.json") or "{}")
-    return {
-        alias: PackagedModel(alias=alias, hub_id=entry["hub_id"], origin=entry["config"])
-        for alias, entry in entries.items()
-    }
+    return {alias: _packaged_model(alias, entry, entries) for alias, entry in entries.items()}
+
+
+def _packaged_model(alias: str, entry: Mapping[str, Any], entries: Mapping[str, Any]) -> PackagedModel:
+    folder = entry.get("files_of", alias)
+    origin = entries[folder]["config"]
+    if folder != alias and origin == "verbatim":
+        origin = "values"
+    return PackagedModel(
+        alias=alias, hub_id=entry["hub_id"], origin=origin, folder=folder, changes=entry.get("changes", {})
+    )
 
 
 @cache
 def alias_by_hub_id() -> Mapping[str, str]:
     return {model.hub_id.casefold(): model.alias for model in packaged_models().values() if model.hub_id}
+
+
+@cache
+def alias_by_repo_name() -> Mapping[str, str]:
+    """Aliases by what comes after the organisation in the Hugging Face id, where that names one model alone."""
+    ids = {model.alias: hub_id(model.hub_id) for model in packaged_models().values() if model.hub_id}
+    names = {
+        alias: wanted.repo.partition("/")[2].casefold()
+        for alias, wanted in ids.items()
+        if wanted is not None and str(wanted) == wanted.repo
+    }
+    count = Counter(names.values())
+    return {name: alias for alias, name in names.items() if count[name] == 1 and name not in packaged_models()}
 
 
 def plannable_models() -> list[str]:
@@ -59,15 +88,28 @@ def packaged_model(alias: str, *, name: str | None = None) -> FoundModel:
 def packaged_files(alias: str, *, name: str | None = None) -> ModelFiles:
     """The files of a packaged model, whether or not vlmplan can plan it."""
     packaged = packaged_models()[alias]
-    texts = {file: _packaged_text(alias, file) for file in FILE_NAMES}
+    texts = {file: _packaged_text(packaged.folder, file) for file in FILE_NAMES}
     found = {file: text for file, text in texts.items() if text is not None}
+    if packaged.changes:
+        found[CONFIG] = json.dumps(_patched(json.loads(found[CONFIG]), packaged.changes))
     notes: list[str] = []
     if packaged.origin == "reconstructed":
         published = f"; {packaged.hub_id}@main is the published one" if packaged.hub_id else ""
         notes.append(f"The config.json of {alias} is put together from what is published about it{published}.")
     if packaged.hub_id is None:
         notes.append(f"No checkpoint of {alias} in transformers' layout is known; to train it, name a folder with one.")
-    return files_of_texts(name or alias, found, source=f"{alias}/{CONFIG}", hub_id=packaged.hub_id, notes=notes)
+    source = f"{packaged.folder}/{CONFIG}"
+    return files_of_texts(name or alias, found, source=source, hub_id=packaged.hub_id, notes=notes)
+
+
+def _patched(value: Any, patch: Any) -> Any:
+    """``value`` with a JSON merge patch applied: objects are merged, null takes a key out, all else replaces."""
+    if not isinstance(patch, Mapping):
+        return patch
+    changes = cast(Mapping[str, Any], patch)
+    merged = dict(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else {}
+    merged |= {key: _patched(merged.get(key), change) for key, change in changes.items()}
+    return {key: value for key, value in merged.items() if key not in changes or changes[key] is not None}
 
 
 def _packaged_text(*parts: str) -> str | None:
