@@ -264,6 +264,7 @@ class _Planned:
 def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch_request: "LaunchRequest") -> _Planned:
     """The plan of the file, of the resumed run, or of the options."""
     from vlmplan.catalog import load_catalog
+    from vlmplan.launch.edited_plan import as_it_stands
     from vlmplan.launch.prepared import planned
     from vlmplan.launch.resuming import asks_for_another_plan, kept_options, request_to_go_on
     from vlmplan.plan import PLAN_FILE, read_plan
@@ -296,4 +297,5 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
     launch_request = dataclasses.replace(launch_request, planned_with=None)
-    return _Planned(plan=read_plan(plan_file), notes=[], launch_request=launch_request)
+    plan, notes = as_it_stands(read_plan(plan_file), plan_file, launch_request.catalog_files)
+    return _Planned(plan=plan, notes=notes, launch_request=launch_request)

@@ -1,0 +1,88 @@
+"""A plan that was edited is held to what it takes as it stands, whichever line of it was changed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_calls import call
+from vlmplan.errors import InputError
+from vlmplan.launch.edited_plan import as_it_stands
+from vlmplan.plan import Plan, read_plan
+
+WORDS = ("--model", "smollm2-135m", "--gpu", "rtx-4060:2", "--method", "full", "--zero-stage", "2")
+VISION = ("--model", "smolvlm-500m", "--gpu", "rtx-4090:2", "--method", "lora")
+
+
+def written(folder: Path, words: tuple[str, ...]) -> dict[str, Any]:
+    call("recommend", *words, "--num-samples", "1000", "--out", str(folder))
+    return json.loads((folder / "plan.json").read_text())
+
+
+def edited(folder: Path, words: tuple[str, ...], change: Callable[[dict[str, Any]], None]) -> tuple[Plan, Plan, list]:
+    values = written(folder, words)
+    change(values)
+    path = folder / "plan.json"
+    path.write_text(json.dumps(values))
+    read = read_plan(path)
+    return read, *as_it_stands(read, path, ())
+
+
+@pytest.mark.parametrize("words", [WORDS, VISION, (*WORDS[:-1], "3"), (*WORDS, "--optimizer", "lion")])
+def test_a_plan_as_it_was_written_is_as_it_expects(tmp_path: Path, words):
+    read, stands, notes = edited(tmp_path, words, lambda values: None)
+    assert (stands, notes) == (read, [])
+
+
+def _longer(values: dict[str, Any]) -> None:
+    values["workload"]["seq_len"] *= 4
+
+
+def _adapted(values: dict[str, Any]) -> None:
+    values["recipe"]["method"] = "lora"
+
+
+def _checkpointed(values: dict[str, Any]) -> None:
+    values["recipe"]["activation_checkpointing"] ^= True
+
+
+def _more_epochs(values: dict[str, Any]) -> None:
+    values["workload"]["epochs"] = 5
+
+
+@pytest.mark.parametrize("change", [_longer, _adapted, _checkpointed, _more_epochs])
+def test_one_changed_line_changes_what_is_expected(tmp_path: Path, change):
+    read, stands, [note] = edited(tmp_path, WORDS, change)
+    assert stands.expected != read.expected
+    assert stands.recipe == read.recipe
+    assert "was changed after it was planned" in note
+    if change is _more_epochs:
+        assert (read.expected.num_steps, stands.expected.num_steps) == (63, 313)
+        assert stands.expected.peak_device_bytes == read.expected.peak_device_bytes
+        assert "takes 313 steps in place of 63, to which the run is held" in note
+    if change is _adapted:
+        assert stands.num_trainable_params < read.num_trainable_params == read.num_params
+    if change is _longer:
+        assert stands.expected.verdict == "does_not_fit"
+        found = call(
+            "launch",
+            "--plan",
+            str(tmp_path / "plan.json"),
+            "--dummy-data",
+            "9",
+            "--output-dir",
+            str(tmp_path / "run"),
+            "--dry-run",
+        )
+        assert "the plan does not fit" in found.err
+        assert "on each GPU in place of" in found.err
+
+
+def test_a_line_that_no_trainer_can_follow_is_refused_as_an_option_is(tmp_path: Path):
+    def change(values: dict[str, Any]) -> None:
+        values["recipe"] |= {"method": "lora", "train_language": False}
+
+    with pytest.raises(InputError, match="no layer is left to adapt outside the frozen parts"):
+        edited(tmp_path, WORDS, change)
