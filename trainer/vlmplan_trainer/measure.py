@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
@@ -83,6 +84,11 @@ class LiveStorages(TorchDispatchMode):
 
     def _forget(self, key: int) -> None:
         self.num_bytes -= self.sizes.pop(key)
+
+
+def _held_here(weight: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a weight that FSDP2 has sharded, whose own storage is as large as the whole and not there."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def quantisation_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -166,8 +172,9 @@ class Meter:
     def count(self, model: torch.nn.Module) -> None:
         """Add the weights of a model that came into being unseen (read from files by threads of transformers')."""
         if self._storages is not None:
-            shards = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]  # of ZeRO-3
-            self._storages.count(*model.parameters(), *shards, *model.buffers(), *quantisation_tensors(model))
+            weights = [*map(_held_here, model.parameters())]
+            shards = [getattr(weight, "ds_tensor", weight) for weight in weights]  # of ZeRO-3
+            self._storages.count(*weights, *shards, *model.buffers(), *quantisation_tensors(model))
 
     def resized(self, storage: Any) -> None:
         """A storage whose tensors stay may have another size now; a GPU counts it by itself."""
