@@ -66,6 +66,7 @@ from vlmplan.chats.turn_parts import (
     with_own,
     with_tags,
 )
+from vlmplan.chats.unread import refuse_unread_of_sample, refuse_unread_of_turn
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject
 from vlmplan.units import counted
@@ -139,6 +140,7 @@ def raw_sample(
     parts = with_images(read.turns, own_images(sample), source, shows_first=read.shows_images_first)
     for kind in KINDS:
         parts = with_own(parts, sample, kind) if whys[kind.name] is None else parts
+    refuse_unread_of_sample(sample, "".join(part for _, parts in read.turns for part in parts if isinstance(part, str)))
     turns, tools = tuple([_turn(role, content) for role, content in parts]), tools_of(sample)
     if tools and read.is_plain:
         sample.complain("tools", "a prompt that is a text calls none; a list of messages does")
@@ -156,14 +158,26 @@ def raw_sample(
 
 
 def _chat(sample: JsonObject) -> _Read:
-    return _Read(form="messages", turns=_messages(sample, "messages"), shows_images_first=True)
+    turns = _behind_system(sample, _messages(sample, "messages"))
+    return _Read(form="messages", turns=turns, shows_images_first=True)
+
+
+def _behind_system(sample: JsonObject, turns: Parts) -> Parts:
+    """The turns behind the text that stands under ``system`` beside them, as ms-swift and ShareGPT have it."""
+    system = sample.maybe("system", sample.raw)
+    if system in (None, ""):
+        return turns
+    if turns and turns[0][0] == "system":
+        sample.complain("system", "the first turn is the system's too; one of the two has to go")
+    return [("system", [sample.text("system")]), *turns]
 
 
 def _conversations(sample: JsonObject) -> _Read:
     """LLaVA's; with role and content in place of from and value, messages under another name."""
     listed = sample.objects("conversations")
     if listed and "from" not in listed[0] and "role" in listed[0]:
-        return _Read(form="conversations", turns=_messages(sample, "conversations"), shows_images_first=True)
+        turns = _behind_system(sample, _messages(sample, "conversations"))
+        return _Read(form="conversations", turns=turns, shows_images_first=True)
     turns: Parts = []
     for message in listed:
         said = message.choice("from", {**LLAVA_ROLES, **OF_TOOLS})
@@ -171,8 +185,10 @@ def _conversations(sample: JsonObject) -> _Read:
             _add_calls(turns, called_in_text(message, "value"))
             continue
         role = OF_TOOLS.get(said) or LLAVA_ROLES[said]
+        if role == "assistant":
+            refuse_unread_of_turn(message)
         turns.append((role, tagged(message.text("value"), role)))
-    return _Read(form="conversations (LLaVA)", turns=turns)
+    return _Read(form="conversations (LLaVA)", turns=_behind_system(sample, turns))
 
 
 def _instruction(sample: JsonObject) -> _Read:
@@ -276,6 +292,8 @@ def _messages(sample: JsonObject, key: str) -> Parts:
             _add_calls(turns, called_in_text(message, "content"))
             continue
         role = OF_TOOLS.get(said, said)
+        if role == "assistant":
+            refuse_unread_of_turn(message)
         more = called(message) if role == "assistant" else answering(message) if role == "tool" else []
         turns.append((role, [*_contents(message, role, may_be_empty=bool(more)), *more]))
     return turns

@@ -17,6 +17,8 @@ WITH_SOUND = ("use_audio_in_video", "load_audio_from_video")
 """What transformers calls it that the sound of a video is heard too."""
 PREFERENCE_KEYS = ("chosen", "rejected")
 """Under which a sample has two answers."""
+REJECTED_BESIDE = "rejected_response"
+"""Under which a sample of ms-swift has a worse answer than its chat."""
 OWN_IMAGES = ("image", "images")
 OWN_VIDEOS = ("video", "videos")
 OWN_SOUNDS = ("audio", "audios")
@@ -154,6 +156,12 @@ def own_videos(sample: JsonObject) -> list[Reference]:
 
 def refuse_pair(sample: JsonObject, completion_key: str) -> None:
     """Raise InputError for a pair of answers where a sample with one is read."""
+    if sample.maybe(REJECTED_BESIDE, sample.raw) not in (None, "", []):
+        sample.complain(
+            REJECTED_BESIDE,
+            "a worse answer beside the chat: --task dpo trains on prompt, chosen and rejected, supervised fine-tuning "
+            "on one answer",
+        )
     if completion_key not in PREFERENCE_KEYS and all(key in sample for key in PREFERENCE_KEYS):
         raise InputError(
             f"{sample.source}: the sample has {' and '.join(PREFERENCE_KEYS)}, a pair of answers, on which --task dpo "

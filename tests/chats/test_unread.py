@@ -1,0 +1,71 @@
+"""What stands beside the turns of a sample is read, or refused by name; nothing is left out without a word."""
+
+from typing import Any
+
+import pytest
+
+from chat_files import ANSWER, asked
+from vlmplan.chats.formats import RawTurn, raw_sample
+from vlmplan.chats.references import Reference
+from vlmplan.errors import InputError
+
+SHAREGPT = {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}
+IN_ROLES = {"conversations": asked("x")["messages"]}
+
+
+def read(values: dict[str, Any]) -> Any:
+    return raw_sample(values, source="some.jsonl:7")
+
+
+@pytest.mark.parametrize("values", [asked("x"), SHAREGPT, IN_ROLES], ids=["messages", "LLaVA", "roles"])
+def test_a_system_beside_the_turns_comes_before_them(values: dict[str, Any]):
+    first, *others = read({"system": "Be brief.", **values}).turns
+    assert first == RawTurn(role="system", content=("Be brief.",))
+    assert (
+        tuple(others)
+        == read(values).turns
+        == read({"system": None, **values}).turns
+        == read({"system": "", **values}).turns
+    )
+
+
+def test_two_systems_are_one_too_many():
+    with pytest.raises(InputError, match=r"system .*the first turn is the system's too"):
+        read({"system": "a", "messages": [{"role": "system", "content": "b"}, *asked("x")["messages"]]})
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"weight": 0}, "weight is 0|weight.*0: every turn"),
+        ({"loss": False}, "false: every turn of the assistant is learnt"),
+        ({"loss_scale": 0.5}, r"0\.5: every turn"),
+        ({"reasoning_content": "hm"}, "reasoning_content.*a part of the content"),
+    ],
+)
+def test_a_turn_that_is_to_be_learnt_otherwise_is_refused(said: dict[str, Any], words: str):
+    with pytest.raises(InputError, match=words) as caught:
+        read({"messages": [{"role": "user", "content": "x"}, ANSWER | said]})
+    assert "some.jsonl:7" in str(caught.value)
+    assert "messages[1]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said", [{"weight": 1}, {"loss": True}, {"loss": None}, {"reasoning_content": ""}, {"name": "n"}]
+)
+def test_a_turn_that_is_learnt_as_all_are_is_read(said: dict[str, Any]):
+    assert read({"messages": [{"role": "user", "content": "x"}, ANSWER | said]}).turns == read(asked("x")).turns
+
+
+def test_a_worse_answer_beside_the_chat_is_sent_to_its_task():
+    with pytest.raises(InputError, match=r"rejected_response.*--task dpo"):
+        read(asked("x", rejected_response="no"))
+    assert read(asked("x", rejected_response=None)).turns == read(asked("x")).turns
+
+
+def test_objects_are_refused_where_the_text_has_places_for_them():
+    objects = {"ref": ["cat"], "bbox": [[1, 2, 3, 4]]}
+    with pytest.raises(InputError, match=r"objects.*<ref-object> and <bbox>"):
+        read(asked("Where is <ref-object>?", objects=objects))
+    found = read(asked("<image>Where?", images=["a.png"], objects=objects))
+    assert found.turns[0].content == (Reference(text="a.png"), "Where?")
