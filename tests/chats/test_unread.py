@@ -37,9 +37,9 @@ def test_two_systems_are_one_too_many():
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"weight": 0}, "weight is 0|weight.*0: every turn"),
-        ({"loss": False}, "false: every turn of the assistant is learnt"),
-        ({"loss_scale": 0.5}, r"0\.5: every turn"),
+        ({"weight": 0}, "weight is 0; every turn of the assistant is learnt"),
+        ({"loss": False}, "loss is false; every turn of the assistant is learnt"),
+        ({"loss_scale": 0.5}, r"loss_scale is 0\.5; every turn"),
         ({"reasoning_content": "hm"}, "reasoning_content.*a part of the content"),
     ],
 )

@@ -159,8 +159,8 @@ def refuse_pair(sample: JsonObject, completion_key: str) -> None:
     if sample.maybe(REJECTED_BESIDE, sample.raw) not in (None, "", []):
         sample.complain(
             REJECTED_BESIDE,
-            "a worse answer beside the chat: --task dpo trains on prompt, chosen and rejected, supervised fine-tuning "
-            "on one answer",
+            "it is a worse answer beside the chat: --task dpo trains on prompt, chosen and rejected, supervised "
+            "fine-tuning on one answer",
         )
     if completion_key not in PREFERENCE_KEYS and all(key in sample for key in PREFERENCE_KEYS):
         raise InputError(

@@ -1,7 +1,7 @@
 """What a sample may say beside its turns, and nobody reads here: it is refused by name, where it would change what is
 learnt or what stands in the text."""
 
-from vlmplan.json_reader import JsonObject, shown
+from vlmplan.json_reader import JsonObject
 
 LEARNT_KEYS = ("weight", "loss", "loss_scale")
 """How OpenAI and ms-swift say of a turn whether, or how much, it is learnt."""
@@ -15,7 +15,7 @@ def refuse_unread_of_turn(message: JsonObject) -> None:
     for key in LEARNT_KEYS:
         value = message.maybe(key, message.raw)
         if value is not None and value != 1:
-            message.complain(key, f"{shown(value)}: every turn of the assistant is learnt, one as much as the other")
+            message.complain(key, "every turn of the assistant is learnt, one as much as the other")
     for key in THOUGHT_KEYS:
         if message.maybe(key, message.raw) not in (None, ""):
             message.complain(key, "thoughts are read as a part of the content, as the model writes them (<think>)")
