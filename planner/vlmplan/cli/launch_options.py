@@ -5,7 +5,18 @@ from typing import Any
 import click
 
 from vlmplan.cli.option_kinds import FILE, SectionedCommand, count, options, under
-from vlmplan.cli.options import CATALOG, DATA, FORCE, IMAGE_FOLDER, JSON, MODEL, ONE_CLUSTER, REPORT, WORKLOAD
+from vlmplan.cli.options import (
+    CATALOG,
+    DATA,
+    FORCE,
+    IMAGE_FOLDER,
+    JSON,
+    MODEL,
+    ONE_CLUSTER,
+    PLAN_FILE,
+    REPORT,
+    WORKLOAD,
+)
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
 from vlmplan.training import MONITOR_PACKAGES, SCHEDULES, SPEECH_TASKS
@@ -14,13 +25,7 @@ CURRICULUM_FILE = "curriculum.json"
 """In the output folder of a curriculum: what it is."""
 PLAN = under(
     "What to run",
-    click.option(
-        "--plan",
-        "plan_file",
-        type=FILE,
-        metavar="FILE",
-        help="A plan.json, or the folder it is in; or options of estimate.",
-    ),
+    PLAN_FILE,
     click.option("--curriculum", type=FILE, metavar="FILE", help="A YAML file of stages, one after another."),
     click.option("--demo", is_flag=True, help="A tiny model and made-up images on 2 CPU ranks; no download."),
 )

@@ -58,6 +58,13 @@ DATA = under(
     ),
     IMAGE_FOLDER,
 )
+PLAN_FILE: Decorator = click.option(
+    "--plan",
+    "plan_file",
+    type=FILE,
+    metavar="FILE",
+    help="A plan.json, or the folder it is in; or options of estimate.",
+)
 MODEL = under(
     MODEL_AND_SAMPLES,
     click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json."),

@@ -10,7 +10,18 @@ import click
 
 from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
 from vlmplan.cli.option_words import ClickValues
-from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, MODEL, MODEL_AND_SAMPLES, ONE_CLUSTER, REPORT, WORKLOAD
+from vlmplan.cli.options import (
+    CATALOG,
+    CONFIG,
+    DATA,
+    JSON,
+    MODEL,
+    MODEL_AND_SAMPLES,
+    ONE_CLUSTER,
+    PLAN_FILE,
+    REPORT,
+    WORKLOAD,
+)
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words, script_text
@@ -30,16 +41,7 @@ if TYPE_CHECKING:
     from vlmplan.request import Request
 
 EXIT_DOES_NOT_FIT = 3
-PLAN = under(
-    MODEL_AND_SAMPLES,
-    click.option(
-        "--plan",
-        "plan_file",
-        type=FILE,
-        metavar="FILE",
-        help="A plan.json, or the folder it is in; or options of estimate.",
-    ),
-)
+PLAN = under(MODEL_AND_SAMPLES, PLAN_FILE)
 OUTPUT = (
     click.option("--rank", type=int, metavar="N", help="Whose GPU.  [default: the fullest]"),
     click.option("--steps", type=int, metavar="N", help="Optimizer steps, 3 or more.  [default: 3]"),
