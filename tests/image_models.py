@@ -170,20 +170,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": {"depth": 6, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096},
     },
     {
-        "model_type": "glmga",
-        **IMAGE,
-        **_GLM_IDS,
-        "text_config": text("glm4v_text", rope_parameters=mrope(8, 12, 12)),
-        "vision_config": {
-            "model_type": "glm4v_vision",
-            "depth": 4,
-            "hidden_size": 1024,
-            "num_heads": 16,
-            "out_hidden_size": 1024,
-            "intermediate_size": 2816,
-        },
-    },
-    {
         "model_type": "got_ocr2",
         "image_token_index": 7,
         "image_seq_length": 256,
@@ -272,19 +258,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": {"model_type": "kosmos_2_5_vision_model", "num_hidden_layers": 4},
     },
     {
-        "model_type": "llava_next_video",
-        "image_token_index": 7,
-        "video_token_index": 8,
-        "text_config": text("llama"),
-        "vision_config": clip(336),
-    },
-    {
-        "model_type": "qianfan_ocr",
-        **IMAGE,
-        "text_config": text("qwen3", head_dim=64),
-        "vision_config": {"num_hidden_layers": 4},
-    },
-    {
         "model_type": "qwen4_exp",
         **IMAGE,
         **VIDEO,
@@ -322,13 +295,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "video_token_index": 8,
         "text_config": text("llama"),
         "vision_config": clip(224),
-    },
-    {
-        "model_type": "vipllava",
-        "image_token_index": 7,
-        "vision_feature_layers": [-2, -3, -4, 1],
-        "text_config": text("llama"),
-        "vision_config": clip(336),
     },
 )
 IMAGE_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in (*_MODELS, *TORCHVISION_MODELS)}
@@ -406,6 +372,41 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
         **IMAGE,
         **VIDEO,
     },
+    {
+        "model_type": "vipllava",
+        "image_token_index": 7,
+        "vision_feature_layers": [-2, -3, -4, 1],
+        "text_config": text("llama"),
+        "vision_config": clip(336),
+    },
+    {
+        "model_type": "qianfan_ocr",
+        **IMAGE,
+        "text_config": text("qwen3", head_dim=64),
+        "vision_config": {"num_hidden_layers": 4},
+    },
+    {
+        "model_type": "llava_next_video",
+        "image_token_index": 7,
+        "video_token_index": 8,
+        "text_config": text("llama"),
+        "vision_config": clip(336),
+    },
+    {
+        "model_type": "glmga",
+        **IMAGE,
+        **_GLM_IDS,
+        "text_config": text("glm4v_text", rope_parameters=mrope(8, 12, 12)),
+        "vision_config": {
+            "model_type": "glm4v_vision",
+            "depth": 4,
+            "hidden_size": 1024,
+            "num_heads": 16,
+            "out_hidden_size": 1024,
+            "intermediate_size": 2816,
+        },
+    },
+    _minicpmv("minicpm_ocr"),
     _minicpmv("minicpmv4_7"),
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}

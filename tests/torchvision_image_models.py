@@ -96,14 +96,6 @@ TORCHVISION_MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": {"num_hidden_layers": 4},
     },
     {
-        "model_type": "minicpm_ocr",
-        **IMAGE,
-        "video_token_id": 8,
-        "insert_layer_id": 3,
-        "text_config": text("qwen3_5_text", head_dim=64),
-        "vision_config": {"num_hidden_layers": 6, "patch_size": 14, "image_size": 448},
-    },
-    {
         "model_type": "minimax_m3_vl",
         "image_token_index": 7,
         "video_token_index": 8,

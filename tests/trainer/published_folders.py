@@ -415,14 +415,14 @@ def write_published(folder: Path, family: str, said: Published | None = None) ->
     if family == "instructblip":
         tiny_tokenizer("llama").save_pretrained(folder / "qformer_tokenizer")
     published = PACKAGED_MODELS / said.alias / "preprocessor_config.json"
-    settings = json.loads(published.read_text()) if published.exists() else {}
+    settings = (json.loads(published.read_text()) if published.exists() else {}) | dict(said.settings)
     classes = json.loads((folder / "tokenizer_config.json").read_text())
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     config = _with_ids(_typed(said, family), tokenizer)
     processor_class = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES[config["model_type"]]
     files = {
-        "preprocessor_config.json": settings | dict(said.settings),
+        "preprocessor_config.json": settings,
         "tokenizer_config.json": classes | {"processor_class": processor_class},
         "generation_config.json": GENERATION,
     }

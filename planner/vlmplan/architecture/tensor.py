@@ -258,7 +258,7 @@ class ForwardTape(CheckpointRecorder):
         shared = self.shared_casts = {}
         yield
         self.shared_casts = None
-        self.locals += [cast.detached() for cast in shared.values()]
+        self._held_casts += [cast.detached() for cast in shared.values()]
 
     def takes_cast_apart(self, weight: Parameter, num_bytes: int) -> bool:
         """Whether a weight that is cast now belongs to a layer that is run again in backward, or multiplies in a layer

@@ -1,7 +1,7 @@
 """Which frames of a video a model is given, and what its processor writes between them: by the video's header alone.
 
 Source: ``sample_frames`` in transformers 5.23 models/*/video_processing_*.py of ``qwen2_vl``, ``qwen3_vl``, ``glm4v``,
-``glm46v``, ``internvl``, ``smolvlm`` and ``minicpmv4_6``, and in video_processing_utils.py for
+``glm46v``, ``internvl``, ``smolvlm`` and ``minicpmv4_6``, and in video_processing_utils.py for ``llava_next_video``,
 ``llava_onevision`` and ``gemma4``. The planner counts by these rules, and the trainer decodes those frames.
 """
 
@@ -48,9 +48,11 @@ class Sampler(Enum):
     INTERNVL = "InternVLVideoProcessor"
     SMOLVLM = "SmolVLMVideoProcessor"
     LLAVA_ONEVISION = "LlavaOnevisionVideoProcessor"
+    LLAVA_NEXT_VIDEO = "LlavaNextVideoVideoProcessor"
     GEMMA4 = "Gemma4VideoProcessor"
     GEMMA4_UNIFIED = "Gemma4UnifiedVideoProcessor"
     MINICPMV = "MiniCPMV4_6VideoProcessor"
+    MINICPM_OCR = "MiniCPMOcrVideoProcessor"
 
 
 SAMPLERS: Mapping[str, Sampler] = {
@@ -63,25 +65,30 @@ SAMPLERS: Mapping[str, Sampler] = {
     "glm46v": Sampler.GLM46V,
     "internvl": Sampler.INTERNVL,
     "smolvlm": Sampler.SMOLVLM,
+    "llava_next_video": Sampler.LLAVA_NEXT_VIDEO,
     "llava_onevision": Sampler.LLAVA_ONEVISION,
     "gemma4": Sampler.GEMMA4,
     "gemma4_unified": Sampler.GEMMA4_UNIFIED,
     **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), Sampler.MINICPMV),
+    "minicpm_ocr": Sampler.MINICPM_OCR,
 }
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
 NOT_READ = (
     *("cohere_compass", "cosmos3_edge", "dots3_note", "ernie4_5_vl_moe", "glm5_next", "glmga"),
-    *("hyperclovax_vision_v2", "instructblipvideo", "kimi_k25", "llava_next_video", "minicpm_ocr", "minimax_m3_vl"),
+    *("hyperclovax_vision_v2", "instructblipvideo", "kimi_k25", "minimax_m3_vl"),
     *("molmo2", "muse_glimmer", "muse_spark", "nemotron_h_omni", "perception_lm", "qwen4_exp"),
     *("video_llama_3", "video_llava"),
 )
-"""Other model types to which transformers shows videos (``VIDEO_PROCESSOR_MAPPING_NAMES``). They have no family here,
-so that images of theirs are planned from what their processor makes, and of videos nothing is known."""
+"""Other model types to which transformers shows videos (``VIDEO_PROCESSOR_MAPPING_NAMES``), of which what becomes of
+frames is not described."""
 GEMMA4_SAMPLERS = (Sampler.GEMMA4, Sampler.GEMMA4_UNIFIED)
-CLIP_SAMPLERS = (Sampler.SMOLVLM, Sampler.LLAVA_ONEVISION, *GEMMA4_SAMPLERS)
+LLAVA_SAMPLERS = (Sampler.LLAVA_NEXT_VIDEO, Sampler.LLAVA_ONEVISION)
+MINICPMV_SAMPLERS = (Sampler.MINICPM_OCR, Sampler.MINICPMV)
+CLIP_SAMPLERS = (Sampler.SMOLVLM, *LLAVA_SAMPLERS, *GEMMA4_SAMPLERS)
 """Of models to which a frame is not what an image of any size is: SmolVLM cuts images into tiles and frames not,
-LLaVA-OneVision pools the features of frames, and Gemma 4 has fewer patches for a frame than for an image."""
+the LLaVAs pool the features of frames, and Gemma 4 has fewer patches for a frame than for an image."""
 FIXED_SAMPLERS: Mapping[Sampler, str] = {
+    Sampler.LLAVA_NEXT_VIDEO: "LLaVA-NeXT-Video",
     Sampler.LLAVA_ONEVISION: "LLaVA-OneVision",
     **dict.fromkeys(GEMMA4_SAMPLERS, "Gemma 4"),
 }
@@ -89,10 +96,14 @@ FIXED_SAMPLERS: Mapping[Sampler, str] = {
 CLIPS_OF_ROWS = ("lfm3_vl",)
 """Of models whose tower takes the frames of a video at once, in rows of patches of two frames each."""
 CLIP_TYPES = frozenset(
-    {*CLIPS_OF_ROWS, *(name for name, one in SAMPLERS.items() if one in (*CLIP_SAMPLERS, Sampler.MINICPMV))}
+    {*CLIPS_OF_ROWS, *(name for name, one in SAMPLERS.items() if one in (*CLIP_SAMPLERS, *MINICPMV_SAMPLERS))}
 )
 """Model types whose videos are no images to them. A frame of MiniCPM-V's has settings of its own."""
-BY_LENGTH: Mapping[Sampler, str] = {Sampler.GLM46V: "GLM-4.6V", Sampler.MINICPMV: "MiniCPM-V"}
+BY_LENGTH: Mapping[Sampler, str] = {
+    Sampler.GLM46V: "GLM-4.6V",
+    Sampler.MINICPMV: "MiniCPM-V",
+    Sampler.MINICPM_OCR: "MiniCPM-OCR",
+}
 """Whose processors have no number of frames a second to be told of."""
 GLM_SAMPLERS = (Sampler.GLM4V, Sampler.GLM46V)
 """Of models that see two frames of a video exactly as an image: with its token, in a row of patches of its own."""
@@ -148,10 +159,10 @@ class FrameRule(NamedTuple):
                 return self.num_frames or max(1, int(seconds * self._rate))
             case Sampler.SMOLVLM:
                 return max(1, min(round(self._rate * seconds), self._number))
-            case Sampler.LLAVA_ONEVISION | Sampler.GEMMA4 | Sampler.GEMMA4_UNIFIED:
-                return self._number
-            case Sampler.MINICPMV:
+            case Sampler.MINICPM_OCR | Sampler.MINICPMV:
                 return min(ceil(seconds), self._max_frames)
+            case _:  # of FIXED_SAMPLERS
+                return self._number
 
     def indices(self, header: VideoHeader) -> list[int]:
         """The frames that are taken of a video, counted from 0. Raises InputError for one that the processor refuses,
@@ -190,7 +201,7 @@ class FrameRule(NamedTuple):
     def _of_list(self, header: VideoHeader) -> list[int]:
         """All of a list of frames, as processors take frames that were chosen before, or evenly as many as are allowed:
         no more than are taken of a video; one that is alone stands there often enough for a row of patches."""
-        if self.sampler is Sampler.LLAVA_ONEVISION:
+        if self.sampler in LLAVA_SAMPLERS:
             return self._of_as_many(header)
         most = {Sampler.INTERNVL: self.most_frames, **dict.fromkeys(CLIP_SAMPLERS, self.num_frames)}
         found = evenly([*range(header.num_frames)], most.get(self.sampler, self._max_frames))
@@ -218,10 +229,10 @@ class FrameRule(NamedTuple):
                 return steps(header.num_frames, wanted, first=header.num_frames / wanted / 2)
             case Sampler.SMOLVLM:
                 return self._of_smolvlm(header)
-            case Sampler.LLAVA_ONEVISION | Sampler.GEMMA4 | Sampler.GEMMA4_UNIFIED:
-                return self._of_as_many(header)
-            case Sampler.MINICPMV:
+            case Sampler.MINICPM_OCR | Sampler.MINICPMV:
                 return self._of_minicpmv(header)
+            case _:  # of FIXED_SAMPLERS
+                return self._of_as_many(header)
 
     def _of_qwen2_vl(self, header: VideoHeader) -> list[int]:
         merged, total = self.merged_frames, header.num_frames
@@ -322,8 +333,8 @@ def frame_rule(
         raise InputError(
             f"--video-fps is {fps:g}, but the processor of {BY_LENGTH[sampler]} goes by a video's length; leave it off"
         )
-    if sampler is Sampler.MINICPMV:
-        return _minicpmv_rule(settings, most_frames, max_pixels)
+    if sampler in MINICPMV_SAMPLERS:
+        return _minicpmv_rule(sampler, settings, most_frames, max_pixels)
     is_glm4v = sampler is Sampler.GLM4V
     glm_frames = GLM_MOST_FRAMES if is_glm4v else GLM46V_MOST_FRAMES
     is_glm = sampler in GLM_SAMPLERS
@@ -339,7 +350,9 @@ def frame_rule(
     )
 
 
-def _minicpmv_rule(settings: FrameSettings, most_frames: int | None, max_pixels: int | None) -> FrameRule:
+def _minicpmv_rule(
+    sampler: Sampler, settings: FrameSettings, most_frames: int | None, max_pixels: int | None
+) -> FrameRule:
     """Raises InputError where frames are put together into pictures of each second."""
     if settings.stacked_frames > 1:
         raise InputError(
@@ -347,7 +360,7 @@ def _minicpmv_rule(settings: FrameSettings, most_frames: int | None, max_pixels:
             f"frames of a second are not planned; 1 is needed"
         )
     most = settings.max_frames or MINICPMV_MOST_FRAMES
-    return FrameRule(Sampler.MINICPMV, None, max_frames=most, most_frames=most_frames, max_pixels=max_pixels)
+    return FrameRule(sampler, None, max_frames=most, most_frames=most_frames, max_pixels=max_pixels)
 
 
 def no_videos(model_type: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from vlmplan.chats.frame_rules import GEMMA4_SAMPLERS, FrameRule, Sampler
+from vlmplan.chats.frame_rules import GEMMA4_SAMPLERS, LLAVA_SAMPLERS, MINICPMV_SAMPLERS, FrameRule, Sampler
 from vlmplan.chats.video_files import VideoHeader
 
 IMAGE_TOKEN, VIDEO_TAG = "<image>", "<video>"
@@ -44,7 +44,7 @@ def frame_texts(
     """What the processor writes of the frames ``indices``; SmolVLM's says how many they are, ``num_shown`` of the
     longest video of the sample. What it, InternVL's, Gemma 4's and MiniCPM-V's write around a frame is an image's own,
     and not among them."""
-    if rule.sampler in (Sampler.QWEN2_VL, Sampler.LLAVA_ONEVISION, Sampler.MINICPMV):
+    if rule.sampler in (Sampler.QWEN2_VL, *LLAVA_SAMPLERS, *MINICPMV_SAMPLERS):
         return FrameTexts()
     if rule.sampler is Sampler.INTERNVL:
         return FrameTexts(

@@ -32,8 +32,9 @@ PLACEHOLDER_KEYS = (
 )
 """What config.json calls the token that a template writes for an image, a video or a sound."""
 
-WRITTEN_FOR_IMAGES = {"ovis2": ("<image>", "<IMG_ATOM>")}
-"""Of ``Ovis2Processor``: the first is an ordinary text, the other one of the special tokens that it writes for it."""
+WRITTEN_FOR_IMAGES = {"ovis2": ("<image>", "<IMG_ATOM>"), "qianfan_ocr": ("<image>", "<IMG_CONTEXT>")}
+"""Of ``Ovis2Processor`` and ``QianfanOCRProcessor``: the first is an ordinary text, the other one of the special tokens
+that are written for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

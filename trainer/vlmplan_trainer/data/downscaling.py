@@ -109,7 +109,7 @@ class ImageMeter:
         One special token with the blanks that are written around images (Gemma 3): a tokenizer may join them to those
         of the text. It is another than the placeholder where that is no token of its own (Ovis 2).
         """
-        token, tokenizer = self._processor.image_token, self._processor.tokenizer
+        token, tokenizer = image_text(self._processor), self._processor.tokenizer
         written = self._written
         special = [match.span() for match in _any_of(tokenizer.get_added_vocab()).finditer(written)]
         is_whole = len(self._ids(token)) == 1
@@ -143,7 +143,7 @@ class ImageMeter:
 
         blank = Image.new("RGB", size, CANVAS_COLOUR)
         return self._processor(
-            text=[self._between.join([self._processor.image_token] * number)],
+            text=[self._between.join([image_text(self._processor)] * number)],
             images=[[blank] * number],
             add_special_tokens=False,
             return_tensors="pt",
@@ -155,6 +155,17 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """One of the texts, the longest that there is; those of blanks alone, as Gemma's line breaks are, are none."""
     shown = sorted(filter(str.strip, texts), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, shown)) or "(?!)")
+
+
+def image_text(processor: Any) -> Any:
+    """What stands for an image in a text that the processor is given: not always the token that it repeats for it
+    (``QianfanOCRProcessor``)."""
+    return getattr(processor, "image_placeholder_token", None) or getattr(processor, "image_token", None)
+
+
+def text_of(processor: Any, kind: str) -> str | None:
+    """What stands in a text for an ``image``, a ``video`` or ``audio``; None: the processor takes none."""
+    return image_text(processor) if kind == "image" else getattr(processor, f"{kind}_token", None)
 
 
 def downscaled_image(image: "Image", fit: Downscaling) -> "Image":

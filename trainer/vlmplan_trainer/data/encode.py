@@ -23,7 +23,7 @@ from vlmplan.chats.downscaling import Downscaling, ImageDownscaler, Size
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.samples import Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
+from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image, image_text, text_of
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.places import ShownTokens, last, moved, overlapping
 from vlmplan_trainer.data.sounds import PlannedSounds, SoundMeter
@@ -212,7 +212,7 @@ class Encoder:
         assert self.is_vision
         blank = Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "white")
         made = dict(self.processor(
-            text=[self.processor.image_token], images=[[blank]], add_special_tokens=False, return_tensors="pt"
+            text=[image_text(self.processor)], images=[[blank]], add_special_tokens=False, return_tensors="pt"
         ))  # fmt: skip
         made["labels"] = torch.full_like(made["input_ids"], IGNORED_LABEL)
         return self._known(made)
@@ -270,7 +270,7 @@ class Encoder:
         counts = (*counts, ("audio", "a sound", sample.sounds))
         has_part = {"video": getattr(self.processor, "video_processor", None), "audio": self.sound_meter}
         for kind, one, shown in counts:
-            token = getattr(self.processor, f"{kind}_token", None)
+            token = text_of(self.processor, kind)
             if token is None or has_part.get(kind, token) is None:
                 continue
             if text.count(token) != len(shown):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
+from vlmplan_trainer.data.downscaling import text_of
 from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError, kind_of_last
 from vlmplan_trainer.data.places import ShownTokens
 from vlmplan_trainer.data.templates import TYPES, TemplateError
@@ -167,7 +168,8 @@ def _images(encoder: Encoder, sample: Sample, text: str, first: int) -> tuple[st
     places, ends = list[tuple[int, int]](), list[tuple[int, int]]()
     pieces, end, length, gained, num_reduced = list[str](), 0, 0, 0, 0
     for part in sample.shown:
-        token = getattr(encoder.processor, f"{TYPES[type(part)]}_token")
+        token = text_of(encoder.processor, TYPES[type(part)])
+        assert token is not None
         place = text.index(token, end)
         try:
             num_tokens, is_reduced = _tokens_of(encoder, part, sample.images)

@@ -19,6 +19,7 @@ from vlmplan.chats.frame_rules import (
     CLIP_SAMPLERS,
     GEMMA4_SAMPLERS,
     GLM_SAMPLERS,
+    MINICPMV_SAMPLERS,
     FrameRule,
     FrameSettings,
     Sampler,
@@ -111,7 +112,7 @@ class VideoMeter:
     def num_patches(self, header: VideoHeader) -> int:
         """Patches of all frames in the vision tower; frames, for models that make a tile of each. Raises InputError for
         a video that the processor refuses."""
-        if self.rule.sampler is Sampler.MINICPMV:
+        if self.rule.sampler in MINICPMV_SAMPLERS:
             return len(self.rule.indices(header)) * sum(self._sequences(header).patches)
         rows, height, width = self._grid(header)
         return rows * height * width
@@ -119,7 +120,7 @@ class VideoMeter:
     def num_patches_of(self, num_frames: int, size: Size) -> int:
         """Patches of so many frames of this (width, height), or of that which they are resized to."""
         whole = {"width": size[0], "height": size[1], "num_frames": num_frames, "seconds": 1.0, "is_listed": True}
-        if self.rule.sampler is Sampler.MINICPMV:
+        if self.rule.sampler in MINICPMV_SAMPLERS:
             return num_frames * sum(self._sequences(VideoHeader(**whole)).patches)
         part = self._processor.video_processor
         rows = -(-num_frames // part.temporal_patch_size)
@@ -226,10 +227,14 @@ class VideoMeter:
         from transformers.video_utils import VideoMetadata
 
         num_frames = len(self.rule.indices(header))
-        if self.rule.sampler is Sampler.MINICPMV:
+        if self.rule.sampler in MINICPMV_SAMPLERS:
             return self._text_of_minicpmv(header, num_frames)
         if self.rule.sampler in (Sampler.INTERNVL, Sampler.LLAVA_ONEVISION):
             return self._processor.replace_video_token({VIDEO_PIXELS: [torch.empty(num_frames, 0)]}, 0)
+        if self.rule.sampler is Sampler.LLAVA_NEXT_VIDEO:
+            tile = self._processor.video_processor.crop_size
+            frames = torch.zeros(()).expand(num_frames, 3, tile.height, tile.width)
+            return self._processor.replace_video_token({VIDEO_PIXELS: [frames]}, 0)
         metadata = [VideoMetadata(**self.metadata(header))]
         if self.rule.sampler in GEMMA4_SAMPLERS:
             made = {"num_soft_tokens_per_video": [self._frame_tokens(header)], "video_metadata": metadata}

@@ -28,7 +28,9 @@ INNER_PROJECTOR_WORDS = (*PROJECTOR_WORDS, "merger", "downsample")
 
 OUTER_PROJECTORS: Mapping[str, str] = {"phi4_multimodal": "model.embed_tokens_extend"}
 """Modules around the encoders, where the language model is no module of its own but holds them, by model_type."""
-MERGERS_OF_TOWERS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), ("vit_merger",))
+MERGERS_OF_TOWERS: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+    ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"), ("vit_merger",)
+)
 """Modules between a tower's layers, which are the tower's as its other layers are, by model_type."""
 
 

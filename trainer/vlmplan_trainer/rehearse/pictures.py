@@ -16,13 +16,14 @@ from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
 FIRST_IMAGE = 4
 """Tokens of text before the first image."""
 GRID_TYPES = (
-    *("cosmos3_omni", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl"),
+    *("cosmos3_omni", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "paddleocr_vl"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
 UNTYPED_GRID_TYPES = ("exaone4_5", "lfm3_vl")
 """Whose processors do not say of each token what it is of (``return_mm_token_type_ids``)."""
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
-TILE_TYPES = ("aya_vision", "cohere2_vision", "internvl", "ovis2")
+SQUARE_TYPES = ("gemma3", "gemma3n", "lighton_ocr", "llava", "mistral3", "paligemma", "vipllava")
+TILE_TYPES = ("aya_vision", "cohere2_vision", "internvl", "ovis2", "qianfan_ocr")
 
 
 Made = tuple[dict[str, torch.Tensor], dict[str, tuple[int, ...]]]
@@ -307,15 +308,15 @@ _FAMILIES: Mapping[str, Callable[[Pictures], Made]] = {
     **dict.fromkeys(UNTYPED_GRID_TYPES, _grids_of_clips),
     **dict.fromkeys(THINKER_TYPES, _grids_of_thinkers),
     **dict.fromkeys(TILE_TYPES, _tiles),
-    **dict.fromkeys(("gemma3", "gemma3n", "lighton_ocr", "llava", "mistral3", "paligemma"), _squares),
-    **dict.fromkeys(("llava_next", "llava_onevision"), _anyres),
+    **dict.fromkeys(SQUARE_TYPES, _squares),
+    **dict.fromkeys(("llava_next", "llava_next_video", "llava_onevision"), _anyres),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     **dict.fromkeys(("blip-2", "instructblip"), _queries),
     **dict.fromkeys(("gemma4", "gemma4_unified"), _padded_patches),
     "idefics2": _idefics2,
     "lfm2_vl": _lfm2_vl,
     "llama4": _llama4,
-    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), _packed_patches),
+    **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"), _packed_patches),
     "mllama": _mllama,
     "phi4_multimodal": _phi4_multimodal,
 }

@@ -24,6 +24,7 @@ VISION_FAMILIES = {
     "glm4v": "glm4v",
     "glm4v_moe": "glm4v_moe",
     "glm_ocr": "glm_ocr",
+    "glmga": "glm46v",
     "idefics2": "idefics2",
     "idefics3": "idefics3",
     "instructblip": "instructblip",
@@ -34,7 +35,9 @@ VISION_FAMILIES = {
     "llama4": "llama4_vl",
     "llava": "llava",
     "llava_next": "llava_next",
+    "llava_next_video": "llava_next_video",
     "llava_onevision": "llava_onevision",
+    "minicpm_ocr": "minicpmv4_6",
     "minicpmv4_6": "minicpmv4_6",
     "minicpmv4_7": "minicpmv4_6",
     "mistral3": "mistral3",
@@ -43,6 +46,7 @@ VISION_FAMILIES = {
     "paddleocr_vl": "paddleocr_vl",
     "paligemma": "paligemma",
     "phi4_multimodal": "phi4_multimodal",
+    "qianfan_ocr": "qianfan_ocr",
     "qwen": "qwen",
     "qwen2_5_omni_thinker": "qwen2_5_omni",
     "qwen2_5_vl": "qwen2_5_vl",
@@ -53,6 +57,7 @@ VISION_FAMILIES = {
     "qwen3_vl": "qwen3_vl",
     "qwen3_vl_moe": "qwen3_vl_moe",
     "smolvlm": "idefics3",
+    "vipllava": "vipllava",
 }
 _ENCODER_DECODERS = dict.fromkeys(BART_TYPES, "bart") | dict.fromkeys(HEARING_TYPES, "whisper")
 FAMILIES: Mapping[str, str] = dict(sorted((TEXT_FAMILIES | VISION_FAMILIES | _ENCODER_DECODERS).items()))

@@ -11,7 +11,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.image_text import TiledImageTextModel
 from vlmplan.architecture.families.intern_vision import InternVision
-from vlmplan.architecture.families.packed_patches import scattered
+from vlmplan.architecture.families.llava import put_features
 from vlmplan.architecture.families.text import text_decoder, ties_word_embeddings
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
@@ -39,6 +39,8 @@ class Projector(Module):
 class InternVLModel(Module):
     """``InternVLModel``: ``vision_tower``, ``multi_modal_projector``, ``language_model``."""
 
+    TOWER: Any = InternVision
+
     def __init__(self, config: Config) -> None:
         vision, text = config.section("vision_config"), config.section("text_config")
         self.feature_layers = config.integers("vision_feature_layer")
@@ -48,7 +50,7 @@ class InternVLModel(Module):
         self.drops_first_feature = self.strategy == "default"
         self.merge_size = int(1 / config.positive_number("downsample_ratio"))
         merged_width = vision.integer("hidden_size") * self.merge_size**2
-        self.vision_tower = InternVision(vision, self.feature_layers)
+        self.vision_tower = self.TOWER(vision, self.feature_layers)
         self.multi_modal_projector = Projector(config, merged_width, text.integer("hidden_size"))
         self.language_model: Any = text_decoder(text)
 
@@ -57,16 +59,16 @@ class InternVLModel(Module):
         # What the vision tower returned lives until this function ends, as ``mm_encoder_outputs`` does.
         encoded: list[Any] = []
         if pixels is not None:
-            output = self.vision_tower(pixels, batch, backend)
+            cast = ops.to(pixels, self.vision_tower.embeddings.cls_token.dtype)  # the model's, by its first weight
+            output = self.vision_tower(cast, batch, backend)
             # -1 is the last hidden state behind the tower's last norm, which the list does not have.
             selected = output.last_hidden_state if self.feature_layers == (-1,) else output.hidden_states[0]
             with pixels.tape.section("projector"):
                 features = self.multi_modal_projector(self.unshuffled(selected))
-                pixels.tape.outputs.append(features.detached())
-            del selected
+            del selected, cast
             encoded += [output, features]
             with ids.tape.section("scatter"):
-                embeddings = scattered(ids, embeddings, features)
+                embeddings = put_features(ids, embeddings, features)
             del output, features
         return self.language_model(embeddings, backend)
 

@@ -45,7 +45,7 @@ class LlavaModel(Module):
         self.vision_tower: Any = vision_tower(config.section("vision_config"), self.feature_layers(config))
         self.multi_modal_projector: Any = self.projector(config, language_model.shape.hidden_size)
         self.language_model: Any = language_model
-        self.drops_first_feature = config.text("vision_feature_select_strategy") == "default"
+        self.drops_first_feature = self.drops_first(config)
 
     def feature_layers(self, config: Config) -> Sequence[int]:
         """The hidden states of the tower that the projector sees."""
@@ -55,6 +55,9 @@ class LlavaModel(Module):
                 CONFIG, "vision_feature_layer", config.get("vision_feature_layer"), "an integer or a list of them"
             )
         return layers
+
+    def drops_first(self, config: Config) -> bool:
+        return config.text("vision_feature_select_strategy") == "default"
 
     def projector(self, config: Config, width: int) -> Module:
         return Projector(config, width)

@@ -51,11 +51,11 @@ class LlavaNextModel(LlavaModel):
         tape = features.tape
         base = ops.part(features, num_features, width)
         if num_tiles == 1:
-            newline = ops.expand_weight(self.image_newline, (1, width), tape)
+            newline = ops.to(ops.expand_weight(self.image_newline, (1, width), tape), base.dtype)
             return ops.concatenate([base, newline], (num_features + 1, width))
         picture = self.picture(ops.part(features, num_tiles - 1, num_features, width), image)
         _, rows, columns = picture.shape
-        newlines = ops.expand_weight(self.image_newline, (width, rows, 1), tape)
+        newlines = ops.to(ops.expand_weight(self.image_newline, (width, rows, 1), tape), picture.dtype)
         picture = ops.concatenate([picture, newlines], (width, rows, columns + 1))
         num_tokens = rows * (columns + 1)
         return ops.concatenate([base, picture.view(num_tokens, width)], (num_features + num_tokens, width))

@@ -1,7 +1,7 @@
-"""MiniCPM-V 4.6 and 4.7: SigLIP's layers over packed patches, of which four become one in their midst, and a Qwen3.5
-decoder, whose tokens have in 4.7 a position in time, height and width.
+"""MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR: SigLIP's layers over packed patches, of which four become one in their midst,
+and a Qwen3.5 decoder, whose tokens have in 4.7 a position in time, height and width.
 
-Source: transformers 5.23 ``models/{minicpmv4_6,minicpmv4_7}/modeling_*.py``.
+Source: transformers 5.23 ``models/{minicpmv4_6,minicpmv4_7,minicpm_ocr}/modeling_*.py``.
 """
 
 from collections.abc import Sequence

@@ -6,6 +6,7 @@ model's ``forward`` ends; so does the graph of layers behind the last one named,
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -43,12 +44,15 @@ class Encoder(Module):
     Every stretch has a kind of layer of its own: what a layer keeps alive is not the same before and behind a hidden
     state that somebody holds. Layers behind the last one handed out are stretches of one layer, because each keeps
     its graph until the whole output is dropped. So are those that hand out one of several: the gradients of hidden
-    states side by side may be views of one tensor, which the layer then cannot free.
+    states side by side may be views of one tensor, which the layer then cannot free. ``ends`` are numbers of layers at
+    which a stretch ends besides.
     """
 
-    def __init__(self, make_layer: Callable[[], Module], num_layers: int, feature_layers: Sequence[int]) -> None:
+    def __init__(
+        self, make_layer: Callable[[], Module], num_layers: int, feature_layers: Sequence[int], ends: Sequence[int] = ()
+    ) -> None:
         self.feature_layers = [_resolved(index, num_layers) for index in feature_layers]
-        bounds = {0, num_layers, *self.feature_layers}
+        bounds = {0, num_layers, *self.feature_layers, *ends}
         if self.feature_layers:
             bounds.update(range(max(self.feature_layers) + 1, num_layers))
         if len(self.feature_layers) > 1:
@@ -62,14 +66,17 @@ class Encoder(Module):
         return self(x, call)
 
     def forward(self, x: Tensor, call: Callable[[Any, Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
-        hidden = x
-        held = {0: hidden} if 0 in self.feature_layers else {}
+        last, held = [x], {0: x} if 0 in self.feature_layers else {}
+        del x  # what no one else holds is gone once the next layer is through
         for start, stop in self.stretches:
             is_used = start in self.feature_layers
-            hidden = self.layers.run(hidden, call, start=start, stop=stop, shares_input=is_used)
+            is_unused = bool(self.feature_layers) and start >= max(self.feature_layers)
+            # What is cast for a layer whose graph goes with the output is in autocast's cache alone.
+            with last[0].tape.caching_casts() if is_unused else nullcontext():
+                last.append(self.layers.run(last.pop(), call, start=start, stop=stop, shares_input=is_used))
             if stop in self.feature_layers:
-                held[stop] = hidden
-        return hidden, [held[index] for index in self.feature_layers]
+                held[stop] = last[0]
+        return last[0], [held[index] for index in self.feature_layers]
 
 
 def _resolved(index: int, num_layers: int) -> int:

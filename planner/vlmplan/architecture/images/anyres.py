@@ -1,4 +1,4 @@
-"""Tiles of the best of a list of resolutions, plus the whole image: llava_next and llava_onevision.
+"""Tiles of the best of a list of resolutions, plus the whole image: llava_next, llava_next_video and llava_onevision.
 
 Follows transformers 5.23: ``select_best_resolution`` in image_processing_utils.py,
 ``LlavaNextImageProcessor`` and ``LlavaOnevisionImageProcessor``, and ``_get_number_of_features`` with
@@ -12,12 +12,16 @@ import math
 from typing import cast
 
 from vlmplan.architecture.images.fixed import num_extra_features
-from vlmplan.architecture.images.settings import flag, section, side, sides
+from vlmplan.architecture.images.settings import Settings, file_settings, flag, section, side, sides
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
 
 _LLAVA_NEXT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+FRAME_SIDE = 224
+"""``crop_size`` of ``LlavaNextVideoVideoProcessor``."""
+POOLED_SIDE = 2
+"""Features a side of a frame that are pooled to one (LLaVA-NeXT-Video)."""
 _ONEVISION_PINPOINTS = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
 
 
@@ -70,6 +74,24 @@ def llava_onevision_shape(image: Image) -> ImageShape:
         patch_size=patch_size,
         canvas=(canvas_height, canvas_width),
         unpadded=unpadded,
+    )
+
+
+def frame_tile(config: Settings, video_settings: Settings | None) -> ImageShape:
+    """A frame of LLaVA-NeXT-Video, which is one tile (``LlavaNextVideoVideoProcessor``); tokens are those of its
+    patches, of which squares are pooled."""
+    vision = section(config, "vision_config")
+    named = file_settings(video_settings or {}, "settings of videos: ")
+    image = Image(config=config, preprocessor=named, width=1, height=1)
+    tile, patch_size = _tile_side(image, FRAME_SIDE, crops_by_default=True), side(vision, "patch_size", 14)
+    return ImageShape(
+        num_tokens=(tile // patch_size) ** 2,
+        num_placeholder_tokens=(tile // patch_size) ** 2,
+        num_vision_sequences=1,
+        num_patch_columns=tile // patch_size,
+        num_patch_rows=tile // patch_size,
+        resized_width=tile,
+        resized_height=tile,
     )
 
 

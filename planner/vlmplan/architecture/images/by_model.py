@@ -22,6 +22,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "glm4v": ("smart_resize", "glm4v_shape"),
     "glm4v_moe": ("smart_resize", "glm4v_shape"),
     "glm_ocr": ("smart_resize", "glm4v_shape"),
+    "glmga": ("smart_resize", "glmga_shape"),
     "idefics2": ("idefics", "idefics2_shape"),
     "idefics3": ("idefics", "idefics3_shape"),
     "instructblip": ("fixed", "query_shape"),
@@ -32,7 +33,9 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "llama4": ("llama4", "llama4_shape"),
     "llava": ("pixtral", "llava_or_pixtral_shape"),
     "llava_next": ("anyres", "llava_next_shape"),
+    "llava_next_video": ("anyres", "llava_next_shape"),
     "llava_onevision": ("anyres", "llava_onevision_shape"),
+    "minicpm_ocr": ("minicpmv", "minicpm_ocr_shape"),
     "minicpmv4_6": ("minicpmv", "minicpmv_shape"),
     "minicpmv4_7": ("minicpmv", "minicpmv_shape"),
     "mistral3": ("pixtral", "mistral3_shape"),
@@ -41,6 +44,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "paddleocr_vl": ("smart_resize", "paddleocr_vl_shape"),
     "paligemma": ("fixed", "paligemma_shape"),
     "phi4_multimodal": ("phi4_multimodal", "phi4_multimodal_shape"),
+    "qianfan_ocr": ("dynamic_tiles", "internvl_shape"),
     "qwen": ("fixed", "qwen_shape"),
     "qwen2_5_omni_thinker": ("smart_resize", "qwen2_vl_shape"),
     "qwen2_5_vl": ("smart_resize", "qwen2_vl_shape"),
@@ -51,6 +55,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "qwen3_vl": ("smart_resize", "qwen3_vl_shape"),
     "qwen3_vl_moe": ("smart_resize", "qwen3_vl_shape"),
     "smolvlm": ("idefics", "idefics3_shape"),
+    "vipllava": ("fixed", "llava_shape"),
 }
 """The module of this package and its function, which is imported when a model of the type is asked about."""
 

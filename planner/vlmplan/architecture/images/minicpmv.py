@@ -1,8 +1,10 @@
-"""MiniCPM-V 4.6 and 4.7: the whole image near one number of pixels, and slices of larger ones, each near it too.
+"""MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR: the whole image near one number of pixels, and slices of larger ones, each
+near it too.
 
 Follows transformers 5.23: ``MiniCPMV4_6ImageProcessor`` in models/minicpmv4_6/image_processing_minicpmv4_6.py and
 ``MiniCPMV4_6Processor.replace_image_token`` in models/minicpmv4_6/processing_minicpmv4_6.py, which 4.7 has too; and
-``MiniCPMV4_6VideoProcessor`` and ``replace_video_token`` beside them, to which a frame is an image.
+``MiniCPMV4_6VideoProcessor`` and ``replace_video_token`` beside them, to which a frame is an image. Of MiniCPM-OCR:
+``MiniCPMOcrImageProcessor`` in models/minicpm_ocr/image_processing_minicpm_ocr.py.
 """
 
 import math
@@ -19,10 +21,25 @@ DOWNSAMPLE_MODES = {"16x": 4, "4x": 2}
 """``downsample_mode``, and how many patches a side are one token in it."""
 NUMBER_TOKENS = 3
 """``<image_id>0</image_id>`` before each image (``use_image_id``), as long as its number has one digit."""
-MODEL_TYPES = ("minicpmv4_6", "minicpmv4_7")
+OCR_TYPE = "minicpm_ocr"
+NUMBERED_TYPES = ("minicpmv4_6", OCR_TYPE)
+"""Whose processors number videos too."""
+MODEL_TYPES = (*NUMBERED_TYPES, "minicpmv4_7")
 
 
-def minicpmv_shape(image: Image) -> ImageShape:
+def minicpm_ocr_shape(image: Image) -> ImageShape:
+    """MiniCPM-V's; ``small_image_upsize`` says whether images of few pixels are enlarged.
+
+    Raises InputError where that depends on what is on the image.
+    """
+    upsize = image.preprocessor.get("small_image_upsize") or "always"
+    if upsize not in ("always", "never"):
+        why = "always or never; what adaptive makes of an image depends on the letters on it"
+        raise not_allowed("", "preprocessor_config.json: small_image_upsize", upsize, why)
+    return minicpmv_shape(image, enlarges_small=upsize == "always")
+
+
+def minicpmv_shape(image: Image, *, enlarges_small: bool = True) -> ImageShape:
     """A start and an end token around the features of the whole image and of each slice, a line break between rows.
 
     Raises InputError for a ``downsample_mode`` that there is not, and one that is not the model's own.
@@ -35,7 +52,7 @@ def minicpmv_shape(image: Image) -> ImageShape:
     )
     has_slices = rows * columns > 1
     step = patch * factor
-    whole = _resized(image.height, image.width, resolution, step, enlarges=not has_slices)
+    whole = _resized(image.height, image.width, resolution, step, enlarges=enlarges_small and not has_slices)
     slice_size = _slice(image, rows, columns, resolution, step) if has_slices else whole
     num_slices = rows * columns if has_slices else 0
     num_features = (math.prod(whole) + num_slices * math.prod(slice_size)) // step**2
@@ -61,15 +78,15 @@ def more_digits(config: Mapping[str, Any], settings: Mapping[str, Any] | None, *
     model_type = config.get("model_type")
     if model_type not in MODEL_TYPES or not flag(settings or {}, "use_image_id", True):
         return 0
-    counts = (images, videos if model_type == MODEL_TYPES[0] else 0)
+    counts = (images, videos if model_type in NUMBERED_TYPES else 0)
     return sum(len(str(place)) - 1 for count in counts for place in range(10, count))
 
 
 def minicpmv_clip(frame: Image, image_settings: Mapping[str, Any], num_frames: int) -> ImageShape:
-    """A video of frames like ``frame``, whose settings are those of the processor of videos: a number before it in 4.6,
-    where ``image_settings`` of the processor of images say so, and none in 4.7 (``_prepend_local_ids``)."""
+    """A video of frames like ``frame``, whose settings are those of the processor of videos: a number before it where
+    ``image_settings`` of the processor of images say so, and none in 4.7 (``_prepend_local_ids``)."""
     one = minicpmv_shape(replace(frame, preprocessor={**frame.preprocessor, "use_image_id": False}))
-    has_number = frame.config.get("model_type") == "minicpmv4_6" and flag(image_settings, "use_image_id", True)
+    has_number = frame.config.get("model_type") in NUMBERED_TYPES and flag(image_settings, "use_image_id", True)
     return replace(
         one,
         num_tokens=num_frames * one.num_tokens + (NUMBER_TOKENS if has_number else 0),
@@ -89,7 +106,8 @@ def _merge_factor(image: Image) -> int:
     for name, mode in modes.items():
         if mode is not None and mode not in DOWNSAMPLE_MODES:
             raise not_allowed("", f"{name}: downsample_mode", mode, f"one of {', '.join(DOWNSAMPLE_MODES)}")
-    own, made_for = (mode or next(iter(DOWNSAMPLE_MODES)) for mode in modes.values())
+    default = "4x" if image.config.get("model_type") == OCR_TYPE else "16x"
+    own, made_for = (mode or default for mode in modes.values())
     if own != made_for:
         raise InputError(
             f"config.json: downsample_mode is {own}, but that of preprocessor_config.json is {made_for}; the model "

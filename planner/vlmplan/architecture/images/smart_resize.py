@@ -38,7 +38,7 @@ def paddleocr_vl_shape(image: Image) -> ImageShape:
     return _qwen_shape(image, default_patch_size=14, default_area=(384 * 384, 1536 * 1536), sides=(height, width))
 
 
-def glm4v_shape(image: Image) -> ImageShape:
+def glm4v_shape(image: Image, *, expand_factor: int = 1) -> ImageShape:
     """GLM-4.1V: as Qwen2-VL, except that an image counts as a clip of ``temporal_patch_size`` frames.
 
     So the budget of pixels is that of all frames together: half of it is left for a picture. A side below
@@ -46,7 +46,7 @@ def glm4v_shape(image: Image) -> ImageShape:
     """
     vision = section(image.config, "vision_config")
     patch_size, merge_size = patch_and_merge_size(image.preprocessor, vision, default_patch_size=14)
-    factor = patch_size * merge_size
+    factor = patch_size * merge_size * expand_factor
     num_frames = count(image.preprocessor, "temporal_patch_size", count(vision, "temporal_patch_size", 2))
     height, width = image.height, image.width
     if height < factor or width < factor:
@@ -59,6 +59,12 @@ def glm4v_shape(image: Image) -> ImageShape:
         height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels, num_frames=num_frames
     )
     return _shape(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
+
+
+def glmga_shape(image: Image) -> ImageShape:
+    """GLM-4.6V's with sides that are multiples of ``patch_expand_factor`` merged patches: ``GlmgaImageProcessor``,
+    whose twin without torchvision reads no such factor."""
+    return glm4v_shape(image, expand_factor=count(image.preprocessor, "patch_expand_factor", 1))
 
 
 def smart_resize(

@@ -2,12 +2,11 @@
 
 Follows transformers 5.23: ``resize`` and ``patchify`` of ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``,
 ``Glm4vVideoProcessor`` and ``Glm46VVideoProcessor`` (models/*/video_processing_*.py), and ``InternVLVideoProcessor``,
-``SmolVLMVideoProcessor`` and ``LlavaOnevisionVideoProcessor``, which make one tile of a frame, and
-``Gemma4VideoProcessor`` and ``MiniCPMV4_6VideoProcessor``, which make of a frame what images are with settings of its
-own. The towers of the first four
-attend within the patches of ``temporal_patch_size`` frames (``cu_seqlens`` by ``grid_thw``: ``t`` sequences of
-``h x w`` patches), which are those of one image, whose pixels stand there as often; that of
-LFM3-VL convolves all frames of a video at once.
+``SmolVLMVideoProcessor``, ``LlavaOnevisionVideoProcessor`` and ``LlavaNextVideoVideoProcessor``, which make one tile of
+a frame, and ``Gemma4VideoProcessor`` and ``MiniCPMV4_6VideoProcessor``, which make of a frame what images are with
+settings of its own. The towers of the first four attend within the patches of ``temporal_patch_size`` frames
+(``cu_seqlens`` by ``grid_thw``: ``t`` sequences of ``h x w`` patches), which are those of one image, whose pixels stand
+there as often; that of LFM3-VL convolves all frames of a video at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.config import MAX_INTEGER
+from vlmplan.architecture.images.anyres import POOLED_SIDE, frame_tile
 from vlmplan.architecture.images.by_model import image_shape
 from vlmplan.architecture.images.minicpmv import minicpmv_clip
 from vlmplan.architecture.images.settings import Settings, count, edge, file_settings, flag, section, side
@@ -25,6 +25,8 @@ from vlmplan.chats.frame_rules import (
     GEMMA4_SAMPLERS,
     GLM46V_MOST_FRAMES,
     GLM_MOST_FRAMES,
+    LLAVA_SAMPLERS,
+    MINICPMV_SAMPLERS,
     QWEN_MOST_FRAMES,
     SAMPLERS,
     Sampler,
@@ -175,7 +177,7 @@ def _internvl(video: _Video) -> VideoImages:
 def _clip(video: _Video) -> VideoImages:
     """The whole video, a tile of each frame."""
     video.check(least=1, most=10**6)
-    image = clip_shape(video.config, video.settings, None, num_frames=1, size=(video.width, video.height))
+    image = clip_shape(video.config, video.settings, video.settings, num_frames=1, size=(video.width, video.height))
     size = {"width": image.resized_width, "height": image.resized_height}
     return VideoImages(num_images=1, frames_per_image=video.num_frames, **size)
 
@@ -205,7 +207,8 @@ def clip_shape(
 
     SmolVLM's frame is an image that is not split, and LLaVA-OneVision's a tile, both whatever its size. The latter
     halves the sides of a frame's features, and puts a newline behind those of all (``get_video_features`` in
-    modeling_llava_onevision.py). Gemma 4's is an image with the video processor's budget, MiniCPM-V's one with its
+    modeling_llava_onevision.py), LLaVA-NeXT-Video's has the size that the video processor crops it to, and features
+    are pooled. Gemma 4's is an image with the video processor's budget, MiniCPM-V's one with its
     other settings too. Of LFM3-VL ``size`` is that of frames that are resized already. Raises InputError for other
     models.
     """
@@ -215,7 +218,7 @@ def clip_shape(
         )
     sampler = SAMPLERS[str(config.get("model_type"))]
     whole, more = {"width": 1, "height": 1}, dict(settings or {})
-    if sampler is Sampler.MINICPMV:
+    if sampler in MINICPMV_SAMPLERS:
         named = file_settings(video_settings or {}, "settings of videos: ")
         shown = Image(config=config, preprocessor=named, width=size[0], height=size[1])
         return minicpmv_clip(shown, more, num_frames)
@@ -229,6 +232,9 @@ def clip_shape(
         frame = image_shape(config, {**more, "do_image_splitting": False}, **whole)
         per_frame, others = frame.num_placeholder_tokens, frame.num_tokens - frame.num_placeholder_tokens
         tokens, features = num_frames * (per_frame + others), num_frames * per_frame
+    elif sampler is Sampler.LLAVA_NEXT_VIDEO:
+        frame = frame_tile(config, video_settings)
+        tokens = features = num_frames * (frame.num_patches // POOLED_SIDE**2)
     else:
         frame = image_shape(config, more, **whole, num_images_per_sample=2)
         tokens = features = num_frames * (-(-frame.num_patch_rows // 2) * -(-frame.num_patch_columns // 2)) + 1
@@ -263,8 +269,8 @@ _OF_SAMPLER: Mapping[Sampler, Callable[[_Video], VideoImages]] = {
     Sampler.GLM4V: _glm4v,
     Sampler.GLM46V: _glm4v,
     Sampler.INTERNVL: _internvl,
-    **dict.fromkeys((Sampler.SMOLVLM, Sampler.LLAVA_ONEVISION), _clip),
-    **dict.fromkeys((*GEMMA4_SAMPLERS, Sampler.MINICPMV), _as_stored),
+    **dict.fromkeys((Sampler.SMOLVLM, *LLAVA_SAMPLERS), _clip),
+    **dict.fromkeys((*GEMMA4_SAMPLERS, *MINICPMV_SAMPLERS), _as_stored),
 }
 _RULES: Mapping[str, Callable[[_Video], VideoImages]] = {
     **{name: _OF_SAMPLER[one] for name, one in SAMPLERS.items()},

@@ -1,0 +1,162 @@
+"""Small configurations of families that see, made of others' parts, with what their image processors are told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+DECODER = ("model.language_model", "model.text_model", "lm_head")
+IMAGE_TOKEN, VIDEO_TOKEN = 999, 998
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seeing:
+    """``settings`` are those of the image processor, and of the one of videos; ``num_axes`` of
+    positions spare the model a search for images."""
+
+    config: dict[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    size: tuple[int, int] = (300, 200)
+    images: int = 2
+    towers: tuple[str, ...] = ("model.vision_tower",)
+    projectors: tuple[str, ...] = ("model.multi_modal_projector",)
+    video_token: bool = False
+    num_axes: int = 0
+    side: int | None = None
+    """Of the images that the processor has room for, whatever the tower here takes."""
+    needs: str | None = None
+
+
+def text(model_type: str, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "vocab_size": 1000,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **more,
+    }
+
+
+TOWER: Mapping[str, Any] = {
+    "hidden_size": 192,
+    "intermediate_size": 448,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+    "patch_size": 14,
+    "image_size": 112,
+}
+CLIP: Mapping[str, Any] = {"model_type": "clip_vision_model", **TOWER}
+SQUARE = {"height": 112, "width": 112}
+OF_CLIP: Mapping[str, Any] = {"size": {"shortest_edge": 112}, "crop_size": SQUARE}
+GRID = [[112, 224], [224, 112], [224, 224]]
+FAMILIES: Mapping[str, Seeing] = {
+    "vipllava": Seeing(
+        config={
+            "model_type": "vipllava",
+            "image_token_index": IMAGE_TOKEN,
+            "vision_feature_layer": [-2, -3, 1],
+            "image_seq_length": 64,
+            "text_config": text("llama"),
+            "vision_config": CLIP,
+        },
+        settings={**OF_CLIP, "image_processor_type": "CLIPImageProcessor"},
+    ),
+    "llava_next_video": Seeing(
+        config={
+            "model_type": "llava_next_video",
+            "image_token_index": IMAGE_TOKEN,
+            "video_token_index": VIDEO_TOKEN,
+            "image_grid_pinpoints": GRID,
+            "text_config": text("llama"),
+            "vision_config": CLIP,
+        },
+        settings={**OF_CLIP, "image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": GRID},
+        video_token=True,
+    ),
+    "qianfan_ocr": Seeing(
+        config={
+            "model_type": "qianfan_ocr",
+            "image_token_id": IMAGE_TOKEN,
+            "text_config": text("qwen3", head_dim=32),
+            "vision_config": {**TOWER, "image_size": [112, 112], "patch_size": [14, 14]},
+        },
+        settings={"image_processor_type": "GotOcr2ImageProcessor", "size": SQUARE, "max_patches": 6},
+        side=448,
+    ),
+    "minicpm_ocr": Seeing(
+        config={
+            "model_type": "minicpm_ocr",
+            "image_token_id": IMAGE_TOKEN,
+            "video_token_id": VIDEO_TOKEN,
+            "insert_layer_id": 1,
+            "text_config": text(
+                "qwen3_5_text",
+                head_dim=32,
+                linear_num_value_heads=2,
+                linear_num_key_heads=2,
+                linear_key_head_dim=16,
+                linear_value_head_dim=16,
+            ),
+            "vision_config": {**TOWER, "num_attention_heads": 4},
+        },
+        settings={"image_processor_type": "MiniCPMOcrImageProcessor", "scale_resolution": 112},
+        projectors=("model.merger",),
+        video_token=True,
+        needs="torchvision",
+    ),
+    "glmga": Seeing(
+        config={
+            "model_type": "glmga",
+            "image_token_id": IMAGE_TOKEN,
+            "video_token_id": VIDEO_TOKEN,
+            "image_start_token_id": 997,
+            "image_end_token_id": 996,
+            "video_start_token_id": 995,
+            "video_end_token_id": 994,
+            "text_config": text(
+                "glm4v_text",
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+            ),
+            "vision_config": {
+                "model_type": "glm4v_vision",
+                "depth": 3,
+                "hidden_size": 192,
+                "num_heads": 4,
+                "out_hidden_size": 128,
+                "intermediate_size": 320,
+            },
+        },
+        settings={
+            "image_processor_type": "GlmgaImageProcessor",
+            "processor_class": "Glm46VProcessor",
+            "patch_expand_factor": 2,
+        },
+        towers=("model.visual.blocks", "model.visual.patch_embed"),
+        projectors=("model.visual.merger",),
+        num_axes=3,
+        needs="torchvision",
+    ),
+}
+"""By model_type."""
+
+
+def of_side(said: Seeing) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """The configuration and settings of images of the processor's own side."""
+    if said.side is None:
+        return said.config, said.settings
+    vision = {**said.config["vision_config"], "image_size": [said.side, said.side]}
+    return {**said.config, "vision_config": vision}, {
+        **said.settings,
+        "size": {"height": said.side, "width": said.side},
+    }
+
+
+DEFAULTS: Mapping[str, dict[str, Any]] = {
+    f"{name} by default": {"model_type": name} for name in FAMILIES if name not in ("glmga", "minicpm_ocr")
+}
+"""As transformers' classes have them, where their parts fit."""

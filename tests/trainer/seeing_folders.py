@@ -1,0 +1,71 @@
+"""Folders of tiny models of families made of others' parts, with the files that published checkpoints have."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from published_folders import CLIP, FAMILIES, GRID, SQUARE, TEXT, TOWER, Published, glm4v, llava
+from video_folders import minicpmv
+
+SMALL = {"scale_resolution": 112, "patch_size": 14}
+SEEING: Mapping[str, Published] = {
+    "glmga": replace(
+        glm4v("glm-4.1v-9b"),
+        config={**glm4v("glm-4.1v-9b", model_type="glm4v_text").config},
+        settings={
+            "size": {"shortest_edge": 784, "longest_edge": 56 * 56 * 2},
+            "image_processor_type": "GlmgaImageProcessor",
+            "video_processor_type": "GlmgaVideoProcessor",
+            "processor_class": "Glm46VProcessor",
+        },
+        needs="torchvision",
+    ),
+    "llava_next_video": replace(
+        llava(
+            "llava-v1.6-mistral-7b",
+            {"image_grid_pinpoints": GRID, "processor_class": "LlavaNextVideoProcessor"},
+            image_grid_pinpoints=GRID,
+            video_token_index="$<video>",
+        ),
+        named_tokens={"image_token": "<image>", "video_token": "<video>"},
+        needs="torchvision",
+    ),
+    "minicpm_ocr": replace(
+        minicpmv(downsample_mode="4x"),
+        settings={
+            **SMALL,
+            "downsample_mode": "4x",
+            "image_processor_type": "MiniCPMOcrImageProcessor",
+            "processor_class": "MiniCPMOcrProcessor",
+        },
+        needs="torchvision",
+    ),
+    "qianfan_ocr": Published(
+        alias="internvl3-1b",
+        config={
+            "text_config": {"model_type": "qwen3", **TEXT},
+            "vision_config": {**TOWER, "image_size": [28, 28], "patch_size": [14, 14], "num_hidden_layers": 3},
+            "downsample_ratio": 1.0,
+            "image_seq_length": 4,
+            "image_token_id": "$<IMG_CONTEXT>",
+        },
+        image="<image>",
+        settings={"size": SQUARE, "max_patches": 4, "crop_to_patches": True, "processor_class": "QianfanOCRProcessor"},
+        processor={"image_seq_length": 4},
+        named_tokens={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+        },
+    ),
+    "vipllava": replace(
+        FAMILIES["llava"],
+        config={
+            "text_config": FAMILIES["llava"].config["text_config"],
+            "vision_config": {**CLIP, "num_hidden_layers": 3},
+            "image_token_index": "$<image>",
+            "vision_feature_layer": [-2, 1],
+            "image_seq_length": 4,
+        },
+    ),
+}
+"""By model_type."""

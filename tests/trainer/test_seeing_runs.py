@@ -1,0 +1,54 @@
+"""Runs of families made of others' parts on images: planned, trained, gone on with, measured and exported."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from published_folders import write_published
+from seeing_folders import SEEING
+from tiny_plans import plan_of_data
+from trainer_runs import assert_goes_on_alike, train_here
+
+from chat_files import ANSWER, jsonl, png, text
+
+IN_EVERY_RUN = ("vipllava",)
+CASES = [
+    pytest.param(family, method, marks=() if family in IN_EVERY_RUN and method == "full" else pytest.mark.sweep)
+    for family in SEEING
+    for method in ("full", "lora")
+]
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_a_run_on_images_goes_on_alike_and_leaves_a_model_that_generates(family: str, method: str, tmp_path: Path):
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    said = SEEING[family]
+    if said.needs is not None and importlib.util.find_spec(said.needs) is None:
+        pytest.skip(f"transformers loads no processor of {family} without {said.needs}")
+    folder = write_published(tmp_path / family, family, said)
+    for name, size in {"a.png": (60, 50), "b.png": (50, 60)}.items():
+        (tmp_path / name).write_bytes(png(*size))
+    shown = [{"type": "image", "path": name} for name in ("a.png", "b.png")]
+    rows = [
+        {"messages": [{"role": "user", "content": [*shown[:count], text("What?")]}, ANSWER]} for count in (1, 2, 2, 1)
+    ]
+    data = jsonl(tmp_path, *rows)
+    plan = plan_of_data(folder, data, method=method, train_vision=True)
+    words = ("--train-data", str(data), "--max-steps", "4", "--save-every", "2")
+    done = train_here(plan, tmp_path / "whole", *words)
+    assert done.code == 0, done.err
+    assert "4 samples to train on, 6 images" in done.out
+    assert_goes_on_alike(plan, done, tmp_path / "again", *words)
+    for name in ("load, peak", "backward, peak"):
+        assert abs(done.error_of(name)) < 0.08, (name, done.error_of(name))
+    exported = done.folder / ("model" if method == "full" else "adapter")
+    processor = AutoProcessor.from_pretrained(exported)
+    model: Any = AutoModelForImageTextToText.from_pretrained(exported, dtype=torch.bfloat16)
+    prompt = f"<|im_start|>user\n{said.image}What is it?<|im_end|>\n<|im_start|>assistant\n"
+    inputs = processor(text=[prompt], images=[[Image.new("RGB", (56, 40), "red")]], return_tensors="pt")
+    made = model.eval().generate(**inputs.to(torch.bfloat16), max_new_tokens=4, do_sample=False)
+    assert made.shape[1] > inputs["input_ids"].shape[1]
