@@ -1,5 +1,6 @@
 """Samples are cut out of a file with their places; lines and lists have a length that is said."""
 
+import json
 import os
 from pathlib import Path
 
@@ -64,3 +65,14 @@ def test_a_list_that_is_cut_off_is_named_at_the_place(tmp_path: Path):
     (tmp_path / "data.json").write_text('[{"a": "b"}, {"c')
     with pytest.raises(InputError, match=r"data.json\[1\] is not JSON: Unterminated string in line 1, column 15$"):
         list(records_in(tmp_path / "data.json"))
+
+
+@pytest.mark.parametrize("indent", [1, "\t"])
+@pytest.mark.parametrize("values", [{"messages": []}, {"train": {"messages": []}}])
+def test_an_object_over_several_lines_is_told_once(tmp_path: Path, values: dict, indent: int | str):
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(values, indent=indent), encoding="utf-8-sig")
+    with pytest.raises(InputError, match=r"data\.json begins with a JSON object over several lines; samples are one"):
+        list(records_in(path))
+    path.write_text(json.dumps(values) + "\n" + json.dumps([values], indent=1))
+    assert next(iter(records_in(path))).content == json.dumps(values).encode() + b"\n"

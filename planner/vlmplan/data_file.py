@@ -21,6 +21,8 @@ MAX_SAMPLE_BYTES = 64 * 2**20
 """Longest sample: some dozen images in base64. What is made of it in memory is many times as much."""
 MAX_LIST_BYTES = 2 * 2**30
 """Longest list, which is read as a whole; the largest published one (LLaVA's 665k chats) has 1 GiB."""
+MOST_OF_A_BEGINNING = 1024
+"""Bytes of a line that opens an object and has nothing of it."""
 OTHER_KINDS = {
     b"PAR1": "a Parquet file",
     b"ARRO": "an Arrow file",
@@ -93,12 +95,24 @@ def _first_letter(file: BinaryIO) -> bytes:
 
 
 def _records_of_lines(path: Path, file: BinaryIO) -> Iterator[Record]:
+    _refuse_object_over_lines(path, file)
     offset = 0
     for number, line in enumerate(iter(lambda: file.readline(MAX_SAMPLE_BYTES + 1), b""), start=1):
         _check_length(f"{path}:{number}", len(line))
         if line.removeprefix(BOM).strip():
             yield Record(source=f"{path}:{number}", offset=offset, content=line)
         offset += len(line)
+
+
+def _refuse_object_over_lines(path: Path, file: BinaryIO) -> None:
+    """Raise InputError where the first line of a file opens an object that the second goes on with."""
+    first, second = (file.readline(MOST_OF_A_BEGINNING).strip() for _ in range(2))
+    file.seek(0)
+    if first.removeprefix(BOM).startswith(b"{") and first.endswith((b"{", b"[")) and second.startswith(b'"'):
+        raise InputError(
+            f"{path} begins with a JSON object over several lines; samples are one object in each line (JSONL), or one "
+            f"list of objects"
+        )
 
 
 def _check_length(source: str, num_bytes: int) -> None:
