@@ -12,7 +12,7 @@ from vlmplan.cli.command_line import cli
 from vlmplan.units import GIB
 
 HERE = Path(__file__).parent
-FOLDER = "deepspeed_examples"
+FOLDERS = ("deepspeed_examples", "deepspeed_course/", "models/")
 TABLE = HERE / "README.md"
 CASES: dict[str, Any] = yaml.safe_load((HERE / "cases.yaml").read_text())
 KEY_OF_COUNTER = {
@@ -27,14 +27,47 @@ fitted to them. `allocated` is `torch.cuda.max_memory_allocated`, `reserved` is 
 nvidia-smi above its idle value. Options, sources and model files are in `cases.yaml`; `python
 tests/measured/measured_report.py` rewrites this file, and `test_measured.py` fails when it is out of date.
 
+Versions of the libraries differ: where a Trainer frees the logits before backward, `--loss model` says so, where it
+updates by torch's fused kernel, `--fused-optimizer`.
+
 | run | source | counter | measured GiB | estimated GiB | error |
 |---|---|---|---:|---:|---:|
 """
 
 
+VERDICTS = """
+## Did it run?
+
+Setups that had room or ran out of memory, as their authors say, and the verdict of the estimate. Shards of fms are
+those of the first FSDP, planned as FSDP2's.
+
+| setup | source | ran | planned GiB | of usable | verdict |
+|---|---|---|---:|---:|---|
+"""
+
+
 def command_of(case: dict[str, Any]) -> list[str]:
-    words = [*shlex.split(CASES["shared_options"][case["source"]]), *shlex.split(case["options"])]
-    return ["estimate", *(str(HERE / word) if word.startswith(FOLDER) else word for word in words)]
+    own = shlex.split(case["options"])
+    shared = options_of(CASES["shared_options"].get(case["source"], ""))
+    words = [*(word for group in shared if group[0] not in own for word in group), *own]
+    return ["estimate", *(str(HERE / word) if word.startswith(FOLDERS) else word for word in words)]
+
+
+def options_of(options: str) -> list[list[str]]:
+    """Each option with its value."""
+    found: list[list[str]] = []
+    for word in shlex.split(options):
+        if word.startswith("--"):
+            found.append([])
+        found[-1].append(word)
+    return found
+
+
+def answer_of(case: dict[str, Any]) -> dict[str, Any]:
+    """The estimate of a setup that may not fit."""
+    result = CliRunner().invoke(cli, [*command_of(case), "--json"])
+    assert result.exit_code in (0, 3), result.output
+    return json.loads(result.stdout)
 
 
 def estimated(case: dict[str, Any]) -> dict[str, float]:
@@ -43,6 +76,25 @@ def estimated(case: dict[str, Any]) -> dict[str, float]:
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     return {counter: answer[KEY_OF_COUNTER[counter]] / GIB for counter in case["measured_gib"]}
+
+
+def source_of(case: dict[str, Any]) -> str:
+    """A source by its name, or the address of a thread."""
+    said = case["source"]
+    if said in CASES["sources"]:
+        return f"[{said}]({CASES['sources'][said]})"
+    thread = said.removeprefix("https://github.com/")
+    return f"[{thread}]({said})"
+
+
+def verdicts() -> str:
+    rows: list[str] = []
+    for case in CASES["verdicts"]:
+        answer = answer_of(case)
+        device, usable = answer["peak_device_bytes"] / GIB, answer["gpu"]["usable_bytes"] / GIB
+        ran, verdict = "yes" if case["ran"] else "out of memory", answer["verdict"].replace("_", " ")
+        rows.append(f"| {case['id']} | {source_of(case)} | {ran} | {device:.1f} | {usable:.1f} | {verdict} |")
+    return VERDICTS + "\n".join(rows) + "\n"
 
 
 def error(case: dict[str, Any], counter: str, estimate: float) -> float:
@@ -59,10 +111,10 @@ def table() -> str:
             notes.append(f"{len(notes) + 1}. {case['id']}: {case['because']}.")
         for counter, gib in estimated(case).items():
             measured = case["measured_gib"][counter]
-            source = f"[{case['source']}]({CASES['sources'][case['source']]})"
+            source = source_of(case)
             signed = f"{100 * error(case, counter, gib):+.1f} %{mark}"
             rows.append(f"| {case['id']} | {source} | {counter} | {measured:.2f} | {gib:.2f} | {signed} |")
-    return HEADER + "\n".join([*rows, "", "Why an estimate is more than 10 % away:", "", *notes, ""])
+    return HEADER + "\n".join([*rows, "", "Why an estimate is more than 10 % away:", "", *notes, ""]) + verdicts()
 
 
 if __name__ == "__main__":

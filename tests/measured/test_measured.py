@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 import t4_report
-from measured_report import CASES, TABLE, error, estimated, table
+from measured_report import CASES, TABLE, answer_of, error, estimated, table
 
 PROMISED_ERROR = 0.10
 T4_ERRORS = {"forward": 0.02, "backward": 0.015, "reserved": 0.16, "device": 0.16}
@@ -16,6 +16,11 @@ def test_an_estimate_is_within_ten_percent_of_a_measurement_or_says_why_not(case
     errors = {counter: error(case, counter, gib) for counter, gib in estimated(case).items()}
     is_close = all(abs(value) <= PROMISED_ERROR for value in errors.values())
     assert is_close != ("because" in case), errors
+
+
+@pytest.mark.parametrize("case", CASES["verdicts"], ids=lambda case: case["id"])
+def test_a_setup_fits_where_it_ran_and_does_not_where_it_ran_out_of_memory(case):
+    assert (answer_of(case)["verdict"] != "does_not_fit") == case["ran"]
 
 
 def test_the_table_is_up_to_date():
