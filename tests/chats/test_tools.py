@@ -156,7 +156,12 @@ def test_preferences_and_prompts_refuse_tools_which_their_trainers_rows_would_be
         with pytest.raises(InputError, match="supervised fine-tuning"):
             raw_preference(broken, source="x")
     with pytest.raises(InputError, match="supervised fine-tuning"):
-        raw_prompt({"prompt": [asked], "tools": [TOOL]}, source="x")
+        raw_prompt({"prompt": [*values, asked]}, source="x")
+
+
+def test_tools_beside_a_prompt_are_its_reward_functions():
+    """``GRPOTrainer`` of TRL has tools of its own and reads no column of them."""
+    assert raw_prompt({"prompt": OPENAI["messages"][:1], "tools": [TOOL]}, source="x").tools == ()
 
 
 def written_without(part: str):

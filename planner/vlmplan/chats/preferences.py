@@ -153,7 +153,6 @@ def raw_prompt(values: JsonDict, *, source: str) -> RawSample:
     is_list = isinstance(values["prompt"], list)
     answer: object = [{"role": "assistant", "content": STAND_IN}] if is_list else STAND_IN
     raw = raw_sample(kept | {ANSWERED: answer}, source=source, no_videos=NO_VIDEOS, no_sounds=NO_SOUNDS)
-    _refuse_tools(values, source)
     _refuse_calls(raw, source)
     turns = raw.turns[: raw.num_prompt_turns]
     if turns[-1].role != "user" or not any(isinstance(part, Reference) or part.strip() for part in turns[-1].content):
