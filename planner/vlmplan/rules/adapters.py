@@ -23,8 +23,8 @@ ADAPTER_RULES = RuleBook()
 TYPES_WITH_LINEAR_ROUTERS = frozenset({"llama4", "llama4_text", "phimoe"})
 ROUTER = "router"
 """Their name for it."""
-HEADS = ("lm_head", "output_projection", "proj_out")
-"""What the output head is called in every family; Whisper's is the second."""
+HEADS = ("decoder", "lm_head", "output_projection", "proj_out")
+"""What the output head is called in every family: that of ModernBERT's decoder, most, BioGPT's and Whisper's."""
 
 
 @ADAPTER_RULES.error("vlmplan_trainer: the chunked loss multiplies by the head's own weight and would skip the adapter")

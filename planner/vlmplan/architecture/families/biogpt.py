@@ -119,21 +119,17 @@ class BioGptLayer(Module):
         x = ops.add(residual, x)
         residual = x
         x = self.final_layer_norm(x)
-        x = self.fed_forward(x)
-        x = ops.dropout(x, shape.hidden_dropout, is_module=False)
-        x = ops.add(residual, x)
-        x.tape.leave_block()
-        return x
-
-    def fed_forward(self, x: Tensor) -> Tensor:
-        """The result of the MLP; BioGPT names that of its first Linear."""
-        if self.shape.learns_positions:
+        if shape.learns_positions:  # BioGPT names the result of the first Linear
             x = self.fc1(x)
             x = self.activation(x)
         else:
             x = self.activation(self.fc1(x))
-        x = ops.dropout(x, self.shape.activation_dropout, is_module=False)
-        return self.fc2(x)
+        x = ops.dropout(x, shape.activation_dropout, is_module=False)
+        x = self.fc2(x)
+        x = ops.dropout(x, shape.hidden_dropout, is_module=False)
+        x = ops.add(residual, x)
+        x.tape.leave_block()
+        return x
 
 
 class BioGptDecoder(Module):
@@ -149,9 +145,13 @@ class BioGptDecoder(Module):
 
     @property
     def buffer_bytes(self) -> int:
-        """The constants that XGLM adds, in the type of its weights."""
-        rows = 0 if self.shape.learns_positions else self.shape.num_positions + POSITION_OFFSET
-        return rows * self.shape.hidden_size * self.layer_norm.weight.dtype.num_bytes
+        """The constants that XGLM adds, in the type in which its weights are read; packed ones are in 16 bits then."""
+        if self.shape.learns_positions:
+            return 0
+        first: Any = self.layers.kinds[0]
+        linear = getattr(first.fc1, "base_layer", first.fc1)
+        dtype = linear.weight.dtype if isinstance(linear, Linear) else DType.BFLOAT16
+        return (self.shape.num_positions + POSITION_OFFSET) * self.shape.hidden_size * dtype.num_bytes
 
     def embed(self, ids: Tensor) -> Tensor:
         with ids.tape.section("embedding"):

@@ -81,6 +81,7 @@ TEXT_FAMILIES = {
     "mistral": "llama",
     "mistral4": "deepseek_v3",
     "mixtral": "mixtral",
+    "modernbert-decoder": "modernbert_decoder",
     "mpt": "mpt",
     "nanochat": "nanochat",
     "nemotron": "nemotron",
