@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 
 from vlmplan.chats.samples import MAX_SENTENCES
-from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
 from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
@@ -164,11 +163,6 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
 
 def _universal(found: FoundCheckpoint, plan: Plan) -> Path | None:
     """The form of a checkpoint that another number of ranks can read, where it was made by another number."""
-    if plan.recipe.fsdp and found.manifest.num_ranks != plan.hardware.num_gpus:
-        raise InputError(
-            f"--resume: {found.place} was written by {found.manifest.num_ranks} GPUs, and under --fsdp each reads its "
-            f"own part, but the plan is for {plan.hardware.num_gpus}; go on with as many"
-        )
     if not plan.recipe.zero_stage or found.manifest.num_ranks == plan.hardware.num_gpus:
         return None
     made = universal_form(found.place, TAG, is_first=torch.distributed.get_rank() == 0)

@@ -10,10 +10,14 @@ import torch
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.launch.finished import finished_sentence, reported_steps
 from vlmplan.plan import Plan
+from vlmplan.units import counted
 from vlmplan_trainer.checkpoint import FoundCheckpoint, check_run, newest_checkpoint
 from vlmplan_trainer.engines.make import start_process_group
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.phases import is_first, rank_here, say_phase
+
+UNIVERSAL_OPTIMIZERS = ("adamw", "torchao-adamw")
+"""Whose states are two moments by those names, in tensors that can be cut (tried; those of 8 and 4 bits cannot)."""
 
 
 def join_ranks(plan: Plan, *, is_needed: bool = False) -> None:
@@ -46,14 +50,34 @@ def leave_ranks() -> None:
 
 
 def checkpoint_to_go_on_from(plan: Plan, options: Options, signature: Mapping[str, Any]) -> FoundCheckpoint:
-    """The checkpoint to go on from, looked at before anything is loaded."""
+    """The checkpoint to go on from, looked at before anything is loaded. Raises InputError for one of another run, or
+    that this number of ranks cannot read."""
     say_phase("checking the checkpoints")
     found = newest_checkpoint(options.output_dir, rank_here(), plan.hardware.num_gpus)
     check_run(found, signature)
+    refuse_unreadable_states(found, plan)
     if is_first():
         sys.stdout.writelines(f"note: {note}\n" for note in found.notes)
         sys.stdout.flush()
     return found
+
+
+def refuse_unreadable_states(found: FoundCheckpoint, plan: Plan) -> None:
+    """Raise InputError for a checkpoint that this number of ranks cannot read. DeepSpeed's universal form asks for both
+    moments of Adam by their names (``extract_zero_shards`` in ``checkpoint/ds_to_universal.py`` 0.19.8)."""
+    recipe, num_writers = plan.recipe, found.manifest.num_ranks
+    if num_writers == plan.hardware.num_gpus:
+        return
+    if recipe.fsdp:
+        why = "under --fsdp each reads its own part"
+    elif recipe.zero_stage and recipe.optimizer.value not in UNIVERSAL_OPTIMIZERS:
+        why = f"DeepSpeed hands the states of --optimizer {recipe.optimizer.value} to as many alone"
+    else:
+        return
+    raise InputError(
+        f"--resume: {found.place} was written by {counted(num_writers, 'GPU')}, and {why}, but the plan is for "
+        f"{plan.hardware.num_gpus}; go on with as many"
+    )
 
 
 def refuse_finished(options: Options, found: FoundCheckpoint, *, num_steps: int) -> None:
