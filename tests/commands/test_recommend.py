@@ -320,6 +320,13 @@ def test_what_cannot_run_is_refused_by_a_search_as_by_an_estimate(words: Sequenc
     assert refusal("recommend", *asked) == refusal("advise", *asked) == refusal("estimate", *asked)
 
 
+def test_of_what_stands_in_the_way_that_is_said_which_the_user_asked_for():
+    asked = ("--model", MODEL, "--gpu", "t4:2", "--offload-params", "cpu", "--hpz", "2")
+    assert "keeps a second copy of the weights" in refusal("recommend", *asked)  # and not what stage 0 has no use for
+    asked = ("--model", MODEL, "--gpu", "t4:2", "--offload-optimizer", "cpu", "--adapter-dtype", "float32")
+    assert "--zero-stage none" not in call("recommend", *asked, "--method", "full").err
+
+
 def test_what_no_machine_can_run_is_refused_with_what_stands_in_the_way_on_each():
     cards = [word for name in ("t4", "v100-sxm2-16gb", "rtx-2080-ti") for word in ("--gpu", name)]
     sentence = refusal("recommend", "--model", MODEL, *cards, "--precision", "bf16")

@@ -1,5 +1,7 @@
 """Which recipes a search tries on a cluster: methods, engines, offload, checkpointing and loss that the rules allow."""
 
+import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,12 +16,14 @@ from vlmplan.rules.base import Rule
 from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.step_samples import step_objection
+from vlmplan.switches import option_text
 from vlmplan.workload import Workload
 
 if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
 
 Value = TypeVar("Value")
+OPTION = re.compile(r"--[a-z0-9-]+")
 Engine = tuple[Recipe, ...]
 """The recipes of one method on one engine, without sizes and batches: its switches in every way that rules allow, those
 that save least memory and most time first."""
@@ -103,6 +107,13 @@ class RecipeChoices:
         if key not in self._refused:
             self._refused[key] = self._objection(recipe, cluster, OTHER_RULES) is not None
         return self._refused[key] or self._objection(recipe, cluster, COUNTING_RULES) is not None
+
+    def main_objection(self, cluster: Cluster, methods: Iterable[Method]) -> str:
+        """What stands in the way of all recipes of these methods there: of their objections the one that names fewest
+        options that are tried and not the user's, and then that of most recipes."""
+        found = Counter(self.objections(cluster, methods))
+        own = {option_text(name, getattr(self._fixed, name)).split()[0] for name in self._given}
+        return min(found, key=lambda sentence: (len(set(OPTION.findall(sentence)) - own), -found[sentence]))
 
     def objections(self, cluster: Cluster, methods: Iterable[Method]) -> Iterator[str]:
         """Why recipes of these methods cannot run there, whatever their size."""

@@ -26,7 +26,7 @@ def refusal(space: SetupSpace, cluster: Cluster) -> Reason:
     if not attempts:
         methods = sorted(space.choices.methods, key=lambda method: method is Method.FULL)
         # full fine-tuning objects to what the user said of adapters
-        return Reason(next(space.choices.objections(cluster, methods)), is_rule=True)
+        return Reason(space.choices.main_objection(cluster, methods), is_rule=True)
     needed, setup = min(((space.needed_bytes(setup, cluster), setup) for setup in attempts), key=itemgetter(0))
     recipe = setup.recipe
     budget = space.models.budget_bytes(cluster, recipe)
