@@ -188,6 +188,17 @@ def test_loading_under_stage_3_gathers_the_weights_of_one_module_at_a_time_as_fo
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("switches", [(), ("--no-double-quant",), ("--use-dora",)], ids=["twice", "once", "dora"])
+def test_weights_of_4_bits_are_loaded_in_the_bytes_that_are_planned(switches: tuple[str, ...]):
+    """Scales that are quantised too are in float32 until that is done; DoRA copies them with a weight and its layer."""
+    folder_of("packed", {**CONFIG, "hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 512})
+    words = ("--method", "qlora", "--zero-stage", "none", "--seq-len", "64", "--no-kbit-upcast", *switches)
+    phases = document("--model", "packed", "--gpu", "h100-sxm", *words)["phases"]
+    (load,) = (phase for phase in phases if phase["name"] == "load")
+    assert load["peak_bytes"] == pytest.approx(load["estimated_peak_bytes"], rel=2e-4)
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2", "eager"])
 def test_attention_of_a_single_key_head_takes_what_is_planned(attention: str):
     """Falcon's: torch's fallback, whose mask is in numbers; a package that its file looks for when it is imported."""

@@ -336,22 +336,25 @@ class Engine:
         self._is_loaded = True
 
     def _pack(self, entry: NamedParameter, arriving: int) -> None:
-        """A weight of 16 bit, and beside it that of 4 bit with its scales (``quantize_4bit`` of bitsandbytes)."""
+        """A weight of 16 bit, and beside it that of 4 bit with its scales (``quantize_4bit`` of bitsandbytes). Scales
+        that are quantised too are in float32 until that is done, as they are and less their mean."""
         self.sink.allocate("arriving", Component.TEMPORARIES, arriving)
         packed = -(-entry.parameter.numel // 2)
         self.sink.keep(Component.WEIGHTS, packed)
         scales = -(-entry.parameter.numel // NF4_BLOCK) * DType.FLOAT32.num_bytes
-        self.sink.transient(Component.TEMPORARIES, [scales, scales])  # as they are, and less their mean
+        wide = 2 * scales if self.recipe.use_double_quant else 0
+        self.sink.allocate("scales", Component.TEMPORARIES, wide)
         self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes - packed)
+        self.sink.free("scales")
         self.sink.free("arriving")
 
     def _measure(self, packed: Parameter | None) -> None:
-        """The lengths that DoRA's magnitudes begin with, of a packed weight: it is copied, and four tensors as large as
-        the whole are made, which itself, the adapter's product, that scaled, and the sum are
-        (``DoraLinearLayer.update_layer`` of peft)."""
+        """The lengths that DoRA's magnitudes begin with, of a packed weight: it is copied, its scales with it and with
+        its layer (``Params4bit.__deepcopy__``), and four tensors as large as the whole are made, which itself, the
+        adapter's product, that scaled, and the sum are (``DoraLinearLayer.update_layer`` of peft)."""
         if packed is not None:
-            whole = packed.numel * packed.dtype.num_bytes
-            self.sink.transient(Component.TEMPORARIES, [packed.num_bytes, *[whole] * 4])
+            whole, scales = packed.numel * packed.dtype.num_bytes, packed.num_bytes - -(-packed.numel // 2)
+            self.sink.transient(Component.TEMPORARIES, [packed.num_bytes, scales, *[whole] * 4])
 
     def _free_gradients(self) -> None:
         for ordinal in range(len(self.table.numels)):
