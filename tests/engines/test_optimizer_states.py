@@ -74,6 +74,8 @@ def test_adafactor_updates_one_tensor_at_a_time_in_float32():
     kind = recipe(OptimizerKind.ADAFACTOR)
     assert update_bytes(kind, [MATRIX, (8,)], DType.FLOAT32) == 2 * 4 * NUMEL
     assert update_bytes(kind, [MATRIX, (8,)], DType.BFLOAT16) == (2 + 2) * 4 * NUMEL
+    assert update_bytes(kind, [MATRIX, MATRIX], DType.FLOAT32) == (2 + 1) * 4 * NUMEL  # that of the one before
+    assert update_bytes(kind, [(8,), MATRIX], DType.BFLOAT16) == (2 + 2) * 4 * NUMEL + 4 * 8
 
 
 @pytest.mark.parametrize("kind", [OptimizerKind.TORCHAO_ADAMW_8BIT, OptimizerKind.TORCHAO_ADAMW_4BIT])

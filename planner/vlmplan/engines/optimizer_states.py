@@ -110,7 +110,8 @@ def update_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
       tensor, for both moments, scales, scaled values in float32 and codes as 64-bit integers, of which two become a
       byte. What Inductor of torch 2.13 generates for compute capability 9.0 was looked at, not run;
     - Adafactor, per tensor: the squared gradient and its sum with eps, then the update and its negative, two float32
-      tensors at a time, and float32 copies of a 16-bit gradient and weight.
+      tensors at a time, and float32 copies of a 16-bit gradient and weight. The update of the tensor before has its
+      name until that sum is made.
     """
     return max(map(sum, update_sizes(recipe, shapes, dtype)), default=0)
 
@@ -130,7 +131,8 @@ def update_sizes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
     """The tensors of ``update_bytes``: each list is there at once, one list after another."""
     if recipe.optimizer is OptimizerKind.ADAFACTOR:
         copies = 0 if dtype is DType.FLOAT32 else 2
-        return [[prod(shape) * DType.FLOAT32.num_bytes] * (2 + copies) for shape in shapes]
+        wide = [prod(shape) * DType.FLOAT32.num_bytes for shape in shapes]
+        return [[own] * (2 + copies) + [before] for own, before in zip(wide, [0, *wide], strict=False)]
     if recipe.optimizer is OptimizerKind.TORCHAO_ADAMW_4BIT:
         numels = [prod(shape) for shape in shapes]
         return [_packing_sizes(numel) for numel in numels if torchao_bits(recipe.optimizer, numel)]
