@@ -141,6 +141,26 @@ FAMILIES: Mapping[str, Seeing] = {
         num_axes=3,
         needs="torchvision",
     ),
+    "hyperclovax_vision_v2": Seeing(
+        config={
+            "model_type": "hyperclovax_vision_v2",
+            "image_token_id": IMAGE_TOKEN,
+            "video_token_id": VIDEO_TOKEN,
+            "text_config": text("hyperclovax", head_dim=32),
+            "vision_config": {
+                "model_type": "qwen2_5_vl",
+                "depth": 3,
+                "hidden_size": 192,
+                "num_heads": 4,
+                "out_hidden_size": 160,
+                "intermediate_size": 320,
+                "fullatt_block_indexes": [1],
+            },
+        },
+        settings={"image_processor_type": "Qwen2VLImageProcessor"},
+        towers=("model.vision_model.blocks", "model.vision_model.patch_embed"),
+        projectors=("model.vision_model.merger", "model.projector"),
+    ),
 }
 """By model_type."""
 

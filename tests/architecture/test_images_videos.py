@@ -277,6 +277,32 @@ def test_frames_are_those_that_transformers_takes(alias: str, made: Any):
     assert num_compared >= 48
 
 
+@pytest.mark.parametrize("max_frames", [640, 8])
+def test_frames_of_glm_ga_are_those_that_transformers_takes(max_frames: int, made: Any):
+    config, settings, num_compared = {"model_type": "glmga"}, {"max_frames": max_frames}, 0
+    for num_frames, source_fps, fps in itertools.product(NUMS_OF_FRAMES, RATES, (None, 0.7, 2.0, 7.0)):
+        header = VideoHeader(width=64, height=64, num_frames=num_frames, seconds=num_frames / source_fps)
+        metadata = metadata_of(num_frames, header.fps, header.seconds)
+        expected = made("glmga/GlmgaVideoProcessor", dict(settings)).sample_frames(metadata, fps=fps).tolist()
+        rule = frame_rule(config, settings, fps=fps)
+        if not expected:
+            with pytest.raises(InputError, match=f"{num_frames} frames? in"):
+                rule.indices(header)
+            continue
+        assert rule.indices(header) == expected, (num_frames, source_fps, fps)
+        num_compared += 1
+    assert num_compared >= 100
+
+
+def test_frames_of_glm_ga_are_resized_as_by_its_processor(resized_by: Any):
+    for expand, size, num_frames in itertools.product((1, 2), SIZES, (2, 5, 64, 640)):
+        settings = {"patch_expand_factor": expand, "size": {"shortest_edge": 12_544, "longest_edge": 20_000_000}}
+        found = video_images({"model_type": "glmga"}, settings, num_frames=num_frames, width=size[0], height=size[1])
+        whole = {**settings, "patch_size": 14 * expand}  # the fixture multiplies this side by that of merged patches
+        expected = resized_by("glmga/GlmgaVideoProcessor", num_frames, size, whole)
+        assert (found.width, found.height, found.num_images) == (*expected, (num_frames + 1) // 2)
+
+
 def test_a_rate_that_nothing_says_has_to_be_given():
     found = find_model("internvl3-1b")
     with pytest.raises(InputError, match="give --video-fps"):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from published_folders import CLIP, FAMILIES, GRID, SQUARE, TEXT, TOWER, Published, glm4v, llava
+from published_folders import CLIP, FAMILIES, GRID, SQUARE, TEXT, TOWER, Published, glm4v, llava, qwen
 from video_folders import minicpmv
 
 SMALL = {"scale_resolution": 112, "patch_size": 14}
@@ -17,6 +17,16 @@ SEEING: Mapping[str, Published] = {
             "video_processor_type": "GlmgaVideoProcessor",
             "processor_class": "Glm46VProcessor",
         },
+        needs="torchvision",
+    ),
+    "hyperclovax_vision_v2": replace(
+        qwen(
+            "qwen2.5-vl-3b",
+            {"model_type": "hyperclovax"},
+            {"model_type": "qwen2_5_vl_vision", "window_size": 56, "fullatt_block_indexes": [1], "out_hidden_size": 24},
+            image_processor_type="Qwen2VLImageProcessor",
+            processor_class="HyperCLOVAXVisionV2Processor",
+        ),
         needs="torchvision",
     ),
     "llava_next_video": replace(

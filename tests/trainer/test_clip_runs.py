@@ -10,6 +10,7 @@ if importlib.util.find_spec("torchvision") is None:
     pytest.skip("processors of videos need torchvision", allow_module_level=True)
 
 from published_folders import FAMILIES, TEMPLATE, write_published
+from seeing_folders import SEEING
 from tiny_plans import plan_of_data
 from trainer_runs import train_here
 from video_folders import OF_VIDEOS
@@ -18,17 +19,28 @@ from chat_files import ANSWER, jsonl, text
 from small_videos import write_video
 
 NUM_FRAMES = 6
-VIDEOS = dict.fromkeys(("minicpmv4_6", "lfm3_vl"), "<|video_pad|>")
+SEEN_OTHERWISE = ("smolvlm", "llava_onevision", "minicpmv4_6", "lfm3_vl")
+VIDEOS = dict.fromkeys(("minicpmv4_6", "minicpm_ocr", "lfm3_vl"), "<|video_pad|>")
+CASES = [
+    *SEEN_OTHERWISE,
+    *(pytest.param(family, marks=pytest.mark.sweep) for family in ("llava_next_video", "minicpm_ocr")),
+]
 WITH_VIDEOS = TEMPLATE.replace("part.text }}", "'<video>' if part.type == 'video' else part.text }}")
 
 
-@pytest.mark.parametrize("family", ["smolvlm", "llava_onevision", "minicpmv4_6", "lfm3_vl"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *SEEN_OTHERWISE,
+        *(pytest.param(family, marks=pytest.mark.sweep) for family in ("llava_next_video", "minicpm_ocr")),
+    ],
+)
 def test_a_run_takes_what_is_planned_of_its_frames_and_leaves_a_model_with_its_processor(family: str, tmp_path: Path):
     if family == "smolvlm":
         pytest.importorskip("num2words")
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    said = {**FAMILIES, **OF_VIDEOS}[family]
+    said = {**FAMILIES, **OF_VIDEOS, **SEEING}[family]
     folder = write_published(tmp_path / family, family, said)
     template = WITH_VIDEOS.replace("<video>", VIDEOS.get(family, "<video>"))
     (folder / "chat_template.jinja").write_text(template.replace("IMAGE", said.image))

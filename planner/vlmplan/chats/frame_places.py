@@ -27,6 +27,21 @@ def once_and_even(indices: Sequence[int]) -> list[int]:
     return found + found[-1:] * (len(found) % 2)
 
 
+def in_spans(total: int, number: int, frames_per_second: float, *, span: float, end: float) -> list[int]:
+    """The first frame in each span of so many seconds before ``end``, spread anew where those are too many or too few
+    (``sample_frames`` of ``Glm46VVideoProcessor`` and ``GlmgaVideoProcessor``)."""
+    found, due, frame_seconds = list[int](), 0.0, 1 / frames_per_second
+    for index in range(total):
+        if index * frame_seconds >= due:
+            due += span
+            found.append(index)
+            if due >= end:
+                break
+    if len(found) < number:
+        return spread(found[0], found[-1], number)
+    return found if len(found) == number else spread(0, total - 1, number)
+
+
 def steps(total: int, number: int, *, first: float = 0.0) -> list[int]:
     """``torch.arange(first, total, total / number).int()``, whose elements are in single precision."""
     if not number:

@@ -1,8 +1,9 @@
 """Which frames of a video a model is given, and what its processor writes between them: by the video's header alone.
 
 Source: ``sample_frames`` in transformers 5.23 models/*/video_processing_*.py of ``qwen2_vl``, ``qwen3_vl``, ``glm4v``,
-``glm46v``, ``internvl``, ``smolvlm`` and ``minicpmv4_6``, and in video_processing_utils.py for ``llava_next_video``,
-``llava_onevision`` and ``gemma4``. The planner counts by these rules, and the trainer decodes those frames.
+``glm46v``, ``glmga``, ``internvl``, ``smolvlm`` and ``minicpmv4_6``, and in video_processing_utils.py for
+``llava_next_video``, ``llava_onevision`` and ``gemma4``. The planner counts by these rules, and the trainer decodes
+those frames.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from enum import Enum
 from math import ceil, floor
 from typing import NamedTuple
 
-from vlmplan.chats.frame_places import even, evenly, linear, once_and_even, spread, steps
+from vlmplan.chats.frame_places import even, evenly, in_spans, linear, once_and_even, spread, steps
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError
 from vlmplan.units import counted
@@ -19,8 +20,6 @@ MAX_DECODED_PIXELS = 768 * 1920 * 1080
 """Of all frames that are decoded of a video: as many as Qwen's processors take, of full HD, 4.8 GB. A choice."""
 GLM46V_RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
 """``DYNAMIC_FPS_THRES``: up to so many seconds, pairs of frames a second. The last is ``MAX_DURATION`` too."""
-
-
 FRAMES_PER_SECOND = 2.0
 """``fps`` of the classes ``Qwen3VLVideoProcessor`` and ``Glm4vVideoProcessor``, and ``FPS`` of qwen-vl-utils, which
 samples for Qwen2-VL and Qwen2.5-VL, and of qwen-omni-utils, which does so for the Omni models."""
@@ -45,6 +44,7 @@ class Sampler(Enum):
     QWEN3_VL = "Qwen3VLVideoProcessor"
     GLM4V = "Glm4vVideoProcessor"
     GLM46V = "Glm46VVideoProcessor"
+    GLMGA = "GlmgaVideoProcessor"
     INTERNVL = "InternVLVideoProcessor"
     SMOLVLM = "SmolVLMVideoProcessor"
     LLAVA_ONEVISION = "LlavaOnevisionVideoProcessor"
@@ -63,6 +63,7 @@ SAMPLERS: Mapping[str, Sampler] = {
     ),
     **dict.fromkeys(("glm4v", "glm4v_moe"), Sampler.GLM4V),
     "glm46v": Sampler.GLM46V,
+    "glmga": Sampler.GLMGA,
     "internvl": Sampler.INTERNVL,
     "smolvlm": Sampler.SMOLVLM,
     "llava_next_video": Sampler.LLAVA_NEXT_VIDEO,
@@ -73,11 +74,10 @@ SAMPLERS: Mapping[str, Sampler] = {
     "minicpm_ocr": Sampler.MINICPM_OCR,
 }
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
-NOT_READ = (
-    *("cohere_compass", "cosmos3_edge", "dots3_note", "ernie4_5_vl_moe", "glm5_next", "glmga"),
-    *("hyperclovax_vision_v2", "instructblipvideo", "kimi_k25", "minimax_m3_vl"),
-    *("molmo2", "muse_glimmer", "muse_spark", "nemotron_h_omni", "perception_lm", "qwen4_exp"),
-    *("video_llama_3", "video_llava"),
+NOT_READ = tuple(
+    """cohere_compass cosmos3_edge dots3_note ernie4_5_vl_moe glm5_next hyperclovax_vision_v2 instructblipvideo
+    kimi_k25 minimax_m3_vl molmo2 muse_glimmer muse_spark nemotron_h_omni perception_lm qwen4_exp video_llama_3
+    video_llava""".split()
 )
 """Other model types to which transformers shows videos (``VIDEO_PROCESSOR_MAPPING_NAMES``), of which what becomes of
 frames is not described."""
@@ -105,7 +105,7 @@ BY_LENGTH: Mapping[Sampler, str] = {
     Sampler.MINICPM_OCR: "MiniCPM-OCR",
 }
 """Whose processors have no number of frames a second to be told of."""
-GLM_SAMPLERS = (Sampler.GLM4V, Sampler.GLM46V)
+GLM_SAMPLERS = (Sampler.GLM4V, Sampler.GLM46V, Sampler.GLMGA)
 """Of models that see two frames of a video exactly as an image: with its token, in a row of patches of its own."""
 ONE_INPUT_SAMPLERS = (Sampler.INTERNVL, Sampler.SMOLVLM, *GLM_SAMPLERS)
 """Of models that are given images and videos as one tensor, so that their tower runs once."""
@@ -155,6 +155,8 @@ class FrameRule(NamedTuple):
                 return even(max(1, floor(min(seconds, self.max_seconds) * self._rate)))
             case Sampler.GLM46V:
                 return even(self._glm46v_frames(seconds))
+            case Sampler.GLMGA:
+                return even(self._glmga_frames(seconds))
             case Sampler.INTERNVL:
                 return self.num_frames or max(1, int(seconds * self._rate))
             case Sampler.SMOLVLM:
@@ -224,6 +226,8 @@ class FrameRule(NamedTuple):
                 return self._of_glm4v(header)
             case Sampler.GLM46V:
                 return once_and_even(self._of_glm46v(header))
+            case Sampler.GLMGA:
+                return once_and_even(self._of_glmga(header))
             case Sampler.INTERNVL:
                 wanted = min(self.wanted_frames(header.num_frames / header.fps), header.num_frames)
                 return steps(header.num_frames, wanted, first=header.num_frames / wanted / 2)
@@ -255,22 +259,23 @@ class FrameRule(NamedTuple):
         rate = next((rate for most, rate in GLM46V_RATES if seconds <= most), GLM46V_RATES[-1][1])
         return min(int(min(seconds, GLM46V_RATES[-1][0]) * rate * self.merged_frames), self.max_frames)
 
+    def _glmga_frames(self, seconds: float) -> int:
+        return min(int(seconds * self._rate), self.max_frames)
+
     def _of_glm46v(self, header: VideoHeader) -> list[int]:
         """One frame in each of equal spans of time, spread anew where that makes too many or too few."""
         total, wanted = header.num_frames, self._glm46v_frames(header.seconds)
         if total < wanted:
             return spread(0, total - 1, wanted)
         rate = next((rate for most, rate in GLM46V_RATES if header.seconds <= most), GLM46V_RATES[-1][1])
-        found, due, frame_seconds = list[int](), 0.0, 1 / header.fps
-        for index in range(total):
-            if index * frame_seconds >= due:
-                due += 1 / (self.merged_frames * rate)
-                found.append(index)
-                if due >= int(header.seconds):
-                    break
-        if len(found) < wanted:
-            return spread(found[0], found[-1], wanted)
-        return found if len(found) == wanted else spread(0, total - 1, wanted)
+        span = 1 / (self.merged_frames * rate)
+        return in_spans(total, wanted, header.fps, span=span, end=int(header.seconds))
+
+    def _of_glmga(self, header: VideoHeader) -> list[int]:
+        total, wanted, span = header.num_frames, self._glmga_frames(header.seconds), 1 / self._rate
+        if total < wanted:
+            return [floor(place * total / wanted) for place in range(wanted)]
+        return in_spans(total, wanted, header.fps, span=span, end=header.seconds - span)
 
     def _of_smolvlm(self, header: VideoHeader) -> list[int]:
         """Evenly from the first frame to the last, or without a second at both ends."""
@@ -335,15 +340,15 @@ def frame_rule(
         )
     if sampler in MINICPMV_SAMPLERS:
         return _minicpmv_rule(sampler, settings, most_frames, max_pixels)
-    is_glm4v = sampler is Sampler.GLM4V
-    glm_frames = GLM_MOST_FRAMES if is_glm4v else GLM46V_MOST_FRAMES
     is_glm = sampler in GLM_SAMPLERS
+    fixed_frames = {Sampler.GLM4V: GLM_MOST_FRAMES, Sampler.GLM46V: GLM46V_MOST_FRAMES}.get(sampler)
+    default_frames = GLM46V_MOST_FRAMES if is_glm else QWEN_MOST_FRAMES
     return FrameRule(
         sampler=sampler,
         fps=fps or settings.fps or FRAMES_PER_SECOND,
         merged_frames=settings.merged_frames or 2,
         min_frames=1 if is_glm else settings.min_frames or QWEN_LEAST_FRAMES,
-        max_frames=glm_frames if is_glm else settings.max_frames or QWEN_MOST_FRAMES,
+        max_frames=fixed_frames or settings.max_frames or default_frames,
         max_seconds=settings.max_seconds or GLM_MOST_SECONDS,
         most_frames=most_frames,
         max_pixels=max_pixels,

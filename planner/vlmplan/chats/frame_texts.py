@@ -62,7 +62,7 @@ def frame_texts(
     match rule.sampler:
         case Sampler.QWEN3_VL:
             texts = [f"<{(first + last) / 2:.1f} seconds>" for first, last in zip(firsts, lasts, strict=True)]
-        case Sampler.GLM46V:
+        case Sampler.GLM46V | Sampler.GLMGA:
             texts = [f"{first:.1f} seconds" for first in firsts]
         case _:
             texts = [f"{int(first)}" for first in firsts]

@@ -150,7 +150,7 @@ class VideoMeter:
                 frames,
                 self._size,
                 part.resample,
-                factor=part.patch_size * part.merge_size,
+                factor=part.patch_size * part.merge_size * getattr(part, "patch_expand_factor", 1),
                 temporal_factor=part.temporal_patch_size,
                 cap_pixels_per_frame=getattr(part, "cap_pixels_per_frame", False),
             )

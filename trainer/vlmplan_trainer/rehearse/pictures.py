@@ -19,7 +19,7 @@ GRID_TYPES = (
     *("cosmos3_omni", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "paddleocr_vl"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
-UNTYPED_GRID_TYPES = ("exaone4_5", "lfm3_vl")
+UNTYPED_GRID_TYPES = ("exaone4_5", "hyperclovax_vision_v2", "lfm3_vl")
 """Whose processors do not say of each token what it is of (``return_mm_token_type_ids``)."""
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 SQUARE_TYPES = ("gemma3", "gemma3n", "lighton_ocr", "llava", "mistral3", "paligemma", "vipllava")

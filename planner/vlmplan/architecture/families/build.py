@@ -25,6 +25,7 @@ VISION_FAMILIES = {
     "glm4v_moe": "glm4v_moe",
     "glm_ocr": "glm_ocr",
     "glmga": "glm46v",
+    "hyperclovax_vision_v2": "hyperclovax_vision",
     "idefics2": "idefics2",
     "idefics3": "idefics3",
     "instructblip": "instructblip",

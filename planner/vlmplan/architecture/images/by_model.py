@@ -23,6 +23,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "glm4v_moe": ("smart_resize", "glm4v_shape"),
     "glm_ocr": ("smart_resize", "glm4v_shape"),
     "glmga": ("smart_resize", "glmga_shape"),
+    "hyperclovax_vision_v2": ("smart_resize", "qwen2_vl_shape"),
     "idefics2": ("idefics", "idefics2_shape"),
     "idefics3": ("idefics", "idefics3_shape"),
     "instructblip": ("fixed", "query_shape"),

@@ -149,6 +149,16 @@ def _glm4v(video: _Video) -> VideoImages:
     return _of_shared_pixels(video, video.merged_patch(14), min_pixels=min_pixels, max_pixels=max_pixels)
 
 
+def _glmga(video: _Video) -> VideoImages:
+    """As GLM-4.6V with sides that are multiples of ``patch_expand_factor`` merged patches, and more pixels."""
+    settings = video.settings
+    video.check(least=video.merged_frames, most=count(settings, "max_frames", GLM46V_MOST_FRAMES))
+    factor = video.merged_patch(14) * count(settings, "patch_expand_factor", 1)
+    min_pixels = edge(settings, "size", "shortest_edge", 112 * 112)
+    max_pixels = edge(settings, "size", "longest_edge", 28 * 28 * 2 * 55_790)
+    return _of_shared_pixels(video, factor, min_pixels=min_pixels, max_pixels=max_pixels)
+
+
 def _of_shared_pixels(video: _Video, factor: int, *, min_pixels: int, max_pixels: int) -> VideoImages:
     height, width, merged = video.height, video.width, video.merged_frames
     if height < factor or width < factor:
@@ -268,6 +278,7 @@ _OF_SAMPLER: Mapping[Sampler, Callable[[_Video], VideoImages]] = {
     Sampler.QWEN3_VL: _qwen3_vl,
     Sampler.GLM4V: _glm4v,
     Sampler.GLM46V: _glm4v,
+    Sampler.GLMGA: _glmga,
     Sampler.INTERNVL: _internvl,
     **dict.fromkeys((Sampler.SMOLVLM, *LLAVA_SAMPLERS), _clip),
     **dict.fromkeys((*GEMMA4_SAMPLERS, *MINICPMV_SAMPLERS), _as_stored),
