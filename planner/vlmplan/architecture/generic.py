@@ -269,8 +269,7 @@ def build_generic(
     """
     shape = replace(generic_shape(layout), stacks=stacks)
     old_experts = OLD_EXPERTS.get(model_type, {})
-    unpacked = unpacked_linears(model_type)
-    builder = TreeBuilder(layout, shape, set(old_experts.values()), unpacked=unpacked)
+    builder = TreeBuilder(layout, shape, unpacked=unpacked_linears(model_type))
     tree = builder.group("")
     names = {
         "EMBEDDINGS": layout.embeddings,

@@ -19,7 +19,6 @@ from vlmplan.architecture.modules import (
     Stack,
 )
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.parameter_adapters import AdaptableLinear
 
 LINEAR = "Linear"
 """The class name of ``nn.Linear`` itself."""
@@ -35,13 +34,11 @@ class TreeBuilder:
         self,
         layout: ModelLayout,
         shape: GenericShape,
-        adapted: Collection[str] = (),
         *,
         unpacked: Collection[str] = (),
     ) -> None:
-        """``adapted``: ends of the names of parameters that take adapters as such; ``unpacked``: names of Linears that
-        are never packed in 4 bits."""
-        self.layout, self.shape, self.adapted, self.unpacked = layout, shape, adapted, unpacked
+        """``unpacked``: names of Linears that are never packed in 4 bits."""
+        self.layout, self.shape, self.unpacked = layout, shape, unpacked
         self.described = {module.name: module for module in layout.modules}
         self.child_names: dict[str, list[str]] = {}
         for module in layout.modules:
@@ -82,9 +79,8 @@ class TreeBuilder:
             return None
         rows, columns = weight.shape
         if described.kind is ModuleKind.LINEAR:
-            is_adapted = any(f"{described.name}.weight".endswith(f".{end}") for end in self.adapted)
             is_packed = described.class_name == LINEAR and described.name.rpartition(".")[2] not in self.unpacked
-            kind = AdaptableLinear if is_adapted else Linear if is_packed else DerivedLinear
+            kind = Linear if is_packed else DerivedLinear
             return _with_weights(kind(columns, rows, bias=bias is not None), weight, bias)
         if described.kind is ModuleKind.CONV1D:
             return _with_weights(Conv1D(rows, columns), weight, bias)  # stored (in, out)

@@ -43,17 +43,6 @@ def has_stacked_experts(model: Model) -> bool:
     return any(len(one.shape) == STACK_DIMENSIONS for module in modules for one in module.parameters_by_name.values())
 
 
-class AdaptableLinear(Linear, AdaptableModule):
-    """A Linear of which the weight is adapted as a parameter: a router's, whose name means one."""
-
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        AdaptableModule.__init__(self)
-        Linear.__init__(self, in_features, out_features, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight_of("weight"), self.bias)
-
-
 class LoraParameter(ReadingModule):
     """``peft.tuners.lora.ParamWrapper``: around a module of which one parameter is adapted, or another wrapper.
 
