@@ -24,7 +24,7 @@ from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.models import brings_own_code, packaged_models, qformer_positions
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
-from vlmplan.rules import default_lora_exclude, model_facts
+from vlmplan.rules import default_attention, default_lora_exclude, model_facts
 from vlmplan.units import DType
 from vlmplan.workload import Workload
 
@@ -86,17 +86,18 @@ def both(asked: Workload, recipe: Recipe) -> tuple[Trace, Trace]:
     return joined, every
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize(("method", "stage"), [(Method.FULL, 3), (Method.LORA, 3), (Method.QLORA, None)])
 @pytest.mark.parametrize("alias", ALIASES)
 def test_a_first_layer_leaves_the_trace_of_a_later_one(
     alias: str, method: Method, stage: int | None, checkpoints: bool
 ):
-    adapts = method is not Method.FULL
+    facts = model_facts(model_files(alias))
     recipe = Recipe(
         method=method,
-        lora_exclude=default_lora_exclude(model_facts(model_files(alias))) if adapts else None,
+        lora_exclude=None if method is Method.FULL else default_lora_exclude(facts),
+        attention=default_attention(facts),
         zero_stage=stage,
         micro_batch=2,
         activation_checkpointing=checkpoints,
