@@ -7,13 +7,13 @@ arithmetic on the dictionaries of config.json and preprocessor_config.json: no p
     settings.py       reading numbers from the two files; the rule for what they lack
     gemma4.py         a budget of pooled patches at the image's proportions, filled up: gemma4, gemma4_unified
     fixed.py          one square, whatever the image: blip-2, instructblip, gemma3, paligemma, llava, qwen
-    smart_resize.py   native resolution within a pixel budget: Qwen2-VL to Qwen3-VL, GLM-4V
+    smart_resize.py   native resolution within a pixel budget: Qwen2-VL to Qwen3-VL, GLM-4V, HyperCLOVA X Vision
     pixtral.py        native resolution below a longest edge: mistral3, llava with a Pixtral tower
-    dynamic_tiles.py  tiles by aspect ratio plus a thumbnail: internvl, ovis2, aya_vision, cohere2_vision
+    dynamic_tiles.py  tiles by aspect ratio plus a thumbnail: internvl, qianfan_ocr, ovis2, aya_vision, cohere2_vision
     idefics.py        idefics2 (quarters), idefics3 and smolvlm (tiles plus a thumbnail)
-    anyres.py         tiles of the best pinpoint, unpadded, with newlines: llava_next, llava_onevision
+    anyres.py         tiles of the best pinpoint, unpadded, with newlines: llava_next(_video), llava_onevision
     phi4_multimodal.py  tiles over the image, filled up with white, and the whole of it: phi4_multimodal
-    minicpmv.py       the whole image and slices at its proportions: minicpmv4_6, minicpmv4_7
+    minicpmv.py       the whole image and slices at its proportions: minicpmv4_6, minicpmv4_7, minicpm_ocr
     mllama.py         tiles padded to a fixed number, seen through cross-attention
 
 Functions named ``...shape`` take an ``Image`` and return an ``ImageShape``.

@@ -40,8 +40,8 @@ class ImageShape:
     ``num_frames`` has one.
 
     ``is_clip``: it is no image but a video whose model sees a frame otherwise than an image (smolvlm, llava_onevision,
-    gemma4, gemma4_unified, minicpmv4_6, minicpmv4_7), each frame a sequence of its own or several, or takes all frames
-    of a video at once (lfm3_vl), two of which are a sequence.
+    llava_next_video, gemma4, gemma4_unified, minicpmv4_6, minicpmv4_7, minicpm_ocr), each frame a sequence of its own
+    or several, or takes all frames of a video at once (lfm3_vl), two of which are a sequence.
     """
 
     num_tokens: int
