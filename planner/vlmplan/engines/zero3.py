@@ -348,6 +348,7 @@ class Zero3(Zero3Formulas):
             wrappers=wrappers(self.recipe, self.table),
             num_ranks=self._distinct_ranks,
             secondary_among=self.recipe.hpz,
+            by_another_order=self.recipe.evaluates_by_another_order,
         )
         return GatherReplay(walk, hosts=self._num_hosts)
 

@@ -206,11 +206,12 @@ class Evaluated:
 
 def gathers_behind(engine: Engine, training: Trace, evaluated: Evaluated) -> "GatherReplay | None":
     """What ZeRO-3 gathers in the micro batch that follows an evaluation; None where that is as ever. Forwards that call
-    modules which training leaves out are not followed so: DeepSpeed loses the order of modules twice."""
+    modules which training leaves out are not followed so: DeepSpeed loses the order of modules twice. Of DoRA's with
+    dropout training calls more."""
     traces = [one.trace for one in evaluated.passes]
     traces += [] if evaluated.generated is None else [evaluated.generated.prompt.trace]
     follows = all(order_of(trace, training) is training for trace in traces)
-    if not engine.gathers_weights or engine.recipe.evaluates_by_another_order or not follows:
+    if not engine.gathers_weights or not follows:
         return None
     return engine.gather_replay_behind(training, traces)
 

@@ -11,6 +11,7 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
+from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.walk import PhaseGathers, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
 from vlmplan.recipe import Recipe
@@ -65,6 +66,32 @@ def test_what_backward_would_have_used_next_is_whole_from_the_start(num_tokens: 
     assert behind.forward.live[0].start == left
     assert most(behind.forward) > most(usual.forward)
     assert behind.never_freed == usual.never_freed == 0
+
+
+def test_forwards_that_go_by_an_order_of_their_own_leave_what_that_says():
+    """DoRA's with dropout: of an order that ends with forward, nothing is used again soon but what it prefetches."""
+    trained = model()
+    training, evaluated = trace_of(trained), evaluated_by(trained)
+    of_training, of_own = (
+        walk_behind_evaluation(
+            training, [evaluated], KEEPS_HEAD, wrappers=WITHOUT_ADAPTERS, by_another_order=by_another_order
+        )
+        for by_another_order in (False, True)
+    )
+    assert of_own.forward.live[0].start < of_training.forward.live[0].start
+    assert of_own.never_freed == 0
+
+
+def test_weights_that_an_evaluation_has_left_are_whole_beside_what_is_gathered():
+    trained = model()
+    training = trace_of(trained)
+    gathered = GatheredWeights(trace=training, zero=KEEPS_HEAD, num_ranks=2)
+    key = next(iter(gathered.weights))
+    gathered.make_whole([key])
+    assert gathered.whole_weights == [key]
+    whole = gathered.live_bytes
+    gathered.begin_forward()
+    assert gathered.live_bytes == whole > 0
 
 
 def test_where_no_weight_stays_for_its_next_use_a_step_is_as_ever():

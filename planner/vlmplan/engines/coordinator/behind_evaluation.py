@@ -14,6 +14,7 @@ from functools import lru_cache
 from vlmplan.architecture.trace import Run, Section, Trace, WeightUse
 from vlmplan.engines.coordinator.counts import GatherCounts
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
+from vlmplan.engines.coordinator.records import Key
 from vlmplan.engines.coordinator.repeated_layers import section_uses
 from vlmplan.engines.coordinator.shapes import shape_of_uses
 from vlmplan.engines.coordinator.walk import (
@@ -40,6 +41,7 @@ class _WalkKey:
     wrappers: Wrappers
     num_ranks: int
     secondary_among: int
+    by_another_order: bool
     training: Trace = field(compare=False)
     evaluated: Sequence[Trace] = field(compare=False)
 
@@ -52,13 +54,15 @@ def walk_behind_evaluation(
     wrappers: Wrappers,
     num_ranks: int = 2,
     secondary_among: int = 1,
+    by_another_order: bool = False,
 ) -> GatherWalk:
     """A micro batch like ``training``, by whose order all is gathered, behind forwards like those of ``evaluated``,
     which follow a step. ``secondary_among``: as trained weights lack secondary partitions behind a step, and the others
-    as ``gather_walk`` has them."""
+    as ``gather_walk`` has them. ``by_another_order``: the forwards leave out modules of training, and go by an order of
+    their own, which the micro batch behind them loses at the first adapter."""
     sizes, wrappers = what_decides(zero, wrappers)
     shape = shape_of_uses([training, *evaluated])
-    return _walked(_WalkKey(shape, sizes, wrappers, num_ranks, secondary_among, training, evaluated))
+    return _walked(_WalkKey(shape, sizes, wrappers, num_ranks, secondary_among, by_another_order, training, evaluated))
 
 
 @lru_cache(maxsize=16)
@@ -80,10 +84,11 @@ def _walked(walk: _WalkKey) -> GatherWalk:
     gathered.end_backward()
     gathered.partition_all()
     gathered.lack_secondary(walk.secondary_among)
-    for trace in [*walk.evaluated] * NUM_FORWARDS:
-        gathered.begin_forward()
-        for run, section in trace.forward():
-            _through(gathered, section_uses(section).forward, run)
+    if walk.by_another_order:
+        gathered.make_whole(_left_by_own_order(walk))
+        gathered.lose_order_at_adapters()
+    else:
+        _evaluate(gathered, walk.evaluated)
     gathered.begin_forward()
     forward = _phase(gathered, training.forward(), lambda section: section_uses(section).forward)
     most = gathered.begin_backward()
@@ -91,6 +96,28 @@ def _walked(walk: _WalkKey) -> GatherWalk:
     backward = _phase(gathered, training.backward(), lambda section: section_uses(section).backward, start)
     gathered.partition_all()
     return GatherWalk(forward, backward, len(gathered.weights), gathered.live_bytes - gathered.secondary_bytes)
+
+
+def _evaluate(gathered: GatheredWeights, evaluated: Sequence[Trace]) -> None:
+    for trace in [*evaluated] * NUM_FORWARDS:
+        gathered.begin_forward()
+        for run, section in trace.forward():
+            _through(gathered, section_uses(section).forward, run)
+
+
+def _left_by_own_order(walk: _WalkKey) -> list[Key]:
+    """What forwards leave whole that go by the order of the last of them: the first two have lost that of training and
+    found their own."""
+    own = GatheredWeights(
+        trace=walk.evaluated[-1],
+        zero=walk.sizes,
+        num_ranks=walk.num_ranks,
+        wrappers=walk.wrappers,
+        offloads=walk.num_ranks == 1,
+    )
+    own.begin_evaluation(secondary_among=walk.secondary_among)
+    _evaluate(own, walk.evaluated[-1:])
+    return own.whole_weights
 
 
 def _through(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run) -> None:

@@ -123,6 +123,21 @@ class GatheredWeights(GatheredBytes):
         return self._weights.keys()
 
     @property
+    def whole_weights(self) -> list[Key]:
+        """Keys of the weights that are whole or will be soon."""
+        return [
+            weight.key for weight in self._weights.values() if weight.storage is not None or weight.gather is not None
+        ]
+
+    def make_whole(self, keys: Iterable[Key]) -> None:
+        """Weights that something else has gathered."""
+        for key in keys:
+            weight = self._weights[key]
+            self._gather([weight])
+            if weight.gather is not None:
+                self._wait(weight, weight.gather)
+
+    @property
     def next_prefetched_step(self) -> int:
         """The first step of which prefetch has not looked at all weights yet."""
         return self._queue[0][1] + self._shift if self._queue else len(self._steps)
