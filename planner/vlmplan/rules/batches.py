@@ -6,8 +6,8 @@ from vlmplan.rules.base import RuleBook, RuleContext
 BATCH_RULES = RuleBook()
 
 TYPES_WITHOUT_PADDING = frozenset(
-    """exaone4 gemma gemma2 gemma3_text glm4 gpt2 granite hunyuan_v1_dense llama ministral3 mistral mixtral olmo2 olmo3
-    phi3 qwen2 qwen3 qwen3_moe seed_oss smollm3
+    """exaone4 gemma gemma2 gemma3_text glm4 gpt2 gpt_bigcode granite hunyuan_v1_dense llama minicpm3 ministral3 mistral
+    mixtral modernbert-decoder olmo2 olmo3 phi3 qwen2 qwen3 qwen3_moe seed_oss smollm3
     glm4v idefics3 internvl llava_onevision ovis2 qwen2_5_vl qwen2_vl qwen3_vl smolvlm""".split()
 )
 """Models in which transformers tells the samples of a row apart by their positions: their losses are those of the

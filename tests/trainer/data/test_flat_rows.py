@@ -20,6 +20,9 @@ from vlmplan_trainer.labels import IGNORED_LABEL
 LENGTHS = (7, 19, 11)
 OTHERS = {
     "gpt2": {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48},
+    "gpt_bigcode": {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48},
+    "minicpm3": {"num_key_value_heads": 4},
+    "modernbert-decoder": {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 16},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
 }
