@@ -3,11 +3,17 @@ import pytest
 from model_table import assert_counts_match_the_table, packaged_config
 from planned import workload
 from tape_probe import predicted_step
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.evaluation import evaluation_pass
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Span
 from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.recipe_choices import LossKind
 from vlmplan.sample_images import sample_image
+from vlmplan.units import DType
 
 ALIASES = ["blip2-opt-2.7b", "instructblip-vicuna-7b"]
 VOCAB_SIZE = 2000
@@ -167,3 +173,20 @@ def test_a_sample_has_one_image(alias: str):
     """The processors write the tokens of one, however many there are."""
     with pytest.raises(InputError, match=r"--images-per-sample is 2, .* of one image into a sample; give 1"):
         sample_image(workload(alias, images_per_sample=2))
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_an_evaluation_has_no_hidden_state_beside_the_loss_which_the_decoder_held(alias, monkeypatch):
+    """``self.language_model`` has made the logits, and has returned."""
+    config = small(alias, vocab_size=50304)
+    batch = batch_of(config, micro_batch=2, num_text_tokens=60)
+
+    def peak() -> int:
+        model, tape = build_model(config), Tape(is_evaluating=True)
+        trace = evaluation_pass(model, tape, batch, AttentionBackend(), loss=LossKind.MODEL).trace
+        return max(one.peak_bytes for one in trace.sections["head"].forward if isinstance(one, Span))
+
+    without = peak()
+    model = build_model(config)
+    monkeypatch.setattr(type(model), "calls_head_inside", False)
+    assert peak() - without == 2 * batch.num_tokens * model.head.weight.shape[1] * DType.BFLOAT16.num_bytes

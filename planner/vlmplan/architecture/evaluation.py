@@ -55,8 +55,9 @@ def evaluation_pass(
             liger_loss(hidden, model.head, model=reader)
         else:
             logits = end_forward(reader, whole_logits(hidden, model.head, **model.logit_changes))
-            if loss is LossKind.FULL:
+            if loss is LossKind.FULL or model.calls_head_inside:
                 hidden = None
+            if loss is LossKind.FULL:
                 tape.leave_model()
             returned = [logits, *tape.outputs]
             num_elements = sum(one.numel for one in returned)
