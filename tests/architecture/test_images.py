@@ -31,6 +31,7 @@ SMOLVLM_512 = ((4 * 4 + 1) * (512 // 16 // 4) ** 2,) * 2
 SMOLVLM_384 = ((4 * 4 + 1) * (384 // 14 // 3) ** 2,) * 2
 GEMMA3 = ((896 // 14 // 4) ** 2,) * 2
 TABLE_TOKENS = {
+    "aya-vision-8b": (13 * 13, (3 * 3 + 1) * 13 * 13),
     "blip2-opt-2.7b": (32, 32),
     **dict.fromkeys(("gemma-3n-e2b", "gemma-3n-e4b"), (256, 256)),
     **dict.fromkeys(

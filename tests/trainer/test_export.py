@@ -50,7 +50,17 @@ WITH_VIDEOS = (
 WITHOUT_CLASSES = {"qwen"}
 """Qwen-VL's code comes with the checkpoint and is not run."""
 UNTRIED = {
-    *("gemma3n", "gemma4", "gemma4_unified", "glm_ocr", "lfm2_vl", "lighton_ocr", "llama4", "minicpmv4_6"),
+    *(
+        "aya_vision",
+        "gemma3n",
+        "gemma4",
+        "gemma4_unified",
+        "glm_ocr",
+        "lfm2_vl",
+        "lighton_ocr",
+        "llama4",
+        "minicpmv4_6",
+    ),
     *("minicpmv4_7", "paddleocr_vl", "phi4_multimodal"),
 }
 """No small checkpoint of them has been made here: what is exported of them has not been loaded."""

@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from image_models import DESCRIBED_MODELS, IMAGE_MODELS, PREPROCESSORS
+from vlmplan.architecture.images import image_shape
 from vlmplan.errors import InputError
 from vlmplan_trainer.probe import configuration
 from vlmplan_trainer.processors.processing import Processed, processed
@@ -40,6 +41,14 @@ def test_images_take_the_tokens_that_the_processor_gives_them(model_type, num_to
     found = made(model_type)
     assert (found.num_tokens, found.num_placeholders) == (num_tokens, num_placeholders)
     assert placeholders(found) == num_placeholders
+
+
+@pytest.mark.parametrize("settings", [None, {"crop_to_patches": False}])
+def test_aya_vision_cuts_images_into_tiles_whatever_its_files_say(settings: dict[str, object] | None):
+    found = made("aya_vision", side=1024, settings=settings)
+    planned = image_shape((IMAGE_MODELS | DESCRIBED_MODELS)["aya_vision"], settings, width=1024, height=1024)
+    assert placeholders(found) == found.num_placeholders == planned.num_placeholder_tokens == (3 * 3 + 1) * 13 * 13
+    assert found.num_tokens == planned.num_tokens
 
 
 @needs_torchvision

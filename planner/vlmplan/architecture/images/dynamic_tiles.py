@@ -64,13 +64,12 @@ def ovis2_shape(image: Image) -> ImageShape:
 def aya_vision_shape(image: Image) -> ImageShape:
     """Aya Vision: a name before the features of each tile, the thumbnail's last, and one token around all at each end.
 
-    An image is cut into tiles where ``crop_to_patches`` of preprocessor_config.json says so.
+    ``crop_to_patches`` of preprocessor_config.json does not matter: ``AyaVisionProcessor`` passes True unless it is
+    asked otherwise (``images_kwargs``).
     """
     tile = side(image.preprocessor, "size", side(section(image.config, "vision_config"), "image_size", 384))
     min_tiles, max_tiles = _tile_limits(image)
-    grid = (1, 1)
-    if flag(image.preprocessor, "crop_to_patches", False):
-        grid = closest_grid(image, tile=tile, min_tiles=min_tiles, max_tiles=max_tiles)
+    grid = closest_grid(image, tile=tile, min_tiles=min_tiles, max_tiles=max_tiles) if max_tiles > 1 else (1, 1)
     return _named_tiles(image, grid, tile)
 
 
