@@ -195,6 +195,24 @@ def test_a_head_that_runs_twice_in_a_forward_is_for_the_full_loss():
     assert language_loss(model, batch(), kind=LossKind.FULL).isfinite()
 
 
+@pytest.mark.parametrize("kind", [LossKind.CHUNKED, LossKind.FULL])
+def test_backward_comes_by_the_result_of_a_model_before_the_weights_that_it_has_itself(kind):
+    """ZeRO-3 brings them there: BLIP-2's ``query_tokens``."""
+    model, order = small_model(), []
+    model.factor = torch.nn.Parameter(torch.full((), 2.0))
+    whole, table = model.forward, model.get_input_embeddings()
+
+    def of_own(input_ids, **inputs):
+        result = whole(inputs_embeds=table(input_ids) * model.factor, **inputs)
+        result.logits.register_hook(lambda gradient: order.append("result"))
+        return result
+
+    model.forward = of_own
+    model.factor.register_hook(lambda gradient: order.append("own"))
+    language_loss(model, batch(), kind=kind).backward()
+    assert order == ["result", "own"]
+
+
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("options", [{"target_modules": ["lm_head"]}, {"modules_to_save": ["lm_head"]}], ids=str)
 def test_adapters_on_and_copies_of_the_head_give_the_plain_loss(options, ties):

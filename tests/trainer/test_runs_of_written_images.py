@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from published_folders import FAMILIES, write_published
 from tiny_plans import plan_of_data
-from trainer_runs import assert_goes_on_alike, planned, train_here
+from trainer_runs import assert_goes_on_alike, planned, train, train_here
 
 from chat_files import jsonl, png
 from vlmplan.errors import InputError
@@ -54,6 +54,17 @@ def test_a_run_learns_goes_on_and_leaves_what_answers(family: str, method: str, 
     shown = FAMILIES[family].image + ASKED
     inputs = processor(text=[shown], images=[Image.open(tmp_path / "a.png")], return_tensors="pt")
     assert len(model.generate(**inputs, max_new_tokens=2)[0])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("family", ["blip-2", "instructblip"])
+def test_sharded_query_tokens_are_whole_when_their_gradient_is_added(family: str, tmp_path: Path):
+    """They are the model's own, which ZeRO-3 brings before the backward of its result; the loss is of the head's."""
+    folder = write_published(tmp_path / "model", family)
+    sharded = {"num_ranks": 2, "method": "full", "zero_stage": "3"}
+    plan = planned(folder, image_size="56x56", images_per_sample=1, seq_len=64, **sharded)
+    done = train(plan, tmp_path / "out", "--dummy-data", "4", "--max-steps", "2")
+    assert done.code == 0, done.err
 
 
 def test_made_up_samples_need_no_template(tmp_path: Path):

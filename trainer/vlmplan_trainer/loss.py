@@ -160,6 +160,7 @@ def _run_fused(
     """(sum of the losses, what the model made of the probe values)."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     heard: list[Tensor] = []
+    trains_own = any(weight.requires_grad for weight in base_model(model).parameters(recurse=False))
 
     def sum_of_losses(products: list[Product], bias: Tensor | None) -> Tensor:
         bias = bias if added is None else added[0]
@@ -171,7 +172,8 @@ def _run_fused(
     def keep_and_probe(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         heard.append(output)
         hidden = args[0].detach()
-        return hidden.new_tensor(PROBE).view(*(1 for _ in hidden.shape[:-1]), -1)  # no more for more tokens
+        probe = hidden.new_tensor(PROBE).view(*(1 for _ in hidden.shape[:-1]), -1)  # no more for more tokens
+        return probe.requires_grad_(trains_own)
 
     with _computing(head, sum_of_losses), _without_added_logits(model) as added:
         hook = head.register_forward_hook(keep_and_probe)  # behind DeepSpeed's, which watch over the loss
@@ -184,7 +186,25 @@ def _run_fused(
             f"{type(base_model(model)).__name__} runs its output head {len(heard)} times in a forward, and a loss in "
             f"chunks is of one result of it; use --loss full"
         )
-    return heard[0], logits.detach().flatten(0, -2)[0]
+    total = _WatchedLoss.apply(heard[0], logits) if trains_own else heard[0]
+    return cast(Tensor, total), logits.detach().flatten(0, -2)[0]
+
+
+class _WatchedLoss(torch.autograd.Function):
+    """The loss, whose backward comes by the model's result too, with a gradient of zeros.
+
+    ZeRO-3 brings the weights that a module itself has before the backward of its result. The loss is of the head's,
+    so those of the model, as BLIP-2's ``query_tokens``, would be missing when their gradient is added.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, logits: Tensor) -> Tensor:
+        ctx.logits = logits.detach()  # one row of probe values
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, torch.zeros_like(ctx.logits)
 
 
 @contextmanager
