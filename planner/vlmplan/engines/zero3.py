@@ -58,9 +58,7 @@ class Zero3(Zero3Formulas):
 
     def load(self, *, is_on_cpu: bool) -> None:
         """``deepspeed.zero.Init`` shards every module once it is built, and gathers it once more, all its own weights
-        together, for the values that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``), and
-        again with those of the modules right inside it, so that what has no values could get them
-        (``initialize_weights_zero3``; of what is quantised the latter is left out). A
+        together, for the values that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``). A
         tied head is a weight of its own (``no_tie_weights``), and reference cycles hold it until the engine is made.
         Adapters are added whole, DoRA's with the base layer gathered; then, of what is trained in a copy, the original
         is gathered to be copied (peft's ``BaseTuner.inject_adapter`` and ``ModulesToSaveWrapper.update``)."""
@@ -81,10 +79,6 @@ class Zero3(Zero3Formulas):
             whole = [self.num_ranks * num_bytes for num_bytes in shards]
             arriving = shards if self.offloads_weights else []
             sink.transient(Component.TEMPORARIES, whole + arriving if len(entries) == 1 else arriving + whole)
-        for entries in self.initialised_together:
-            shards = [self.shards.shard_bytes(entry.parameter) for entry in entries]
-            arriving = shards if self.offloads_weights else []
-            sink.transient(Component.TEMPORARIES, [*arriving, *[self.num_ranks * num_bytes for num_bytes in shards]])
         if self.recipe.trains_adapters:
             adapted = adapted_weights(self.table.entries)
             for entry in sorted(self.trained, key=is_copy):
@@ -153,6 +147,14 @@ class Zero3(Zero3Formulas):
 
     def _keep_momentum(self, number: int) -> None:
         """Make the momentum of an optimizer that has states of a sub-group before its first step."""
+
+    def _modules_of_checkpoint(self) -> list[list[NamedParameter]]:
+        """The own weights of each module, in order, without adapters."""
+        modules: dict[str, list[NamedParameter]] = {}
+        for entry in self.table.entries:
+            if not (self.recipe.trains_adapters and entry.parameter.requires_grad):
+                modules.setdefault(entry.name.rpartition(".")[0], []).append(entry)
+        return list(modules.values())
 
     def _shard_module(self, entries: Sequence[NamedParameter]) -> None:
         """Each weight is made in the type of the run, or made in float32 and cast (``wrapped_fn`` in DeepSpeed's

@@ -4,10 +4,8 @@ For searching, where ``engines.zero3`` would walk a step for each of thousands o
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Iterable
 
-from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded, padded_total, reductions
 from vlmplan.engines.components import Components, higher
@@ -19,11 +17,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.engines.shards import Shards
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
 from vlmplan.units import DType
-
-ADAPTED, COPIED = ".base_layer", ".original_module"
-"""What peft puts around a module that it adapts, or trains a copy of, once it is loaded."""
 
 
 class Zero3Formulas(Engine):
@@ -131,46 +125,11 @@ class Zero3Formulas(Engine):
         """Whether weights are made in float32 and cast before they are sharded."""
         return self.recipe.loaded_dtype is DType.FLOAT32 and self.recipe.precision.dtype is not DType.FLOAT32
 
-    def _modules_of_checkpoint(self) -> list[list[NamedParameter]]:
-        """The own weights of each module, in order, without adapters."""
-        return list(self._weights_by_module.values())
-
-    @property
-    def _weights_by_module(self) -> Mapping[str, list[NamedParameter]]:
-        modules: dict[str, list[NamedParameter]] = {}
-        for entry in self.table.entries:
-            if not (self.recipe.trains_adapters and entry.parameter.requires_grad):
-                modules.setdefault(entry.name.rpartition(".")[0], []).append(entry)
-        return modules
-
-    @cached_property
-    def initialised_together(self) -> list[list[NamedParameter]]:
-        """Own weights of modules with those of the modules right inside them, where they are more than those of any
-        module before: the others are gathered in what these have taken.
-
-        transformers leaves out models inside of others, which have hardly any weights of their own."""
-        if self.recipe.method is Method.QLORA:
-            return []
-        groups: dict[str, list[NamedParameter]] = {}
-        for name, entries in self._weights_by_module.items():
-            path = name.removesuffix(ADAPTED).removesuffix(COPIED)
-            for at in {path, path.rpartition(".")[0]}:
-                groups.setdefault(at, []).extend(entries)
-        found: list[list[NamedParameter]] = []
-        most = self.table.largest_module_bytes
-        for entries in groups.values():
-            num_bytes = sum([entry.parameter.num_bytes for entry in entries])
-            if num_bytes > most:
-                found.append(entries)
-                most = num_bytes
-        return found
-
     def loading_bound(self, states: ModelStates) -> int:
         tied = self.table.tied_numel * self.table.num_tied_copies * self.recipe.precision.dtype.num_bytes
         adapters = self.table.trained_bytes if self.recipe.trains_adapters else 0
         copied = self.table.largest_copy_bytes if adapters else 0
-        together = [sum([entry.parameter.num_bytes for entry in entries]) for entries in self.initialised_together]
-        module = max([self.table.largest_module_bytes, *together])
+        module = self.table.largest_module_bytes
         arriving = -(-module // self.num_ranks) if self.offloads_weights else 0
         padding = len(self.table.entries) * self.num_ranks
         wide = self.table.largest_numel * DType.FLOAT32.num_bytes if self.makes_wide else 0
