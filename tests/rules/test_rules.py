@@ -68,6 +68,7 @@ PROPHETNET = ModelFacts(
 PHIMOE = ModelFacts(id="phi-3.5-moe", model_types=frozenset({"phimoe"}))
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
+QWEN3_MOE = ModelFacts(id="qwen3-30b-a3b", model_types=frozenset({"qwen3_moe"}))
 GLM_4_5V = ModelFacts(id="glm-4.5v", model_types=frozenset({"glm4v_moe", "glm4v_moe_text", "glm4v_moe_vision"}))
 XLNET = ModelFacts(id="xlnet", model_types=frozenset({"xlnet"}), attention=frozenset({"eager"}), can_checkpoint=False)
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
@@ -585,6 +586,21 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(lora_targets="attention"), model=QWEN3_OMNI),
             case(PLAIN, model=QWEN3_OMNI),
             case(LORA, model=LLAMA),
+        ],
+    ),
+    "sharded_adapters_of_experts_alone_have_no_gradient": (
+        [
+            case(ZERO_3_LORA.with_changes(lora_targets="gate_proj,up_proj,down_proj"), model=QWEN3_MOE),
+            case(ZERO_3_LORA.with_changes(lora_targets="experts.gate_up_proj, experts.down_proj"), model=QWEN3_MOE),
+            case(ZERO_3_LORA.with_changes(lora_targets="experts.down_proj"), model=GLM_4_5V),
+        ],
+        [
+            case(ZERO_3_LORA.with_changes(lora_targets="q_proj,experts.down_proj"), model=QWEN3_MOE),
+            case(ZERO_3_LORA.with_changes(lora_targets="gate_proj,up_proj,down_proj,q_proj"), model=QWEN3_MOE),
+            case(ZERO_3_LORA.with_changes(lora_targets="gate_proj,up_proj,down_proj"), model=LLAMA),
+            case(ZERO_3_LORA.with_changes(lora_targets="gate_proj", train_embeddings=True), model=QWEN3_MOE),
+            case(LORA.with_changes(zero_stage=2, lora_targets="experts.down_proj"), model=QWEN3_MOE),
+            case(ZERO_3_LORA, model=QWEN3_MOE),
         ],
     ),
     "a_sharded_convolution_has_no_adapter": (

@@ -10,7 +10,9 @@ from vlmplan.lora_targets import (
     READ_WEIGHT,
     STATE_OUTPUT,
     TYPES_WITHOUT_OUT_PROJ,
+    listed_targets,
     pattern_of,
+    stacked_targets,
 )
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AdapterDtype, LossKind, Method, Precision
@@ -21,6 +23,9 @@ from vlmplan.thinkers import NUMBERED, PATCH_CONVOLUTION, PATCH_CONVOLUTION_TYPE
 ADAPTER_RULES = RuleBook()
 
 TYPES_WITH_LINEAR_ROUTERS = frozenset({"llama4", "llama4_text", "phimoe"})
+TYPES_OF_EXPERTS_ALONE = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"})
+EXPERT_NAMES = frozenset({"w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"})
+"""What peft takes for weights of their experts, which are in every layer."""
 ROUTER = "router"
 """Their name for it."""
 HEADS = ("decoder", "lm_head", "output_projection", "proj_out")
@@ -145,6 +150,27 @@ def numbered_linears_have_no_adapters(context: RuleContext) -> str | None:
         f"--lora-targets all-linear is refused by peft for {model.id}: it takes the Linears of the mergers by their "
         f"names, {' and '.join(numbered)}, which are those of layers too; give --lora-exclude "
         f"{default_lora_exclude(model)} with it, or --lora-targets attention"
+    )
+
+
+@ADAPTER_RULES.error(
+    "deepspeed runtime/zero/parameter_offload.py: weights go with the backward hook of their module, which torch runs "
+    "first where no input needs a gradient; the gradient of a stack's adapter is then copied to a shape of none (seen)"
+)
+def sharded_adapters_of_experts_alone_have_no_gradient(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    if model is None or not recipe.trains_adapters or recipe.zero_stage != 3 or recipe.train_embeddings:
+        return None
+    names = set(listed_targets(recipe.lora_targets))
+    of_experts = set(stacked_targets(recipe.lora_targets))
+    if model.model_types & TYPES_OF_EXPERTS_ALONE:
+        of_experts |= names & EXPERT_NAMES
+    if recipe.lora_targets.startswith(REGEX) or not names or names != of_experts:
+        return None
+    return (
+        f"--lora-targets {recipe.lora_targets} under --zero-stage 3 ends in the first backward: what goes into the "
+        f"first experts of {model.id} needs no gradient, and DeepSpeed takes their adapters away before theirs is "
+        f"added; name a projection of attention too, such as q_proj, or give --zero-stage 2"
     )
 
 
