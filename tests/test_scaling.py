@@ -61,6 +61,7 @@ RECIPES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.sweep
 @settings(max_examples=40, deadline=None)
 @given(RECIPES)
 def test_a_thousand_gpus_have_a_time_and_wait_for_no_less_than_nothing(values: dict[str, object]):
@@ -73,6 +74,7 @@ def test_a_thousand_gpus_have_a_time_and_wait_for_no_less_than_nothing(values: d
         assert point.samples_per_second > 0
 
 
+@pytest.mark.sweep
 @settings(max_examples=40, deadline=None)
 @given(RECIPES)
 def test_more_machines_with_more_samples_are_never_slower_than_fewer(values: dict[str, object]):

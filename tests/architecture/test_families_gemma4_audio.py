@@ -32,6 +32,7 @@ def test_a_step_with_sound_keeps_and_peaks_as_in_transformers(seconds, checkpoin
     assert_step(seconds=seconds, checkpoints=checkpoints, frozen=PARTS[frozen])
 
 
+@pytest.mark.sweep
 def test_one_sound_is_copied_less():
     assert_step(seconds=8, audios_per_sample=1, rows=1)
 

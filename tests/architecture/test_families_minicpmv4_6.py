@@ -118,6 +118,7 @@ def test_eager_attention_keeps_and_peaks_as_in_transformers():
     step(CONFIG, SLICED, attention="eager", tolerance=0.002)
 
 
+@pytest.mark.sweep
 def test_a_merger_behind_the_last_layer_is_the_last_of_the_tower():
     step({**CONFIG, "insert_layer_id": 4}, SLICED, tolerance=0.002)
 

@@ -68,6 +68,7 @@ def test_calls_that_stand_for_several_change_a_peak_by_little(
     assert shared.device.reserved_bytes == pytest.approx(exact.device.reserved_bytes, rel=0.01)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("attention", list(AttentionImplementation))
 def test_a_million_images_take_no_more_calls_than_ten_thousand(attention: AttentionImplementation):
     def num_calls(micro_batch: int) -> int:

@@ -100,6 +100,7 @@ def test_a_limit_on_the_price_is_zero_or_more(value: str):
     says(refusal(*RECOMMEND, f"--max-usd-per-hour={value}"), f"--max-usd-per-hour is {float(value):g}", "0 or more")
 
 
+@pytest.mark.sweep
 @settings(max_examples=20)
 @given(option=st.sampled_from([*COUNTS, "--images-per-sample", "--lora-rank", "--epochs"]), value=st.integers())
 @example(option="--micro-batch", value=10**9)

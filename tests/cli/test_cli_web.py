@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
+import pytest
 
 from cli_calls import call
 from vlmplan.search.shared_traces import MOST_KEPT
@@ -48,6 +49,7 @@ def test_the_page_is_served_until_it_is_told_to_end():
         assert web.wait(timeout=10) == 0
 
 
+@pytest.mark.sweep
 def test_a_server_holds_no_more_after_many_searches_than_after_those_whose_traces_it_keeps():
     held: list[int] = []
     with served() as (web, address):

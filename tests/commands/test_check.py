@@ -155,6 +155,7 @@ def test_a_request_of_a_file_is_made_again_of_its_own_words(config: Path):
         assert parse(request.options()) == request
 
 
+@pytest.mark.sweep
 def test_where_it_does_not_fit_the_command_that_does_names_the_file(config: Path):
     big = LLAMA_FACTORY | {
         "model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct",

@@ -144,6 +144,7 @@ def test_where_nothing_helps_the_cheapest_other_machine_is_said():
     assert not Path("new.yaml").exists()
 
 
+@pytest.mark.sweep
 def test_check_names_the_change_of_the_file_that_fix_shows_first():
     shown, fixed = call("check", "train.yaml", *GPU), fix()
     line = next(line for line in fixed.out.splitlines() if line.startswith("this change: "))
@@ -220,6 +221,6 @@ def test_an_engine_that_accelerate_decides_is_replaced_by_a_whole_file_of_deepsp
     assert call("check", "trl.yaml", *machine, "--fix", "--write", "fits.yaml").code == DONE
     assert "deepspeed: fits.deepspeed.json" in Path("fits.yaml").read_text()
     section = json.loads(Path("fits.deepspeed.json").read_text())
-    assert section["zero_optimization"]["stage"] == 3
+    assert section["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert section["train_batch_size"] == section["bf16"]["enabled"] == "auto"
     assert call("check", "fits.yaml", *machine).code == DONE

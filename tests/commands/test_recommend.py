@@ -340,6 +340,7 @@ def test_where_one_machine_can_run_it_the_others_are_told_with_what_fits():
     assert "1 x t4: --precision bf16" in shown.out
 
 
+@pytest.mark.sweep
 def test_of_machines_over_the_limits_the_nearest_comes_first():
     cheapest = min(plans_of(MODEL, *FEW_CARDS), key=lambda plan: plan["usd"])
     limit = cheapest["usd"] * 0.9

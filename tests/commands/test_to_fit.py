@@ -116,6 +116,7 @@ def test_a_search_that_finds_nothing_says_what_does_on_the_same_card(command: st
     assert call(*other[1:], "--json").code == DONE
 
 
+@pytest.mark.sweep
 def test_a_search_that_leaves_the_micro_batch_open_keeps_the_samples_of_a_step():
     batch = ("--micro-batch", "32", "--loss", "full", "--no-activation-checkpointing")
     found = call("recommend", "--model", "smollm2-360m", "--gpu", "rtx-4060", "--method", "lora", *batch, "--json")
@@ -136,6 +137,7 @@ max_length: 1024
 """
 
 
+@pytest.mark.sweep
 def test_a_search_of_a_configuration_changes_the_engine_before_the_results(tmp_path):
     path = tmp_path / "trl.yaml"
     path.write_text(TRL_FILE, encoding="utf-8")
@@ -167,6 +169,7 @@ def test_a_host_that_is_too_small_is_not_told_to_hold_what_it_cannot():
         assert ("cpu" in found["options"].values()) is (gib == "200")
 
 
+@pytest.mark.sweep
 def test_a_host_that_nothing_is_known_of_is_said_where_more_of_it_would_change_the_answer():
     """Full training fits on the card with 63 GiB of host memory, adapters with less."""
     command = ["estimate", "--model", "llama-3.2-3b", "--method", "full", "--gpu", "rtx-4060:1"]

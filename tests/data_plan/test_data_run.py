@@ -170,6 +170,7 @@ def test_packing_computes_no_padding_in_rows_of_the_limit(tmp_path: Path):
     assert packed.data_run.worst.covering.seq_len == source.trained.limit
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("allocator", ["--expandable-segments", "--no-expandable-segments"])
 def test_the_largest_that_fits_does_and_one_more_does_not(allocator: str, tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 40, images=False)

@@ -84,6 +84,7 @@ def test_what_deepspeed_refuses_of_a_section_is_refused(deepspeed_reads, section
     holds()
 
 
+@pytest.mark.sweep
 @settings(max_examples=150)
 @given(file=files(keys=tuple(key for key in LEAVES if key.path.startswith("zero_optimization"))))
 def test_what_is_written_from_a_file_means_to_deepspeed_what_the_file_means(deepspeed_reads, file):
@@ -105,6 +106,7 @@ def _is_off(config, name: str) -> bool:
     return False
 
 
+@pytest.mark.sweep
 def test_the_draws_hold_files_that_are_taken_and_files_that_are_not():
     seen = {True: 0, False: 0}
 

@@ -67,6 +67,7 @@ def remedied(plan: Plan, shortage: Shortage, **known: Any) -> tuple[Planner, Rem
 # -- what is suggested -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_what_costs_least_time_is_suggested_and_less_than_it_does_not_fit():
     plan = planned(**RTX_3080)
     shortage = shortage_of(plan, ratio=1.4)
@@ -117,6 +118,7 @@ def test_a_combination_has_only_what_it_needs():
         assert setup is None or not correction.fits(setup.estimate), name
 
 
+@pytest.mark.sweep
 def test_nothing_is_moved_to_a_host_that_has_no_room():
     plan = planned(**RTX_4090, expandable_segments=True)
     shortage = shortage_of(plan, ratio=1.0, total_bytes=17 * GIB)
@@ -206,6 +208,7 @@ def every_change(space: Space) -> list[Change]:
     return [*(levels[0] for levels in space.kinds), *space.engines, *single]
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("_place")
 def test_every_change_leads_to_a_plan_whose_command_means_the_same():
     """Kinds that do not apply to one of the plans apply to another."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from planned import decided, workload
 from search_cases import TODAY, card, offer, rented, search
 from vlmplan.estimation import Estimate
@@ -130,6 +132,7 @@ def test_where_the_best_plan_fits_there_is_one_search():
     assert (len(searches), len(found.plans)) == (1, 3)
 
 
+@pytest.mark.sweep
 def test_what_takes_twice_as_much_as_estimated_is_searched_on_cards_of_half_the_memory():
     """Until something fits; what is shown is on the whole card, and no machine is both possible and not."""
     query = search_of("smollm2-360m", global_batch=8, card_gib=4)

@@ -55,6 +55,7 @@ def test_where_answers_of_a_step_do_not_fit_fewer_at_once_are_proposed():
 FEW = ("--seq-len", "1024", "--num-generations", "4", "--generation", "vllm", "--method", "full", "--task", "grpo")
 
 
+@pytest.mark.sweep
 def test_vllm_that_is_too_large_for_a_gpu_is_shared():
     told = call("estimate", "--model", "qwen2.5-vl-3b", "--gpu", "a100-sxm4-40gb:2", *FEW, "--grad-accum", "4")
     assert told.code == 3

@@ -1,5 +1,6 @@
 """Recipes that are tried: the sizes of their micro batches, and hpZ on several machines."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ def test_micro_batch_times_gpus_times_accumulation_holds_the_global_batch(global
     assert product == global_batch or global_batch % num_gpus
 
 
+@pytest.mark.sweep
 @given(global_batch=st.integers(1, 5000), num_gpus=st.integers(1, 512))
 def test_micro_batches_go_from_one_sample_to_everything_at_once(global_batch: int, num_gpus: int):
     sizes = space(global_batch=global_batch).batch_sizes(num_gpus)

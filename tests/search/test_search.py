@@ -97,6 +97,7 @@ def test_best_plan_of_each_method_is_the_cheapest_of_that_method(brute_force: Ev
     assert brute_force.answer().best_of(method).usd <= cheapest * 1.005
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("model", "memory_gib"),
     [

@@ -4,6 +4,7 @@ the plan's own options."""
 import random
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from neighbours import TODAY, catalog
 
@@ -77,6 +78,7 @@ def own_request(found: RankedPlan, options: dict[str, Any]) -> Request:
     return parse(asked if config is None else asked | {"ds_config": config})
 
 
+@pytest.mark.sweep
 @law(st.integers(0, 1_000_000), quick=12, thorough=150)
 def test_what_an_unusual_search_plans_comes_back_from_an_estimate(seed: int):
     options = unusual_search(seed)

@@ -275,7 +275,7 @@ def samples(tmp_path_factory) -> dict[str, Path]:
     return {name: folder / f"{name}.jsonl" for name in rows}
 
 
-@pytest.mark.parametrize("kind", ["donut", "florence2", "trocr"])
+@pytest.mark.parametrize("kind", ["donut", "florence2", pytest.param("trocr", marks=pytest.mark.sweep)])
 def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(folders, tmp_path, samples, kind):
     is_asked = kind != "trocr"
     lengths = {"target_len": 24, **({"seq_len": 96} if kind == "florence2" else {})}
