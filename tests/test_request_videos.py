@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planned import model_files
-from vlmplan.chats.frame_rules import no_videos
+from vlmplan.chats.samplers import no_videos
 from vlmplan.errors import InputError
 from vlmplan.request import Request, VideoRequest, parse
 from vlmplan.request.samples import workload_of

@@ -7,7 +7,7 @@ import pytest
 from model_table import packaged_config
 from vlmplan.architecture.images.videos import clip_shape
 from vlmplan.architecture.model import Batch
-from vlmplan.chats.frame_rules import CLIP_TYPES
+from vlmplan.chats.samplers import CLIP_TYPES
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.workload import Workload

@@ -14,7 +14,7 @@ from model_table import packaged_config
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.video_sampling import frame_rule, sampled_frames
 from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES, VideoImages, video_images
-from vlmplan.chats.frame_rules import NOT_READ, SAMPLERS
+from vlmplan.chats.samplers import NOT_READ, SAMPLERS
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.models import find_model

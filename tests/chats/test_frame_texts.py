@@ -4,8 +4,9 @@ import importlib
 
 import pytest
 
-from vlmplan.chats.frame_rules import FrameRule, Sampler
+from vlmplan.chats.frame_rules import FrameRule
 from vlmplan.chats.frame_texts import SMOLVLM_TEMPLATE, frame_texts, number_words
+from vlmplan.chats.samplers import Sampler
 from vlmplan.chats.video_files import VideoHeader
 
 

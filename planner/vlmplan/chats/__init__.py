@@ -5,7 +5,9 @@ image_files.py    image files and base64: found, and their size read from the he
 video_files.py    videos: their length and size by the container's header
 sound_files.py    sounds: their length
 frame_places.py   places that are evenly spread over a video, as processors round them
-frame_rules.py    which frames of a video a model is given, and what is written between them
+samplers.py       whose videos are read, and which class of transformers samples them
+frame_rules.py    which frames of a video a model is given
+frame_texts.py    what is written between them
 named_columns.py  samples whose columns a dataset_info.json names
 samples.py        a file as checked samples, or a sentence for each bad one
 downscaling.py    images made no larger than the plan's

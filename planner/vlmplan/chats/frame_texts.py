@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from vlmplan.chats.frame_rules import GEMMA4_SAMPLERS, LLAVA_SAMPLERS, MINICPMV_SAMPLERS, FrameRule, Sampler
+from vlmplan.chats.frame_rules import FrameRule
+from vlmplan.chats.samplers import GEMMA4_SAMPLERS, LLAVA_SAMPLERS, MINICPMV_SAMPLERS, Sampler
 from vlmplan.chats.video_files import VideoHeader
 
 IMAGE_TOKEN, VIDEO_TAG = "<image>", "<video>"

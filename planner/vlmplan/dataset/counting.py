@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from vlmplan.chats.frame_rules import FrameRule, Sampler
+from vlmplan.chats.frame_rules import FrameRule
 from vlmplan.chats.frame_texts import IMAGE_TOKEN, SMOLVLM_TEMPLATE, VIDEO_TAG, FrameTexts, frame_texts
+from vlmplan.chats.samplers import Sampler
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
 from vlmplan.chats.tools import Said, refuse_unwritten
 from vlmplan.dataset.image_texts import NUM_AROUND, ImageTexts, refuse_own_tokens, with_images

@@ -7,7 +7,7 @@ from vlmplan.architecture.images import ImageShape, image_settings, image_shape
 from vlmplan.architecture.images.minicpmv import more_digits
 from vlmplan.architecture.images.videos import clip_shape, merged_frames
 from vlmplan.chats.downscaling import ImageDownscaler, Size
-from vlmplan.chats.frame_rules import CLIPS_OF_ROWS
+from vlmplan.chats.samplers import CLIPS_OF_ROWS
 from vlmplan.data_rules import DataRules
 from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.chats.formats import NO_SOUNDS, NO_VIDEOS
-from vlmplan.chats.frame_rules import FrameRule, no_videos
+from vlmplan.chats.frame_rules import FrameRule
+from vlmplan.chats.samplers import no_videos
 from vlmplan.data_rules import DataRules, OwnVideoRules
 from vlmplan.dataset.counting import TokenCounter, token_counter
 from vlmplan.dataset.model_texts import ModelTexts

@@ -7,7 +7,8 @@ from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.video_sampling import frame_rule
 from vlmplan.architecture.images.videos import video_image_shape, video_images
 from vlmplan.chats.downscaling import Size
-from vlmplan.chats.frame_rules import CLIP_TYPES, ONE_INPUT_SAMPLERS, SAMPLERS, FrameRule, refuse_together
+from vlmplan.chats.frame_rules import FrameRule, refuse_together
+from vlmplan.chats.samplers import CLIP_TYPES, ONE_INPUT_SAMPLERS, SAMPLERS
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.data_rules import DataRules, OwnVideoRules, VideoRules
 from vlmplan.dataset.images import ImageAmounts, limited

@@ -14,7 +14,7 @@ from vlmplan.architecture.images.videos import (
     video_image_shape,
     video_images,
 )
-from vlmplan.chats.frame_rules import CLIP_TYPES, why_not_read
+from vlmplan.chats.samplers import CLIP_TYPES, why_not_read
 from vlmplan.data_rules import DataRules, OwnVideoRules
 from vlmplan.errors import InputError
 from vlmplan.request.parts import VideoRequest

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vlmplan.chats.frame_rules import no_videos
+from vlmplan.chats.samplers import no_videos
 from vlmplan.chats.samples import MAX_SENTENCES, ReadReport, Sample, read_chats
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.chats.frame_rules import Sampler
 from vlmplan.chats.frame_texts import SMOLVLM_TEMPLATE
+from vlmplan.chats.samplers import Sampler
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
 from vlmplan.chats.tools import Said, refuse_unwritten
 from vlmplan.errors import InputError

@@ -15,17 +15,8 @@ import torch
 from torch import Tensor
 
 from vlmplan.chats.downscaling import Downscaling, Size
-from vlmplan.chats.frame_rules import (
-    CLIP_SAMPLERS,
-    GEMMA4_SAMPLERS,
-    GLM_SAMPLERS,
-    MINICPMV_SAMPLERS,
-    FrameRule,
-    FrameSettings,
-    Sampler,
-    frame_rule,
-    refuse_together,
-)
+from vlmplan.chats.frame_rules import FrameRule, FrameSettings, frame_rule, refuse_together
+from vlmplan.chats.samplers import CLIP_SAMPLERS, GEMMA4_SAMPLERS, GLM_SAMPLERS, MINICPMV_SAMPLERS, Sampler
 from vlmplan.chats.samples import Sample, VideoPart
 from vlmplan.chats.video_files import VideoHeader
 from vlmplan.errors import InputError, MissingPackageError

@@ -139,12 +139,8 @@ class GPT2(CausalLM):
     attention_linears = ("attn.c_attn", "attn.c_proj")
 
 
-def gpt2_shape(config: Config) -> GPT2Shape:
-    """The shape of a GPT-2 decoder. Raises InputError for variants that compute something else."""
-    # reorder_and_upcast_attn changes eager attention only, but a memory plan that ignores it would be wrong there.
-    for key in ("add_cross_attention", "reorder_and_upcast_attn"):
-        if config.boolean(key):
-            raise InputError(f"config.json: {key} is set; GPT-2 can be planned without it only")
+def gpt2_shape(config: Config, scores: Scores) -> GPT2Shape:
+    """The shape of a decoder whose configuration has GPT-2's keys."""
     hidden_size = config.integer("hidden_size")
     return GPT2Shape(
         hidden_size=hidden_size,
@@ -156,12 +152,17 @@ def gpt2_shape(config: Config) -> GPT2Shape:
         activation=config.text("activation_function"),
         embedding_dropout=config.number("embd_pdrop"),
         residual_dropout=config.number("resid_pdrop"),
-        scores=Scores(dropout=config.number("attn_pdrop"), upcasts=False),
+        scores=scores,
     )
 
 
 def decoder(config: Config) -> GPT2Decoder:
-    return GPT2Decoder(gpt2_shape(config))
+    """Raises InputError for variants that compute something else."""
+    # reorder_and_upcast_attn changes eager attention only, but a memory plan that ignores it would be wrong there.
+    for key in ("add_cross_attention", "reorder_and_upcast_attn"):
+        if config.boolean(key):
+            raise InputError(f"config.json: {key} is set; GPT-2 can be planned without it only")
+    return GPT2Decoder(gpt2_shape(config, Scores(dropout=config.number("attn_pdrop"), upcasts=False)))
 
 
 causal_lm = GPT2

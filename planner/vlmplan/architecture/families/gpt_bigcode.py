@@ -11,7 +11,7 @@ from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.gpt2 import GPT2Block, GPT2Context, GPT2Decoder, GPT2Mlp, GPT2Shape
+from vlmplan.architecture.families.gpt2 import GPT2Block, GPT2Context, GPT2Decoder, GPT2Mlp, GPT2Shape, gpt2_shape
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -48,19 +48,7 @@ class BigCode(CausalLM):
 def decoder(config: Config) -> GPT2Decoder:
     if config.boolean("add_cross_attention"):
         raise InputError("config.json: add_cross_attention is set; GPT BigCode can be planned without it only")
-    hidden_size = config.integer("hidden_size")
-    shape = GPT2Shape(
-        hidden_size=hidden_size,
-        intermediate_size=config.integer("n_inner", 4 * hidden_size),
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=config.integer("num_attention_heads"),
-        num_positions=config.integer("max_position_embeddings"),
-        vocab_size=config.integer("vocab_size"),
-        activation=config.text("activation_function"),
-        embedding_dropout=config.number("embd_pdrop"),
-        residual_dropout=config.number("resid_pdrop"),
-        scores=Scores(dropout=config.number("attn_pdrop")),
-    )
+    shape = gpt2_shape(config, Scores(dropout=config.number("attn_pdrop")))
     num_kv_heads = 1 if config.boolean("multi_query") else shape.num_heads
     block = GPT2Block(shape, BigCodeAttention(shape, num_kv_heads), GPT2Mlp(shape, partial(Linear, bias=True)))
     model = GPT2Decoder(shape, Stack.of(block, shape.num_layers, label="layers"))

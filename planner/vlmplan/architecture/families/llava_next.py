@@ -26,6 +26,9 @@ class LlavaNextModel(LlavaModel):
     def image_features(
         self, pixels: Tensor, batch: Batch, backend: AttentionBackend
     ) -> tuple[VisionOutput, Sequence[Tensor]]:
+        assert batch.image is not None
+        if batch.image.is_clip:  # frames are in one tensor as they are
+            return super().image_features(pixels, batch, backend)
         with pixels.tape.section("tiles"):
             # The tiles of the images, which the processor pads to the same number, are concatenated: a copy.
             tiles = ops.copy(pixels)

@@ -7,9 +7,8 @@ Source: transformers 5.23 ``models/llava_next_video/modeling_llava_next_video.py
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.llava import Llava, LlavaModel, side_by_side
+from vlmplan.architecture.families.llava import Llava, side_by_side
 from vlmplan.architecture.families.llava_next import LlavaNextModel
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.images.anyres import POOLED_SIDE
@@ -38,14 +37,6 @@ class LlavaNextVideoModel(LlavaNextModel):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.vision_resampler = VideoPooler(config)
-
-    def image_features(
-        self, pixels: Tensor, batch: Batch, backend: AttentionBackend
-    ) -> tuple[VisionOutput, Sequence[Tensor]]:
-        assert batch.image is not None
-        if not batch.image.is_clip:
-            return super().image_features(pixels, batch, backend)
-        return LlavaModel.image_features(self, pixels, batch, backend)  # their frames are in one tensor as they are
 
     def pieces(self, output: VisionOutput, batch: Batch) -> Sequence[Tensor]:
         assert batch.image is not None

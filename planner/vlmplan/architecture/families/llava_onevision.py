@@ -9,9 +9,8 @@ import re
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.llava import Llava, LlavaModel, put_features
+from vlmplan.architecture.families.llava import Llava, put_features
 from vlmplan.architecture.families.llava_next import LlavaNextModel
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.images import ImageShape
@@ -34,14 +33,6 @@ class LlavaOnevisionModel(LlavaNextModel):
         """Interpolated to the area of ``anyres_max_N`` tiles if it is more than a fifth above (1.1 on each side)."""
         ratio = math.sqrt(rows * columns / (self.max_tiles * image.num_patch_rows**2))
         return (int(rows // ratio), int(columns // ratio)) if ratio > 1.1 else (rows, columns)
-
-    def image_features(
-        self, pixels: Tensor, batch: Batch, backend: AttentionBackend
-    ) -> tuple[VisionOutput, Sequence[Tensor]]:
-        assert batch.image is not None
-        if not batch.image.is_clip:
-            return super().image_features(pixels, batch, backend)
-        return LlavaModel.image_features(self, pixels, batch, backend)  # their frames are in one tensor as they are
 
     def pieces(self, output: VisionOutput, batch: Batch) -> Sequence[Tensor]:
         assert batch.image is not None

@@ -5,8 +5,9 @@ from typing import Any
 
 from vlmplan.architecture.images.settings import Settings, count, file_settings, section
 from vlmplan.architecture.images.videos import is_glm46v, merged_frames
-from vlmplan.chats.frame_rules import SAMPLERS, FrameRule, FrameSettings, Sampler
+from vlmplan.chats.frame_rules import FrameRule, FrameSettings
 from vlmplan.chats.frame_rules import frame_rule as rule_of
+from vlmplan.chats.samplers import SAMPLERS, Sampler
 from vlmplan.errors import UnknownNameError
 
 

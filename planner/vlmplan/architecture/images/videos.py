@@ -20,17 +20,8 @@ from vlmplan.architecture.images.minicpmv import minicpmv_clip
 from vlmplan.architecture.images.settings import Settings, count, edge, file_settings, flag, section, side
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.architecture.images.smart_resize import check_aspect_ratio, patch_and_merge_size, smart_resize
-from vlmplan.chats.frame_rules import (
-    CLIP_TYPES,
-    GEMMA4_SAMPLERS,
-    GLM46V_MOST_FRAMES,
-    GLM_MOST_FRAMES,
-    LLAVA_SAMPLERS,
-    MINICPMV_SAMPLERS,
-    QWEN_MOST_FRAMES,
-    SAMPLERS,
-    Sampler,
-)
+from vlmplan.chats.frame_rules import GLM46V_MOST_FRAMES, GLM_MOST_FRAMES, QWEN_MOST_FRAMES
+from vlmplan.chats.samplers import CLIP_TYPES, GEMMA4_SAMPLERS, LLAVA_SAMPLERS, MINICPMV_SAMPLERS, SAMPLERS, Sampler
 from vlmplan.errors import InputError, UnknownNameError
 
 BUDGET_SHARE = 0.9
