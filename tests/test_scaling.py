@@ -176,6 +176,7 @@ def test_another_node_pays_while_it_brings_half_of_itself():
 OPTIONS = ["--model", "smollm2-135m", "--gpu", "a100-sxm4-80gb:8", "--zero-stage", "2", "--grad-accum", "8"]
 
 
+@pytest.mark.sweep
 def test_the_command_shows_what_it_gives_as_json():
     runner = CliRunner()
     shown = runner.invoke(command, [*OPTIONS, "--scaling"], standalone_mode=False)

@@ -70,6 +70,7 @@ def test_what_is_frozen_keeps_nothing(checkpoints):
     assert_step_matches(SHARED, BATCH, text_inputs(BATCH), frozen=frozen, checkpoints=checkpoints, tolerance=EXACT)
 
 
+@pytest.mark.sweep
 def test_autocast_multiplies_in_16_bits_and_keeps_the_rest_in_float32():
     assert_autocast_step_matches(SHARED, BATCH, text_inputs(BATCH))
 

@@ -178,6 +178,7 @@ def test_an_image_of_several_tiles_has_one_more_of_the_whole_and_a_separator_beh
     assert one.num_tokens == features + 3
 
 
+@pytest.mark.sweep
 def test_adapters_leave_the_router_out_where_nothing_is_said_of_it():
     from cli_calls import call
 

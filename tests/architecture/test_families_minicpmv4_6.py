@@ -128,6 +128,7 @@ def test_text_alone_runs_no_tower():
     assert_step_matches(CONFIG, batch, text_inputs(batch, 90), tolerance=0.002)
 
 
+@pytest.mark.sweep
 def test_autocast_casts_the_mergers_weights_once_for_all_slices():
     batch, values, shapes = case(CONFIG, SLICED)
     build = partial(real_model, CONFIG, dtype=torch.float32)

@@ -74,6 +74,7 @@ def test_an_image_is_no_token_but_of_florence(captures: Mapping[str, ImageCaptur
     assert not [name for one in programs for name in unknown_operations(one)]
 
 
+@pytest.mark.sweep
 def test_what_is_made_once_for_all_samples_is_small_or_not_whatever_their_number():
     """Masks of Swin's windows: half of one's bytes are above what is left out, a third of them is below."""
     config = json.loads(json.dumps(CONFIGS["donut"]))

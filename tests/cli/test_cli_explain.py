@@ -130,6 +130,7 @@ def test_a_plan_file_is_explained_as_it_is(tmp_path, monkeypatch):
     assert (plan["value"], plan["is_written"]) == (written["stage3_max_live_parameters"], True)
 
 
+@pytest.mark.sweep
 def test_a_plan_of_samples_is_the_one_that_estimate_has(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     turns = [{"role": "user", "content": "why? " * 300}, {"role": "assistant", "content": "because " * 40}]

@@ -73,6 +73,7 @@ def test_methods_are_compared_without_the_options_of_adapters_where_there_are_no
     assert adapters["is_present"]
 
 
+@pytest.mark.sweep
 def test_rows_keep_to_80_columns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = call("estimate", "--model", "llama-3.1-70b", "--gpu", "a100-sxm4-80gb:8", "--compare", "zero")
@@ -81,6 +82,7 @@ def test_rows_keep_to_80_columns(monkeypatch: pytest.MonkeyPatch):
     assert present.endswith("no")
 
 
+@pytest.mark.sweep
 def test_where_no_variant_fits_the_code_says_so_and_a_mistake_stays_one_sentence():
     large = ("--model", "llama-3.1-70b", "--gpu", "rtx-4060")
     assert call("estimate", *large, "--compare", "optimizer").code == DOES_NOT_FIT

@@ -163,6 +163,7 @@ def test_check_of_a_file_that_fits_looks_for_no_change():
     assert call("check", "train.yaml", "--gpu", "a100-sxm4-80gb", "--json").document["fix"] is None
 
 
+@pytest.mark.sweep
 def test_what_the_trainer_cannot_do_is_not_a_way_to_fit_either():
     found = call("check", "train.yaml", *GPU, "--json")
     assert found.code == DOES_NOT_FIT

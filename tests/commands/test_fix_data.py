@@ -59,6 +59,7 @@ def test_what_fits_is_grouped_by_length_and_packed_where_that_saves_time():
     assert all(one["num_samples_changed"] == 0 for one in found["fix"])
 
 
+@pytest.mark.sweep
 def test_a_lower_limit_says_how_many_samples_it_cuts():
     text_data(longest=1500)
     Path("train.yaml").write_text(FILE.format(model="small", method="full"))

@@ -233,6 +233,7 @@ def test_a_gpu_without_a_count_is_planned_for_as_it_is_estimated(gpu: str):
         assert plan["estimate"]["gpu"] == estimate
 
 
+@pytest.mark.sweep
 def test_host_memory_of_ones_own_machine_is_what_a_plan_may_take():
     words = ("--gpu", "rtx-4090", "--method", "full", "--offload-optimizer", "cpu", "--zero-stage", "2")
     needed = plans_of(MODEL, *words)[0]["estimate"]["host_bytes_per_node"] / GIB
@@ -256,6 +257,7 @@ def test_host_memory_is_of_a_machine_that_is_named_and_not_rented():
         assert "--host-ram is" in refusal("recommend", "--model", MODEL, "--gpu", "t4", "--host-ram", amount)
 
 
+@pytest.mark.sweep
 def test_the_host_of_somebodys_offer_that_is_too_small_is_named_with_whose_it_is():
     found = recommended("llama-3.1-8b", "--gpu", "rtx-4090:1", "--method", "full", "--zero-stage", "3")
     assert found.code == DOES_NOT_FIT

@@ -162,6 +162,7 @@ def test_launch_ends_with_the_command_that_fits():
     assert again.document["to_fit"] is None
 
 
+@pytest.mark.sweep
 def test_a_host_that_is_too_small_is_not_told_to_hold_what_it_cannot():
     for gib in ("20", "200"):
         found = call("estimate", *TOO_LARGE, "--gpu", "rtx-4090:1", "--host-ram", gib, "--json").document["to_fit"]
@@ -179,6 +180,7 @@ def test_a_host_that_nothing_is_known_of_is_said_where_more_of_it_would_change_t
         assert (results in printed, said in printed) == (True, is_said)
 
 
+@pytest.mark.sweep
 def test_what_a_search_puts_on_a_host_of_unknown_memory_is_said_by_an_estimate_too():
     """A search plans full training with what the host is not known to have, and says so; an estimate proposes it."""
     words = ("--model", "llama-3.2-3b", "--method", "full", "--gpu", "rtx-a5500:1")

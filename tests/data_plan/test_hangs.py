@@ -38,6 +38,7 @@ def test_a_rank_without_images_hangs_where_weights_are_gathered_and_no_blank_is_
     assert all(sentence.startswith("3 of 8 samples have no image") for sentence in found)
 
 
+@pytest.mark.sweep
 def test_one_gpu_waits_for_none_and_samples_that_all_have_images_are_alike(tmp_path):
     sharded = ("--for", "trl", "--zero-stage", "3")
     assert not cautions(tmp_path, *sharded, num_gpus=1)

@@ -97,6 +97,7 @@ def test_a_smaller_card_than_planned_is_said():
     assert not any("\x1b" in sentence for sentence in found["sentences"])
 
 
+@pytest.mark.sweep
 def test_what_is_to_change_fits_the_smaller_card_with_its_reserve():
     card = round(4.5 * GIB)
     frames = [*TRAINER, STEP, *BACKWARD]

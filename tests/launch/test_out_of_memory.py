@@ -232,6 +232,7 @@ def test_every_change_leads_to_a_plan_whose_command_means_the_same():
 # -- what a rank leaves ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_what_a_rank_wrote_is_read_and_what_is_not_sound_is_not_believed(tmp_path: Path):
     shortages = [replace(shortage_of(planned(**RTX_3080), ratio=1.1), rank=rank) for rank in (2, 11)]
     for shortage in shortages:

@@ -63,6 +63,7 @@ def test_vllm_that_is_too_large_for_a_gpu_is_shared():
     assert "--vllm-tensor-parallel 2" in told.out
 
 
+@pytest.mark.sweep
 def test_vllm_that_leaves_the_trainer_no_room_sleeps():
     told = call("estimate", "--model", "qwen2.5-vl-7b", "--gpu", "h100-sxm:2", *FEW)
     assert told.code == 3
