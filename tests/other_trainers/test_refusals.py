@@ -120,9 +120,9 @@ def test_a_file_of_a_tool_that_is_not_read_is_told_by_its_keys(read, text: str, 
     assert f"looks like a configuration of {name}: " in sentence(read, text, "train.yaml")
 
 
-@pytest.mark.parametrize("name", ["train.py", "train.ipynb"])
-def test_a_program_is_sent_to_rehearse(read, name: str):
-    assert "vlmplan rehearse --gpu NAME:COUNT -- python train.py" in sentence(read, "import torch\n", name)
+@pytest.mark.parametrize(("name", "text"), [("train.py", "import torch\n"), ("train.ipynb", '{"cells": []}')])
+def test_a_program_is_sent_to_rehearse(read, name: str, text: str):
+    assert "vlmplan rehearse --gpu NAME:COUNT -- python train.py" in sentence(read, text, name)
 
 
 # -- scripts --------------------------------------------------------------------------------------------------------

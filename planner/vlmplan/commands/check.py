@@ -68,15 +68,17 @@ def report(checked: Checked, asked: str, command: "Callable[[Request], str]") ->
 def print_check(checked: Checked, command: "Callable[[Request], str]") -> None:
     """What people see of what was checked."""
     from vlmplan.answers.reading import print_reading
+    from vlmplan.notes import footnotes
     from vlmplan.render.lines import say
 
-    print_reading(checked.configured.config, checked.configured.notes[1:])
+    notes = checked.configured.notes[1:]
+    print_reading(checked.configured.config, notes if checked.answer is None else footnotes(notes))
     click.echo()
     if checked.answer is None:
         name = shlex.quote(str(checked.configured.path))
         say(f"--gpu NAME:COUNT says whether it fits; vlmplan recommend --config {name} finds where it does")
     else:
-        said = checked.configured.notes  # above, in full
+        said = footnotes(checked.configured.notes)  # above, in full
         notes = [note for note in checked.answer.hardware_notes if note not in said]
         print_answer(checked.answer._replace(hardware_notes=notes), command, checked.least_fix)
 

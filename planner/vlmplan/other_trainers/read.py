@@ -17,18 +17,24 @@ from vlmplan.other_trainers.llama_factory_zero import shipped_file
 from vlmplan.other_trainers.ms_swift import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
 from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
+from vlmplan.other_trainers.programs import UNSLOTH_DPO_RUN, UNSLOTH_RUN, ProgramRun, program_source, run_of_program
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import OTHER, TRL_DPO, ScriptRun, looks_like_script, run_of_script
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, read_trl
 from vlmplan.other_trainers.trl_dpo import read_trl_dpo
+from vlmplan.other_trainers.unsloth import UNSLOTH, read_unsloth, read_unsloth_dpo
+from vlmplan.other_trainers.unsloth_names import makers_name
 from vlmplan.other_trainers.whose import trainer_of
 from vlmplan.recipe_choices import Method, Precision
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 MAX_BYTES = 2**20
-PROGRAM_SUFFIXES = (".py", ".ipynb")
+MAX_NOTEBOOK_BYTES = 16 * 2**20
+"""A notebook has the pictures that its cells drew in it. A choice."""
+NOTEBOOK_SUFFIX = ".ipynb"
+PROGRAM_SUFFIXES = (".py", NOTEBOOK_SUFFIX)
 SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
     "trl": (TRL, read_trl),
@@ -36,6 +42,8 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     "llamafactory": (LLAMA_FACTORY, read_llama_factory),
     "swift": (MS_SWIFT, read_ms_swift),
     OTHER: (TRAINER, read_plain_trainer),
+    UNSLOTH_RUN: (UNSLOTH, read_unsloth),
+    UNSLOTH_DPO_RUN: (UNSLOTH, read_unsloth_dpo),
 }
 ENVIRONMENT_KEYS: Mapping[str, str] = {"trl": "env", TRL_DPO: "env", "swift": "ENV"}
 """Keys under which a trainer's file sets variables."""
@@ -46,7 +54,7 @@ OF_RUNS: Mapping[str, str] = {
     "max_grad_norm": "gradient_clipping",
 }
 """Keys of ``TrainingArguments`` whose defaults are not taken for runs of which accelerate's file alone is known."""
-MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path")
+MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path", "model_name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +76,17 @@ class Form(Enum):
     YAML = "YAML"
     JSON = "JSON"
     SCRIPT = "a shell script"
+    PROGRAM = "a program in Python"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedConfig:
     """A file of another trainer, whose it is, and every value that it and the files that it names hold.
 
-    ``trainer`` is one of ``READERS``, or ``ACCELERATE``. ``run`` is the command of a script. ``environment`` are the
-    variables that the trainer is started with. ``unsaved`` are DeepSpeed files that are not written yet, by the names
-    that ``values`` have for them. ``is_alone``: ``text`` came without the files beside it.
+    ``trainer`` is one of ``READERS``, or ``ACCELERATE``. ``run`` is the command of a script, ``program`` what one in
+    Python trains. ``environment`` are the variables that the trainer is started with. ``unsaved`` are DeepSpeed files
+    that are not written yet, by the names that ``values`` have for them. ``is_alone``: ``text`` came without the files
+    beside it.
     """
 
     path: Path
@@ -87,6 +97,7 @@ class OpenedConfig:
     values: Mapping[str, Any] = field(hash=False)
     environment: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     run: ScriptRun | None = field(default=None, hash=False)
+    program: ProgramRun | None = field(default=None, hash=False)
     unsaved: Mapping[str, JsonDict] = field(default_factory=dict[str, JsonDict], hash=False)
     notes: tuple[str, ...] = ()
     is_alone: bool = False
@@ -109,13 +120,12 @@ def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool =
     Raises UnavailableError where it cannot be read, InputError for what is no configuration.
     """
     source = str(path)
-    if path.suffix in PROGRAM_SUFFIXES:
-        raise InputError(
-            f"{source} is a program, which is not read as a configuration; vlmplan rehearse --gpu NAME:COUNT -- python "
-            f"{path.with_suffix('.py').name} runs one as it is, without a GPU"
-        )
+    is_notebook = path.suffix == NOTEBOOK_SUFFIX
     if text is None:
-        text = text_of(path, name=source, most_bytes=MAX_BYTES, keeps_line_ends=True)
+        most_bytes = MAX_NOTEBOOK_BYTES if is_notebook else MAX_BYTES
+        text = text_of(path, name=source, most_bytes=most_bytes, keeps_line_ends=True)
+    if path.suffix in PROGRAM_SUFFIXES:
+        return _opened_program(path, text, is_alone)
     is_object = text.lstrip().startswith("{")
     if not is_object and (path.suffix in SCRIPT_SUFFIXES or looks_like_script(text)):
         return _opened_script(path, text, is_alone)
@@ -135,6 +145,28 @@ def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool =
         notes=notes,
         is_alone=is_alone,
         by_launcher=frozenset(decided.keys() - values.keys()),
+    )
+
+
+def _opened_program(path: Path, text: str, is_alone: bool) -> OpenedConfig:
+    """A program that trains with Unsloth. Raises InputError for others, which are run as they are."""
+    source = str(path)
+    code = program_source(text, source=source, is_notebook=path.suffix == NOTEBOOK_SUFFIX)
+    program = run_of_program(code, source=source)
+    if program is None:
+        raise InputError(
+            f"{source} is a program, of which those that load a model with Unsloth are read as configurations; vlmplan "
+            f"rehearse --gpu NAME:COUNT -- python {path.with_suffix('.py').name} runs one as it is, without a GPU"
+        )
+    return OpenedConfig(
+        path=path,
+        text=text,
+        form=Form.PROGRAM,
+        trainer=program.trainer,
+        values=program.values,
+        program=program,
+        notes=program.notes,
+        is_alone=is_alone,
     )
 
 
@@ -261,6 +293,8 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
     if trainer == "llamafactory":
         around = replace(around, shipped_deepspeed=shipped_file)
     named = asked.model or next((value for key in MODEL_KEYS if isinstance(value := values.get(key), str)), None)
+    if trainer in (UNSLOTH_RUN, UNSLOTH_DPO_RUN) and named is not None:
+        named = makers_name(named)
     try:
         model = asked.find_model(named) if named else None
     except VlmplanError:

@@ -10,6 +10,12 @@ from vlmplan.saving import Saving
 Value = bool | int | float | str
 
 
+class Unwritten(str):
+    """In place of a value of a program: the expression that only running the program makes one."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A key of the configuration, and its value as text."""

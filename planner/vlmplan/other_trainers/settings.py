@@ -12,7 +12,7 @@ from typing import Any, cast
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import nearest
 from vlmplan.json_reader import JsonDict, parse_json_object, shown, unknown_key
-from vlmplan.other_trainers.record import Setting
+from vlmplan.other_trainers.record import Setting, Unwritten
 
 YES = frozenset(("true", "yes", "y", "t", "on", "1"))
 NO = frozenset(("false", "no", "n", "f", "off", "0"))
@@ -37,6 +37,7 @@ class Settings:
         self._defaults: dict[str, Setting] = {}
         self._idle: set[str] = set()
         self._known: set[str] = set()
+        self._unwritten: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -51,6 +52,9 @@ class Settings:
         """The value as it stands, None where there is none; it counts as said."""
         self._known.add(key)
         value = self._values.get(key)
+        if isinstance(value, Unwritten):
+            self._refuse_unwritten(key, value)
+            return None
         if value is not None:
             self._said[key] = Setting(key, shown(value, SHOWN_CHARACTERS) if not isinstance(value, str) else value)
         return value
@@ -140,7 +144,9 @@ class Settings:
         fine = {str(one).casefold() for one in allowed}
         for key in keys.split():
             value = self._values.get(key)
-            if value is not None and not _is_off(value) and str(value).casefold() not in fine:
+            if isinstance(value, Unwritten):
+                self._refuse_unwritten(key, value)
+            elif value is not None and not _is_off(value) and str(value).casefold() not in fine:
                 self.refuse(key, why)
         self.ignore(keys.split())
 
@@ -209,6 +215,12 @@ class Settings:
     def idle(self) -> tuple[str, ...]:
         """The keys without effect on memory or time, in the order of the file."""
         return tuple(key for key in self._values if key in self._idle)
+
+    def _refuse_unwritten(self, key: str, text: Unwritten) -> None:
+        sentence = f"{key} is {text}, which only running the program tells; write its value there"
+        if sentence not in self._unwritten:
+            self._unwritten.add(sentence)
+            self._mistakes.add(sentence)
 
     def _refuse(self, key: str, needed: str) -> None:
         self._mistakes.add(f"{key} is {shown(self._values.get(key))}; {needed} is needed")

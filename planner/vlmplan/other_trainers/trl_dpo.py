@@ -43,6 +43,13 @@ def is_dpo(values: Mapping[str, Any], source: str) -> bool:
 
 def read_trl_dpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl dpo`` makes of these keys. Raises InputError with everything that is wrong."""
+    own = dpo_options(settings)
+    found = of_any_task(settings, model, around, TRL, own, DataRules(pads_to=pads_to(settings)))
+    return replace(found, options={**found.options, "reentrant_checkpoints": True}) if _is_reentrant(found) else found
+
+
+def dpo_options(settings: Settings) -> dict[str, Value]:
+    """What the keys of ``DPOConfig`` mean that ``SFTConfig`` has not."""
     own: dict[str, Value] = {"task": TaskKind.DPO.value}
     if settings.flag("precompute_ref_log_probs", False):
         own["reference"] = Reference.PRECOMPUTED.value
@@ -56,8 +63,7 @@ def read_trl_dpo(settings: Settings, model: ModelFiles | None, around: Surroundi
     if settings.flag("padding_free", False):
         settings.note("padding_free: TRL 1.16 has switched it off for DPO and pads, as it is planned")
     settings.ignore(WITHOUT_EFFECT)
-    found = of_any_task(settings, model, around, TRL, own, DataRules(pads_to=pads_to(settings)))
-    return replace(found, options={**found.options, "reentrant_checkpoints": True}) if _is_reentrant(found) else found
+    return own
 
 
 def _is_reentrant(found: TrainerConfig) -> bool:

@@ -136,7 +136,9 @@ def configured_request(own: Request, opened: "OpenedConfig", find_model: Callabl
 
 
 def _of_file(path: Path, sentence: str) -> str:
-    return sentence if sentence.startswith(f"{path} ") else f"{path}: {sentence}"
+    if sentence.startswith(f"{path} "):
+        return sentence
+    return type(sentence)(f"{path}: {sentence}")  # a caveat stays one
 
 
 def _answered(samples: WorkloadRequest) -> list[str]:

@@ -18,6 +18,7 @@ from vlmplan.other_trainers.editing.engine import (
     same_engine,
     swift_name,
 )
+from vlmplan.other_trainers.editing.unsloth_keys import unsloth_changes
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.shell import UNKNOWN
@@ -71,6 +72,9 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
 
     Raises InputError for what the trainer cannot do, or what this file has no place for.
     """
+    if opened.form is Form.PROGRAM:
+        one, other = ((setup.recipe, setup.workload) for setup in (before, after))
+        return KeyChanges(values=unsloth_changes(opened.values, one, other))
     tool = tool_of_trainer(config.trainer)
     if tool is None:
         num_gpus = after.cluster.num_gpus

@@ -14,6 +14,7 @@ from vlmplan.other_trainers.editing.engine import DeepSpeedSource, deepspeed_sou
 from vlmplan.other_trainers.editing.json_text import object_in_json
 from vlmplan.other_trainers.editing.keys import KeyChanges, deepspeed_name
 from vlmplan.other_trainers.editing.objects import TextFormat, edited
+from vlmplan.other_trainers.editing.program_text import edited_program
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
@@ -146,6 +147,8 @@ def _edited(opened: OpenedConfig, values: JsonDict, variables: Mapping[str, str]
         equals = opened.trainer == "llamafactory" and bool(run.files)
         editor = ScriptEditor(opened.text, run.command, source=opened.source, equals=equals)
         return editor.edited(values, variables, NEAR)
+    if opened.program is not None:
+        return edited_program(opened.program, values, source=opened.source), []
     if variables:
         values = values | {ENVIRONMENT_KEYS[opened.trainer]: dict(variables)}
     style = TextFormat(source=opened.source, is_json=opened.form is Form.JSON, near=NEAR)

@@ -9,7 +9,7 @@ const CALLED = { model: "model", ds_config: "DeepSpeed", config: "trainer" };
 const PICKERS = [
   ["model", "config.json", ".json,application/json"],
   ["ds_config", "ds_config.json", ".json,application/json"],
-  ["config", "trainer's file or plan.json", ".yaml,.yml,.json,.sh,.bash,.slurm,.sbatch"],
+  ["config", "trainer's file or plan.json", ".yaml,.yml,.json,.sh,.bash,.slurm,.sbatch,.py,.ipynb"],
   ["data", "samples", ".jsonl,.json"],
 ];
 const MAX_DATA_BYTES = 3 * 2 ** 20;

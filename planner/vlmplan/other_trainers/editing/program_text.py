@@ -1,0 +1,119 @@
+"""The keywords of a program in Python, changed one by one."""
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, Final, cast
+
+from vlmplan.errors import InputError
+from vlmplan.json_reader import JsonDict
+from vlmplan.other_trainers.editing.splices import Splice, indentation, line_start, newline_of, spliced
+from vlmplan.other_trainers.programs import ProgramRun, ProgramSource
+from vlmplan.other_trainers.programs.calls import Call, Keyword
+
+OF_LOADING: Final = frozenset(("max_seq_length", "load_in_4bit", "load_in_16bit", "dtype"))
+OF_ADAPTERS: Final = frozenset(("r", "lora_alpha", "use_gradient_checkpointing"))
+
+
+def edited_program(run: ProgramRun, values: Mapping[str, Any], *, source: str) -> str:
+    """The file's text with these keywords, None takes one away. Raises InputError where a value cannot be changed by
+    itself."""
+    return _with_splices(run.source, list(_splices(run, values, source)), source)
+
+
+def _with_splices(program: ProgramSource, splices: Sequence[Splice], source: str) -> str:
+    """The file's text with parts of the code replaced. Raises InputError for a notebook that is written otherwise than
+    Jupyter writes it."""
+    if program.cells is None:
+        return spliced(program.code, splices)
+    document = cast(JsonDict, json.loads(program.notebook))
+    written = _writer(document, program.notebook, source)
+    starts = [cell.start for cell in program.cells]
+    by_cell: dict[int, list[Splice]] = {}
+    for one in splices:
+        by_cell.setdefault(bisect_right(starts, one.start) - 1, []).append(one)
+    for number, own in by_cell.items():
+        cell = program.cells[number]
+        text = spliced(cell.text, [Splice(one.start - cell.start, one.end - cell.start, one.text) for one in own])
+        holder = document["cells"][cell.place]
+        holder["source"] = text.splitlines(keepends=True) if isinstance(holder["source"], list) else text
+    return written(document)
+
+
+def _writer(document: JsonDict, text: str, source: str) -> Callable[[JsonDict], str]:
+    """How the notebook is written: the form in which it comes out as it is."""
+    end = text[len(text.rstrip()) :]
+    for indent, is_ascii in product((1, 2, 4, None), (False, True)):
+        written = partial(_in_form, indent=indent, is_ascii=is_ascii, end=end)
+        if written(document) == text:
+            return written
+    raise InputError(f"{source} is written otherwise than Jupyter writes notebooks; save it there once, or change it")
+
+
+def _in_form(document: JsonDict, *, indent: int | None, is_ascii: bool, end: str) -> str:
+    return json.dumps(document, indent=indent, ensure_ascii=is_ascii) + end
+
+
+def _splices(run: ProgramRun, values: Mapping[str, Any], source: str) -> Iterator[Splice]:
+    new: dict[int, tuple[Call, dict[str, Any]]] = {}
+    for key, value in values.items():
+        keyword = run.keywords.get(key)
+        if keyword is not None and value is None:
+            yield _removed(run, keyword, source)
+        elif keyword is not None:
+            yield Splice(*keyword.value_span, _literal(value))
+        elif value is not None:
+            call = _call_of(run, key, source)
+            new.setdefault(call.span.start, (call, {}))[1][key] = value
+    for call, added in new.values():
+        yield _added(run.source.code, call, added)
+
+
+def _call_of(run: ProgramRun, key: str, source: str) -> Call:
+    """The call that a keyword belongs to."""
+    if key in OF_LOADING or (key in OF_ADAPTERS and run.adapts is None):
+        return run.loads
+    call = run.adapts if key in OF_ADAPTERS else run.arguments
+    if call is None:
+        raise InputError(f"{source}: {key} has no call to stand in; write the trainer's arguments as SFTConfig(...)")
+    return call
+
+
+def _added(code: str, call: Call, values: Mapping[str, Any]) -> Splice:
+    """Keywords before the call's first own one, in a line of their own where that is in one."""
+    own = sorted(one.span for one in call.keywords.values() if one.is_removable)
+    between = _between(code, call)
+    words = [f"{key}{between}{_literal(value)}" for key, value in values.items()]
+    if not own:
+        end = call.span.end - 1
+        return Splice(end, end, (", " if call.node.args or call.node.keywords else "") + ", ".join(words))
+    start = own[0].start
+    indent = indentation(code, start)
+    begins_line = line_start(code, start) + len(indent) == start
+    after = f",{newline_of(code)}{indent}" if begins_line else ", "
+    return Splice(start, start, "".join(word + after for word in words))
+
+
+def _between(code: str, call: Call) -> str:
+    """How the call writes an equals sign."""
+    written = [code[one.span.start : one.span.end] for one in call.keywords.values() if one.is_removable]
+    return " = " if written and " =" in written[0].partition("=")[0] + "=" else "="
+
+
+def _removed(run: ProgramRun, keyword: Keyword, source: str) -> Splice:
+    """The keyword with what is written up to the next one, or with the comma before it."""
+    calls = [call for call in (run.loads, run.adapts, run.arguments) if call is not None]
+    call = next((one for one in calls if keyword in one.keywords.values()), None)
+    if call is None or not keyword.is_removable:
+        raise InputError(f"{source}: {keyword.name} is no keyword that can be taken out by itself")
+    later = [one.span.start for one in call.keywords.values() if one.span.start > keyword.span.start]
+    if later:
+        return Splice(keyword.span.start, min(later), "")
+    before = run.source.code.rfind(",", 0, keyword.span.start)
+    return Splice(max(before, call.span.start), keyword.span.end, "")
+
+
+def _literal(value: Any) -> str:
+    return repr(value) if not isinstance(value, str) else f'"{value}"'

@@ -1,0 +1,187 @@
+"""Every call of a program, in the order of its text, with what its keywords are worth and where they stand."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.programs.literals import Literals, UnknownValueError, Worth, last_name
+
+LINE_ENDS = re.compile(r"\r\n|\r|\n")
+MAX_SHOWN = 60
+
+
+class Span(NamedTuple):
+    """From a character of the code to before another."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyword:
+    """An argument of a call by its name. ``value_span`` is where its value is written: elsewhere where it is a name.
+    ``worth`` is None for what only running the program tells."""
+
+    name: str
+    worth: Worth | None
+    text: str
+    span: Span
+    value_span: Span
+    is_removable: bool = True
+    """Whether it is a keyword of the call itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call by the last parts of its name: ``FastLanguageModel.from_pretrained``, ``SFTConfig``."""
+
+    name: str
+    node: ast.Call = field(repr=False)
+    span: Span
+    keywords: Mapping[str, Keyword]
+    unpacked: tuple[str, ...] = ()
+    """What is unpacked into it (``**options``) and is not known."""
+
+
+class Program:
+    """The calls of a program's code. Raises InputError for what is no Python."""
+
+    def __init__(self, code: str, *, source: str) -> None:
+        self.code, self.source = code, source
+        try:
+            self.tree = ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            reason = error.msg if isinstance(error, SyntaxError) else "it is no text of a program"
+            raise InputError(f"{source}{line}: {reason}; a program in Python is needed") from None
+        self._lines = _line_starts(code)
+        self._line_texts = [code[a:b] for a, b in zip(self._lines, [*self._lines[1:], len(code)], strict=True)]
+        self._renamed = _renamed(self.tree)
+        statements = list(_statements(self.tree))
+        self.assigned = _assigned_once(statements)
+        self.literals = Literals(self.assigned)
+        self._statements = statements
+
+    def span(self, node: ast.expr | ast.keyword) -> Span:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return Span(self._place(node.lineno, node.col_offset), self._place(node.end_lineno, node.end_col_offset))
+
+    def _place(self, line: int, column: int) -> int:
+        """Of a line and a byte of it."""
+        text = self._line_texts[line - 1]
+        return self._lines[line - 1] + (column if text.isascii() else len(text.encode()[:column].decode()))
+
+    def calls(self) -> list[Call]:
+        """Those that may run: what stands behind ``if False`` does not."""
+        nodes = [node for node in self._statements if isinstance(node, ast.Call)]
+        return sorted((self._call(node) for node in nodes), key=lambda call: call.span)
+
+    def call_of(self, node: ast.expr | None) -> Call | None:
+        """The call that an expression is, or that the name it is was bound to."""
+        if isinstance(node, ast.Name):
+            node = self.assigned.get(node.id)
+        return self._call(node) if isinstance(node, ast.Call) else None
+
+    def name_of(self, function: ast.expr) -> str:
+        """``Class.method`` or a function's name, as it is called where it is from."""
+        name = last_name(function)
+        if isinstance(function, ast.Attribute):
+            holder = last_name(function.value)
+            holder = self._renamed.get(holder, holder)
+            return f"{holder}.{name}" if holder[:1].isupper() else name
+        return self._renamed.get(name, name)
+
+    def _call(self, node: ast.Call) -> Call:
+        keywords: dict[str, Keyword] = {}
+        unpacked: list[str] = []
+        for one in node.keywords:
+            if one.arg is not None:
+                keywords[one.arg] = self.keyword(one.arg, one.value, self.span(one))
+            elif not self._unpack(one.value, keywords):
+                unpacked.append(self._text(one.value))
+        name = self.name_of(node.func)
+        return Call(name=name, node=node, span=self.span(node), keywords=keywords, unpacked=tuple(unpacked))
+
+    def keyword(self, name: str, node: ast.expr, span: Span, *, is_removable: bool = True) -> Keyword:
+        try:
+            worth = self.literals.worth(node)
+        except UnknownValueError:
+            worth = None
+        written = node if worth is None else worth.written
+        return Keyword(
+            name=name,
+            worth=worth,
+            text=self._text(node),
+            span=span,
+            value_span=self.span(written),
+            is_removable=is_removable,
+        )
+
+    def _unpack(self, node: ast.expr, keywords: dict[str, Keyword]) -> bool:
+        """Take the entries of a dict that is written in the program; False for another."""
+        holder = self.assigned.get(node.id) if isinstance(node, ast.Name) else node
+        if isinstance(holder, ast.Call) and last_name(holder.func) == "dict" and not holder.args:
+            entries = [(one.arg, one.value) for one in holder.keywords]
+        elif isinstance(holder, ast.Dict):
+            entries = [
+                (cast(Any, key.value) if isinstance(key, ast.Constant) else None, value)
+                for key, value in zip(holder.keys, holder.values, strict=True)
+            ]
+        else:
+            return False
+        if not all(isinstance(key, str) for key, _ in entries):
+            return False
+        for key, value in entries:
+            keywords[str(key)] = self.keyword(str(key), value, self.span(value), is_removable=False)
+        return True
+
+    def _text(self, node: ast.expr) -> str:
+        text = " ".join(self.code[slice(*self.span(node))].split())
+        return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def _line_starts(code: str) -> list[int]:
+    return [0, *(match.end() for match in LINE_ENDS.finditer(code))]
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node that may run."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Constant):
+            pending += node.body if node.test.value else node.orelse
+        else:
+            pending += ast.iter_child_nodes(node)
+
+
+def _renamed(tree: ast.AST) -> dict[str, str]:
+    """What names that ``import ... as`` gives stand for."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {one.asname: one.name for one in node.names if one.asname is not None}
+    return found
+
+
+def _assigned_once(statements: list[ast.AST]) -> dict[str, ast.expr]:
+    """Names that one assignment binds and nothing else does: one that is bound twice is worth what running tells."""
+    values: dict[str, ast.expr] = {}
+    counts: Counter[str] = Counter()
+    for node in statements:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            values |= {one.id: node.value for one in targets if isinstance(one, ast.Name)}
+        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            counts[node.id] += 1
+        elif isinstance(node, ast.arg):
+            counts[node.arg] += 2
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            counts[node.target.id] += 1
+    return {name: value for name, value in values.items() if counts[name] == 1}

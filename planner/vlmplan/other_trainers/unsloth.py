@@ -1,0 +1,274 @@
+"""Scripts and notebooks of Unsloth: ``FastLanguageModel`` and its like, with TRL's trainer.
+
+Defaults and rules of unsloth 2026.8.19 (github:unslothai/unsloth @ 015bdef0d94a: ``models/loader.py``,
+``models/llama.py``, ``models/vision.py``, ``models/rl.py``, ``trainer.py``) and unsloth_zoo 2026.8.13
+(github:unslothai/unsloth-zoo @ ce232d6cef9c: ``training_utils.py``, ``peft_utils.py``, ``gradient_checkpointing.py``,
+``fused_losses/cross_entropy_loss.py``). What is planned is the same training by transformers, peft and TRL alone, with
+what of Unsloth's these have too: see ``PLANNED_AS``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from vlmplan.data_rules import DataRules
+from vlmplan.notes import Caveat
+from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
+from vlmplan.other_trainers.batching import trl_batching
+from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
+from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.programs.runs import ADAPTERS_KEY, ARGUMENTS_KEY, CLASS_KEY, COLLATOR, PLAIN_ARGUMENTS
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.trl_dpo import dpo_options
+from vlmplan.other_trainers.unsloth_names import DYNAMIC, OF_FOUR_BITS, makers_name
+from vlmplan.other_trainers.unsloth_targets import REWRITTEN, adapted_modules, has_experts
+from vlmplan.recipe_choices import LossKind, Method, Precision, WeightDtype
+from vlmplan.saving import Interval, Saving
+from vlmplan.workload import ModelFiles
+
+UNSLOTH: Final = "Unsloth 2026.8.19"
+LEAST_TAKEN, MOST_TAKEN = 0.89, 1.04
+"""Of what is planned, that published runs of Unsloth took: the memory of cards of 8 to 80 GB, and the plans of the most
+tokens that fit on each, Llama 3.1 8B and Llama 3.3 70B in 4 bits with adapters of rank 32 on all Linears, one sample
+(https://unsloth.ai/docs/basics/unsloth-benchmarks). Measured; ``tests/other_trainers/unsloth/published.yaml`` has them.
+"""
+PLANNED_AS: Final = (
+    "planned as transformers, peft and TRL train it without Unsloth, whose own kernels are in no number; "
+)
+OF_LLAMA: Final = (
+    f"published runs of Unsloth on Llama in 4 bits took {LEAST_TAKEN:.2f} to {MOST_TAKEN:.2f} of what is planned so"
+)
+OF_OTHERS: Final = "no published run of Unsloth is held against such a plan"
+OF_TOWERS: Final = "it checkpoints towers, too, of which transformers checkpoints none, and takes less; "
+LEAST_OFFLOADED: Final = 512
+"""``apply_unsloth_gradient_checkpointing``: below so many tokens nothing is moved to the host."""
+LENGTH: Final = 2048
+DPO_LENGTH: Final = 1024
+"""``max_length`` of TRL's ``DPOConfig``."""
+OWN_DEFAULTS: Final = Defaults(
+    micro_batch=4,
+    accumulation=2,
+    checkpointing=None,
+    bf16=None,
+    optimizer="adamw_8bit",
+    evaluation=EvaluationRules(batch=4, kept=loss_alone),
+)
+"""Of ``SFTConfig`` and its like, which Unsloth replaces (``models/rl.py``: 'Edit GA / bsz and weight_decay')."""
+PLAIN_DEFAULTS: Final = Defaults(checkpointing=None, bf16=None, evaluation=EvaluationRules(kept=loss_alone))
+"""Of transformers' ``TrainingArguments``, which stay."""
+DTYPES: Final = ("bfloat16", "float16")
+WITHOUT_EFFECT: Final = frozenset(
+    """token device_map rope_scaling fix_tokenizer trust_remote_code resize_model_vocab revision use_exact_model_name
+    random_state max_lora_rank disable_log_stats gpu_memory_utilization float8_kv_cache fullgraph auto_model
+    attn_implementation unsloth_force_compile return_logits cache_dir local_files_only max_length
+    whisper_language whisper_task gradient_checkpointing temporary_location task_type embedding_learning_rate
+    dataset_text_field dataset_num_proc dataset_kwargs dataset_batch_size assistant_only_loss completion_only_loss
+    truncation_mode shuffle_dataset eval_packing eos_token pad_token chat_template_path model_init_kwargs
+    max_prompt_length max_completion_length padding_value label_pad_token_id generate_during_eval is_encoder_decoder
+    ensure_weight_tying layers_pattern loss_type disable_dropout""".split()
+)
+NOT_THE_SAME: Final = "load_in_8bit load_in_fp8 qat_scheme fast_inference unsloth_tiled_mlp text_only offload_embedding"
+OF_ADAPTERS: Final = "layers_to_transform finetune_last_n_layers loftq_config rank_pattern alpha_pattern"
+SIZES: Final = tuple("r lora_alpha lora_dropout use_rslora use_dora init_lora_weights".split())
+PARTS: Final = ("vision_layers", "language_layers", "attention_modules", "mlp_modules", "audio_layers")
+INITS: Final = ("true", "false", "gaussian")
+"""Of adapters, that take no other bytes."""
+
+
+def read_unsloth(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What Unsloth makes of a program's keywords in supervised fine-tuning. Raises InputError with everything that is
+    wrong."""
+    own = trl_batching(settings, sees=sees(model))
+    packs = settings.flag("packing", False)
+    return _read(settings, model, around, own, DataRules(pads_to=1, packs=packs))
+
+
+def read_unsloth_dpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What Unsloth makes of them in training on preferences."""
+    own = dpo_options(settings)
+    own["seq_len"] = settings.count("max_length", DPO_LENGTH, least=1)
+    return _read(settings, model, around, own, DataRules(pads_to=1))
+
+
+def _read(
+    settings: Settings,
+    model: ModelFiles | None,
+    around: Surroundings,
+    own: dict[str, Value],
+    data_rules: DataRules,
+) -> TrainerConfig:
+    arguments = _arguments(settings)
+    options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
+    name = settings.text("model_name", "")
+    options |= {"model": makers_name(name)} if name else {}
+    method = _method(settings, name)
+    length = _length(settings, model)
+    options |= {} if length is None else {"seq_len": length}
+    settings.only(NOT_THE_SAME, NOT_PLANNED)
+    if method is not Method.FULL:
+        options |= _adapters(settings, model, method)
+    options |= _images(settings, model) | _checkpoints(settings, length or LENGTH) | own
+    weights = _weights(settings, method)
+    is_like_published = method is Method.QLORA and model is not None and model.model_type in REWRITTEN
+    is_like_published = is_like_published and "task" not in own
+    text = (OF_TOWERS if sees(model) else "") + (OF_LLAMA if is_like_published else OF_OTHERS)
+    settings.note(Caveat(PLANNED_AS + text))
+    _note_what_differs(settings, model, method, name)
+    settings.ignore((*WITHOUT_EFFECT, *(f"finetune_{part}" for part in PARTS), CLASS_KEY, ADAPTERS_KEY, ARGUMENTS_KEY))
+    settings.ignore((COLLATOR, "resize", "target_modules", "target_parameters", "modules_to_save", "bias"))
+    settings.ignore((*SIZES, *OF_ADAPTERS.split()))  # 'Full finetuning is enabled, so .get_peft_model has no effect'
+    meaning = Meaning(
+        trainer=UNSLOTH,
+        model=model,
+        method=method,
+        options=options,
+        weights=weights,
+        use_double_quant=True if method is Method.QLORA else None,
+        without_autocast=Precision.BF16,
+        data_rules=data_rules,
+    )
+    around = replace(around, environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **around.environment})
+    return assembled(settings, arguments, meaning, around)
+
+
+def _arguments(settings: Settings) -> Arguments:
+    """The trainer's arguments. Autocast is on whatever they say: to what type follows from the model's (``rl.py``:
+    'Mixed precision training'). Where no folder is said nothing is saved ('saving_check')."""
+    kind = settings.text(ARGUMENTS_KEY, "")
+    arguments = read_arguments(settings, PLAIN_DEFAULTS if kind in PLAIN_ARGUMENTS else OWN_DEFAULTS)
+    dtype = settings.text("dtype", "")
+    if dtype and dtype not in DTYPES:
+        settings.refuse("dtype", f"{NOT_PLANNED}; one of {', '.join(DTYPES)}, or None, is")
+    is_half = arguments.precision is Precision.FP16 or dtype == "float16"
+    arguments.precision = Precision.FP16 if is_half else Precision.BF16
+    says_saving = any(key in settings for key in ("output_dir", "save_strategy", "save_steps"))
+    if kind not in PLAIN_ARGUMENTS and not says_saving:
+        arguments.saving = Saving(interval=Interval.NEVER, writes_result=False, by_hugging_face=True)
+    return arguments
+
+
+def _method(settings: Settings, name: str) -> Method:
+    """Weights are packed in 4 bits unless something else is said (``load_in_4bit = True``)."""
+    if settings.flag("full_finetuning", False):
+        settings.ignore(("load_in_4bit", "load_in_16bit"))  # 'disabling LoRA / QLoRA'
+        return Method.FULL
+    if ADAPTERS_KEY not in settings:
+        settings.refuse_whole(
+            "no get_peft_model puts adapters on the model, and full_finetuning is not said: nothing would be trained"
+        )
+    is_wide = settings.flag("load_in_16bit", False)
+    is_packed = settings.flag("load_in_4bit", True)
+    if is_wide and is_packed:
+        settings.refuse("load_in_16bit", "load_in_4bit is True unless said otherwise: write load_in_4bit = False")
+    return Method.QLORA if is_packed and not name.casefold().endswith("-bf16") else Method.LORA
+
+
+def _length(settings: Settings, model: ModelFiles | None) -> int | None:
+    if settings.is_null("max_seq_length"):
+        settings.note(f"max_seq_length is None: {without_limit(model)}")
+        return None
+    return settings.count("max_seq_length", LENGTH, least=1)
+
+
+def _adapters(settings: Settings, model: ModelFiles | None, method: Method) -> dict[str, Value]:
+    settings.only("bias", f"biases that are trained: {NOT_PLANNED}", "none")
+    settings.only("init_lora_weights", NOT_PLANNED, *INITS)
+    settings.only(OF_ADAPTERS, NOT_PLANNED)
+    options: dict[str, Value] = {
+        "lora_rank": settings.count("r", 16, least=1),
+        "lora_alpha": settings.count("lora_alpha", 16, least=1),
+        "lora_dropout": settings.number("lora_dropout", 0.0),
+        "use_rslora": settings.flag("use_rslora", False),
+        "use_dora": settings.flag("use_dora", False),
+    }
+    if model is not None and has_experts(model.config) and method is Method.QLORA:
+        settings.refuse_whole("weights of experts in 4 bits: " + NOT_PLANNED + "; load_in_4bit = False is")
+    targets = settings.names("target_modules")
+    if EMBEDDINGS.intersection(targets):
+        settings.refuse("target_modules", "embed_tokens and lm_head among them; in modules_to_save both are planned")
+    with settings.kept():
+        options |= adapted_modules(
+            loader=settings.text(CLASS_KEY, "FastLanguageModel"),
+            targets=targets,
+            parts={part: settings.flag(f"finetune_{part}", default) for part, default in _parts(settings).items()},
+            stacked=settings.names("target_parameters"),
+            model=model,
+        )
+    return options | copied_embeddings(settings, "modules_to_save")
+
+
+def _parts(settings: Settings) -> dict[str, bool]:
+    """``FastLanguageModel`` leaves the layers of images out where it puts adapters on a model that has some."""
+    sees_by_default = settings.text(CLASS_KEY, "FastLanguageModel") != "FastLanguageModel"
+    return {part: sees_by_default if part == "vision_layers" else part != "audio_layers" for part in PARTS}
+
+
+def _checkpoints(settings: Settings, length: int) -> dict[str, Value]:
+    """``"unsloth"``: inputs of checkpointed layers wait in host memory (``UnslothCheckpointFunction``)."""
+    mode = settings.text("use_gradient_checkpointing", "unsloth").casefold()
+    if mode not in ("unsloth", "true", "false"):
+        settings.refuse("use_gradient_checkpointing", 'one of "unsloth", True, False is needed')
+    offloads = mode == "unsloth" and length >= LEAST_OFFLOADED
+    if offloads:
+        settings.note(
+            'use_gradient_checkpointing "unsloth": inputs of checkpointed layers wait in host memory, as planned; '
+            "Unsloth keeps that of the last layer, and one or two buffers of such a size, on the GPU"
+        )
+    return {"activation_checkpointing": mode != "false", **({"offload_activations": True} if offloads else {})}
+
+
+def _weights(settings: Settings, method: Method) -> WeightDtype:
+    """Loaded in 16 bits, weights stay so but in full fine-tuning in float32 (``prepare_model_for_training``)."""
+    wide = settings.maybe_flag("float32_mixed_precision")
+    is_half = settings.mentions("dtype", "float16") and not settings.mentions("dtype", "bfloat16")
+    if method is Method.FULL and (wide or is_half):
+        return WeightDtype.FLOAT32
+    return WeightDtype.MODEL
+
+
+def _images(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """How large ``UnslothVisionDataCollator`` lets images be (``unsloth_zoo/vision_utils.py``)."""
+    if model is None or not sees(model) or COLLATOR not in settings:
+        return {}
+    value: Any = settings.raw("resize") if "resize" in settings else "min"
+    if value == "max":
+        return {}
+    sides = cast(list[Any], value) if isinstance(value, list) else []
+    if len(sides) == 2 and all(isinstance(side, int) for side in sides):
+        return {"image_size": f"{sides[0]}x{sides[1]}"}
+    side = cast(Any, _default_side(model) if value == "min" else value)
+    if isinstance(side, bool) or not isinstance(side, int) or side < 1:
+        settings.refuse("resize", 'a number of pixels, two of them, "min" or "max" is needed')
+        return {}
+    settings.note(
+        f"{COLLATOR} makes images {side} pixels wide that are wider; every image is taken as {side}x{side}, and one "
+        f"that is higher than wide takes more: --image-size"
+    )
+    return {"image_size": f"{side}x{side}"}
+
+
+def _default_side(model: ModelFiles) -> int:
+    """``vision_config.image_size``, or 512 where there is none."""
+    vision = model.config.get("vision_config")
+    size: Any = cast(Mapping[str, Any], vision).get("image_size") if isinstance(vision, Mapping) else None
+    if isinstance(size, list) and size:
+        size = cast(list[Any], size)[0]
+    return size if isinstance(size, int) else 512
+
+
+def _note_what_differs(settings: Settings, model: ModelFiles | None, method: Method, name: str) -> None:
+    """What Unsloth does with these values and no plan has."""
+    if name and makers_name(name) != name:
+        settings.note(f"model_name {name} is {makers_name(name)} in Unsloth's table of names")
+    if method is not Method.QLORA:
+        return
+    if not name.casefold().endswith(OF_FOUR_BITS) or name.casefold().endswith(DYNAMIC):
+        settings.note(
+            "all Linears but the head are planned in 4 bits; Unsloth may load a checkpoint of its own "
+            "(unsloth-bnb-4bit) that leaves some in 16 bits, which take more"
+        )
+    if model is not None and sees(model):
+        settings.note("Unsloth leaves the projector, and the tower of some models, in 16 bits, which takes more")

@@ -1,0 +1,110 @@
+"""Which modules Unsloth puts adapters on.
+
+Sources: ``FastLlamaModel.get_peft_model`` (unsloth 2026.8.19 ``models/llama.py``) for text models that it has written
+anew, ``FastBaseModel.get_peft_model`` (``models/vision.py``) for all others, whose modules ``get_peft_regex`` chooses
+by words in their names (unsloth_zoo 2026.8.13 ``peft_utils.py``).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from vlmplan.architecture.families import has_family
+from vlmplan.architecture.families.build import build_model
+from vlmplan.architecture.modules import Linear
+from vlmplan.errors import InputError
+from vlmplan.lora_targets import is_stacked
+from vlmplan.other_trainers.record import Value
+from vlmplan.recipe_choices import ALL_LINEAR, REGEX
+from vlmplan.workload import ModelFiles
+
+REWRITTEN: Final = frozenset(("llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3", "qwen3_moe"))
+"""Model types that ``FastLanguageModel`` has classes of its own for (``models/loader.py``)."""
+DEFAULT: Final = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "vision_layers": ("vision", "image", "visual", "patch"),
+    "language_layers": ("language", "text"),
+    "attention_modules": ("self_attn", "attention", "attn", "mixer"),
+    "mlp_modules": ("mlp", "feed_forward", "ffn", "dense", "mixer"),
+}
+"""Words in the whole name of a module, by what is adapted."""
+EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
+EXPERT_PARTS: Final = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
+"""Names of a mixture's projections, and the parameters that hold them now (``get_moe_target_parameters``)."""
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a model has stacked experts, on which Unsloth puts adapters by itself."""
+    text = config.get("text_config")
+    places = (config, cast(Mapping[str, Any], text)) if isinstance(text, Mapping) else (config,)
+    return any(place.get(key) for place in places for key in EXPERTS)
+
+
+def adapted_modules(
+    *, loader: str, targets: Sequence[str], parts: Mapping[str, bool], stacked: Sequence[str], model: ModelFiles | None
+) -> dict[str, Value]:
+    """The option of what is adapted; none where the model is not known. ``parts``: which layers and modules are to be.
+
+    Raises InputError for what Unsloth refuses.
+    """
+    if not all(is_stacked(name) for name in stacked):
+        raise InputError(f"target_parameters {', '.join(stacked)}: adapters on experts.NAME alone are planned")
+    if model is None:
+        return {}
+    is_rewritten = loader == "FastLanguageModel" and model.model_type in REWRITTEN
+    names = list(targets) or (DEFAULT.split(",") if loader == "FastLanguageModel" else [])
+    if is_rewritten or (names and names != [ALL_LINEAR] and _takes_all(parts)):
+        return {"lora_targets": ",".join(dict.fromkeys([*names, *_experts(names, stacked, model)]))}
+    if names == [ALL_LINEAR]:
+        names, parts = [], {**parts, **dict.fromkeys(WORDS, True)}
+    if has_experts(model.config):
+        raise InputError("which experts Unsloth adapts by layers and modules is not planned; write target_modules")
+    return {"lora_targets": _chosen(model, names, parts)}
+
+
+def _takes_all(parts: Mapping[str, bool]) -> bool:
+    return all(parts[part] for part in WORDS)
+
+
+def _experts(names: Sequence[str], stacked: Sequence[str], model: ModelFiles) -> list[str]:
+    if stacked or not has_experts(model.config):
+        return list(stacked)
+    return list(dict.fromkeys(f"experts.{EXPERT_PARTS[name]}" for name in names if name in EXPERT_PARTS))
+
+
+def _chosen(model: ModelFiles, names: Sequence[str], parts: Mapping[str, bool]) -> str:
+    """The regular expression of the modules, out of the words that stand in their names."""
+    if not has_family(model.config):
+        return ALL_LINEAR if not names else ",".join(names)
+    holders = [word for part in ("vision_layers", "language_layers") if parts[part] for word in WORDS[part]]
+    kinds = [word for part in ("attention_modules", "mlp_modules") if parts[part] for word in WORDS[part]]
+    if not holders or not kinds:
+        raise InputError("layers and modules are left out until none is left to adapt (finetune_..._layers, _modules)")
+    linears = [name for name, module in build_model(model.config).named_modules() if isinstance(module, Linear)]
+    counts = Counter(name.rpartition(".")[2] for name in linears)
+    last = list(names) or [name for name, count in counts.items() if count > 1]
+    holder, kind, end = _any_of(_told(holders, linears)), _any_of(_told(kinds, linears)), _any_of(_ends(last))
+    by_words = rf".*?{holder}.*?{kind}.*?{end}"
+    of_layers = rf"model\.layers\.\d+\.{kind}\.{_any_of(last)}" if parts["language_layers"] else ""
+    patterns = [pattern for pattern in (by_words, of_layers) if pattern and _matches(pattern, linears)]
+    return REGEX + ("|".join(patterns) or f".*?{kind}.*?{end}")
+
+
+def _matches(pattern: str, names: Sequence[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for name in names)
+
+
+def _told(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Those of the words that stand in a name, without those that have another of them in them."""
+    used = [word for word in dict.fromkeys(words) if any(word in name for name in names)] or list(words)
+    return [word for word in used if not any(other in word for other in used if other != word)]
+
+
+def _ends(names: Sequence[str]) -> list[str]:
+    """Without those that end in another of them."""
+    return [name for name in names if not any(name.endswith(other) for other in names if other != name)]
+
+
+def _any_of(words: Sequence[str]) -> str:
+    return f"(?:{'|'.join(map(re.escape, words))})"

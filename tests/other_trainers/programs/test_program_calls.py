@@ -1,0 +1,156 @@
+"""What the text of a program says of its calls, and of what only running it would tell."""
+
+import json
+
+import pytest
+
+from unsloth_programs import INSTALLS, NOTEBOOK, SCRIPT, notebook
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.programs import program_source, run_of_program
+from vlmplan.other_trainers.programs.calls import Program
+from vlmplan.other_trainers.record import Unwritten
+
+
+def keyword(code: str, name: str = "a"):
+    """The keyword ``name`` of the program's only call of ``f``."""
+    (call,) = (call for call in Program(code, source="x.py").calls() if call.name == "f")
+    return call.keywords[name]
+
+
+def value(code: str):
+    found = keyword(code)
+    return None if found.worth is None else found.worth.value
+
+
+@pytest.mark.parametrize(
+    ("code", "worth"),
+    [
+        ("f(a=2 * 1024)", 2048),
+        ("f(a=-1)", -1),
+        ("f(a=not False)", True),
+        ("n = 4\nm = n\nf(a=m)", 4),
+        ("f(a=torch.bfloat16)", "bfloat16"),
+        ("f(a=['q', 'k'])", ["q", "k"]),
+        ("f(a=2e-4 if True else 1)", 2e-4),
+        ("org = 'unsloth'\nf(a=f'{org}/x')", "unsloth/x"),
+        ("options = dict(a=3)\nf(**options)", 3),
+        ("options = {'a': 3}\nf(**options)", 3),
+    ],
+)
+def test_what_an_expression_is_worth_follows_from_its_text(code: str, worth):
+    assert value(code) == worth
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "f(a=args.rank)",
+        "n = 4\nn = 8\nf(a=n)",
+        "for n in (1, 2):\n    f(a=n)",
+        "def train(n=4):\n    f(a=n)",
+        "n = 4\nn += 1\nf(a=n)",
+        "f(a=1 / 0)",
+        "f(a=10 ** 9)",
+        "a = b\nb = a\nf(a=a)",
+    ],
+)
+def test_what_only_running_tells_is_worth_nothing(code: str):
+    assert value(code) is None
+
+
+def test_places_are_characters_of_the_text_whatever_its_alphabet():
+    code = 'x = "größer"; f(b="ü", a=12)'
+    found = keyword(code)
+    assert code[slice(*found.value_span)] == "12"
+    assert code[slice(*found.span)] == "a=12"
+
+
+def test_a_name_is_written_where_it_is_bound():
+    code = "n = 4\nf(a=n)"
+    assert keyword(code).value_span == (4, 5)
+
+
+def test_calls_behind_a_false_condition_do_not_run_and_others_names_are_followed():
+    code = "from m import g as h\nif False:\n    h(1)\nif True:\n    h(2)\nelse:\n    h(3)"
+    (call,) = Program(code, source="x.py").calls()
+    assert (call.name, call.node.args[0].value) == ("g", 2)
+
+
+def test_no_program_is_told_by_its_line():
+    with pytest.raises(InputError, match=r"x.py, line 2: .*a program in Python is needed"):
+        Program("x = 1\nfrom from", source="x.py")
+
+
+# -- notebooks -------------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_ipython_become_statements_that_are_as_long():
+    source = program_source(notebook(INSTALLS, "y = 1"), source="n.ipynb", is_notebook=True)
+    compile(source.code, "n", "exec")
+    assert source.cells is not None
+    for cell in source.cells:
+        own = source.code[cell.start : cell.start + len(cell.text)]
+        assert [len(line) for line in own.split("\n")] == [len(line) for line in cell.text.split("\n")]
+        assert ("import os" in own) == ("import os" in cell.text)
+
+
+@pytest.mark.parametrize("cell", ["%%bash\nrm -rf {x", "!a", "%", "!", "?f", "files = !ls \\\n   -l", "  %time f()"])
+def test_cells_that_are_no_python_say_nothing(cell: str):
+    source = program_source(notebook(f"{cell}\n", "f(a=3)"), source="n.ipynb", is_notebook=True)
+    code = source.code if not cell.startswith(" ") else source.code.replace("  pass", "pass  ")
+    assert value(code) == 3
+
+
+def test_a_notebook_is_one_with_cells():
+    with pytest.raises(InputError, match="no cells"):
+        program_source(json.dumps({"a": 1}), source="n.ipynb", is_notebook=True)
+
+
+# -- the run ---------------------------------------------------------------------------------------------------------
+
+
+def run(code: str, *, is_notebook: bool = False):
+    return run_of_program(program_source(code, source="x", is_notebook=is_notebook), source="x")
+
+
+def test_the_run_of_a_script_is_what_its_calls_say():
+    found = run(SCRIPT)
+    assert found is not None
+    assert found.trainer == "unsloth"
+    assert found.values["model_name"] == "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"
+    assert (found.values["r"], found.values["per_device_train_batch_size"], found.values["dtype"]) == (16, 2, None)
+
+
+def test_the_run_of_a_notebook_is_what_its_cells_say():
+    found = run(NOTEBOOK, is_notebook=True)
+    assert found is not None
+    assert found.values["model_name"] == "unsloth/Qwen2-VL-2B-Instruct"
+    assert found.values["finetune_vision_layers"] is True
+
+
+def test_the_least_of_the_lengths_counts_and_one_that_is_not_written_is_told():
+    assert run(SCRIPT.replace("optim =", "max_seq_length = 512, optim =")).values["max_seq_length"] == 512
+    assert run(SCRIPT.replace("optim =", "max_seq_length = 4096, optim =")).values["max_seq_length"] == 2048
+    unwritten = run(SCRIPT.replace("optim =", "max_seq_length = args.n, optim =")).values["max_seq_length"]
+    assert isinstance(unwritten, Unwritten)
+    assert unwritten == "args.n"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("SFTTrainer(", "GRPOTrainer("), "--task grpo"),
+        (("SFTTrainer(", "ORPOTrainer("), "ORPOTrainer, which is not read"),
+        (("SFTTrainer(", "print("), "holds no trainer"),
+        (("trainer.train()", "SFTTrainer(model)"), "trains 2 times"),
+        (("args = SFTConfig(", "args = made("), "not written as one call"),
+        (("report_to = ", "**more, x = "), r"SFTConfig takes \*\*more"),
+    ],
+)
+def test_what_no_run_is_read_from_is_told(change: tuple[str, str], words: str):
+    with pytest.raises(InputError, match=words):
+        run(SCRIPT.replace(*change))
+
+
+def test_a_program_without_unsloth_holds_no_run():
+    assert run("from transformers import Trainer\nTrainer(model).train()") is None

@@ -1,0 +1,205 @@
+"""What keywords of Unsloth's programs mean, as its source has it."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from unsloth_programs import NOTEBOOK, SCRIPT
+from vlmplan.architecture.families.build import build_model
+from vlmplan.architecture.modules import Linear
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.models.packaged import alias_by_hub_id
+from vlmplan.notes import Caveat
+from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
+from vlmplan.other_trainers.unsloth_names import TABLE, makers_name
+from vlmplan.other_trainers.unsloth_targets import WORDS, adapted_modules
+from vlmplan.recipe_choices import REGEX
+
+
+@pytest.fixture
+def read(tmp_path):
+    def config(*changes: tuple[str, str], text: str = SCRIPT, suffix: str = ".py", **asked: Any) -> TrainerConfig:
+        for one, other in changes:
+            assert one in text
+            text = text.replace(one, other)
+        opened = open_trainer_config(tmp_path / f"train{suffix}", text)
+        return read_opened(opened, Asked(find_model=find_model, **{"num_gpus": 1, **asked}))
+
+    return config
+
+
+def test_a_script_is_planned_as_transformers_peft_and_trl_train_it(read):
+    options = read().options
+    assert options["model"] == "meta-llama/Meta-Llama-3.1-8B-Instruct"
+    assert (options["method"], options["use_double_quant"], options["adapter_dtype"]) == ("qlora", True, "float32")
+    assert (options["precision"], options["upcasts_frozen"], "weight_dtype" in options) == ("bf16", False, False)
+    assert (options["activation_checkpointing"], options["offload_activations"]) == (True, True)
+    assert (options["micro_batch"], options["grad_accum"], options["num_samples"]) == (2, 4, 480)
+    assert (options["seq_len"], options["optimizer"], options["loss"]) == (2048, "adamw-8bit", "trl")
+    assert options["expandable_segments"] is True
+
+
+def test_every_keyword_is_accounted_for(read):
+    config = read()
+    named = {setting.key for setting in config.said} | set(config.idle)
+    assert {"r", "lora_alpha", "target_modules", "random_state", "learning_rate", "max_steps"} <= named
+
+
+def test_what_a_program_does_not_say_is_unsloths_default(read):
+    bare = (
+        "from unsloth import FastLanguageModel\n"
+        'model, t = FastLanguageModel.from_pretrained("unsloth/Qwen2.5-0.5B")\n'
+        "model = FastLanguageModel.get_peft_model(model)\n"
+        "SFTTrainer(model, args=SFTConfig())\n"
+    )
+    options = read(text=bare).options
+    assert (options["lora_rank"], options["lora_alpha"], options["lora_dropout"]) == (16, 16, 0.0)
+    assert (options["micro_batch"], options["grad_accum"], options["optimizer"]) == (4, 2, "adamw-8bit")
+    assert options["lora_targets"] == "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    assert (options["method"], options["seq_len"], options["offload_activations"]) == ("qlora", 2048, True)
+    plain = read(("SFTConfig()", "TrainingArguments()"), text=bare).options
+    assert (plain["micro_batch"], plain["grad_accum"], plain["optimizer"]) == (8, 1, "adamw")
+
+
+def test_modes_of_checkpoints(read):
+    def checkpoints(mode: str, length: str = "2048") -> tuple[Any, Any]:
+        options = read(('"unsloth",', f"{mode},"), ("= 2048 ", f"= {length} ")).options
+        return options["activation_checkpointing"], options.get("offload_activations", False)
+
+    assert checkpoints('"unsloth"') == (True, True)
+    assert checkpoints('"unsloth"', "511") == (True, False)
+    assert checkpoints("True") == (True, False)
+    assert checkpoints("False") == (False, False)
+
+
+def test_weights_in_16_bits_and_full_fine_tuning(read):
+    lora = read(("load_in_4bit = True", "load_in_4bit = False")).options
+    assert (lora["method"], lora["adapter_dtype"], "use_double_quant" in lora) == ("lora", "float32", False)
+    full = read(("load_in_4bit = True", "full_finetuning = True")).options
+    assert (full["method"], full["weight_dtype"], "lora_rank" in full) == ("full", "model", False)
+    wide = read(("load_in_4bit = True", "full_finetuning = True, float32_mixed_precision = True")).options
+    assert wide["weight_dtype"] == "float32"
+
+
+def test_fp16_is_for_gpus_without_bf16(read):
+    assert read(("dtype = None", "dtype = torch.float16")).options["precision"] == "fp16"
+    asks = read(("optim =", "fp16 = not is_bfloat16_supported(), bf16 = is_bfloat16_supported(), optim ="))
+    assert asks.options["precision"] == "bf16"
+    assert any("--precision fp16" in note for note in asks.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("load_in_4bit = True", "load_in_8bit = True"), "load_in_8bit is true"),
+        (("load_in_4bit = True", "load_in_16bit = True"), "load_in_4bit = False"),
+        (("load_in_4bit = True", "fast_inference = True"), "fast_inference is true"),
+        (("r = 16", "r = args.rank"), "r is args.rank, which only running the program tells"),
+        (("use_rslora", "fast_inferense = True, use_rslora"), "fast_inferense"),
+        (('bias = "none"', 'bias = "all"'), "bias"),
+        (("loftq_config = None", "loftq_config = {'bits': 4}"), "loftq_config"),
+        (('"down_proj",]', '"lm_head",]'), "modules_to_save"),
+    ],
+)
+def test_what_is_not_planned_is_refused_by_its_name(read, change: tuple[str, str], words: str):
+    with pytest.raises(InputError, match=re.escape(words)):
+        read(change)
+
+
+def test_a_run_without_adapters_that_is_not_full_trains_nothing(read):
+    text = SCRIPT.replace("FastLanguageModel.get_peft_model(", "kept(")
+    with pytest.raises(InputError, match="no get_peft_model"):
+        read(text=text)
+
+
+def test_a_program_without_unsloth_is_told_what_runs_it(tmp_path):
+    with pytest.raises(InputError, match=r"vlmplan rehearse --gpu NAME:COUNT -- python train\.py"):
+        open_trainer_config(tmp_path / "train.py", "print(1)")
+
+
+def test_preferences_are_read_with_their_own_length(read):
+    options = read(("SFTTrainer(", "DPOTrainer("), ("SFTConfig(", "DPOConfig(beta = 0.1, "), ("packing = False,", ""))
+    assert (options.options["task"], options.options["seq_len"]) == ("dpo", 1024)
+
+
+def test_only_runs_like_the_published_ones_are_told_what_those_took(read):
+    def caveat(*changes: tuple[str, str], **how: Any) -> str:
+        (found,) = (note for note in read(*changes, **how).notes if isinstance(note, Caveat))
+        return found
+
+    assert "took 0.89 to 1.04 of what is planned so" in caveat()
+    assert "no published run" in caveat(("load_in_4bit = True", "load_in_4bit = False"))
+    assert "checkpoints towers" in caveat(text=NOTEBOOK, suffix=".ipynb")
+
+
+# -- images ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_with_images(read):
+    config = read(text=NOTEBOOK, suffix=".ipynb")
+    assert (config.options["image_size"], config.options["seq_len"]) == ("512x512", 2048)
+    assert config.saving.num_written(60, 1.0, None) == 0  # no folder is said
+
+
+@pytest.mark.parametrize(
+    ("resize", "size"), [("'max'", None), ("336", "336x336"), ("(448, 224)", "448x224"), ("'min'", "512x512")]
+)
+def test_how_large_images_may_be(read, resize: str, size: str | None):
+    options = read(("tokenizer),", f"tokenizer, resize = {resize}),"), text=NOTEBOOK, suffix=".ipynb").options
+    assert options.get("image_size") == size
+
+
+PARTS = {**dict.fromkeys(WORDS, True), "audio_layers": False}
+
+
+def adapted(model: str, *, names: tuple[str, ...] = (), **parts: bool) -> set[str]:
+    """The Linears of a model that are adapted."""
+    files = find_model(model)
+    options = adapted_modules(
+        loader="FastVisionModel", targets=names, parts={**PARTS, **parts}, stacked=(), model=files
+    )
+    pattern = str(options["lora_targets"]).removeprefix(REGEX)
+    linears = [name for name, module in build_model(files.config).named_modules() if isinstance(module, Linear)]
+    return {name for name in linears if re.fullmatch(pattern, name)}
+
+
+@pytest.mark.parametrize("model", ["qwen2-vl-2b", "qwen2.5-vl-3b", "gemma-3-4b-it", "llama-3.2-11b-vision"])
+def test_all_linears_of_attention_and_mlps_are_adapted_and_neither_projector_nor_head(model: str):
+    files = find_model(model)
+    linears = {name for name, module in build_model(files.config).named_modules() if isinstance(module, Linear)}
+    layered = {name for name in linears if re.search(r"\.(layers|blocks)\.\d+\.", name)}
+    found = adapted(model)
+    assert found
+    assert found == {name for name in layered if re.search(r"attn|attention|mlp", name)}
+
+
+def test_parts_and_modules_are_left_out():
+    everything = adapted("qwen2-vl-2b")
+    language, vision = adapted("qwen2-vl-2b", vision_layers=False), adapted("qwen2-vl-2b", language_layers=False)
+    assert language | vision == everything
+    assert all("visual" in name for name in vision)
+    assert not any("visual" in name for name in language)
+    attention = adapted("qwen2-vl-2b", mlp_modules=False)
+    assert attention == {name for name in everything if "attn" in name}
+    named = adapted("qwen2-vl-2b", names=("q_proj",), mlp_modules=False)
+    assert {name.rpartition(".")[2] for name in named} == {"q_proj"}
+    with pytest.raises(InputError, match="until none is left"):
+        adapted("qwen2-vl-2b", vision_layers=False, language_layers=False)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_name_of_the_table_is_of_a_packaged_model():
+    names = json.loads(TABLE.read_text())["names"]
+    assert {name.casefold() for name in names.values()} <= alias_by_hub_id().keys()
+    assert all(name.startswith("unsloth/") and name == name.casefold() for name in names)
+
+
+def test_names_are_looked_up_whatever_their_capitals_and_others_stay():
+    assert makers_name("unsloth/Qwen2.5-7B-bnb-4bit") == "Qwen/Qwen2.5-7B"
+    assert makers_name("unsloth/meta-llama-3.1-8b-instruct-BNB-4bit") == "meta-llama/Meta-Llama-3.1-8B-Instruct"
+    assert makers_name("me/mine-bnb-4bit") == "me/mine-bnb-4bit"

@@ -1,0 +1,44 @@
+"""What Unsloth publishes of its own runs, beside what is planned of the same programs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from unsloth_programs import SCRIPT
+from vlmplan.other_trainers.unsloth import LEAST_TAKEN, MOST_TAKEN
+from vlmplan.request import parse
+from vlmplan.requested import requested_estimate
+from vlmplan.units import GIB
+
+PUBLISHED: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())["cases"]
+CHANGES = (
+    ("r = 16", "r = 32"),
+    ("per_device_train_batch_size = 2", "per_device_train_batch_size = 1"),
+    ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "MODEL"),
+    ("max_seq_length = 2048 ", "max_seq_length = TOKENS "),
+)
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory):
+    """Of what is planned, the part that the card of a published run has."""
+    folder = tmp_path_factory.mktemp("unsloth")
+
+    def part(case: dict[str, Any]) -> float:
+        text = SCRIPT
+        for one, other in CHANGES:
+            assert one in text
+            text = text.replace(one, other.replace("MODEL", case["model"]).replace("TOKENS", str(case["tokens"])))
+        path = folder / "train.py"
+        path.write_text(text, encoding="utf-8")
+        found, _ = requested_estimate(parse({"config": path, "gpu": ("b200:1",)}), ())
+        return case["card"] * GIB / found.device.device_bytes
+
+    return part
+
+
+def test_the_range_that_is_said_is_that_of_the_published_runs(taken):
+    parts = [taken(case) for case in PUBLISHED]
+    assert (round(min(parts), 2), round(max(parts), 2)) == (LEAST_TAKEN, MOST_TAKEN)
