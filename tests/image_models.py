@@ -31,6 +31,16 @@ def _minicpmv(model_type: str) -> dict[str, Any]:
     }
 
 
+def _got(model_type: str) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "image_token_index": 7,
+        "image_seq_length": 256,
+        "text_config": text("qwen2"),
+        "vision_config": {"num_hidden_layers": 4, "global_attn_indexes": [1, 3]},
+    }
+
+
 def _chameleon_words() -> dict[str, int]:
     """An image's tokens by the names that they have: their numbers in letters."""
     names = ("IMGIMG" + "".join("ABCDEFGHIJ"[int(digit)] for digit in str(code)) + "Z" for code in range(8192))
@@ -168,13 +178,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
             rope_parameters=mrope(22, 22, 20),
         ),
         "vision_config": {"depth": 6, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096},
-    },
-    {
-        "model_type": "got_ocr2",
-        "image_token_index": 7,
-        "image_seq_length": 256,
-        "text_config": text("qwen2"),
-        "vision_config": {"num_hidden_layers": 4, "global_attn_indexes": [1, 3]},
     },
     {
         "model_type": "granite4_vision",
@@ -422,6 +425,8 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
     },
     _minicpmv("minicpm_ocr"),
     _minicpmv("minicpmv4_7"),
+    _got("got_ocr2"),
+    _got("pp_chart2table"),
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}
 """Types with a family of which no file is packaged."""

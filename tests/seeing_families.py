@@ -24,6 +24,9 @@ class Seeing:
     side: int | None = None
     """Of the images that the processor has room for, whatever the tower here takes."""
     needs: str | None = None
+    attention: str = "sdpa"
+    has_processor: bool = True
+    """Whether its processor writes the tokens of images: a chat template may."""
 
 
 def text(model_type: str, **more: Any) -> dict[str, Any]:
@@ -54,6 +57,20 @@ CLIP: Mapping[str, Any] = {"model_type": "clip_vision_model", **TOWER}
 SQUARE = {"height": 112, "width": 112}
 OF_CLIP: Mapping[str, Any] = {"size": {"shortest_edge": 112}, "crop_size": SQUARE}
 GRID = [[112, 224], [224, 112], [224, 224]]
+GOT: Mapping[str, Any] = {
+    "image_token_index": IMAGE_TOKEN,
+    "text_config": text("qwen2"),
+    "vision_config": {
+        "hidden_size": 192,
+        "output_channels": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 3,
+        "mlp_dim": 448,
+        "image_size": 256,
+        "patch_size": 4,
+        "global_attn_indexes": [1, 3],
+    },
+}
 FAMILIES: Mapping[str, Seeing] = {
     "vipllava": Seeing(
         config={
@@ -160,6 +177,17 @@ FAMILIES: Mapping[str, Seeing] = {
         settings={"image_processor_type": "Qwen2VLImageProcessor"},
         towers=("model.vision_model.blocks", "model.vision_model.patch_embed"),
         projectors=("model.vision_model.merger", "model.projector"),
+    ),
+    "got_ocr2": Seeing(
+        config={"model_type": "got_ocr2", **GOT},
+        settings={"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 256, "width": 256}},
+        attention="eager",
+    ),
+    "pp_chart2table": Seeing(
+        config={"model_type": "pp_chart2table", **GOT},
+        settings={"image_processor_type": "PPChart2TableImageProcessor", "size": {"height": 256, "width": 256}},
+        attention="eager",
+        has_processor=False,
     ),
 }
 """By model_type."""

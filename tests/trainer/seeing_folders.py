@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from published_folders import CLIP, FAMILIES, GRID, SQUARE, TEXT, TOWER, Published, glm4v, llava, qwen
+from published_folders import CLIP, FAMILIES, GRID, QWEN2, SQUARE, TEXT, TOWER, Published, glm4v, llava, qwen
 from video_folders import minicpmv
 
 SMALL = {"scale_resolution": 112, "patch_size": 14}
@@ -18,6 +18,30 @@ SEEING: Mapping[str, Published] = {
             "processor_class": "Glm46VProcessor",
         },
         needs="torchvision",
+    ),
+    "got_ocr2": Published(
+        alias="internvl3-1b",
+        config={
+            "text_config": {**QWEN2, "tie_word_embeddings": True},
+            "vision_config": {
+                "hidden_size": 24,
+                "output_channels": 8,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "mlp_dim": 48,
+                "image_size": 64,
+                "patch_size": 1,
+                "global_attn_indexes": [1],
+            },
+            "image_token_index": "$<imgpad>",
+        },
+        image="<img><imgpad></img>",
+        settings={
+            "size": {"height": 64, "width": 64},
+            "crop_to_patches": False,
+            "processor_class": "GotOcr2Processor",
+        },
+        tokens=("<imgpad>", "<img>", "</img>"),
     ),
     "hyperclovax_vision_v2": replace(
         qwen(

@@ -13,8 +13,12 @@ from tiny_plans import plan_of_data
 from trainer_runs import assert_goes_on_alike, train_here
 
 from chat_files import ANSWER, jsonl, png, text
+from vlmplan_trainer.data.downscaling import images_of_sample
 
 IN_EVERY_RUN = ("vipllava",)
+OF_CUDA = {"got_ocr2": 2 * 2 * (64 * 64) ** 2 * 4}
+"""Bytes that CUDA's softmax takes beside its gradient in backward, and the CPU's does not (``ops.softmax``): a float32
+number for each score, of two images and two heads."""
 CASES = [
     pytest.param(family, method, marks=() if family in IN_EVERY_RUN and method == "full" else pytest.mark.sweep)
     for family in SEEING
@@ -43,12 +47,15 @@ def test_a_run_on_images_goes_on_alike_and_leaves_a_model_that_generates(family:
     assert done.code == 0, done.err
     assert "4 samples to train on, 6 images" in done.out
     assert_goes_on_alike(plan, done, tmp_path / "again", *words)
-    for name in ("load, peak", "backward, peak"):
-        assert abs(done.error_of(name)) < 0.08, (name, done.error_of(name))
+    for line in done.report["planned_and_measured"]:
+        if line["name"] in ("load, peak", "backward, peak"):
+            others = OF_CUDA.get(family, 0) if line["name"] == "backward, peak" else 0
+            assert abs((line["planned"] - others) / line["measured"] - 1) < 0.08, line
     exported = done.folder / ("model" if method == "full" else "adapter")
     processor = AutoProcessor.from_pretrained(exported)
     model: Any = AutoModelForImageTextToText.from_pretrained(exported, dtype=torch.bfloat16)
     prompt = f"<|im_start|>user\n{said.image}What is it?<|im_end|>\n<|im_start|>assistant\n"
-    inputs = processor(text=[prompt], images=[[Image.new("RGB", (56, 40), "red")]], return_tensors="pt")
+    images = images_of_sample(processor, [Image.new("RGB", (56, 40), "red")])
+    inputs = processor(text=[prompt], images=images, return_tensors="pt")
     made = model.eval().generate(**inputs.to(torch.bfloat16), max_new_tokens=4, do_sample=False)
     assert made.shape[1] > inputs["input_ids"].shape[1]

@@ -31,6 +31,9 @@ class Module(WeightUser):
     """Whether it is an MLP of the language model without weights of its own, see ``tiled_mlp``."""
     copies_weights_to_decode = False
     """Whether it takes copies of weights for every token that is generated."""
+    takes_keywords = False
+    """Whether its caller names its input: the hook that would tell that its backward is over is put on positional
+    inputs alone (``_post_backward_module_hook`` in ``zero/parameter_offload.py``)."""
 
     modules_by_name: dict[str, "Module"]
 
@@ -55,6 +58,7 @@ class Module(WeightUser):
             return self.forward(*args, **kwargs)
         if self.modules_by_name:
             has_input_grad = any(isinstance(one, Tensor) and one.requires_grad for one in args)
+            has_input_grad = has_input_grad and not self.takes_keywords
             return call_container(tape, self, partial(self.forward, *args, **kwargs), has_input_grad=has_input_grad)
         tape.modules.append(self)
         tape.begin_call(self)

@@ -33,9 +33,6 @@ class WeightsOfReader(WeightUser):
 class ReadingModule(Module):
     """A module that reads weights of modules inside it, whether or not it calls them too."""
 
-    takes_keywords = False
-    """Whether its caller names its input: the hook that would tell that its backward is over is put on positional
-    inputs alone (``_post_backward_module_hook`` in ``zero/parameter_offload.py``)."""
     _gathered: WeightsOfReader | None = None
 
     def read_modules(self) -> Sequence[Any]:

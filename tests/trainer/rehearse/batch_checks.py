@@ -30,7 +30,9 @@ def forward(file: Path) -> dict[str, Any]:
     asked = Samples(**{**samples, "image": ImageSpec(**samples["image"])})
     with rehearsing() as mode:
         config = configuration(content["config"])
-        model = model_class(config)._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").to(NAME)
+        kind = model_class(config)
+        attention = "sdpa" if kind._supports_sdpa else "eager"
+        model = kind._from_config(config, dtype=torch.bfloat16, attn_implementation=attention).to(NAME)
         config.get_text_config().use_cache = False
         made = iter(MicroBatches(mode, config, asked, 1, part=0, num_parts=1))
         batch = next(made)

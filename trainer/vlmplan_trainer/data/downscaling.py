@@ -3,7 +3,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,11 @@ class ImageMeter:
         return text, len(self._ids(text))
 
     @property
+    def takes_text(self) -> bool:
+        """Whether the processor takes a text without an image."""
+        return not hasattr(self._processor, "multi_page")
+
+    @property
     def _written(self) -> str:
         """What the processor writes for an image; empty where it does not say it."""
         made = self._made(PROBES[0], return_text_replacement_offsets=True)
@@ -144,7 +149,7 @@ class ImageMeter:
         blank = Image.new("RGB", size, CANVAS_COLOUR)
         return self._processor(
             text=[self._between.join([image_text(self._processor)] * number)],
-            images=[[blank] * number],
+            images=images_of_sample(self._processor, [blank] * number),
             add_special_tokens=False,
             return_tensors="pt",
             **options,
@@ -161,6 +166,12 @@ def image_text(processor: Any) -> Any:
     """What stands for an image in a text that the processor is given: not always the token that it repeats for it
     (``QianfanOCRProcessor``)."""
     return getattr(processor, "image_placeholder_token", None) or getattr(processor, "image_token", None)
+
+
+def images_of_sample(processor: Any, images: Sequence[Any]) -> Sequence[Any]:
+    """The images of a sample alone, as its processor takes them: to ``GotOcr2Processor`` a list of images in a list are
+    pages of one document."""
+    return images if hasattr(processor, "multi_page") else [images]
 
 
 def text_of(processor: Any, kind: str) -> str | None:

@@ -23,7 +23,7 @@ from vlmplan.chats.downscaling import Downscaling, ImageDownscaler, Size
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.samples import Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image, image_text, text_of
+from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image, image_text, images_of_sample, text_of
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.places import ShownTokens, last, moved, overlapping
 from vlmplan_trainer.data.sounds import PlannedSounds, SoundMeter
@@ -212,7 +212,10 @@ class Encoder:
         assert self.is_vision
         blank = Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "white")
         made = dict(self.processor(
-            text=[image_text(self.processor)], images=[[blank]], add_special_tokens=False, return_tensors="pt"
+            text=[image_text(self.processor)],
+            images=images_of_sample(self.processor, [blank]),
+            add_special_tokens=False,
+            return_tensors="pt",
         ))  # fmt: skip
         made["labels"] = torch.full_like(made["input_ids"], IGNORED_LABEL)
         return self._known(made)
@@ -324,13 +327,13 @@ class Encoder:
             "add_special_tokens": self.adds_special_tokens(rendered),
             "return_offsets_mapping": True,
         }
-        if not self.is_vision:
+        if self.meter is None or not (sample.images or self.meter.takes_text):
             return dict(self.tokenizer([rendered.text], **options))
         images = []
         for number, part in enumerate(sample.images, start=1):
             image = opened(part.source, name=f"{sample.source}: image {number}")
             images.append(downscaled_image(image, self.fit(image.size)))
-        options |= {"images": [images] if images else None}
+        options |= {"images": images_of_sample(self.processor, images) if images else None}
         options |= {"return_text_replacement_offsets": True} if self.asks_places else {}
         options |= {"images_kwargs": {"return_tensors": "pt"}} if images else {}  # Ovis2's reads sizes from a tensor
         options |= self._videos(sample)

@@ -22,7 +22,10 @@ GRID_TYPES = (
 UNTYPED_GRID_TYPES = ("exaone4_5", "hyperclovax_vision_v2", "lfm3_vl")
 """Whose processors do not say of each token what it is of (``return_mm_token_type_ids``)."""
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
-SQUARE_TYPES = ("gemma3", "gemma3n", "lighton_ocr", "llava", "mistral3", "paligemma", "vipllava")
+SQUARE_TYPES = (
+    *("gemma3", "gemma3n", "got_ocr2", "lighton_ocr", "llava", "mistral3", "paligemma", "pp_chart2table"),
+    "vipllava",
+)
 TILE_TYPES = ("aya_vision", "cohere2_vision", "internvl", "ovis2", "qianfan_ocr")
 
 
@@ -142,7 +145,7 @@ def _put_indicators(pictures: Pictures) -> None:
 
 
 def _squares(pictures: Pictures) -> Made:
-    """One picture each, resized (LLaVA, Pixtral, Mistral 3, LightOnOCR, PaliGemma, Gemma 3 and 3n)."""
+    """One picture each, resized (LLaVA, Pixtral, Mistral 3, LightOnOCR, PaliGemma, Gemma 3 and 3n, GOT-OCR 2)."""
     image = pictures.image
     values = {}
     if pictures.vision.model_type == "pixtral":

@@ -6,12 +6,16 @@ Follows transformers 5.23: ``BlipImageProcessor`` with ``Blip2Processor`` and ``
 ``QWenTokenizer`` in its tokenization_qwen.py and ``VisionTransformer`` in its visual.py.
 """
 
+import math
+
 from vlmplan.architecture.images.settings import Settings, count, flag, section, side, sides
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError, UnknownNameError
 
 GEMMA3N_PIXELS, GEMMA3N_FEATURES, GEMMA3N_FEATURE_PIXELS = 768, 16, 16
 """The side of an image of Gemma 3n, rows and columns of what its tower returns, and pixels of a feature before that."""
+GOT_STRIDE, GOT_TOKENS = 4, 256
+"""Patches a side that become one feature of GOT-OCR 2, and tokens that its processor writes for an image."""
 _HAS_CLASS_TOKEN = {"clip_vision_model": True, "siglip_vision_model": False}
 
 
@@ -77,6 +81,25 @@ def paligemma_shape(image: Image) -> ImageShape:
     height, width = sides(image.preprocessor, "size", side(vision, "image_size", 224))
     num_patches = (height // patch_size) * (width // patch_size)
     return _one_picture(num_placeholder_tokens=num_patches, width=width, height=height, patch_size=patch_size)
+
+
+def got_ocr2_shape(image: Image) -> ImageShape:
+    """GOT-OCR 2 and PP-Chart2Table: two strided convolutions leave a sixteenth of SAM's patches of the one square.
+
+    ``crop_to_patches`` of preprocessor_config.json does not matter: ``GotOcr2Processor`` passes False unless it is
+    asked otherwise (``images_kwargs``), and writes ``num_image_tokens``; those of PP-Chart2Table are written by its
+    chat template. Raises InputError for a square that the tower does not take, or of another number of features.
+    """
+    vision = section(image.config, "vision_config")
+    pixels, patch_size = side(vision, "image_size", 1024), side(vision, "patch_size", 16)
+    asked = side(image.preprocessor, "size", pixels)
+    num_features = math.ceil(pixels // patch_size / GOT_STRIDE) ** 2
+    if asked != pixels or num_features != GOT_TOKENS:
+        raise InputError(
+            f"images of {asked} x {asked} pixels cannot be planned for a tower that takes {pixels} x {pixels}, "
+            f"{num_features} features: its processor writes {GOT_TOKENS} tokens, one for each feature"
+        )
+    return _one_picture(num_placeholder_tokens=num_features, width=pixels, height=pixels, patch_size=patch_size)
 
 
 def llava_shape(image: Image) -> ImageShape:

@@ -59,6 +59,20 @@ def _difference_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | Non
     return (grad_x, grad_y)
 
 
+def outer_sum(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x + y``, both broadcast to ``shape``: saves nothing; both gradients are g, summed."""
+    tape = x.tape
+    node = tape.node((x, y), _outer_sum_backward, meta=(x.shape, y.shape))
+    out = tape.tensor(shape, promoted(x.dtype, y.dtype), node)
+    tape.move(x.num_bytes + y.num_bytes + out.num_bytes)
+    return out
+
+
+def _outer_sum_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    g = only(grads)
+    return [reduced(g, shape, g.dtype) if needed else None for shape, needed in zip(node.meta, node.needs, strict=True)]
+
+
 def outer(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x * y``, each of ``shape`` or broadcast to it: saves each if the other needs a gradient; gradients of what was
     broadcast are summed."""
