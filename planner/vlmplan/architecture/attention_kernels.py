@@ -182,7 +182,9 @@ def eager_attention(
     return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
 
 
-def attention_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Parameter) -> tuple[Tensor, Tensor]:
+def attention_with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Parameter, *, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """``eager_attention_forward`` of GPT-OSS and its copies: (result, weights). The softmax runs over the scores and
     the sink of each head, in the scores' type; ``mask`` is added.
 
@@ -201,7 +203,8 @@ def attention_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: P
     combined = ops.concatenate([ops.to(weights, widest), sink_scores], (*scores[:-1], num_keys + 1))
     combined = ops.subtract(combined, ops.maximum_last(combined))
     probabilities = ops.softmax(combined, combined.dtype)
-    weights = ops.to(ops.slice_last(probabilities, num_keys), v.dtype)
+    weights = ops.dropout(ops.slice_last(probabilities, num_keys), dropout, is_module=False)
+    weights = ops.to(weights, v.dtype)
     copies = is_shared or v.shape[1] == num_heads
     out = ops.matmul(cast(weights), _operand(values, copies=copies), q.shape, num_keys)
     out = ops.copy(out, batch, num_tokens, num_heads * head_dim)

@@ -66,32 +66,41 @@ def _constant_row(head: Any, dtype: DType) -> Parameter:
 
 def full_loss(logits: Tensor, *, widens: bool = True) -> Tensor:
     """The loss of all tokens at once, made of logits that the model has returned, or in their own type where that is
-    not ``widens``."""
+    not ``widens``. Then autocast casts what ``nll_loss`` gets, and not what ``log_softmax`` does, which
+    ``cross_entropy_loss`` tells the type of its result (``fp32_set_opt_dtype`` in torch 2.13
+    ``aten/src/ATen/autocast_mode.h``): both results stay for backward."""
     with logits.tape.charged_to(Kind.LOGITS):
-        is_wide = widens or logits.tape.autocast is not None  # which casts what cross_entropy gets
-        return _cross_entropy(ops.to(logits, DType.FLOAT32) if is_wide else logits)
+        log_probabilities = _log_softmax(ops.to(logits, DType.FLOAT32) if widens else logits)
+        is_cast = logits.tape.autocast is not None
+        return _nll_loss(ops.to(log_probabilities, DType.FLOAT32) if is_cast else log_probabilities)
 
 
-def _cross_entropy(logits: Tensor) -> Tensor:
-    """``F.cross_entropy``: log_softmax saves its result, nll_loss saves the same."""
+def _log_softmax(logits: Tensor) -> Tensor:
+    """It saves its result."""
     tape = logits.tape
-    node = tape.node((logits,), _cross_entropy_backward, meta=(logits.shape, logits.dtype))
-    log_probabilities = tape.tensor(logits.shape, logits.dtype)
+    node = tape.node((logits,), _whole_gradient, meta=(logits.shape, logits.dtype, 3))
+    out = tape.tensor(logits.shape, logits.dtype, node)
     tape.move(2 * logits.num_bytes)
+    tape.save(node, out)
+    return out
+
+
+def _nll_loss(log_probabilities: Tensor) -> Tensor:
+    """It saves what it is given."""
+    tape, dtype = log_probabilities.tape, log_probabilities.dtype
+    node = tape.node((log_probabilities,), _whole_gradient, meta=(log_probabilities.shape, dtype, 1))
     tape.save(node, log_probabilities)
-    return tape.tensor((), logits.dtype, node)
+    return tape.tensor((), dtype, node)
 
 
-def _cross_entropy_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    """nll_loss writes a whole gradient, log_softmax reads it and writes another."""
-    g = ops.only(grads)
-    tape = g.tape
+def _whole_gradient(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """One as large as the logits, made by reading and writing so many of its size."""
+    tape = ops.only(grads).tape
+    shape, dtype, num_passes = node.meta
     with tape.charged_to(Kind.LOGITS):
-        grad_log_probabilities = tape.tensor(*node.meta)
-        tape.move(grad_log_probabilities.num_bytes)
-        grad_logits = tape.tensor(*node.meta)
-        tape.move(3 * grad_logits.num_bytes)
-    return (grad_logits,)
+        gradient = tape.tensor(shape, dtype)
+        tape.move(num_passes * gradient.num_bytes)
+    return (gradient,)
 
 
 def _dropped(hidden: Tensor, head: Any) -> Tensor:

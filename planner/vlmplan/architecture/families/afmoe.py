@@ -49,7 +49,7 @@ class GatedAttention(Attention):
         k = self.k_norm(k)
         if self.window is not None:
             q, k = self.positioned(q, k, context)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(self.window))
+        out = attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(self.window), scores=shape.scores)
         out = ops.mul(out, ops.sigmoid(gate))
         return self.o_proj(out)
 

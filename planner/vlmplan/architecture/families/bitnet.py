@@ -30,7 +30,8 @@ class BitNetAttention(Attention):
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
         q, k = self.positioned(q, k, context)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(self.window))
+        mask = context.masks.get(self.window)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=self.shape.scores)
         out = self.attn_sub_norm(out)
         return self.o_proj(out)
 

@@ -36,6 +36,8 @@ class CompressedShape:
     hidden_size: int
     num_heads: int
     head_dim: int
+    dropout: float
+    """Of attention weights."""
     q_rank: int
     num_groups: int
     """Of heads, each with an output projection of its own to ``group_rank``."""
@@ -294,7 +296,7 @@ class CompressedAttention(Module):
             kv = ops.concatenate([kv, compressed], (batch, 1, num_tokens + compressed.shape[2], shape.head_dim))
         if bias is not None and kv.shape[2] > num_tokens:
             mask = ops.concatenate([mask, ops.to(bias, mask.dtype)], (batch, 1, num_tokens, kv.shape[2]))
-        out, weights = attention_with_sinks(q, kv, kv, mask, self.sinks)
+        out, weights = attention_with_sinks(q, kv, kv, mask, self.sinks, dropout=shape.dropout)
         out = rotated_end(out.view(*heads), cos, ops.scale(sin))
         result = self._projected(out)
         del bias, compressed, queries

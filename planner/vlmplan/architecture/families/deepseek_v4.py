@@ -125,6 +125,7 @@ def attention_shape(config: Config) -> CompressedShape:
         raise not_allowed(CONFIG, "index_head_dim", index_head_dim, allowed)
     older = {CHOOSING: "compress_rate_csa", HEAVY: "compress_rate_hca"}
     return CompressedShape(
+        dropout=config.number("attention_dropout"),
         hidden_size=config.integer("hidden_size"),
         num_heads=num_heads,
         head_dim=head_dim,

@@ -6,6 +6,7 @@ Source: transformers 5.23 ``models/ernie4_5/modeling_ernie4_5.py``. One key says
 from dataclasses import replace
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention_backend import PLAIN_SCORES
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Attention,
@@ -44,6 +45,6 @@ class ErnieLayer(DecoderLayer):
 
 def decoder(config: Config) -> Decoder:
     bias = config.boolean("use_bias")
-    shape = replace(decoder_shape(config), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+    shape = replace(decoder_shape(config), qkv_bias=bias, output_bias=bias, mlp_bias=bias, scores=PLAIN_SCORES)
     layers = Stack.of(ErnieLayer(shape), shape.num_layers, label="layers")
     return Decoder(shape, layers, rotary_dtype=DType.FLOAT32)

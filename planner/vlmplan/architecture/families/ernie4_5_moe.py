@@ -8,6 +8,7 @@ out by transformers (``_keys_to_ignore_on_load_unexpected``).
 from dataclasses import replace
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention_backend import PLAIN_SCORES
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.ernie4_5 import ErnieLayer
 from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock
@@ -92,7 +93,7 @@ def _sparse_layers(config: Config, num_layers: int) -> list[bool]:
 
 def decoder(config: Config) -> Decoder:
     bias = config.boolean("use_bias")
-    shape = replace(decoder_shape(config), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+    shape = replace(decoder_shape(config), qkv_bias=bias, output_bias=bias, mlp_bias=bias, scores=PLAIN_SCORES)
     is_sparse = _sparse_layers(config, shape.num_layers)
     layers = stack_of_kinds(is_sparse, lambda sparse: ErnieMoeLayer(config, shape, is_sparse=sparse))
     return Decoder(shape, layers, rotary_dtype=DType.FLOAT32)

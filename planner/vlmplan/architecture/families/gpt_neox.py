@@ -7,7 +7,7 @@ part of each head.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend, Scores
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, causal_masks, decoder_shape
@@ -118,8 +118,7 @@ def _rotary_fraction(config: Config) -> float:
 
 
 def decoder(config: Config) -> NeoXDecoder:
-    shape = decoder_shape(config)
-    shape = replace(shape, windows=(), scores=Scores(dropout=config.number("attention_dropout")))
+    shape = replace(decoder_shape(config), windows=())
     shape = replace(shape, head_dim=shape.hidden_size // shape.num_heads, num_kv_heads=shape.num_heads)
     width, is_parallel = int(shape.head_dim * _rotary_fraction(config)), config.boolean("use_parallel_residual")
     return NeoXDecoder(shape, width, is_parallel=is_parallel, dropout=config.number("hidden_dropout"))

@@ -50,7 +50,8 @@ class GptOssAttention(Module):
         q, k = _rotated(q, context), _rotated(k, context)
         if x.tape.key_cache is not None:
             k, v = x.tape.key_cache.kept(k), x.tape.key_cache.kept(v)
-        out, weights = attention_with_sinks(q, k, v, context.masks[self.window], self.sinks)
+        mask = context.masks[self.window]
+        out, weights = attention_with_sinks(q, k, v, mask, self.sinks, dropout=self.shape.scores.dropout)
         return self.o_proj(out), weights
 
 

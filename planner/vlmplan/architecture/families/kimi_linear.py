@@ -41,7 +41,8 @@ class PlainLatentAttention(LatentAttention):
             latent, shared = x.tape.key_cache.kept(latent), x.tape.key_cache.kept(shared)
         k, v = self.expanded(latent, shared)
         mask = context.masks.get(None)
-        return self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, is_cached=False))
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores, is_cached=False)
+        return self.o_proj(out)
 
 
 class KimiDecoder(Decoder):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.attention_backend import PLAIN_SCORES, Scores
 from vlmplan.architecture.attention_kernels import repeat_kv
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import RotaryContext
@@ -34,6 +35,7 @@ class LatentShape:
     is_interleaved: bool
     scales_queries: bool = False
     """By the position of each token (Mistral 4)."""
+    scores: Scores = PLAIN_SCORES
     rotates_complex: bool = False
     """Whether positions are complex numbers in float32 (DeepSeek-V2)."""
 
@@ -58,6 +60,7 @@ def latent_shape(config: Config) -> LatentShape:
     return LatentShape(
         hidden_size=config.integer("hidden_size"),
         num_heads=num_heads,
+        scores=Scores(dropout=config.number("attention_dropout")),
         q_rank=config.optional_integer("q_lora_rank"),
         kv_rank=config.integer("kv_lora_rank"),
         plain_width=config.integer("qk_nope_head_dim"),
@@ -105,7 +108,7 @@ class LatentAttention(Module):
             queries = ops.mul(queries, x.tape.tensor((1, 1, num_tokens, 1), queries.dtype))
         k, v = self.expanded(latent, k_rotated)
         mask = context.masks.get(None)
-        out = attend(context.backend, queries, k, v, is_causal=True, mask=mask, is_cached=False)
+        out = attend(context.backend, queries, k, v, is_causal=True, mask=mask, scores=shape.scores, is_cached=False)
         out = heads_together(context.backend, queries, k, out, has_mask=mask is not None, value_dim=shape.value_width)
         return self.o_proj(out)
 

@@ -31,7 +31,8 @@ class Lfm3Attention(WidePositionsAttention):
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
         q, k = self.positioned(q, k, context)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(self.window))
+        mask = context.masks.get(self.window)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=self.shape.scores)
         if self.g_proj is not None:
             gate = ops.sigmoid(self.g_proj(x))
             heads = out.view(*gate.shape, self.shape.head_dim)

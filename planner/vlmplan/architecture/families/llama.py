@@ -274,6 +274,7 @@ def decoder_shape(config: Config) -> DecoderShape:
         qk_norm=model_type in ("qwen3", "qwen3_vl_text"),
         activation=config.text("hidden_act", "silu"),
         windows=layer_windows(config),
+        scores=Scores(dropout=config.number("attention_dropout")),
     )
 
 

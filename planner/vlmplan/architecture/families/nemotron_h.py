@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.group_router import GroupRouter
@@ -188,6 +188,7 @@ def nemotron_shape(config: Config) -> DecoderShape:
         vocab_size=config.integer("vocab_size"),
         mlp_bias=config.boolean("mlp_bias"),
         activation=config.text("mlp_hidden_act"),
+        scores=Scores(dropout=config.number("attention_dropout")),
     )
 
 

@@ -32,7 +32,7 @@ class PartlyRotatedAttention(Attention):
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
         q, k = self.positioned(q, k, context)
-        out = context.attended(q, k, v)
+        out = context.attended(q, k, v, scores=self.shape.scores)
         return self.o_proj(out)
 
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:

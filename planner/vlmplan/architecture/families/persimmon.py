@@ -6,7 +6,6 @@ Source: transformers 5.23 ``models/persimmon/modeling_persimmon.py``.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gpt_neox import NeoXMlp
@@ -84,7 +83,7 @@ class Persimmon(CausalLM):
 
 
 def decoder(config: Config) -> PersimmonDecoder:
-    shape = replace(decoder_shape(config), scores=Scores(dropout=config.number("attention_dropout")), windows=())
+    shape = replace(decoder_shape(config), windows=())
     shape = replace(shape, head_dim=shape.hidden_size // shape.num_heads, num_kv_heads=shape.num_heads)
     is_normed, dropout = config.boolean("qk_layernorm"), config.number("hidden_dropout")
     layers = Stack.of(PersimmonLayer(shape, is_normed=is_normed, dropout=dropout), shape.num_layers, label="layers")

@@ -4,11 +4,9 @@ Source: transformers 5.23 ``models/phi/modeling_phi.py`` and ``configuration_phi
 head.
 """
 
-from dataclasses import replace
 from functools import partial
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Mlp
@@ -95,7 +93,7 @@ class Phi(CausalLM):
 
 
 def decoder(config: Config) -> PhiDecoder:
-    shape = replace(decoder_shape(config), scores=Scores(dropout=config.number("attention_dropout")))
+    shape = decoder_shape(config)
     layer = PhiLayer(shape, is_normed=config.boolean("qk_layernorm"), dropout=config.number("resid_pdrop"))
     rotary_width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
     return PhiDecoder(shape, layer, rotary_width, dropout=config.number("embd_pdrop"))

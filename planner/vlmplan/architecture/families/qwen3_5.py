@@ -7,6 +7,7 @@ gate; the first quarter of a head is rotated. Norms are in float32 with a factor
 from collections.abc import Mapping, Sequence
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import GatedDeltaNet, delta_shape
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext
@@ -47,7 +48,7 @@ class GatedAttention(Module):
         k = self.k_norm(self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim))
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q, k = partly_rotated(q, k, context.cos, context.sin)
-        out = context.attended(q, k, v)
+        out = context.attended(q, k, v, scores=shape.scores)
         out = ops.mul(out, ops.sigmoid(gate))
         return self.o_proj(out)
 
@@ -101,6 +102,7 @@ def hybrid_shape(config: Config, *, intermediate_size: int) -> DecoderShape:
         qkv_bias=has_bias,
         output_bias=has_bias,
         activation=config.text("hidden_act"),
+        scores=Scores(dropout=config.number("attention_dropout")),
     )
 
 
