@@ -9,6 +9,7 @@ import pytest
 
 from cli_calls import DOES_NOT_FIT, DONE, call, option_words
 
+SWEEP = pytest.mark.sweep
 MODELS = ("qwen2.5-0.5b", "smollm2-1.7b", "qwen2-vl-2b", "llama-3.2-3b", "qwen2.5-vl-3b", "llama-3.1-8b", "qwen2-vl-7b")
 GPUS = ("rtx-4060:1", "rtx-3080-10gb:1", "rtx-4090:1", "rtx-3080-10gb:2", "rtx-4090:2", "rtx-3080-10gb:4", "t4:1")
 
@@ -205,3 +206,42 @@ def test_what_is_printed_has_both_commands_of_the_json():
     found, shown = call(*words, "--json").document, call(*words).out
     for name in ("to_fit", "other_machine"):
         assert found[name]["command"] in shown
+
+
+FACTORY_FILE = """\
+model_name_or_path: smollm2-1.7b
+stage: sft
+finetuning_type: full
+cutoff_len: 2048
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 1
+max_steps: 100
+bf16: true
+disable_gradient_checkpointing: true
+"""
+"""Its launcher lets segments grow for several GPUs alone, and its steps are of as many samples as there are GPUs."""
+
+
+@pytest.mark.parametrize("command", ["estimate", *(pytest.param(one, marks=SWEEP) for one in ("recommend", "advise"))])
+def test_the_other_machine_of_a_configuration_is_what_its_command_says(command: str, tmp_path):
+    path = tmp_path / "factory.yaml"
+    path.write_text(FACTORY_FILE, encoding="utf-8")
+    other = call(command, "--config", str(path), "--gpu", "rtx-4060:2", "--json").document["other_machine"]
+    assert other["num_gpus"] != 2
+    again = call("recommend", *shlex.split(other["command"])[2:], "--json").document["plans"][0]
+    assert (again["hours"], again["usd"]) == (other["hours"], other["usd"])
+    assert again["estimate"]["peak_device_bytes"] == other["device_bytes"]
+
+
+@pytest.mark.sweep
+def test_every_row_of_a_configuration_is_what_recommend_finds_with_its_options(tmp_path):
+    path = tmp_path / "factory.yaml"
+    path.write_text(FACTORY_FILE, encoding="utf-8")
+    for gpu in ("a100-sxm4-80gb:1", "rtx-4060:2"):  # where it fits, and where it does not
+        where = ("--config", str(path), "--json")
+        found = call("advise", *where, "--gpu", gpu).document
+        rows = [row for row in found["changes"] if "--gpu" in row["options"] and row["fits"]]
+        assert rows
+        for row in rows:
+            again = call("recommend", *where, *shlex.split(row["options"])).document["plans"][0]
+            assert (again["hours"], again["usd"]) == (row["hours"], row["usd"]), row["change"]

@@ -170,6 +170,14 @@ def test_packing_computes_no_padding_in_rows_of_the_limit(tmp_path: Path):
     assert packed.data_run.worst.covering.seq_len == source.trained.limit
 
 
+def test_images_that_the_model_cannot_take_are_not_made_smaller(tmp_path: Path):
+    path = drawn_chats(tmp_path / "data", 20, images=True)
+    request, _, data_runs = with_data(path, model=TEXT)
+    source = request.from_data.source
+    assert source.found.num_refused > 0
+    assert not any(option.name.startswith("images") for option in data_options(data_runs, source))
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("allocator", ["--expandable-segments", "--no-expandable-segments"])
 def test_the_largest_that_fits_does_and_one_more_does_not(allocator: str, tmp_path: Path):

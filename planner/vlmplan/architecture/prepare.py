@@ -16,7 +16,7 @@ from vlmplan.architecture.modules import Embedding, Linear, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import InputGradients, Method, is_gated_mlp
+from vlmplan.recipe_choices import Method, is_gated_mlp
 
 
 def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
@@ -59,8 +59,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     model.buffer_dtype = recipe.buffer_dtype
     for parameter in copies:
         parameter.dtype = recipe.copy_dtype
-    if recipe.input_gradients is not InputGradients.NONE:
-        mark_input_embeddings(model)
+    mark_input_embeddings(model)
     if not any(parameter.requires_grad for parameter in parameters):
         raise InputError(
             "every part of the model is frozen, so nothing would be trained; --train-language, --train-vision and "

@@ -86,7 +86,7 @@ def _lower_limits(source: DataSource) -> Iterator[tuple[str, _Make]]:
 
 
 def _smaller_images(source: DataSource) -> Iterator[tuple[str, _Make]]:
-    if not source.dataset.has_pictures:
+    if not (source.dataset.has_pictures and source.found.sizes):  # none, or in samples that the model cannot take
         return
     most = max(width * height for _, (width, height) in source.found.sizes)
     shown = [source.amounts.seen_size(size) for sample in source.dataset.samples for size in sample.images]

@@ -74,7 +74,8 @@ class TracedModel:
         is_sharded = recipe.zero_stage == 3
         keeps = recipe.keeps_linear_inputs
         batch = (recipe.micro_batch, recipe.batching, recipe.task, recipe.reference)
-        computed = (recipe.loss, recipe.autocast, recipe.pixel_dtypes, recipe.needs_input_gradients)
+        caches = recipe.caches_casts and recipe.autocast is not None
+        computed = (recipe.loss, recipe.autocast, caches, recipe.pixel_dtypes, recipe.needs_input_gradients)
         return (*batch, checkpoints, recipe.tiled_mlp, backend, *computed, keeps, is_sharded)
 
     def checkpoints_others(self, recipe: Recipe) -> bool:

@@ -13,7 +13,8 @@ from vlmplan.catalog.price_lists import Spread
 from vlmplan.changes.change import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
-from vlmplan.proposals.searches import Searches
+from vlmplan.hardware import Node
+from vlmplan.proposals.searches import ANY_GPU, Searches
 from vlmplan.proposals.single_changes import (
     freed_changes,
     hardware_changes,
@@ -23,8 +24,8 @@ from vlmplan.proposals.single_changes import (
     recipe_changes,
     sample_changes,
 )
-from vlmplan.proposals.way_out import ANY_GPU, UNLIMITED, WayOut, searched_way_out
-from vlmplan.request import Options, OptionValue, Request
+from vlmplan.proposals.way_out import UNLIMITED, WayOut, searched_way_out
+from vlmplan.request import Options, OptionValue, Request, on_other_machines
 from vlmplan.request.setup import RequestedSetup, in_words_of_file
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
@@ -222,7 +223,8 @@ class _Adviser:
             *sample_changes(at),
             *recipe_changes(at),
         ]
-        others = self._other_gpus(pinned.with_options(ANY_GPU), {node.gpu.id}, {node.num_gpus})
+        as_many = self._plans_of_as_many(pinned.with_options(ANY_GPU), node)
+        others = self._other_gpus(as_many)
         return [*others, *(self._outcome(pinned, change) for change in changes)]
 
     def ways_out(self, query: SearchQuery, way_out: WayOut) -> list[Outcome]:
@@ -237,7 +239,8 @@ class _Adviser:
         outcomes = [outcome for kind in kinds if (outcome := self._smallest(request, kind)) is not None]
         if request.hardware.gpus:
             chosen = {one.cluster.node.gpu.id for one in query.candidates}
-            outcomes += self._other_gpus(request.with_options(ANY_GPU), chosen, None)
+            others = self.searches.plans_elsewhere(request, lambda one: one.cluster.node.gpu.id not in chosen)
+            outcomes += self._other_gpus(others)
         combination = None if way_out.to_fit is None else way_out.to_fit.combination
         if combination is None or any(outcome.change.options == combination.changed for outcome in outcomes):
             return outcomes
@@ -268,26 +271,34 @@ class _Adviser:
         }
         change = replace(change, options=options)
         try:
-            found = recommend(self.query(request.with_options(options)))
+            found = recommend(self.query(self._changed(request, options)))
         except (InputError, DoesNotFitError) as error:
             return Outcome(change=change, plan=None, reason=str(error))
         if found.plans:
             return Outcome(change=change, plan=found.plans[0], notes=found.notes)
         return Outcome(change=change, plan=None, reason=_reason(found))
 
-    def _other_gpus(self, request: Request, but: set[str], counts: set[int] | None) -> list[Outcome]:
-        """The best other kinds of GPU; ``counts``: as many of them a node."""
+    def _changed(self, request: Request, options: Options) -> Request:
+        """The request with a change. A configuration is read for as many GPUs as the change names, unless the user
+        names none: the base is what it means on any number then."""
+        return on_other_machines(request, options) if self._request.hardware.gpus else request.with_options(options)
+
+    def _plans_of_as_many(self, request: Request, node: Node) -> Sequence[RankedPlan]:
+        """The plans on as many GPUs of other kinds as ``node`` has."""
 
         def wants(candidate: Candidate) -> bool:
-            node = candidate.cluster.node
-            return node.gpu.id not in but and (counts is None or node.num_gpus in counts)
+            other = candidate.cluster.node
+            return other.gpu.id != node.gpu.id and other.num_gpus == node.num_gpus
 
         try:
-            query = self.query(request, wants)
+            return recommend(self.query(request, wants)).plans
         except (DoesNotFitError, InputError):
-            return []
+            return ()
+
+    def _other_gpus(self, found: Sequence[RankedPlan]) -> list[Outcome]:
+        """The best of plans on other kinds of GPU."""
         limits = Limits(max_usd=self._request.search.max_usd, max_hours=self._request.search.max_hours)
-        plans = sorted(recommend(query).plans, key=lambda plan: not within(plan, limits))
+        plans = sorted(found, key=lambda plan: not within(plan, limits))
         outcomes: dict[str, Outcome] = {}
         for plan in plans:
             node = plan.estimate.cluster.node

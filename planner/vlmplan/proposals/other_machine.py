@@ -6,9 +6,9 @@ from datetime import date
 from vlmplan.catalog import Catalog
 from vlmplan.changes.trials import Trials
 from vlmplan.cost import CostAssumptions, RunBytes, run_cost
-from vlmplan.errors import DoesNotFitError
+from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.hardware import Cluster, Offer
-from vlmplan.request import Options, Request
+from vlmplan.request import Options, Request, on_other_machines
 from vlmplan.search import RankedPlan
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.units import divisors
@@ -36,16 +36,19 @@ def cheapest_other_machine(
         found, _ = candidates(catalog, num_nodes=present.num_nodes, today=today)
     except DoesNotFitError:
         return None
-    elsewhere = request.with_options({"host_ram": None})
+    read_for: dict[int, Request | None] = {}  # the request by the number of GPUs that a configuration is read for
     priced: list[tuple[float, float, int, Candidate, Request]] = []
     for place, candidate in enumerate(found):
         node = candidate.cluster.node
         if (node.gpu.id, node.num_gpus) == (present.node.gpu.id, present.node.num_gpus):
             continue
-        batch = _same_batch(request, trials, candidate.cluster)
-        if batch is None:
+        gpu = f"{node.gpu.id}:{node.num_gpus}"
+        if node.num_gpus not in read_for:
+            read_for[node.num_gpus] = _read_for(request, trials, candidate.cluster, gpu)
+        read = read_for[node.num_gpus]
+        if read is None:
             continue
-        asked = elsewhere.with_options({"gpu": f"{node.gpu.id}:{node.num_gpus}", **batch})
+        asked = read.with_options({"gpu": gpu})
         if trials.is_possible(asked):
             offer = candidate.offers[0]
             usd = _run_usd(trials, asked, offer)
@@ -58,6 +61,17 @@ def cheapest_other_machine(
         if machine is not None:
             return OtherMachine(plan=RankedPlan(estimate=estimate, offer=machine[1]), request=asked)
     return None
+
+
+def _read_for(request: Request, trials: Trials, cluster: Cluster, gpu: str) -> Request | None:
+    """The request on machines like ``cluster``, which are called ``gpu``; None where there can be none."""
+    batch = _same_batch(request, trials, cluster)
+    if batch is None:
+        return None
+    try:
+        return on_other_machines(request, {"gpu": gpu, "host_ram": None, **batch})
+    except InputError:  # what a configuration means there
+        return None
 
 
 def _run_usd(trials: Trials, request: Request, offer: Offer) -> float:

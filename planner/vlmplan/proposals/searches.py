@@ -1,15 +1,20 @@
 """Searches of one model with changed requests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, InputError
-from vlmplan.request import Request
-from vlmplan.search import RankedPlan, SearchQuery, recommend
+from vlmplan.request import Options, Request, on_other_machines
+from vlmplan.search import Limits, RankedPlan, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.options import search_query
+from vlmplan.search.ranking import plan_key
 from vlmplan.workload import ModelFiles
+
+ANY_GPU: Options = {"gpu": None, "host_ram": None}
+"""Without what speaks of the user's machine and of no other."""
 
 
 class Searches:
@@ -31,6 +36,37 @@ class Searches:
                 plans = ()
             self._best[request] = plans[0] if plans else None
         return self._best[request]
+
+    def plans_elsewhere(self, request: Request, wants: Callable[[Candidate], bool]) -> list[RankedPlan]:
+        """The plans on the machines of all offers that ``wants`` takes, whatever they cost, best first; none where such
+        machines cannot be asked for. A configuration is read for as many GPUs as a machine has."""
+        try:
+            query = self.query(request.with_options(ANY_GPU), wants)
+        except (DoesNotFitError, InputError):
+            return []
+        if request.configured is None:
+            return list(recommend(replace(query, limits=Limits())).plans)
+        names = {one.cluster.node.num_gpus: one.cluster.node.gpu.id for one in query.candidates}
+        plans = [
+            plan
+            for num_gpus, name in names.items()
+            for plan in self._plans_of_as_many(request, wants, num_gpus, f"{name}:{num_gpus}")
+        ]
+        return sorted(plans, key=lambda plan: plan_key(query.objective, plan))
+
+    def _plans_of_as_many(
+        self, request: Request, wants: Callable[[Candidate], bool], num_gpus: int, gpu: str
+    ) -> Sequence[RankedPlan]:
+        """``plans_elsewhere`` on machines of ``num_gpus``, of which ``gpu`` is one."""
+
+        def are_as_many(candidate: Candidate) -> bool:
+            return candidate.cluster.node.num_gpus == num_gpus and wants(candidate)
+
+        try:
+            read = on_other_machines(request, {"gpu": gpu}).with_options(ANY_GPU)
+            return recommend(replace(self.query(read, are_as_many), limits=Limits())).plans
+        except (DoesNotFitError, InputError):
+            return ()
 
     def is_possible(self, request: Request) -> bool:
         try:

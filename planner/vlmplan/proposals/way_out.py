@@ -9,24 +9,22 @@ from vlmplan.changes.in_file import of_whole_models, trained_by
 from vlmplan.changes.kinds import all_changes
 from vlmplan.changes.least import Combination, least_combination
 from vlmplan.changes.trials import Trials
-from vlmplan.errors import DoesNotFitError, InputError
+from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train
 from vlmplan.other_trainers.writing import tool_of_trainer
 from vlmplan.proposals.other_machine import OtherMachine, cheapest_other_machine
-from vlmplan.proposals.searches import Searches
+from vlmplan.proposals.searches import ANY_GPU, Searches
 from vlmplan.proposals.single_changes import searched_changes
-from vlmplan.request import Options, Request, parse
+from vlmplan.request import Options, Request, on_other_machines, parse
 from vlmplan.request.setup import RequestedSetup
-from vlmplan.search import Limits, SearchQuery, recommend
+from vlmplan.search import SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.step_samples import samples_of_every_step
 from vlmplan.units import GIB
 
 UNLIMITED: Options = {"max_usd": None, "max_hours": None}
-ANY_GPU: Options = {"gpu": None, "host_ram": None}
-"""Without what speaks of the user's machine and of no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,12 +188,9 @@ def _other_machine(request: Request, clusters: tuple[Cluster, ...], searches: Se
         node = candidate.cluster.node
         return (node.gpu.id, node.num_gpus) not in present
 
-    anywhere = request.with_options(ANY_GPU)
-    try:
-        plans = recommend(replace(searches.query(anywhere, wants), limits=Limits())).plans
-    except (DoesNotFitError, InputError):  # of the others none, or none that a step can be shared by
-        return None
+    plans = searches.plans_elsewhere(request, wants)
     if not plans:
         return None
     node = plans[0].estimate.cluster.node
-    return OtherMachine(plan=plans[0], request=anywhere.with_options({"gpu": f"{node.gpu.id}:{node.num_gpus}"}))
+    there = on_other_machines(request, {**ANY_GPU, "gpu": f"{node.gpu.id}:{node.num_gpus}"})
+    return OtherMachine(plan=plans[0], request=there)

@@ -12,7 +12,7 @@ setup     workload and recipe of a request, completed by defaults; not handed ou
 """
 
 from vlmplan.request.machines import network_notes, requested_cluster
-from vlmplan.request.parsing import configured_request, own_request, parse, with_samples
+from vlmplan.request.parsing import configured_request, on_other_machines, own_request, parse, with_samples
 from vlmplan.request.parts import (
     EvaluationRequest,
     HardwareRequest,
@@ -42,6 +42,7 @@ __all__ = [
     "configured_request",
     "image_size",
     "network_notes",
+    "on_other_machines",
     "own_request",
     "parse",
     "requested_cluster",

@@ -9,7 +9,7 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe_choices import Batching
-from vlmplan.request.parts import VideoRequest, WorkloadRequest
+from vlmplan.request.parts import HardwareRequest, VideoRequest, WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
 from vlmplan.saving import LAUNCHED_TASK
 from vlmplan.switches import option_text
@@ -127,12 +127,30 @@ def configured_request(own: Request, opened: "OpenedConfig", find_model: Callabl
         ds_config=config.ds_config,
     )
     notes = (_summary(config), *(_of_file(path, one) for one in (*config.notes, *_overridden(own, config))))
-    configured = ConfiguredRequest(path=path, config=config, alone=alone, notes=notes, given=own.recipe.names, own=own)
+    configured = ConfiguredRequest(
+        path=path, opened=opened, config=config, alone=alone, notes=notes, given=own.recipe.names, own=own
+    )
     configured = configured.without_notes(*_answered(own.workload))
     whole = replace(own.completed(alone), configured=configured)
     if whole.ds_config is not None:
         refuse_contradictions(config, whole.ds_config, own.recipe.names)
     return whole
+
+
+def on_other_machines(request: Request, options: Options) -> Request:
+    """The request with other values of these options, ``gpu`` among them. A configuration is read again where the
+    number of GPUs changes: its trainer's launcher and defaults go by that.
+
+    Raises as ``Request.with_options`` and ``configured_request``.
+    """
+    asked, configured = request.with_options(options), request.configured
+    if configured is None or _num_gpus(asked.hardware) == _num_gpus(request.hardware):
+        return asked
+    from vlmplan.models import find_model
+
+    own = own_request(asked.options(), asked.given_model)
+    whole, data = configured_request(own, configured.opened, find_model), asked.from_data
+    return whole if data is None else with_samples(whole, own, data.source.sources, data.image_folder)
 
 
 def _of_file(path: Path, sentence: str) -> str:
@@ -303,18 +321,23 @@ def _summary(config: "TrainerConfig") -> str:
 def _asked(own: Request, find_model: Callable[[str], ModelFiles]) -> "Asked":
     from vlmplan.other_trainers import Asked
 
-    recipe, gpus = own.recipe, own.hardware.gpus
-    counts = {gpu.num_gpus or 1 for gpu in gpus if gpu.num_gpus is not None or not gpu.is_this_machine}
-    count = counts.pop() * own.hardware.node_count if len(gpus) == 1 and len(counts) == 1 else None
+    recipe = own.recipe
     return Asked(
         model=own.model,
-        num_gpus=count,
+        num_gpus=_num_gpus(own.hardware),
         uses_deepspeed=True if own.ds_config is not None else _named_engine(recipe),
         shards=recipe.fsdp,
         method=recipe.method,
         precision=recipe.precision,
         find_model=lambda name: find_model(name) if own.given_model is None else own.given_model,
     )
+
+
+def _num_gpus(hardware: HardwareRequest) -> int | None:
+    """GPUs of all machines; None where a search chooses, or this machine is asked."""
+    gpus = hardware.gpus
+    counts = {gpu.num_gpus or 1 for gpu in gpus if gpu.num_gpus is not None or not gpu.is_this_machine}
+    return counts.pop() * hardware.node_count if len(gpus) == 1 and len(counts) == 1 else None
 
 
 def _named_engine(recipe: DecidedRecipe) -> bool | None:

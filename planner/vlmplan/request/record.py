@@ -36,7 +36,7 @@ from vlmplan.workload import ModelFiles
 if TYPE_CHECKING:
     from vlmplan.data_plan import DataSource
     from vlmplan.deepspeed_config import DsConfig
-    from vlmplan.other_trainers import TrainerConfig
+    from vlmplan.other_trainers import OpenedConfig, TrainerConfig
     from vlmplan.other_trainers.writing import Tool
 
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
@@ -58,9 +58,10 @@ EVALUATION_COUNTS = ("batch", "samples", "accumulation", "new_tokens", "beams")
 class ConfiguredRequest:
     """The configuration of another trainer that a request is made of, and what it means by itself. ``notes`` are
     sentences that the user should see, ``given`` the fields of the recipe that he decided beside it, ``own`` all that
-    he asked beside it."""
+    he asked beside it. ``opened`` is the file, to be read for other machines."""
 
     path: Path
+    opened: "OpenedConfig" = field(repr=False, compare=False)
     config: "TrainerConfig"
     alone: "Request"
     notes: tuple[str, ...]

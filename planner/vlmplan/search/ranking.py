@@ -75,7 +75,7 @@ class Ranking:
             seen.add(place)
             wanted.discard(entry.method)
             plans.append(plan)
-        return sorted(plans, key=self._plan_key)
+        return sorted(plans, key=lambda plan: plan_key(self._objective, plan))
 
     def _measure(self, entry: ScoredSetup) -> None:
         """Look closer at what does not fit by its bound, or whose memory is what counts: first by closer bounds, then
@@ -195,10 +195,6 @@ class Ranking:
         front = _points(members)
         return any(entry.usd is not None and entry.may_be_better_than(front) for entry in self._explored.open)
 
-    def _plan_key(self, plan: RankedPlan) -> tuple[Any, ...]:
-        num_gpus, num_bytes = plan.estimate.cluster.num_gpus, plan.estimate.device.device_bytes
-        return rank_key(self._objective, plan.hours, plan.usd, num_gpus, num_bytes)
-
     def rejections(self) -> Iterator[Rejection]:
         """The candidates for which no setup is left."""
         left = {id(entry.candidate) for entry in self._explored.within if entry.setup.fits and not entry.has_failed}
@@ -229,6 +225,12 @@ class Ranking:
         if short_bytes is not None:
             return Reason(f"the host needs {gib_text(short_bytes)} and {candidate.host_text}")
         return refusal(self._space, candidate.cluster)
+
+
+def plan_key(objective: Objective, plan: RankedPlan) -> tuple[Any, ...]:
+    """By which plans are sorted, the best first."""
+    num_gpus, num_bytes = plan.estimate.cluster.num_gpus, plan.estimate.device.device_bytes
+    return rank_key(objective, plan.hours, plan.usd, num_gpus, num_bytes)
 
 
 def _points(members: Sequence[ScoredSetup]) -> list[tuple[float, float]]:

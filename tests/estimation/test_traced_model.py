@@ -1,0 +1,77 @@
+"""An estimator answers the same whatever it was asked before: every setting of a micro batch is told apart."""
+
+from typing import Any
+
+import pytest
+
+from planned import cluster, decided, of_few_layers, workload
+from vlmplan.answers.estimate import document
+from vlmplan.errors import InputError
+from vlmplan.estimation import Estimator
+from vlmplan.evaluation import Evaluation
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import (
+    AttentionImplementation,
+    BatchesOnGpu,
+    Batching,
+    InputGradients,
+    LinearAttention,
+    LossKind,
+    Method,
+)
+from vlmplan.recipe_settings import MICRO_BATCH_FIELDS, PROCESS_FIELDS
+from vlmplan.request.setup import resolved_recipe
+
+OTHERS: dict[str, Any] = {
+    "micro_batch": 2,
+    "grad_accum": 3,
+    "batching": Batching.PADDING_FREE,
+    "batches_on_gpu": BatchesOnGpu.STEP,
+    "attention": AttentionImplementation.EAGER,
+    "linear_attention": LinearAttention.FLA,
+    "loss": LossKind.FULL,
+    "activation_checkpointing": False,
+    "vision_activation_checkpointing": False,
+    "offload_activations": True,
+    "tiled_mlp": True,
+    "input_gradients": InputGradients.ALL,
+    "evaluation": Evaluation(batch=4),
+    "caches_casts": False,
+    "expandable_segments": True,
+}
+"""What each setting is changed to. Those of a task are made for another trainer, whose estimators are its own."""
+ON = cluster(num_gpus=1)
+
+
+def recipe(alias: str, method: Method, changed: dict[str, Any]) -> Recipe:
+    fields = {"method": method, "vision_activation_checkpointing": True} | changed
+    return resolved_recipe(decided(**fields), ON, of_few_layers(alias))[0]
+
+
+def test_every_setting_of_a_micro_batch_is_changed():
+    assert {*OTHERS, "task"} == {*MICRO_BATCH_FIELDS, *PROCESS_FIELDS}
+
+
+@pytest.mark.parametrize(
+    ("alias", "method"),
+    [
+        ("smollm2-135m", Method.LORA),
+        *(pytest.param("qwen2-vl-2b", method, marks=pytest.mark.sweep) for method in Method),
+        *(pytest.param("qwen2.5-omni-3b", method, marks=pytest.mark.sweep) for method in Method),
+    ],
+)
+def test_what_an_estimator_was_asked_before_changes_no_answer(alias: str, method: Method):
+    samples = workload(of_few_layers(alias), seq_len=512)
+    usual = recipe(alias, method, {})
+    after: dict[str, dict[str, Any]] = {}
+    for name, value in OTHERS.items():
+        try:
+            other = recipe(alias, method, {name: value})
+        except InputError:  # what this model has not
+            continue
+        for first, second in ((usual, other), (other, usual)):
+            used = Estimator(samples, first)
+            used.estimate(first, ON)
+            after[name] = document(used.estimate(second, ON))
+            assert after[name] == document(Estimator(samples, second).estimate(second, ON)), name
+    assert len(after) >= 12
