@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from chat_files import ANSWER, asked
+from chat_files import asked
 from vlmplan.chats.formats import RawTurn, raw_sample
 from vlmplan.chats.references import Reference
 from vlmplan.errors import InputError
@@ -32,29 +32,6 @@ def test_a_system_beside_the_turns_comes_before_them(values: dict[str, Any]):
 def test_two_systems_are_one_too_many():
     with pytest.raises(InputError, match=r"system .*the first turn is the system's too"):
         read({"system": "a", "messages": [{"role": "system", "content": "b"}, *asked("x")["messages"]]})
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ({"weight": 0}, "weight is 0; every turn of the assistant is learnt"),
-        ({"loss": False}, "loss is false; every turn of the assistant is learnt"),
-        ({"loss_scale": 0.5}, r"loss_scale is 0\.5; every turn"),
-        ({"reasoning_content": "hm"}, "reasoning_content.*a part of the content"),
-    ],
-)
-def test_a_turn_that_is_to_be_learnt_otherwise_is_refused(said: dict[str, Any], words: str):
-    with pytest.raises(InputError, match=words) as caught:
-        read({"messages": [{"role": "user", "content": "x"}, ANSWER | said]})
-    assert "some.jsonl:7" in str(caught.value)
-    assert "messages[1]" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "said", [{"weight": 1}, {"loss": True}, {"loss": None}, {"reasoning_content": ""}, {"name": "n"}]
-)
-def test_a_turn_that_is_learnt_as_all_are_is_read(said: dict[str, Any]):
-    assert read({"messages": [{"role": "user", "content": "x"}, ANSWER | said]}).turns == read(asked("x")).turns
 
 
 def test_a_worse_answer_beside_the_chat_is_sent_to_its_task():

@@ -20,6 +20,7 @@ from vlmplan.dataset import dataset
 from vlmplan.dataset.counting import BYTES_PER_TOKEN, TOKENS_PER_TURN, ExactCounter, token_counter
 from vlmplan.dataset.media import media_reading
 from vlmplan.dataset.model_texts import ModelTexts, model_texts
+from vlmplan.dataset.record import TextTokens
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
@@ -76,7 +77,9 @@ def test_a_chat_has_the_tokens_that_apply_chat_template_gives(counters, processo
         for turn in chat(*said).turns
     ]
     made = processor.apply_chat_template([messages], tokenize=True, return_dict=True)
-    assert counters[name].counts([chat(*said)]) == [len(made["input_ids"][0])]
+    [found] = counters[name].counts([chat(*said)])
+    assert isinstance(found, TextTokens)
+    assert found.text == len(made["input_ids"][0])
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -74,6 +74,7 @@ def test_an_account_says_what_becomes_of_every_sample(folder: Path, capsys):
         "conversations (LLaVA)": 5, "instruction, output (Alpaca)": 1, "prompt, completion (TRL, messages)": 1
     }  # fmt: skip
     counts = {key: value for key, value in account.items() if key.startswith("num_")}
+    assert 0 < counts.pop("num_learnt") < counts.pop("num_tokens")
     assert counts == {
         "num_samples": 5, "num_bad": 2, "num_no_room": 2, "num_left_out": 4, "num_truncated": 1, "num_images": 2,
         "num_images_reduced": 1,

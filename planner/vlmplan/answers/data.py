@@ -31,6 +31,7 @@ def document(source: DataSource) -> JsonDict:
         "num_bad": source.dataset.num_bad,
         "num_refused": found.num_refused,
         "tokens": _distribution(tokens),
+        "learnt_tokens": source.dataset.learnt_tokens,
         "images_per_sample": _distribution(sorted(shape.num_images for shape in found.shapes)),
         "image_pixels": _distribution(pixels) if pixels else None,
         "num_videos": sum(len(sample.videos) for sample in source.dataset.samples),
@@ -112,7 +113,7 @@ def print_data(source: DataSource) -> None:
         say(_images(source, pixels))
         for line in drawn(_pixel_rows(histogram(pixels, NUM_IMAGE_BINS)), picture_width()):
             click.echo(line)
-    say(*_videos(source), *_sounds(source), *_limit(source))
+    say(*_learnt(source), *_videos(source), *_sounds(source), *_limit(source))
 
 
 def _head(source: DataSource) -> Iterator[str]:
@@ -137,6 +138,13 @@ def _images(source: DataSource, pixels: Sequence[int]) -> str:
         f"images: {counted(sum(images), 'image')} in {counted(sum(map(bool, images)), 'sample')}, at most "
         f"{max(images)} in one; {middle:.2f} megapixels in the middle, {most:.2f} in the largest"
     )
+
+
+def _learnt(source: DataSource) -> Iterator[str]:
+    """How much of the samples as they are the loss counts, where that is known."""
+    learnt = source.dataset.learnt_tokens
+    if learnt is not None:
+        yield f"learnt: {learnt:,} of {sum(shape.tokens for shape in source.found.shapes):,} tokens"
 
 
 def _videos(source: DataSource) -> Iterator[str]:

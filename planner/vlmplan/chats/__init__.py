@@ -1,6 +1,12 @@
 """Chats in files: what planning and training both read of them.
 
 formats.py        the forms of a sample in JSON, as turns of texts and references to images and videos
+messages.py       lists of messages as turns
+turn_keys.py      which turns are learnt, and thoughts, by what stands beside their roles
+tools.py          tools that may be called, calls and answers
+learnt.py         what of a chat's text is learnt, by the model's chat template
+learnt_tokens.py  the tokens of it
+thoughts.py       whether the template writes thoughts
 image_files.py    image files and base64: found, and their size read from the header
 video_files.py    videos: their length and size by the container's header
 sound_files.py    sounds: their length

@@ -25,14 +25,16 @@ So it is with sounds where those are read: ``<audio>``, ``audio`` or ``audios``,
 ``audio``, ``path``, ``url``, ``base64`` or OpenAI's ``input_audio`` and ``audio_url``. A sound is a file, a data: URI
 or base64, as images are.
 
-Tools, their calls and their answers are of ``tools``. What is learnt is what the assistant says; of a prompt and its
-completion, all of the completion and nothing else.
+Tools, their calls and their answers are of ``tools``, thoughts of the assistant and turns of its that are not to be
+learnt of ``turn_keys``. What is learnt is what the assistant says in the others; of a prompt and its completion, all of
+the completion and nothing else.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vlmplan.chats.messages import messages_of, said_in_texts
 from vlmplan.chats.references import (
     OWN_IMAGES,
     OWN_SOUNDS,
@@ -43,13 +45,7 @@ from vlmplan.chats.references import (
     refuse_pair,
 )
 from vlmplan.chats.tools import (
-    ANSWER_ROLES,
-    CALL_ROLES,
     OfMessage,
-    answering,
-    called,
-    called_in_text,
-    joined,
     tools_of,
 )
 from vlmplan.chats.turn_parts import (
@@ -58,32 +54,30 @@ from vlmplan.chats.turn_parts import (
     TAG,
     Part,
     Parts,
-    Tag,
-    part_of,
+    Unlearnt,
     refuse_own,
     tagged,
     with_images,
     with_own,
     with_tags,
 )
-from vlmplan.chats.unread import refuse_unread_of_sample, refuse_unread_of_turn
+from vlmplan.chats.unread import refuse_unread_of_sample
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject
 from vlmplan.units import counted
 
-ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
-LLAVA_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-OF_TOOLS = {**dict.fromkeys(CALL_ROLES, "assistant"), **dict.fromkeys(ANSWER_ROLES, "tool")}
 NO_VIDEOS = NO_SOUNDS = "samples of text and images are read, video and sound are not"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTurn:
-    """``more`` is what its message says beside role and content, of tools."""
+    """``more`` is what its message says beside role and content, of tools and thoughts; ``is_learnt`` as of
+    ``samples.Turn``."""
 
     role: str
     content: tuple[str | Reference, ...]
     more: OfMessage | None = None
+    is_learnt: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +139,7 @@ def raw_sample(
     if tools and read.is_plain:
         sample.complain("tools", "a prompt that is a text calls none; a list of messages does")
     _check_order(turns, source, is_plain=read.is_plain)
+    _check_learnt(turns, source, num_prompt_turns=read.num_prompt_turns)
     return RawSample(
         form=read.form,
         turns=turns,
@@ -158,7 +153,7 @@ def raw_sample(
 
 
 def _chat(sample: JsonObject) -> _Read:
-    turns = _behind_system(sample, _messages(sample, "messages"))
+    turns = _behind_system(sample, messages_of(sample, "messages"))
     return _Read(form="messages", turns=turns, shows_images_first=True)
 
 
@@ -176,18 +171,9 @@ def _conversations(sample: JsonObject) -> _Read:
     """LLaVA's; with role and content in place of from and value, messages under another name."""
     listed = sample.objects("conversations")
     if listed and "from" not in listed[0] and "role" in listed[0]:
-        turns = _behind_system(sample, _messages(sample, "conversations"))
+        turns = _behind_system(sample, messages_of(sample, "conversations"))
         return _Read(form="conversations", turns=turns, shows_images_first=True)
-    turns: Parts = []
-    for message in listed:
-        said = message.choice("from", {**LLAVA_ROLES, **OF_TOOLS})
-        if said in CALL_ROLES:
-            _add_calls(turns, called_in_text(message, "value"))
-            continue
-        role = OF_TOOLS.get(said) or LLAVA_ROLES[said]
-        if role == "assistant":
-            refuse_unread_of_turn(message)
-        turns.append((role, tagged(message.text("value"), role)))
+    turns = said_in_texts(listed)
     return _Read(form="conversations (LLaVA)", turns=_behind_system(sample, turns))
 
 
@@ -233,7 +219,7 @@ def _prompt(sample: JsonObject, completion_key: str = "completion") -> _Read:
     if set(kinds.values()) != {list}:
         key = next((key for key, kind in kinds.items() if kind not in (str, list)), completion_key)
         sample.refuse(key, f"a text, or a list of messages, and the same for prompt and {completion_key},")
-    prompt, completion = _messages(sample, "prompt"), _messages(sample, completion_key)
+    prompt, completion = messages_of(sample, "prompt"), messages_of(sample, completion_key)
     if not prompt or not completion or completion[0][0] != "assistant":
         raise InputError(
             f"{sample.source}: a prompt of a message or more and a {completion_key} that begins with one of the "
@@ -284,51 +270,16 @@ def _described(sample: JsonObject) -> _Read:
     return _Read(form="audio, text (speech)" if said else "image, text", turns=turns)
 
 
-def _messages(sample: JsonObject, key: str) -> Parts:
-    turns: Parts = []
-    for message in sample.objects(key):
-        said = message.choice("role", {**ROLES, **OF_TOOLS})
-        if said in CALL_ROLES:
-            _add_calls(turns, called_in_text(message, "content"))
-            continue
-        role = OF_TOOLS.get(said, said)
-        if role == "assistant":
-            refuse_unread_of_turn(message)
-        more = called(message) if role == "assistant" else answering(message) if role == "tool" else []
-        turns.append((role, [*_contents(message, role, may_be_empty=bool(more)), *more]))
-    return turns
-
-
-def _contents(message: JsonObject, role: str, *, may_be_empty: bool) -> list[Part]:
-    content = message.maybe("content", message.raw) if may_be_empty else message.raw("content")
-    if content is None and may_be_empty:
-        return []
-    if isinstance(content, str):
-        return tagged(content, role)
-    if not isinstance(content, list):
-        message.refuse("content", "text, or a list of parts")
-    return [part_of(part) for part in message.objects("content")]
-
-
-def _add_calls(turns: Parts, calls: OfMessage) -> None:
-    """Add calls to the assistant's turn that is the last, else as a turn of their own."""
-    if not turns or turns[-1][0] != "assistant":
-        turns.append(("assistant", [calls]))
-        return
-    role, parts = turns[-1]
-    before = [part for part in parts if isinstance(part, OfMessage)]
-    others: list[Part] = [part for part in parts if not isinstance(part, OfMessage)]
-    turns[-1] = (role, [*others, joined(before[0], calls) if before else calls])
-
-
 # -- turns -------------------------------------------------------------------------------------------------------------
 
 
 def _turn(role: str, content: list[Part]) -> RawTurn:
     """A turn whose tags have all been filled."""
     more = next((part for part in content if isinstance(part, OfMessage)), None)
-    shown = tuple([part for part in content if not isinstance(part, Tag | OfMessage)])
-    return RawTurn(role=role, content=shown, more=more)
+    shown = tuple([part for part in content if isinstance(part, str | Reference)])
+    return RawTurn(
+        role=role, content=shown, more=more, is_learnt=not any(isinstance(part, Unlearnt) for part in content)
+    )
 
 
 def _check_order(turns: tuple[RawTurn, ...], source: str, *, is_plain: bool) -> None:
@@ -345,6 +296,19 @@ def _check_order(turns: tuple[RawTurn, ...], source: str, *, is_plain: bool) -> 
     if not any(turn.role == "user" for turn in turns[: answers[0]]):
         raise InputError(f"{source}: the assistant speaks before the user; a turn of the user has to come first")
     for index in answers:
-        if turns[index].more is None and not "".join(str(part) for part in turns[index].content).strip():
+        more = turns[index].more
+        if not (more and more.calls) and not "".join(str(part) for part in turns[index].content).strip():
             what = "the completion" if is_plain else f"turn {index + 1}, the assistant's,"
             raise InputError(f"{source}: {what} is empty")
+
+
+def _check_learnt(turns: tuple[RawTurn, ...], source: str, *, num_prompt_turns: int | None) -> None:
+    if num_prompt_turns is not None:
+        index = next((index for index, turn in enumerate(turns[num_prompt_turns:]) if not turn.is_learnt), None)
+        if index is not None:
+            raise InputError(
+                f"{source}: turn {index + 1} of the completion is not to be learnt, but all of a completion is; "
+                f"messages in place of prompt and completion may leave turns out"
+            )
+    elif not any(turn.is_learnt for turn in turns if turn.role == "assistant"):
+        raise InputError(f"{source}: no turn of the assistant is to be learnt, so there is nothing to learn")

@@ -65,11 +65,13 @@ Part = TextPart | ImagePart | VideoPart | SoundPart
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """What one side says. ``role`` is system, user, assistant or tool; only the user shows images, videos and sounds.
-    ``more`` is what its message says beside role and content, of tools."""
+    ``more`` is what its message says beside role and content, of tools and thoughts. ``is_learnt``: of the
+    assistant's, whether the loss counts it."""
 
     role: str
     content: tuple[Part, ...]
     more: OfMessage | None = None
+    is_learnt: bool = True
 
     @property
     def text(self) -> str:
@@ -81,7 +83,7 @@ class Turn:
 
     def message(self, content: object) -> JsonDict:
         """What a chat template gets of the turn, with ``content`` in its form."""
-        return {"role": self.role, "content": content} | ({} if self.more is None else self.more.values)
+        return {"role": self.role, "content": content} | ({} if self.more is None else self.more.for_template)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,8 @@ class Sample:
     """One chat. ``source`` says where it stands, as file:line or file[index].
 
     ``num_prompt_turns``: after how many turns a completion begins, of which all is learnt; None: what the assistant
-    says is. ``is_plain``: prompt and completion are read one after the other, without the model's chat template.
+    says is, but for turns that are not to be. ``is_plain``: prompt and completion are read one after the other, without
+    the model's chat template.
     ``tools`` are those that may be called, each as JSON.
     """
 
@@ -271,7 +274,7 @@ def _turns(
                 counts[part.kind] += 1
             elif part:
                 content.append(TextPart(text=part))
-        yield Turn(role=turn.role, content=tuple(content), more=turn.more)
+        yield Turn(role=turn.role, content=tuple(content), more=turn.more, is_learnt=turn.is_learnt)
 
 
 def _shown(

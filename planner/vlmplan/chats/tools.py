@@ -22,6 +22,10 @@ CALL_ROLES, ANSWER_ROLES = ("tool_call", "function_call"), ("tool", "tool_respon
 """What ms-swift and LLaMA-Factory call a turn that calls a tool, and one of what it answers."""
 OF_ANSWERS = ("name", "tool_call_id")
 """Keys of a tool's message that templates are given."""
+CALLS = "tool_calls"
+THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
+THOUGHT, THOUGHT_TOO = THOUGHT_KEYS[:2]
+"""Under which templates are given thoughts, as transformers does it (``_alias_reasoning_fields``)."""
 NEITHER = "chats with tools are read for supervised fine-tuning of models with a chat template alone"
 
 
@@ -31,9 +35,27 @@ class OfMessage:
 
     text: str
 
+    @classmethod
+    def of(cls, values: JsonDict) -> "OfMessage":
+        return cls(_json(values))
+
     @property
     def values(self) -> JsonDict:
         return json.loads(self.text)
+
+    @property
+    def calls(self) -> list[JsonDict]:
+        return self.values.get(CALLS, [])
+
+    @property
+    def thoughts(self) -> str:
+        return self.values.get(THOUGHT, "")
+
+    @property
+    def for_template(self) -> JsonDict:
+        """The keys of a message that a chat template gets."""
+        values = self.values
+        return values | ({THOUGHT_TOO: values[THOUGHT]} if THOUGHT in values else {})
 
 
 def tools_of(sample: JsonObject) -> tuple[str, ...]:
@@ -55,10 +77,10 @@ def _tool(values: JsonDict, sample: JsonObject) -> JsonDict:
 
 def called(message: JsonObject) -> list[OfMessage]:
     """The ``tool_calls`` of an assistant's message, as one part; none where it calls nothing."""
-    said = message.maybe("tool_calls", message.raw)
+    said = message.maybe(CALLS, message.raw)
     if said in (None, []):
         return []
-    return [_calls([_call(one, message, "tool_calls") for one in _objects(said, message, "tool_calls")])]
+    return [_calls([_call(one, message, CALLS) for one in _objects(said, message, CALLS)])]
 
 
 def called_in_text(message: JsonObject, key: str) -> OfMessage:
@@ -68,19 +90,21 @@ def called_in_text(message: JsonObject, key: str) -> OfMessage:
     return _calls([_call(one, message, key) for one in _objects(said, message, key)])
 
 
-def joined(first: OfMessage, second: OfMessage) -> OfMessage:
-    """The calls of both."""
-    return _calls([*first.values["tool_calls"], *second.values["tool_calls"]])
+def joined(parts: Sequence[OfMessage]) -> list[OfMessage]:
+    """All that is said, as one part, calls one behind the other; none of nothing."""
+    calls = [call for part in parts for call in part.calls]
+    values = {key: value for part in parts for key, value in part.values.items()} | ({CALLS: calls} if calls else {})
+    return [OfMessage.of(values)] if values else []
 
 
 def answering(message: JsonObject) -> list[OfMessage]:
     """What a tool's message says of itself, as one part."""
     said = {key: text for key in OF_ANSWERS if (text := message.maybe(key, message.text)) is not None}
-    return [OfMessage(_json(said))] if said else []
+    return [OfMessage.of(said)] if said else []
 
 
 def _calls(calls: list[JsonDict]) -> OfMessage:
-    return OfMessage(_json({"tool_calls": calls}))
+    return OfMessage.of({CALLS: calls})
 
 
 def _call(values: JsonDict, message: JsonObject, key: str) -> JsonDict:
@@ -119,7 +143,7 @@ class Said:
 
     @property
     def has_tools(self) -> bool:
-        return bool(self.tools) or any(one["role"] == "tool" or "tool_calls" in one for one in self.messages)
+        return bool(self.tools) or any(one["role"] == "tool" or CALLS in one for one in self.messages)
 
 
 def refuse_unwritten(said: Said, render: Callable[[Said], str]) -> None:
@@ -153,8 +177,8 @@ def _marked(message: JsonDict, mark: Callable[[str], str]) -> JsonDict:
         if not isinstance(message["content"], str):
             content = [{"type": "text", "text": content}]
         return message | {"content": content}
-    if "tool_calls" in message:
-        return message | {"tool_calls": [_named(one, mark("a call of a tool")) for one in message["tool_calls"]]}
+    if CALLS in message:
+        return message | {CALLS: [_named(one, mark("a call of a tool")) for one in message[CALLS]]}
     return message
 
 

@@ -29,8 +29,12 @@ class Tag:
     """An image part that does not say which image, or a video's or a sound's."""
 
 
-TAG, VIDEO, SOUND = Tag(), Tag(), Tag()
-Part = str | Reference | Tag | OfMessage
+class Unlearnt:
+    """That a turn of the assistant is not to be learnt."""
+
+
+TAG, VIDEO, SOUND, UNLEARNT = Tag(), Tag(), Tag(), Unlearnt()
+Part = str | Reference | Tag | OfMessage | Unlearnt
 Parts = list[tuple[str, list[Part]]]
 
 

@@ -4,6 +4,7 @@ files.py        which files are meant: one, a folder's, or the data sets of a da
 model_texts.py  the model's tokenizer and chat template, where they are at hand
 pairs.py        tokens of prompts and answers apart
 rendering.py    a chat through its template, in a sandbox
+rendered_chats.py  a chat so, with what of it is learnt
 counting.py     tokens of a text, exactly or estimated from its bytes
 images.py       what a model's processor makes of images
 videos.py       and of videos, by the rules of a trainer

@@ -10,16 +10,18 @@ import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from vlmplan.chats.frame_rules import FrameRule
 from vlmplan.chats.frame_texts import IMAGE_TOKEN, SMOLVLM_TEMPLATE, VIDEO_TAG, FrameTexts, frame_texts
+from vlmplan.chats.learnt import Span, plain_text
+from vlmplan.chats.learnt_tokens import learnt_tokens
 from vlmplan.chats.samplers import Sampler
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
-from vlmplan.chats.tools import Said, refuse_unwritten
 from vlmplan.dataset.image_texts import NUM_AROUND, ImageTexts, refuse_own_tokens, with_images
 from vlmplan.dataset.model_texts import ModelTexts
-from vlmplan.dataset.record import PairTokens
+from vlmplan.dataset.record import PairTokens, TextTokens
+from vlmplan.dataset.rendered_chats import rendered_chat
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError, MissingPackageError
 
@@ -51,7 +53,7 @@ class TokenCounter(Protocol):
     @property
     def is_exact(self) -> bool: ...
 
-    def counts(self, samples: Sequence[Sample]) -> Sequence[int | PairTokens | InputError]:
+    def counts(self, samples: Sequence[Sample]) -> Sequence[TextTokens | PairTokens | InputError]:
         """Tokens of the text of each sample, or of its prompt and its answer, or why it has none."""
         ...
 
@@ -79,7 +81,7 @@ class BytesCounter:
             f"{least:.2f} to {most:.2f} times that, by language and tokenizer ({self.why})"
         )
 
-    def counts(self, samples: Sequence[Sample]) -> list[int | InputError]:
+    def counts(self, samples: Sequence[Sample]) -> list[TextTokens | InputError]:
         return [self._count(sample) for sample in samples]
 
     def texts(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[int]:
@@ -87,7 +89,7 @@ class BytesCounter:
         added = TOKENS_PER_TEXT if adds_special_tokens else 0
         return [max(1, round(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)) + added for text in texts]
 
-    def _count(self, sample: Sample) -> int | InputError:
+    def _count(self, sample: Sample) -> TextTokens | InputError:
         try:
             written = [*_between_frames(sample, self.frames)]
         except InputError as error:
@@ -97,7 +99,15 @@ class BytesCounter:
         num_bytes += sum(len(text.encode("utf-8", "replace")) for text in more)
         num_bytes += sum(len(text) for one in written for text in one.texts)
         num_special = sum(one.num_special for one in written)
-        return max(1, round(num_bytes / BYTES_PER_TOKEN)) + TOKENS_PER_TURN * len(sample.turns) + num_special
+        num_tokens = max(1, round(num_bytes / BYTES_PER_TOKEN)) + TOKENS_PER_TURN * len(sample.turns) + num_special
+        return TextTokens(num_tokens)
+
+
+class _Written(NamedTuple):
+    """A sample's text, and the characters of it that are learnt; None: these are not known."""
+
+    text: str
+    spans: Sequence[Span] | None
 
 
 class ExactCounter:
@@ -129,53 +139,69 @@ class ExactCounter:
     def about(self) -> str:
         return f"tokens are counted with {self._texts.source} and its chat template"
 
-    def counts(self, samples: Sequence[Sample]) -> list[int | InputError]:
-        results: list[int | InputError] = [0] * len(samples)
-        waiting: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
+    def counts(self, samples: Sequence[Sample]) -> list[TextTokens | InputError]:
+        results: list[TextTokens | InputError] = [TextTokens(0)] * len(samples)
+        waiting: dict[bool, list[tuple[int, _Written]]] = {True: [], False: []}
         for index, sample in enumerate(samples):
             try:
-                text, adds = self._rendered(sample)
+                written = self._written(sample)
             except InputError as error:
-                results[index] = InputError(f"{sample.source}: {error}")
+                results[index] = InputError(f"{sample.source}: {str(error).removeprefix(f'{sample.source}: ')}")
                 continue
-            waiting[adds].append((index, text))
+            waiting[self._adds_special_tokens(sample, written.text)].append((index, written))
         for adds, texts in waiting.items():
-            encoded: list[Any] = self._tokenizer.encode_batch_fast([text for _, text in texts], add_special_tokens=adds)
-            for (index, _), made in zip(texts, encoded, strict=True):
-                results[index] = self._count(samples[index], made.ids)
+            made: list[Any] = self._tokenizer.encode_batch([one.text for _, one in texts], add_special_tokens=adds)
+            for (index, one), encoded in zip(texts, made, strict=True):
+                num_tokens = self._count(samples[index], encoded.ids)
+                spans, is_bad = one.spans, isinstance(num_tokens, InputError)
+                tokens = None if spans is None or is_bad else learnt_tokens(encoded, spans)
+                learnt = None if tokens is None else sum(end - begin for begin, end in tokens)
+                results[index] = num_tokens if isinstance(num_tokens, InputError) else TextTokens(num_tokens, learnt)
         return results
 
-    def _rendered(self, sample: Sample) -> tuple[str, bool]:
-        """The text, and whether special tokens come around it: around a processor's as its ``apply_chat_template``
-        decides it, around any that no template wrote."""
+    def _is_plain(self, sample: Sample) -> bool:
         is_before = self._texts.images is ImageTexts.BEFORE
-        is_plain = sample.is_plain or (is_before and self._renderer is None and sample.is_exchange)
-        if is_plain:
-            prompt, completion = (turn.text for turn in sample.turns)
-            end = self._texts.special_tokens.get("eos_token", "")
-            text = prompt + (completion if completion.endswith(end) else completion + end)
-        else:
-            renderer = self._of_videos if sample.videos else self._renderer
-            if renderer is None:
-                raise InputError(
-                    "the model has no chat template; samples with prompt and completion as texts can be used"
-                )
-            said = Said([self._message(turn) for turn in sample.turns], sample.tools)
-            refuse_unwritten(said, lambda changed: renderer.text(changed.messages, changed.tools))
-            text = self._with_images(renderer.text(said.messages, said.tools), sample)
-            text = self._with_written_videos(text, sample) if self._writes_videos else text
-        begin = self._texts.special_tokens.get("bos_token")
-        adds = self._texts.takes_parts or is_plain
-        return text, adds and not (begin is not None and text.startswith(begin))
+        return sample.is_plain or (is_before and self._renderer is None and sample.is_exchange)
 
-    def _message(self, turn: Turn) -> dict[str, Any]:
+    def _adds_special_tokens(self, sample: Sample, text: str) -> bool:
+        """Whether special tokens come around a text: around a processor's as its ``apply_chat_template`` decides it,
+        around any that no template wrote."""
+        begin = self._texts.special_tokens.get("bos_token")
+        adds = self._texts.takes_parts or self._is_plain(sample)
+        return adds and not (begin is not None and text.startswith(begin))
+
+    def _written(self, sample: Sample) -> "_Written":
+        if self._is_plain(sample):
+            plain = plain_text(sample, self._texts.special_tokens)
+            return _Written(plain.text, plain.spans)
+        renderer = self._of_videos if sample.videos else self._renderer
+        if renderer is None:
+            raise InputError("the model has no chat template; samples with prompt and completion as texts can be used")
+        text, learnt = rendered_chat(renderer, sample, self._content)
+        num_tags = text.count(VIDEO_TAG) if self._writes_videos else len(sample.videos)
+        if num_tags != len(sample.videos):
+            raise InputError(f"the text has {num_tags} times {VIDEO_TAG}, and the sample shows {len(sample.videos)}")
+        written = self._as_processed(text, sample)
+        if learnt is None:
+            return _Written(written, None)
+        if written == text:
+            return _Written(text, learnt.spans)
+        # What is learnt shows nothing: what is written stands before a place in it or behind.
+        places = [[len(self._as_processed(text[:place], sample)) for place in span] for span in learnt.spans]
+        return _Written(written, [(first, last) for first, last in places])
+
+    def _as_processed(self, text: str, sample: Sample) -> str:
+        """``text``, or its beginning, with what the processor writes around images and in place of videos."""
+        text = self._with_images(text, sample)
+        return self._with_written_videos(text, sample) if self._writes_videos else text
+
+    def _content(self, turn: Turn) -> str | list[dict[str, str]]:
         if not self._texts.takes_parts:
-            return turn.message(turn.text)
-        parts = [
+            return turn.text
+        return [
             {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": _type_of(part)}
             for part in turn.content
         ]
-        return turn.message(parts)
 
     def _count(self, sample: Sample, ids: list[int]) -> int | InputError:
         if self._texts.images is ImageTexts.BEFORE:
@@ -244,13 +270,11 @@ class ExactCounter:
         return text if self._texts.image is None else text.replace(*self._texts.image)
 
     def _with_written_videos(self, text: str, sample: Sample) -> str:
-        """``text`` with what SmolVLM's processor writes in place of each video, one token for a frame. Raises
-        InputError where it does not stand there as often, or the processor refuses one."""
+        """``text``, or its beginning, with what SmolVLM's processor writes in place of each video, one token for a
+        frame. Raises InputError where it refuses one."""
         written = [IMAGE_TOKEN.join(one.texts) for one in _between_frames(sample, self._frames)]
         pieces = text.split(VIDEO_TAG)
-        if len(pieces) != 1 + len(written):
-            raise InputError(f"the text has {len(pieces) - 1} times {VIDEO_TAG}, and the sample shows {len(written)}")
-        return "".join(part for pair in zip(pieces, [*written, ""], strict=True) for part in pair)
+        return "".join(part for pair in zip(pieces, [*written[: len(pieces) - 1], ""], strict=True) for part in pair)
 
     def texts(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[int]:
         """Tokens of each text by itself."""

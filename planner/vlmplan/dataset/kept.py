@@ -80,6 +80,7 @@ def _keep(key: str, found: Dataset, marks: Sequence[ImageMark]) -> None:
         "tokens": [sample.text_tokens for sample in found.samples],
         "answers": [sample.answer_tokens for sample in found.samples],
         "shorter": [sample.shorter_tokens for sample in found.samples],
+        "learnt": [sample.learnt_tokens for sample in found.samples],
         "images": {
             str(index): [places[size] for size in sample.images]
             for index, sample in enumerate(found.samples)
@@ -131,11 +132,18 @@ def _kept(key: str) -> Dataset | None:
         images = {int(index): tuple(sizes[place] for place in places) for index, places in shown.items()}
         videos = {int(index): tuple(map(_video, listed)) for index, listed in values["videos"].items()}
         sounds = {int(index): tuple(map(float, listed)) for index, listed in values["sounds"].items()}
+        columns = (values["tokens"], values["answers"], values["shorter"], values["learnt"])
         samples = tuple(
-            SampleSize(int(tokens), images.get(i, ()), videos.get(i, ()), sounds.get(i, ()), int(answer), int(shorter))
-            for i, (tokens, answer, shorter) in enumerate(
-                zip(values["tokens"], values["answers"], values["shorter"], strict=True)
+            SampleSize(
+                int(tokens),
+                images.get(i, ()),
+                videos.get(i, ()),
+                sounds.get(i, ()),
+                int(answer),
+                int(shorter),
+                None if learnt is None else int(learnt),
             )
+            for i, (tokens, answer, shorter, learnt) in enumerate(zip(*columns, strict=True))
         )
         return Dataset(
             source=str(values["source"]),

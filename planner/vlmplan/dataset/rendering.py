@@ -11,11 +11,16 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
+from vlmplan.chats.learnt import Span, tags_generation
 from vlmplan.errors import InputError, MissingPackageError
 
 MISSING = "counting tokens with a chat template needs jinja2 3.1.6 or later: pip install 'vlmplan[data]'"
 LEAST_JINJA = (3, 1, 6)
 """The sandbox of earlier ones can be left."""
+
+
+BEGIN, END = "\u2063\ue000vlmplan\u2063", "\u2063\ue001vlmplan\u2063"
+"""What stands in a text where a tag is, which no chat holds."""
 
 
 class ChatRenderer:
@@ -30,12 +35,49 @@ class ChatRenderer:
         except TemplateError as error:
             raise InputError(f"the chat template of {source} is none: {_reason(error)}") from None
         self._values = dict(values)
+        self._tagged = environment(notes_tags=True).from_string(template) if tags_generation(template) else None
 
-    def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Raises InputError for a chat that the template refuses."""
+    @property
+    def has_tags(self) -> bool:
+        """Whether the template tags what is generated."""
+        return self._tagged is not None
+
+    @property
+    def end_token(self) -> str:
+        """What ends a text; nothing where no token does."""
+        return self._values.get("eos_token", "")
+
+    def text(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, is_prompt: bool = False
+    ) -> str:
+        """With the beginning of an answer behind the messages if it ``is_prompt``. Raises InputError for a chat that
+        the template refuses."""
+        return self._rendered(self._template, messages, tools, is_prompt=is_prompt)
+
+    def tagged(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, list[Span]]:
+        """The text, and the characters of it between generation tags. Raises what ``text`` does."""
+        spans: list[Span] = []
+        text = ""
+        for index, piece in enumerate(self._rendered(self._tagged, messages, tools).split(BEGIN)):
+            said, _, after = piece.partition(END) if index else ("", "", piece)
+            if index:
+                spans.append((len(text), len(text) + len(said)))
+            text += said + after
+        return text, spans
+
+    def _rendered(
+        self,
+        template: Any,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        is_prompt: bool = False,
+    ) -> str:
         try:
-            return self._template.render(
-                messages=messages, tools=tools or None, documents=None, add_generation_prompt=False, **self._values
+            return template.render(
+                messages=messages, tools=tools or None, documents=None, add_generation_prompt=is_prompt, **self._values
             )
         except Exception as error:  # a template raises what it likes, and jinja the rest
             raise InputError(f"the model's chat template refuses the chat: {_reason(error)}") from None
@@ -46,8 +88,9 @@ def _reason(error: Exception) -> str:
 
 
 @cache
-def environment() -> Any:
-    """jinja's sandbox as transformers sets it up. Raises MissingPackageError without jinja2."""
+def environment(*, notes_tags: bool = False) -> Any:
+    """jinja's sandbox as transformers sets it up; what a template tags as generated stands between BEGIN and END if it
+    ``notes_tags``. Raises MissingPackageError without jinja2."""
     try:
         import jinja2
         from jinja2 import ext, nodes
@@ -65,6 +108,9 @@ def environment() -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            if notes_tags:
+                marks = [nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in (BEGIN, END)]
+                body = [marks[0], *body, marks[1]]
             return nodes.Scope(body, lineno=line)
 
     made: Any = ImmutableSandboxedEnvironment(

@@ -22,7 +22,7 @@ from vlmplan.dataset.files import DataFile
 from vlmplan.dataset.media import MediaReading, sample_counter
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.progress import reading_progress
-from vlmplan.dataset.record import MAX_SENTENCES, Dataset, PairTokens, SampleSize
+from vlmplan.dataset.record import MAX_SENTENCES, Dataset, PairTokens, SampleSize, TextTokens
 from vlmplan.errors import InputError, MissingPackageError
 
 CHUNK_BYTES, CHUNK_SAMPLES = 2**20, 500
@@ -210,14 +210,18 @@ def _read(chunk: _Chunk, record: Record) -> tuple[str, Sequence[Sample]]:
     return form, (sample,)
 
 
-def _size(sample: Sample, tokens: Sequence[int | PairTokens]) -> SampleSize:
+def _size(sample: Sample, tokens: Sequence[TextTokens | PairTokens]) -> SampleSize:
     """The size of a sample, whose rows have so many tokens: of several the longest counts."""
     sizes = tuple((image.width, image.height) for image in sample.images)
     headers, seconds = (video.header for video in sample.videos), (sound.seconds for sound in sample.sounds)
-    longest = max(tokens)
-    text, answer = (longest, 0) if isinstance(longest, int) else longest
-    shorter = [one for one in tokens if isinstance(one, int)] if len(tokens) > 1 else [0]
-    return SampleSize(text, sizes, tuple(headers), tuple(seconds), answer, min(shorter))
+    found = SampleSize(0, sizes, tuple(headers), tuple(seconds))
+    first = tokens[0]
+    if isinstance(first, PairTokens):
+        return found._replace(text_tokens=first.prompt, answer_tokens=first.answer)
+    if len(tokens) == 1:
+        return found._replace(text_tokens=first.text, learnt_tokens=first.learnt)
+    lengths = [one.text for one in tokens if isinstance(one, TextTokens)]
+    return found._replace(text_tokens=max(lengths), shorter_tokens=min(lengths))
 
 
 def _marks(sample: Sample, known: Mapping[str, ImageMark]) -> dict[str, ImageMark]:

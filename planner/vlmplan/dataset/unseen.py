@@ -11,7 +11,7 @@ from vlmplan.chats.references import Reference
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, nothing_to_train_on, values_of
 from vlmplan.data_file import Record, records_of
 from vlmplan.dataset.counting import TokenCounter
-from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
+from vlmplan.dataset.record import MAX_SENTENCES, Dataset, PairTokens, SampleSize
 from vlmplan.errors import InputError
 
 UNSEEN = Path("unseen")
@@ -37,7 +37,7 @@ def dataset_of_text(name: str, content: bytes, counter: TokenCounter, image_size
             bad[place] = str(tokens)
             continue
         forms[form] = forms.get(form, 0) + 1
-        text, answer = (tokens, 0) if isinstance(tokens, int) else tokens
+        text, answer = (tokens.prompt, tokens.answer) if isinstance(tokens, PairTokens) else (tokens.text, 0)
         sizes.append(SampleSize(text, (image_size,) * len(sample.images), answer_tokens=answer))
     sentences = [bad[place] for place in sorted(bad)]
     if not sizes:
@@ -73,6 +73,7 @@ def _turns(raw: RawSample, image_size: Size) -> tuple[Turn, ...]:
                 image if isinstance(part, Reference) else TextPart(text=part) for part in turn.content if part
             ),
             more=turn.more,
+            is_learnt=turn.is_learnt,
         )
         for turn in raw.turns
     )

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from tool_chats import CALLING, TEMPLATE
 from vlmplan.chats.formats import raw_sample
+from vlmplan.chats.learnt import MAX_TURNS, TemplateError
 from vlmplan.chats.samples import Sample, TextPart, Turn
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.templates import MAX_CHARACTERS, MAX_TURNS, ChatTemplate, TemplateError
+from vlmplan_trainer.data.templates import MAX_CHARACTERS, ChatTemplate
 
 SAID = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
 
@@ -31,6 +32,21 @@ LLAMA_2 = (
 THINKING = (  # as Qwen3: the last answer has a place for thoughts, earlier ones have none
     LOOP + "<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n"
     "{% endif %}{{ message.content }}<|im_end|>\n{% endfor %}" + PROMPT
+)
+DROPPING = (  # as Qwen3: thoughts of what is said before the user's last question are left out
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}" + LOOP + "<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' and "
+    "loop.index0 > ns.last %}<think>\n{{ message.reasoning_content or '' }}\n</think>\n\n{% endif %}"
+    "{{ message.content }}<|im_end|>\n{% endfor %}" + PROMPT
+)
+ASKS_FOR_THOUGHTS = DROPPING.replace(PROMPT, PROMPT.replace("assistant\n", "assistant\n<think>\n"))  # as Qwen3.5
+ENDS_APART = (  # as Phi 3 and gpt-oss: a chat that nobody answers ends in a way of its own
+    LOOP + "<|{{ message.role }}|>{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% else %}<|eot_id|>{% endif %}"
+)
+CLOSES_APART = ENDS_APART.replace("{% else %}<|eot_id|>", "").replace(
+    "<|end|>\n",
+    "{{ '<|return|>' if message.role == 'assistant' and loop.last and not add_generation_prompt else '<|end|>' }}",
 )
 LENGTH_FIRST = "{{ messages | length }} turns\n" + CHATML + PROMPT
 WITHOUT_ANSWERS = LOOP + "{% if message.role == 'user' %}{{ message.content }}\n{% endif %}{% endfor %}"
@@ -65,6 +81,7 @@ def test_the_template_of_llama_3_gives_answers_with_their_end(llama: Any):
     [
         (CHATML + PROMPT, "", "<|im_end|>"),
         (TAGGED, "", "</s>"),
+        (LENGTH_FIRST, "", "<|im_end|>"),
         (LLAMA_2, " ", " </s>"),
     ],
 )
@@ -101,9 +118,7 @@ def test_an_answer_that_repeats_the_question_is_found_where_the_assistant_says_i
     assert rendered.text[:start].endswith("<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize(
-    "template", [LENGTH_FIRST, WITHOUT_ANSWERS, END_OF_CHAT, CHATML.replace("message.content", "'x'")]
-)
+@pytest.mark.parametrize("template", [WITHOUT_ANSWERS, END_OF_CHAT, CHATML.replace("message.content", "'x'")])
 def test_a_template_that_hides_the_answers_is_refused_for_every_sample(template: str, llama: Any):
     with pytest.raises(
         TemplateError, match=r"turn 3, the assistant's, cannot be found .* generation %} tags is needed"
@@ -173,6 +188,101 @@ def test_a_template_that_leaves_out_tools_is_refused_with_the_sample(llama: Any,
 def turns_of(values: dict[str, Any]) -> tuple[Turn, ...]:
     raw = raw_sample(values, source="x")
     return tuple(
-        Turn(role=turn.role, content=tuple(TextPart(text=str(part)) for part in turn.content), more=turn.more)
+        Turn(
+            role=turn.role,
+            content=tuple(TextPart(text=str(part)) for part in turn.content),
+            more=turn.more,
+            is_learnt=turn.is_learnt,
+        )
         for turn in raw.turns
     )
+
+
+def said_of(template: str, owner: Any, *messages: dict[str, Any], **more: Any) -> list[str]:
+    values = {"messages": [*messages], **more}
+    return said(template, owner, Sample(source="x", turns=turns_of(values), tools=raw_sample(values, source="x").tools))
+
+
+def answer(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+USER = {"role": "user", "content": "And?"}
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        (ASKS_FOR_THOUGHTS, ["One.<|im_end|>", "\n</think>\n\nTwo.<|im_end|>"]),
+        (ENDS_APART, ["One.<|end|>", "Two.<|end|>\n<|eot_id|>"]),
+        (CLOSES_APART, ["One.<|end|>", "Two.<|return|>"]),
+    ],
+)
+def test_templates_that_write_the_end_of_a_chat_in_another_way_give_every_answer(template: str, found: Any, llama: Any):
+    assert said_of(template, llama, USER, answer("One."), USER, answer("Two.")) == found
+
+
+TEMPLATES = {
+    "tags": TAGGED,
+    "ChatML": CHATML + PROMPT,
+    "Llama 2": LLAMA_2,
+    "empty thoughts": THINKING,
+    "dropped thoughts": DROPPING,
+    "asked thoughts": ASKS_FOR_THOUGHTS,
+    "end of a chat": ENDS_APART,
+    "close of a chat": CLOSES_APART,
+    "length first": LENGTH_FIRST,
+    "several tags": TAGGED.replace("</s>{%", "{% endgeneration %}{% generation %}</s>{%"),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("off", [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}], ids=str)
+def test_what_is_left_of_a_chat_with_turns_that_are_not_learnt_is_the_others(template: str, off: set[int], llama: Any):
+    texts = ("One.", "Two.", "Three.")
+    every, some = (
+        said_of(template, llama, *(m for i, text in enumerate(texts) for m in (USER, answer(text, loss=i not in left))))
+        for left in (set(), off)
+    )
+    each = len(every) // len(texts)
+    assert some == [span for place, span in enumerate(every) if place // each not in off]
+    assert "".join(every).count(".") == len(texts)
+
+
+def test_a_turn_that_no_template_can_tell_apart_may_stand_in_a_chat_where_it_is_not_learnt(llama: Any):
+    """What is written of it is of no use, as long as the others are found."""
+    no_first = (CHATML + PROMPT).replace("message.content", "message.content if loop.last or loop.index0 != 1 else '-'")
+    with pytest.raises(TemplateError, match="turn 2, the assistant's, cannot be found"):
+        said_of(no_first, llama, USER, answer("One."), USER, answer("Two."))
+    assert said_of(no_first, llama, USER, answer("One.", loss=False), USER, answer("Two.")) == ["Two.<|im_end|>"]
+
+
+def test_thoughts_are_learnt_with_their_turn_where_the_template_writes_them(llama: Any):
+    found = said_of(
+        DROPPING, llama, USER, answer("One.", thinking="Hm.", weight=0), USER, answer("Two.", thinking="Oh.")
+    )
+    assert found == ["<think>\nOh.\n</think>\n\nTwo.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (DROPPING, r'^x: turn 2 has thoughts .* in the last turns of a chat alone; give it "loss": false'),
+        (CHATML + PROMPT, r"^x: turn 2 has thoughts .*, and the model's chat template leaves them out"),
+        (TAGGED, r"^x: turn 2 has thoughts .*, and the model's chat template leaves them out"),
+    ],
+)
+def test_thoughts_that_the_template_leaves_out_of_a_learnt_turn_are_refused(template: str, words: str, llama: Any):
+    with pytest.raises(InputError, match=words):
+        said_of(template, llama, USER, answer("One.", reasoning_content="Hm."), USER, answer("Two."))
+
+
+@pytest.mark.parametrize("tags", ["", "{% generation %}"])
+def test_calls_that_are_not_learnt_leave_what_is_said_of_their_answers(tags: str, llama: Any):
+    user, call, tool, last = CALLING["messages"]
+    first = "{% if message.role == 'assistant' %}" + tags + "{{ message.content }}"
+    template = TEMPLATE.replace("{{ message.content }}", first, 1).replace(
+        "<|end|>\n", "<|end|>" + tags.replace("gen", "endgen") + "{% else %}{{ message.content }}{% endif %}\n"
+    )
+    found = said_of(template, llama, user, call | {"weight": 0}, tool, last, tools=CALLING["tools"])
+    assert found == ["21 degrees.<|end|>"]

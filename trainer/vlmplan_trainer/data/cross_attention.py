@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from vlmplan.chats.downscaling import Size
+from vlmplan.chats.learnt import Rendered
 from vlmplan.chats.samples import Sample
 from vlmplan_trainer.data.downscaling import ImageMeter
 from vlmplan_trainer.data.encode import CROSS_MASK, SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.places import moved
-from vlmplan_trainer.data.templates import Rendered
 
 TILES = "aspect_ratio_mask"
 

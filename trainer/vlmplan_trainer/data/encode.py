@@ -21,13 +21,14 @@ from transformers import BatchFeature
 
 from vlmplan.chats.downscaling import Downscaling, ImageDownscaler, Size
 from vlmplan.chats.image_files import PixelBudget
+from vlmplan.chats.learnt import Rendered
 from vlmplan.chats.samples import Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image, image_text, images_of_sample, text_of
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.places import ShownTokens, last, moved, overlapping
 from vlmplan_trainer.data.sounds import PlannedSounds, SoundMeter
-from vlmplan_trainer.data.templates import ChatTemplate, Rendered
+from vlmplan_trainer.data.templates import ChatTemplate
 from vlmplan_trainer.data.videos import VideoLimits, VideoMeter, frames_of, videos_as_images
 from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES

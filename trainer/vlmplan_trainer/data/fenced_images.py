@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from vlmplan.chats.learnt import Rendered, Span
 from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import Encoded, Encoder
 from vlmplan_trainer.data.places import ShownTokens
-from vlmplan_trainer.data.templates import Rendered, Span
 
 PIXELS, PIXEL_MASK = "pixel_values", "pixel_attention_mask"
 NUM_PICTURES_OF_SPLIT = 5

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmplan_trainer.data.templates import Span
+from vlmplan.chats.learnt import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

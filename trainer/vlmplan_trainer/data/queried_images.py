@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from vlmplan.chats.downscaling import Size
+from vlmplan.chats.learnt import Rendered
 from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.batches import padded
 from vlmplan_trainer.data.downscaling import CANVAS_COLOUR, PROBES, ImageMeter
 from vlmplan_trainer.data.encode import Encoded, Encoder, LeftOutError, PlannedSamples
 from vlmplan_trainer.data.places import ShownTokens
-from vlmplan_trainer.data.templates import Rendered
 from vlmplan_trainer.labels import IGNORED_LABEL
 
 QFORMER_IDS, QFORMER_MASK = "qformer_input_ids", "qformer_attention_mask"

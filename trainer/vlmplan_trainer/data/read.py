@@ -65,6 +65,10 @@ class SampleCounts:
     measures: str = "sample"
     """What the lengths are of."""
     is_evaluation: bool = False
+    num_tokens: int = 0
+    """Of all samples together."""
+    num_learnt: int | None = None
+    """Those of them that the loss counts; None: they were not counted."""
     sentences: tuple[str, ...]
     """Of the first samples that are left out, each with its place."""
 
@@ -102,11 +106,10 @@ class SampleCounts:
         return [*lines, *(f"left out: {sentence}" for sentence in self.sentences)]
 
     def _lengths(self, measures: str) -> str:
-        if self.shortest == self.longest:
-            return f"{self.longest:,} tokens in {measures}"
-        return (
-            f"{self.shortest:,} to {self.longest:,} tokens in {measures}, {self.median_length:,.0f} in the middle one"
-        )
+        span = f"{self.longest:,} tokens in {measures}"
+        if self.shortest < self.longest:
+            span = f"{self.shortest:,} to {span}, {self.median_length:,.0f} in the middle one"
+        return span if self.num_learnt is None else f"{span}; {self.num_learnt:,} of all {self.num_tokens:,} are learnt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,5 +279,7 @@ def account_of(name: str, report: ReadReport, scan: DatasetScan, *, seq_len: int
         median_length=median(scan.lengths or [0]),
         longest=max(scan.lengths, default=0),
         seq_len=seq_len,
+        num_tokens=sum(scan.lengths),
+        num_learnt=scan.num_learnt,
         sentences=(*report.sentences, *scan.sentences)[:MAX_SENTENCES],
     )

@@ -7,12 +7,14 @@ as the first images were. So every rank leaves out the same samples, and the ran
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from vlmplan.chats.learnt import TemplateError
+from vlmplan.chats.learnt_tokens import learnt_tokens
 from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import text_of
 from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError, kind_of_last
 from vlmplan_trainer.data.places import ShownTokens
-from vlmplan_trainer.data.templates import TYPES, TemplateError
+from vlmplan_trainer.data.templates import TYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class DatasetScan:
     truncated: set[str] = field(default_factory=set[str])
     skipped: set[str] = field(default_factory=set[str])
     num_images_reduced: int = 0
+    num_learnt: int | None = None
+    """Tokens that the loss counts, after the cut; None: they were not counted."""
     sentences: tuple[str, ...] = ()
 
     @property
@@ -42,9 +46,8 @@ class DatasetScan:
 def scanned(encoder: Encoder, samples: Iterable[Sample], measure: "Measure | None" = None) -> DatasetScan:
     """The samples that can be trained on and how long they are, without opening an image.
 
-    ``measure`` gives the tokens of a sample before the cut and its images that are made smaller; those of a whole
-    sample where nothing else is said. Raises InputError for the first bad one unless ``encoder.skips_bad``. Samples
-    that do not fit the plan are left out.
+    ``measure`` gives what ``Measure`` says of a sample; of a whole sample where nothing else is said. Raises InputError
+    for the first bad one unless ``encoder.skips_bad``. Samples that do not fit the plan are left out.
     """
     measure = measure or (_measured if encoder.needs_places else type(encoder).measure)
     kept: list[Sample] = []
@@ -53,9 +56,10 @@ def scanned(encoder: Encoder, samples: Iterable[Sample], measure: "Measure | Non
     skipped: set[str] = set()
     sentences: list[str] = []
     num_reduced = 0
+    num_learnt: int | None = 0
     for sample in samples:
         try:
-            num_tokens, reduced = measure(encoder, sample)
+            num_tokens, reduced, *learnt = measure(encoder, sample)
         except TemplateError:
             raise
         except InputError as error:
@@ -67,6 +71,7 @@ def scanned(encoder: Encoder, samples: Iterable[Sample], measure: "Measure | Non
         kept.append(sample)
         lengths.append(min(num_tokens, encoder.seq_len))
         num_reduced += reduced
+        num_learnt = num_learnt + sum(learnt) if learnt and num_learnt is not None else None
         if num_tokens > encoder.seq_len or sample.source in encoder.truncated:
             truncated.add(sample.source)
     encoder.truncated |= truncated
@@ -77,12 +82,13 @@ def scanned(encoder: Encoder, samples: Iterable[Sample], measure: "Measure | Non
         truncated=truncated,
         skipped=skipped,
         num_images_reduced=num_reduced,
+        num_learnt=num_learnt,
         sentences=tuple(sentences[:MAX_SENTENCES]),
     )
 
 
-def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
-    """Tokens of a sample before the cut, and its images that are made smaller.
+def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int, int]:
+    """The lengths of a whole sample, with the tokens after the cut that the loss counts.
 
     Raises LeftOutError for a sample that the plan has no room for, other InputErrors for a bad one.
     """
@@ -107,15 +113,22 @@ def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
             f"{sample.source}: the {'completion' if rendered.is_plain else 'assistant'}'s first word comes after "
             f"--seq-len {encoder.seq_len} tokens, so nothing would be learned"
         )
-    return len(ends) + images.tokens_gained(end_of_text), images.num_reduced
+    num_learnt = 0
+    spans = [(images.moved(start), images.moved(end)) for start, end in rendered.spans]
+    for begin, end in learnt_tokens(made.encodings[0], spans):
+        before = images.tokens_gained(made.token_to_chars(begin).start)
+        num_learnt += max(0, min(end + before, encoder.seq_len) - (begin + before))
+    return len(ends) + images.tokens_gained(end_of_text), images.num_reduced, num_learnt
 
 
-Measure = Callable[[Encoder, Sample], tuple[int, int]]
+Measure = Callable[[Encoder, Sample], tuple[int, int] | tuple[int, int, int]]
+"""Tokens of a sample before the cut, its images that are made smaller and, where they are counted, the tokens that a
+loss counts."""
 
 
 def measured_prompt(encoder: Encoder, sample: Sample) -> tuple[int, int]:
-    """What ``_measured`` returns, of a sample that has no answer yet, which is not cut: ``encoder.seq_len`` is the most
-    that a prompt may have."""
+    """What ``_measured`` returns but for what is learnt, of a sample that has no answer yet, which is not cut:
+    ``encoder.seq_len`` is the most that a prompt may have."""
     _refuse_more_images(encoder, sample)
     prompt = encoder.prompt(sample)
     text, images = _images(encoder, sample, prompt, len(prompt))
