@@ -14,9 +14,9 @@ from vlmplan.models import find_model
 from vlmplan.models.packaged import alias_by_hub_id
 from vlmplan.notes import Caveat
 from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
-from vlmplan.other_trainers.unsloth_names import TABLE, makers_name
+from vlmplan.other_trainers.unsloth_names import TABLE, makers_name, same_repository
 from vlmplan.other_trainers.unsloth_targets import WORDS, adapted_modules
-from vlmplan.recipe_choices import REGEX
+from vlmplan.recipe_choices import REGEX, Precision
 
 
 @pytest.fixture
@@ -82,6 +82,8 @@ def test_weights_in_16_bits_and_full_fine_tuning(read):
     assert (full["method"], full["weight_dtype"], "lora_rank" in full) == ("full", "model", False)
     wide = read(("load_in_4bit = True", "full_finetuning = True, float32_mixed_precision = True")).options
     assert wide["weight_dtype"] == "float32"
+    half = read(("load_in_4bit = True", "full_finetuning = True"), precision=Precision.FP16).options
+    assert half["weight_dtype"] == "float32"
 
 
 def test_fp16_is_for_gpus_without_bf16(read):
@@ -132,6 +134,8 @@ def test_only_runs_like_the_published_ones_are_told_what_those_took(read):
 
     assert "took 0.89 to 1.04 of what is planned so" in caveat()
     assert "no published run" in caveat(("load_in_4bit = True", "load_in_4bit = False"))
+    assert "no published run" in caveat(('"unsloth",', "True,"))
+    assert "keeps all scores" in caveat(("dtype = None", "dtype = torch.float16"))
     assert "checkpoints towers" in caveat(text=NOTEBOOK, suffix=".ipynb")
 
 
@@ -176,6 +180,37 @@ def test_all_linears_of_attention_and_mlps_are_adapted_and_neither_projector_nor
     assert found == {name for name in layered if re.search(r"attn|attention|mlp", name)}
 
 
+def test_modules_that_hold_a_linear_are_passed_by():
+    files = find_model("gemma-4-e2b")
+    pattern = str(
+        adapted_modules(loader="FastModel", targets=(), parts=PARTS, stacked=(), model=files)["lora_targets"]
+    ).removeprefix(REGEX)
+    meant = {
+        name: isinstance(module, Linear)
+        for name, module in build_model(files.config).named_modules()
+        if re.fullmatch(pattern, name)
+    }
+    assert meant
+    assert all(meant.values())
+    assert any(name.endswith("q_proj.linear") for name in meant)
+    assert any(name.endswith("language_model.layers.0.self_attn.q_proj") for name in meant)
+
+
+def test_mixtures_are_read_where_no_expert_is_adapted(read):
+    mixture = ("Meta-Llama-3.1-8B-Instruct-bnb-4bit", "Qwen3-30B-A3B")
+    wide = ("load_in_4bit = True", "load_in_4bit = False")
+    with pytest.raises(InputError, match="experts"):
+        read(mixture, wide)
+    attention = ('"o_proj",\n                      "gate_proj", "up_proj", "down_proj",]', '"o_proj"]')
+    assert read(mixture, wide, attention).options["lora_targets"] == "q_proj,k_proj,v_proj,o_proj"
+
+
+def test_an_image_that_no_sample_has_room_for_is_left_to_the_user(read):
+    config = read(("Qwen2-VL-2B-Instruct", "Ministral-3-3B-Instruct-2512"), text=NOTEBOOK, suffix=".ipynb")
+    assert "image_size" not in config.options
+    assert any("1540 pixels wide" in note for note in config.notes)
+
+
 def test_parts_and_modules_are_left_out():
     everything = adapted("qwen2-vl-2b")
     language, vision = adapted("qwen2-vl-2b", vision_layers=False), adapted("qwen2-vl-2b", language_layers=False)
@@ -202,4 +237,10 @@ def test_every_name_of_the_table_is_of_a_packaged_model():
 def test_names_are_looked_up_whatever_their_capitals_and_others_stay():
     assert makers_name("unsloth/Qwen2.5-7B-bnb-4bit") == "Qwen/Qwen2.5-7B"
     assert makers_name("unsloth/meta-llama-3.1-8b-instruct-BNB-4bit") == "meta-llama/Meta-Llama-3.1-8B-Instruct"
+    assert makers_name("unsloth/mistral-7b-bnb-4bit") == "mistralai/Mistral-7B-v0.1"  # of the table
     assert makers_name("me/mine-bnb-4bit") == "me/mine-bnb-4bit"
+    assert makers_name("unsloth/Magistral-Small-2509") == "unsloth/Magistral-Small-2509"
+
+
+def test_the_table_has_what_is_called_otherwise_than_its_makers_call_it():
+    assert not [name for name in json.loads(TABLE.read_text())["names"] if same_repository(name)]

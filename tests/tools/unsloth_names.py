@@ -1,8 +1,9 @@
 """Which published model a name of Unsloth's stands for, from its own table.
 
 ``python tests/tools/unsloth_names.py MAPPER.PY COMMIT`` reads ``unsloth/models/mapper.py`` and rewrites the table that
-``vlmplan check`` looks names up in. Of an entry all names are of one model: in 4 bits, in 16, and as its makers publish
-it. The table has those whose makers' name is a packaged model; an entry with two of them tells none.
+``vlmplan check`` looks names up in that are not the makers' own. Of an entry all names are of one model: in 4 bits, in
+16, and as its makers publish it. The table has those whose makers' name is a packaged model; an entry with two of them
+tells none.
 """
 
 import ast
@@ -12,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.models.packaged import alias_by_hub_id
-from vlmplan.other_trainers.unsloth_names import TABLE
-
-ORGANISATION = "unsloth/"
+from vlmplan.other_trainers.unsloth_names import ORGANISATION, TABLE, same_repository
 
 
 def names_of_mapper(text: str) -> list[list[str]]:
@@ -38,7 +37,7 @@ def table_of(entries: list[list[str]]) -> dict[str, str]:
     for names in entries:
         makers = {name for name in names if not name.startswith(ORGANISATION) and name.casefold() in packaged}
         for name in names:
-            if name.startswith(ORGANISATION):
+            if name.startswith(ORGANISATION) and same_repository(name) is None:
                 found.setdefault(name.casefold(), set()).update(makers)
     return {name: makers.pop() for name, makers in sorted(found.items()) if len(makers) == 1}
 

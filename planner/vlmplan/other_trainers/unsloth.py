@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from vlmplan.data_rules import DataRules
+from vlmplan.architecture.images import image_shape
+from vlmplan.data_rules import FOR_LARGEST, DataRules
 from vlmplan.notes import Caveat
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
@@ -42,6 +43,8 @@ OF_LLAMA: Final = (
     f"published runs of Unsloth on Llama in 4 bits took {LEAST_TAKEN:.2f} to {MOST_TAKEN:.2f} of what is planned so"
 )
 OF_OTHERS: Final = "no published run of Unsloth is held against such a plan"
+OF_OLD_GPUS: Final = "where torch's attention keeps all scores, as on a T4, its attention by xformers keeps none; "
+"""``select_attention_backend`` (``utils/attention_dispatch.py``)."""
 OF_TOWERS: Final = "it checkpoints towers, too, of which transformers checkpoints none, and takes less; "
 LEAST_OFFLOADED: Final = 512
 """``apply_unsloth_gradient_checkpointing``: below so many tokens nothing is moved to the host."""
@@ -110,12 +113,13 @@ def _read(
     settings.only(NOT_THE_SAME, NOT_PLANNED)
     if method is not Method.FULL:
         options |= _adapters(settings, model, method)
-    options |= _images(settings, model) | _checkpoints(settings, length or LENGTH) | own
-    weights = _weights(settings, method)
+    options |= _images(settings, model, length or LENGTH) | _checkpoints(settings, length or LENGTH) | own
+    is_half = (around.precision or arguments.precision) is Precision.FP16
+    weights = _weights(settings, method, is_half=is_half)
     is_like_published = method is Method.QLORA and model is not None and model.model_type in REWRITTEN
-    is_like_published = is_like_published and "task" not in own
-    text = (OF_TOWERS if sees(model) else "") + (OF_LLAMA if is_like_published else OF_OTHERS)
-    settings.note(Caveat(PLANNED_AS + text))
+    is_like_published = is_like_published and not is_half and "task" not in own and "offload_activations" in options
+    less = (OF_TOWERS if sees(model) else "") + (OF_OLD_GPUS if is_half else "")
+    settings.note(Caveat(PLANNED_AS + less + (OF_LLAMA if is_like_published else OF_OTHERS)))
     _note_what_differs(settings, model, method, name)
     settings.ignore((*WITHOUT_EFFECT, *(f"finetune_{part}" for part in PARTS), CLASS_KEY, ADAPTERS_KEY, ARGUMENTS_KEY))
     settings.ignore((COLLATOR, "resize", "target_modules", "target_parameters", "modules_to_save", "bias"))
@@ -220,16 +224,15 @@ def _checkpoints(settings: Settings, length: int) -> dict[str, Value]:
     return {"activation_checkpointing": mode != "false", **({"offload_activations": True} if offloads else {})}
 
 
-def _weights(settings: Settings, method: Method) -> WeightDtype:
+def _weights(settings: Settings, method: Method, *, is_half: bool) -> WeightDtype:
     """Loaded in 16 bits, weights stay so but in full fine-tuning in float32 (``prepare_model_for_training``)."""
     wide = settings.maybe_flag("float32_mixed_precision")
-    is_half = settings.mentions("dtype", "float16") and not settings.mentions("dtype", "bfloat16")
     if method is Method.FULL and (wide or is_half):
         return WeightDtype.FLOAT32
     return WeightDtype.MODEL
 
 
-def _images(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+def _images(settings: Settings, model: ModelFiles | None, length: int) -> dict[str, Value]:
     """How large ``UnslothVisionDataCollator`` lets images be (``unsloth_zoo/vision_utils.py``)."""
     if model is None or not sees(model) or COLLATOR not in settings:
         return {}
@@ -242,6 +245,12 @@ def _images(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     side = cast(Any, _default_side(model) if value == "min" else value)
     if isinstance(side, bool) or not isinstance(side, int) or side < 1:
         settings.refuse("resize", 'a number of pixels, two of them, "min" or "max" is needed')
+        return {}
+    tokens = image_shape(model.config, model.preprocessor, width=side, height=side).num_tokens
+    if tokens >= length:
+        settings.note(
+            f"{COLLATOR} lets images be {side} pixels wide, of which one may take {tokens:,} tokens: {FOR_LARGEST}"
+        )
         return {}
     settings.note(
         f"{COLLATOR} makes images {side} pixels wide that are wider; every image is taken as {side}x{side}, and one "
@@ -262,7 +271,7 @@ def _default_side(model: ModelFiles) -> int:
 def _note_what_differs(settings: Settings, model: ModelFiles | None, method: Method, name: str) -> None:
     """What Unsloth does with these values and no plan has."""
     if name and makers_name(name) != name:
-        settings.note(f"model_name {name} is {makers_name(name)} in Unsloth's table of names")
+        settings.note(f"model_name {name} is taken for {makers_name(name)}")
     if method is not Method.QLORA:
         return
     if not name.casefold().endswith(OF_FOUR_BITS) or name.casefold().endswith(DYNAMIC):

@@ -1,7 +1,9 @@
 """Which model a name of Unsloth's stands for: ``unsloth/Qwen2.5-7B-bnb-4bit`` is ``Qwen/Qwen2.5-7B``.
 
-``data/unsloth_names.json`` has what Unsloth's own table says of packaged models (``unsloth/models/mapper.py``, written
-anew by ``tests/tools/unsloth_names.py``); a name that is not there is looked for as it is.
+Unsloth's repositories are called as their makers' are, with an ending for those in 4 bits: of 349 names of its own
+table (``unsloth/models/mapper.py``) that are a packaged model's so, 345 are of that model there, and the other four of
+the model that it was made of. What the table calls otherwise is in ``data/unsloth_names.json``, written by
+``tests/tools/unsloth_names.py``. A name that is neither is looked for as it is.
 """
 
 import json
@@ -10,7 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from vlmplan.models.packaged import packaged_models
+
 TABLE: Final = Path(__file__).parents[1] / "data" / "unsloth_names.json"
+ORGANISATION: Final = "unsloth/"
 OF_FOUR_BITS: Final = "-bnb-4bit"
 DYNAMIC: Final = "-unsloth-bnb-4bit"
 """How names of checkpoints end of which some layers stay in 16 bits."""
@@ -21,6 +26,24 @@ def _names() -> Mapping[str, str]:
     return json.loads(TABLE.read_text(encoding="utf-8"))["names"]
 
 
+@cache
+def _by_repository() -> Mapping[str, str]:
+    """The packaged models by what comes after the organisation, where that names one alone."""
+    found: dict[str, set[str]] = {}
+    for model in packaged_models().values():
+        if model.hub_id:
+            found.setdefault(model.hub_id.partition("/")[2].casefold(), set()).add(model.hub_id)
+    return {name: ids.pop() for name, ids in found.items() if len(ids) == 1}
+
+
+def same_repository(name: str) -> str | None:
+    """The packaged model whose repository is called as this one of Unsloth's; None for none."""
+    if not name.casefold().startswith(ORGANISATION):
+        return None
+    repository = name.casefold().removeprefix(ORGANISATION).removesuffix(DYNAMIC).removesuffix(OF_FOUR_BITS)
+    return _by_repository().get(repository)
+
+
 def makers_name(name: str) -> str:
-    """The model by its makers' name, where Unsloth's table says which; else ``name``."""
-    return _names().get(name.casefold(), name)
+    """The model by its makers' name, where that can be told; else ``name``."""
+    return same_repository(name) or _names().get(name.casefold(), name)

@@ -7,7 +7,7 @@ by words in their names (unsloth_zoo 2026.8.13 ``peft_utils.py``).
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from vlmplan.architecture.families import has_family
@@ -30,8 +30,8 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Words in the whole name of a module, by what is adapted."""
 EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
-EXPERT_PARTS: Final = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
-"""Names of a mixture's projections, and the parameters that hold them now (``get_moe_target_parameters``)."""
+EXPERT_PARTS: Final = frozenset(("gate_proj", "up_proj", "down_proj", "gate_up_proj"))
+"""Names with which Unsloth puts adapters on experts, too (``get_moe_target_parameters``)."""
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
@@ -54,23 +54,17 @@ def adapted_modules(
         return {}
     is_rewritten = loader == "FastLanguageModel" and model.model_type in REWRITTEN
     names = list(targets) or (DEFAULT.split(",") if loader == "FastLanguageModel" else [])
+    if has_experts(model.config) and (not names or names == [ALL_LINEAR] or EXPERT_PARTS.intersection(names)):
+        raise InputError("the adapters that Unsloth puts on experts are not planned; name Linears of attention alone")
     if is_rewritten or (names and names != [ALL_LINEAR] and _takes_all(parts)):
-        return {"lora_targets": ",".join(dict.fromkeys([*names, *_experts(names, stacked, model)]))}
+        return {"lora_targets": ",".join(dict.fromkeys([*names, *stacked]))}
     if names == [ALL_LINEAR]:
         names, parts = [], {**parts, **dict.fromkeys(WORDS, True)}
-    if has_experts(model.config):
-        raise InputError("which experts Unsloth adapts by layers and modules is not planned; write target_modules")
     return {"lora_targets": _chosen(model, names, parts)}
 
 
 def _takes_all(parts: Mapping[str, bool]) -> bool:
     return all(parts[part] for part in WORDS)
-
-
-def _experts(names: Sequence[str], stacked: Sequence[str], model: ModelFiles) -> list[str]:
-    if stacked or not has_experts(model.config):
-        return list(stacked)
-    return list(dict.fromkeys(f"experts.{EXPERT_PARTS[name]}" for name in names if name in EXPERT_PARTS))
 
 
 def _chosen(model: ModelFiles, names: Sequence[str], parts: Mapping[str, bool]) -> str:
@@ -81,18 +75,34 @@ def _chosen(model: ModelFiles, names: Sequence[str], parts: Mapping[str, bool]) 
     kinds = [word for part in ("attention_modules", "mlp_modules") if parts[part] for word in WORDS[part]]
     if not holders or not kinds:
         raise InputError("layers and modules are left out until none is left to adapt (finetune_..._layers, _modules)")
-    linears = [name for name, module in build_model(model.config).named_modules() if isinstance(module, Linear)]
+    modules = dict(build_model(model.config).named_modules())
+    linears = [name for name, module in modules.items() if isinstance(module, Linear)]
     counts = Counter(name.rpartition(".")[2] for name in linears)
     last = list(names) or [name for name, count in counts.items() if count > 1]
     holder, kind, end = _any_of(_told(holders, linears)), _any_of(_told(kinds, linears)), _any_of(_ends(last))
     by_words = rf".*?{holder}.*?{kind}.*?{end}"
     of_layers = rf"model\.layers\.\d+\.{kind}\.{_any_of(last)}" if parts["language_layers"] else ""
-    patterns = [pattern for pattern in (by_words, of_layers) if pattern and _matches(pattern, linears)]
-    return REGEX + ("|".join(patterns) or f".*?{kind}.*?{end}")
+    patterns = [pattern for pattern in (by_words, of_layers) if pattern and _matched(pattern, linears)]
+    pattern = "|".join(patterns) or f".*?{kind}.*?{end}"
+    found = _matched(pattern, linears)
+    return REGEX + (pattern if found == _matched(pattern, modules) else _written_out(found))
 
 
-def _matches(pattern: str, names: Sequence[str]) -> bool:
-    return any(re.fullmatch(pattern, name) for name in names)
+def _matched(pattern: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if re.fullmatch(pattern, name)]
+
+
+def _written_out(names: Sequence[str]) -> str:
+    """Exactly these modules, by what they are in: some models hold Linears in modules whose names the words mean too
+    (``Gemma4ClippableLinear``), which Unsloth has peft pass by."""
+    holders: dict[str, dict[str, None]] = {}
+    for name in names:
+        holder, _, last = re.sub(r"\d+", "0", name).rpartition(".")
+        holders.setdefault(holder, {})[last] = None
+    by_names: dict[tuple[str, ...], list[str]] = {}
+    for holder, lasts in holders.items():
+        by_names.setdefault(tuple(lasts), []).append(re.escape(holder).replace("0", r"\d+"))
+    return "|".join(rf"(?:{'|'.join(places)})\.{_any_of(lasts)}" for lasts, places in by_names.items())
 
 
 def _told(words: Sequence[str], names: Sequence[str]) -> list[str]:

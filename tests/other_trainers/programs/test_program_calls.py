@@ -101,6 +101,16 @@ def test_cells_that_are_no_python_say_nothing(cell: str):
     assert value(code) == 3
 
 
+def test_a_cell_that_is_no_python_matters_where_it_trains():
+    source = program_source(notebook("from from\nx = 1", "f(a=3)"), source="n.ipynb", is_notebook=True)
+    assert value(source.code) == 3
+    with pytest.raises(InputError, match=r"n.ipynb, line 1"):
+        Program(
+            program_source(notebook("from from\nSFTTrainer(m)"), source="n.ipynb", is_notebook=True).code,
+            source="n.ipynb",
+        )
+
+
 def test_a_notebook_is_one_with_cells():
     with pytest.raises(InputError, match="no cells"):
         program_source(json.dumps({"a": 1}), source="n.ipynb", is_notebook=True)

@@ -4,6 +4,7 @@ A line of IPython's own (``%time``, ``!pip install``) becomes a statement that d
 every place in the code is a place in its cell.
 """
 
+import ast
 import re
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,6 +16,8 @@ MAGIC = re.compile(r"\s*(?:[%!?]|[\w.,\s\[\]]+=\s*[%!])")
 """A line of IPython's own: ``%magic``, ``!command``, ``?name``, ``x = !command``."""
 FOREIGN_CELLS = re.compile(r"\s*%%(?!capture\b|time\b|timeit\b|prun\b)")
 """A cell that is no Python: ``%%bash``, ``%%writefile`` and such."""
+SAYS_TRAINING = re.compile(r"\b(?:from_pretrained|get_peft_model|\w*(?:Trainer|Config|Arguments|Collator))\s*\(")
+"""Calls that say what is trained."""
 NOTHING = "pass"
 
 
@@ -54,7 +57,7 @@ def program_source(text: str, *, source: str, is_notebook: bool) -> ProgramSourc
         if own is None:
             continue
         found.append(Cell(place=place, text=own, start=start))
-        parts.append(_as_python(own) + "\n")
+        parts.append(_without_mistakes(_as_python(own)) + "\n")
         start += len(parts[-1])
     return ProgramSource(code="".join(parts), cells=tuple(found), notebook=text)
 
@@ -87,6 +90,17 @@ def _as_python(text: str) -> str:
             lines.append(_idle(line) if MAGIC.match(line) else line)
         goes_on = (goes_on or bool(MAGIC.match(line))) and line.rstrip("\r\n").endswith("\\")
     return "".join(lines)
+
+
+def _without_mistakes(code: str) -> str:
+    """A cell, or comments in place of one that neither is Python of this version nor has a part in training."""
+    if SAYS_TRAINING.search(code):
+        return code
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "".join(_commented(line) for line in code.splitlines(keepends=True))
+    return code
 
 
 def _commented(line: str) -> str:
