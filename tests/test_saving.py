@@ -97,6 +97,7 @@ def test_a_trainer_that_is_planned_for_keeps_all_of_them():
         saving = saving_of(tool)
         assert (saving.interval, saving.every, saving.keep_last) == (Interval.STEPS, 500, None)
         assert saving.writes_result is (tool != "ms-swift")
+    assert (saving_of("axolotl").interval, saving_of("axolotl").keep_last) == (Interval.EPOCHS, 4)
 
 
 def test_a_task_is_saved_as_launch_does_it_and_for_trl_as_trl_does():

@@ -97,6 +97,8 @@ def rules_of(tool: str | None) -> DataRules:
     if tool == "llamafactory":
         most, fewest = LLAMA_FACTORY_PIXELS
         return DataRules(trainer=tool, max_pixels=most, min_pixels=fewest, videos=VideoRules())
+    if tool == "axolotl":
+        return DataRules(trainer=tool, pads_to=64, drops_long=True)
     return DataRules(trainer=tool, pads_to=1, drops_long=tool == "ms-swift")
 
 

@@ -127,10 +127,12 @@ def saving_of(tool: str | None) -> Saving:
     """How a trainer saves where its configuration says nothing; None is the bundled one.
 
     Every 500 steps, all are kept (``training_args.py``). ms-swift writes no result beside its last checkpoint
-    (``pipelines/train/sft.py`` 4.6.0).
+    (``pipelines/train/sft.py`` 4.6.0). axolotl saves once an epoch and keeps four (``core/builders/base.py`` 0.18.0).
     """
     if tool is None:
         return Saving()
+    if tool == "axolotl":
+        return Saving(interval=Interval.EPOCHS, every=500, keep_last=4, by_hugging_face=True)
     return Saving(
         interval=Interval.STEPS, every=500, keep_last=None, by_hugging_face=True, writes_result=tool != "ms-swift"
     )

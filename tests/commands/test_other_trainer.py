@@ -16,7 +16,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.recipe_json import recipe_from_json
 
-TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift")
+TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift", "axolotl")
 SETUPS = [
     (trainer, method, stage)
     for trainer in TRAINERS
@@ -75,6 +75,7 @@ def test_an_option_that_the_trainer_does_not_have_is_refused_with_the_reason():
         (("--for", "trl", "--loss", "full"), ("TRL 1.16.0", "fused")),
         (("--for", "trl", "--freeze-vision"), ("TRL 1.16.0", "freezes no part")),
         (("--for", "ms-swift", "--optimizer", "sgd"), ("ms-swift 4.6.0", "no momentum")),
+        (("--for", "axolotl", "--method", "lora", "--freeze-vision"), ("axolotl 0.18.0", "freeze_mm_modules")),
     ):
         for command in ("recommend", "estimate"):
             says(refusal(command, *asked, *words), *parts)
@@ -87,7 +88,7 @@ def test_checkpoints_that_are_left_off_of_one_part_are_left_off_of_both_where_th
     answer = call("recommend", "--json", "--model", "qwen2-vl-2b", *gpu, "--for", trainer, "--method", "lora", option)
     assert answer.code == 0, answer.err
     for recipe in plans_of(answer.document):
-        if trainer in ("trl", "transformers"):
+        if trainer in ("trl", "transformers", "axolotl"):
             assert recipe["activation_checkpointing"] is recipe["vision_activation_checkpointing"] is False
 
 
@@ -97,7 +98,7 @@ def test_the_loss_and_the_types_of_an_estimate_are_the_trainers():
     assert {trainer: setup["loss"] for trainer, setup in setups.items()} == dict.fromkeys(TRAINERS, "model") | {
         "trl": "trl"
     }
-    types = {"trl": "float32", "transformers": "model", "llamafactory": "table", "ms-swift": "model"}
+    types = dict.fromkeys(TRAINERS, "model") | {"trl": "float32", "llamafactory": "table"}
     assert {trainer: setup["weight_dtype"] for trainer, setup in setups.items()} == types
 
 
@@ -149,7 +150,7 @@ def test_the_script_around_the_trainer_loads_what_is_planned():
     assert "AutoModelForImageTextToText" in loaded  # the model sees, whether or not its samples have images
 
 
-@pytest.mark.parametrize("trainer", ["trl", "llamafactory", "ms-swift"])
+@pytest.mark.parametrize("trainer", ["trl", "llamafactory", "ms-swift", "axolotl"])
 def test_packed_rows_are_recommended_as_check_reads_them(trainer):
     """Of the samples in a row no key tells, and LLaMA-Factory packs a single row at a time."""
     words = ("--for", trainer, "--model", "qwen2.5-0.5b", "--method", "lora", "--attention", "flash_attention_2")

@@ -201,7 +201,7 @@ def test_a_file_that_is_none_of_deepspeeds_is_refused_by_what_it_looks_like(cont
         ("compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 8\n", ["accelerate"]),
         ("deepspeed_config:\n  zero_stage: 3\ncompute_environment: LOCAL_MACHINE\n", ["accelerate"]),
         ("### model\nmodel_name_or_path: x\nfinetuning_type: lora\ntemplate: qwen\n", ["LLaMA-Factory"]),
-        ("base_model: x\ndatasets: []\n", ["axolotl"]),
+        ("base_model: x\ndatasets: []\n", ["axolotl", "--config takes"]),
         ("checkpointer: {}\ndataset: {}\nlora_alpha: 16\n", ["torchtune"]),
         ("#!/bin/bash\n# DeepSpeed\ndeepspeed train.py\n", ["script", "--config"]),
         ("zero_optimization:\n  stage: 2\n", ["YAML", "JSON"]),

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,14 @@ SETUPS = [
     for engine in (None, 2, 3, "fsdp")
     if (method, engine) not in (("qlora", 3), ("qlora", "fsdp"))
 ]
-WITHOUT_FSDP2 = ("llamafactory",)
-IN_READER = {"trl": "trl", "llamafactory": "llamafactory", "ms-swift": "swift", "transformers": "Trainer"}
+WITHOUT_FSDP2 = ("llamafactory", "axolotl")
+IN_READER = {
+    "trl": "trl",
+    "llamafactory": "llamafactory",
+    "ms-swift": "swift",
+    "transformers": "Trainer",
+    "axolotl": "axolotl",
+}
 
 
 def write(folder: Path) -> None:
@@ -35,7 +41,7 @@ def write(folder: Path) -> None:
     import yaml
 
     from vlmplan.models import find_model
-    from vlmplan.other_trainers.writing import DS_CONFIG_FILE, Tool, settings_for
+    from vlmplan.other_trainers.writing import DS_CONFIG_FILE, Tool, settings_for, usual
     from vlmplan.recipe import Recipe
     from vlmplan.recipe_choices import Method
     from vlmplan.workload import Workload
@@ -49,7 +55,8 @@ def write(folder: Path) -> None:
                 continue
             chosen: dict[str, Any] = {"fsdp": True} if engine == "fsdp" else {"zero_stage": engine}
             recipe = Recipe(method=Method(method), micro_batch=2, grad_accum=3, lora_rank=5, **chosen)
-            written = settings_for(tool, within(tool, recipe, workload.model), workload, cluster_of(GPUS))
+            recipe = within(tool, usual(tool, workload.model).applied_to(recipe), workload.model)
+            written = settings_for(tool, recipe, workload, cluster_of(GPUS))
             place = folder / tool.value / f"{method}-{engine}"
             place.mkdir(parents=True)
             (place / "train.yaml").write_text(yaml.safe_dump(dict(written.settings), sort_keys=False), encoding="utf-8")
@@ -124,7 +131,27 @@ def parsed_by_transformers(file: Path) -> list[Any]:
     return list(HfArgumentParser(TrainingArguments).parse_yaml_file(str(file)))
 
 
+def parsed_by_axolotl(file: Path) -> list[Any]:
+    """What its schema makes of the file on a card that computes in bfloat16, with the default of each key."""
+    import yaml
+    from axolotl.integrations.base import PluginManager
+    from axolotl.utils.config import prepare_plugins, validate_config
+    from axolotl.utils.dict import DictDefault
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    values = DictDefault(yaml.safe_load(file.read_text(encoding="utf-8")))
+    PluginManager._instance = None  # which has those of the file before
+    prepare_plugins(values)
+    card = {"bf16": True, "fp8": False, "tf32": True, "n_gpu": GPUS, "compute_capability": "sm_80"}
+    validated = validate_config(values, card, {"torch_version": "2.12.0"})
+    defaults = {name: field.get_default() for name, field in AxolotlInputConfig.model_fields.items()}
+    known = defaults.keys() - {f"dataloader_{name}" for name in ("num_workers", "pin_memory", "prefetch_factor")}
+    own = {key: value for key, value in validated.items() if key in values or key in known}
+    return [{key: (value, defaults.get(key)) for key, value in own.items()}]
+
+
 PARSERS = {
+    "axolotl": parsed_by_axolotl,
     "trl": parsed_by_trl,
     "transformers": parsed_by_transformers,
     "llamafactory": parsed_by_llamafactory,
@@ -147,30 +174,40 @@ def plain(value: Any) -> Any:
 
 def as_file(parsed: list[Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """All keys with what the parser made of them; those that the file is silent of where they are not the default."""
-    import dataclasses
-
     values: dict[str, Any] = {}
     for group in parsed:
-        for item in dataclasses.fields(group):
-            value = plain(getattr(group, item.name))
-            default = None if item.default is dataclasses.MISSING else plain(item.default)
-            if item.init and (item.name in said or value != default):
-                values[item.name] = value
+        for name, value, default in fields_of(group):
+            if name in said or plain(value) != plain(default):
+                values[name] = plain(value)
     return values
 
 
-def meaning(trainer: str, values: Mapping[str, Any], folder: Path) -> tuple[Any, ...]:
+def fields_of(group: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value and default of what users set: of a data class, or of a mapping of pairs."""
+    import dataclasses
+
+    if isinstance(group, Mapping):
+        yield from ((name, value, default) for name, (value, default) in group.items())
+        return
+    for item in dataclasses.fields(group):
+        if item.init:
+            default = None if item.default is dataclasses.MISSING else item.default
+            yield item.name, getattr(group, item.name), default
+
+
+def meaning(
+    trainer: str, values: Mapping[str, Any], folder: Path, model_of: Callable[[str], Any] | None = None
+) -> tuple[Any, ...]:
     """What vlmplan's reader makes of keys and values."""
     from vlmplan.models import find_model
     from vlmplan.other_trainers.assembled import Surroundings
-    from vlmplan.other_trainers.read import READERS
-    from vlmplan.other_trainers.settings import Settings
+    from vlmplan.other_trainers.read import MODEL_KEYS, READERS, settings_of
 
-    name, read = READERS[IN_READER[trainer]]
-    named = values.get("model_name_or_path", values.get("model"))
-    model = find_model(named) if named else None
+    _, read = READERS[IN_READER[trainer]]
+    named = next((values[key] for key in MODEL_KEYS if values.get(key)), None)
+    model = (model_of or find_model)(named) if named else None
     around = Surroundings(folder=folder, num_gpus=GPUS)
-    config = read(Settings(values, source="train.yaml", trainer=name), model, around)
+    config = read(settings_of(IN_READER[trainer], values, "train.yaml"), model, around)
     ds_config = None if config.ds_config is None else config.ds_config.content
     return dict(config.options), config.gradient_clipping, ds_config
 
@@ -195,6 +232,39 @@ def parse(trainer: str, folder: Path) -> int:
         )
         if not is_same:
             print(f"  written {written}\n  parsed  {came_back}\n  not parsed {sorted(unparsed)}")
+    return num_others + (parse_shipped(folder / "shipped") if trainer == "axolotl" else 0)
+
+
+def parse_shipped(folder: Path) -> int:
+    """Parse axolotl's own examples, and give both what stands in them and what the parser made of it to the reader; the
+    number of those that it reads otherwise, or that it reads and the parser refuses."""
+    import yaml
+    from shipped import shipped, stand_in, write_all
+
+    from vlmplan.errors import InputError
+    from vlmplan.yaml_reader import parse_yaml
+
+    runs = [one for one in shipped() if one.trainer == "axolotl"]
+    write_all(runs, folder)
+    os.chdir(folder / "axolotl")
+    num_others = num_same = num_refused = 0
+    for run in (run for run in runs if run.is_run):
+        said = yaml.safe_load(run.text)
+        try:
+            mine = meaning("axolotl", parse_yaml(run.text, source=run.path)[0], Path(), stand_in)
+        except InputError:
+            num_refused += 1
+            continue
+        try:
+            its = meaning("axolotl", as_file(parsed_by_axolotl(Path(run.path)), said), Path(), stand_in)
+        except ValueError as error:
+            print(f"OTHER axolotl refuses {run.path}: {str(error).splitlines()[0]}")
+            its = None
+        num_same += mine == its
+        num_others += mine != its
+        if its is not None and mine != its:
+            print(f"OTHER axolotl {run.path}\n  file   {mine}\n  parsed {its}")
+    print(f"axolotl's own examples: {num_same} same, {num_others} other, {num_refused} not planned")
     return num_others
 
 

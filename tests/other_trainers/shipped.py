@@ -1,10 +1,10 @@
 """Configurations that other trainers ship, and how vlmplan reads each.
 
 ``shipped.jsonl`` holds their texts as they are in the repositories (LLaMA-Factory@ff6d4d12, ms-swift@3602360a,
-TRL@f2cd5771, all Apache License 2.0): every example of supervised fine-tuning or pre-training, and every file of
-DeepSpeed and accelerate that those name. ``python tests/other_trainers/shipped.py FOLDER`` collects them anew, from a
-folder that holds the three repositories as ``llamafactory``, ``swift`` and ``trl``; without FOLDER it prints the table
-of the documents.
+TRL@f2cd5771, axolotl@067b021c, all Apache License 2.0): every example of supervised fine-tuning or pre-training, of
+axolotl every one, and every file of DeepSpeed and accelerate that those name. ``python tests/other_trainers/shipped.py
+FOLDER`` collects them anew, from a folder that holds the repositories as ``llamafactory``, ``swift``, ``trl`` and
+``axolotl``; without FOLDER it prints the table of the documents.
 """
 
 import json
@@ -28,27 +28,39 @@ EXAMPLES = {
     "llamafactory": ("examples/train_*/*", "examples/extras/*/*"),
     "swift": ("examples/**/*.sh", "examples/yaml/deepspeed/sft.*", "examples/**/ray/*.yaml"),
     "trl": ("examples/cli_configs/*.yaml", "trl/scripts/sft.py", "examples/scripts/sft_*.py"),
+    "axolotl": ("examples/**/*.yaml", "examples/**/*.yml"),
 }
 BESIDE = {
     "llamafactory": ("examples/deepspeed/*.json", "examples/accelerate/*.yaml"),
     "swift": ("examples/**/*.json", "examples/train/multi-node/accelerate/*.yaml"),
     "trl": ("trl/accelerate_configs/*.yaml", "examples/accelerate_configs/*.yaml"),
+    "axolotl": ("deepspeed_configs/*.json",),
 }
-TITLES = {"llamafactory": "LLaMA-Factory", "swift": "ms-swift", "trl": "TRL"}
+TITLES = {"llamafactory": "LLaMA-Factory", "swift": "ms-swift", "trl": "TRL", "axolotl": "axolotl"}
 TRAINS = re.compile(r"swift (sft|pt)\b|cli/(sft|pt)\.py|swift\.cli\.(sft|pt)\b|llamafactory-cli train")
-IS_RUN = re.compile(r"^stage:|model_name_or_path", re.MULTILINE)
+IS_RUN = re.compile(r"^stage:|model_name_or_path|^base_model:", re.MULTILINE)
 COMMAND = re.compile(r"```\n((?:python|accelerate launch)[^`]*?sft[^`]*?)```")
 NOT_PLANNED = (
-    ("another kind of training", r"task_type is|rlhf_type|stage is|head of classes"),
+    ("another kind of training", r"task_type is|rlhf_type|stage is|head of classes|\brl is|reward_model is|Diffusion"),
     ("FSDP", r"fsdp|FSDP"),
-    ("sequence parallelism", r"sequence_parallel"),
+    (
+        "sequence, tensor or expert parallelism",
+        r"sequence_parallel|context_parallel|tensor_parallel|expert_parallel_size",
+    ),
     ("an optimizer", r"use_galore|use_apollo|use_badam|use_adam_mini|use_muon|optimizer is|lisa_|optim is"),
+    ("cut cross entropy", r"cut_cross_entropy"),
     (
         "a kind of adapter",
-        r"tuner_type is|finetuning_type is|use_dora|init_weights|lora_target_parameters|tuner_backend",
+        r"tuner_type is|finetuning_type is|use_dora|init_weights|lora_target_parameters|tuner_backend|relora|peft is|"
+        r"lora_target_linear is",
     ),
     ("a loss", r"loss"),
-    ("a number format", r"fp8|quant_method|quantization_bit|quantization_method|load_in_8bit"),
+    (
+        "a number format",
+        r"fp8|quant_method|quantization_bit|quantization_method|load_in_8bit|qat is|gptq is|float16 is|quantize_moe|"
+        r"model_quantization_config|onebit",
+    ),
+    ("attention, or packing without flash's", r"attn_implementation|sample_packing is|flash attention"),
     ("layers on several GPUs, one after another", r"devices for NPROC_PER_NODE|device_map"),
     ("other techniques", r""),
 )
@@ -129,7 +141,11 @@ def _collected(folder: Path) -> Iterator[dict[str, Any]]:
                 commands = [match[1].replace("\n\n", "\n") for match in COMMAND.finditer(text)]
                 for number, command in enumerate(commands):
                     yield Shipped(trainer, f"{name[:-3]}_{number}.sh", command, True)._asdict()
-            elif TRAINS.search(text) or (path.suffix in (".yaml", ".json") and IS_RUN.search(text)) or "sft." in name:
+            elif (
+                TRAINS.search(text)
+                or (path.suffix in (".yaml", ".yml", ".json") and IS_RUN.search(text))
+                or "sft." in name
+            ):
                 yield Shipped(trainer, name, text, True)._asdict()
         for path in sorted({path for pattern in BESIDE[trainer] for path in root.glob(pattern)} - set(runs)):
             text = path.read_text(encoding="utf-8", errors="replace")

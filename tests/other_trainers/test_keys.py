@@ -14,31 +14,38 @@ from transformers import TrainingArguments
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.axolotl_keys import ABSENT, DROPPED, RENAMED
 from vlmplan.other_trainers.evaluated import KEYS as OF_EVALUATION
 from vlmplan.other_trainers.hugging_face import OPTIMIZERS, WITHOUT_EFFECT
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
-from vlmplan.other_trainers.read import READERS
+from vlmplan.other_trainers.read import READERS, settings_of
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import OTHER
-from vlmplan.other_trainers.settings import Settings
 
 KEYS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
 OF_TRL = {"lora_target_modules": "all-linear", "use_peft": True}
-NEEDED = {"trl": OF_TRL, "trl dpo": OF_TRL, "llamafactory": {"bf16": True}}
+NEEDED = {
+    "trl": OF_TRL,
+    "trl dpo": OF_TRL,
+    "llamafactory": {"bf16": True},
+    "axolotl": {"micro_batch_size": 1, "batch_size": 1, "attn_implementation": "flash_attention_2"},
+}
 AROUND = Surroundings(folder=Path(), num_gpus=1)
 SEES = find_model("qwen2.5-vl-3b")
 OF_TRAINER = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+WITH_ARGUMENTS = [trainer for trainer in READERS if trainer != "axolotl"]
+"""Those that take every key of ``TrainingArguments``."""
 
 
 def read(trainer: str, values: dict[str, Any]) -> TrainerConfig:
-    name, reader = READERS[trainer]
-    return reader(Settings(NEEDED.get(trainer, {}) | values, source="the file", trainer=name), SEES, AROUND)
+    _, reader = READERS[trainer]
+    return reader(settings_of(trainer, NEEDED.get(trainer, {}) | values, "the file"), SEES, AROUND)
 
 
 @pytest.mark.parametrize("trainer", READERS)
 def test_every_key_that_the_release_has_is_known(trainer: str):
     unknown: list[str] = []
-    for key in {*OF_TRAINER, *KEYS.get(trainer, {})}:
+    for key in {*(OF_TRAINER if trainer in WITH_ARGUMENTS else ()), *KEYS.get(trainer, {})}:
         try:
             read(trainer, {key: "an odd value"})
         except InputError as error:
@@ -46,7 +53,15 @@ def test_every_key_that_the_release_has_is_known(trainer: str):
     assert not unknown
 
 
-@pytest.mark.parametrize("trainer", READERS)
+def test_arguments_that_axolotl_has_no_key_for_are_unknown_in_its_file():
+    assert OF_TRAINER - KEYS["axolotl"].keys() - RENAMED.keys() - DROPPED == ABSENT
+    for key in (*ABSENT, *(RENAMED.keys() & OF_TRAINER)):
+        with pytest.raises(InputError, match=f"unknown key '{key}'"):
+            read("axolotl", {key: 1})
+    assert set(RENAMED.values()) <= KEYS["axolotl"].keys()
+
+
+@pytest.mark.parametrize("trainer", WITH_ARGUMENTS)
 def test_a_key_that_the_release_does_not_have_is_refused_by_its_name(trainer: str):
     with pytest.raises(
         InputError, match=r"unknown key 'per_device_train_batchsize'; did you mean 'per_device_train_batch_"

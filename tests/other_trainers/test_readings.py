@@ -442,7 +442,7 @@ def test_accelerates_own_keys_beside_a_deepspeed_file_are_refused_as_it_refuses_
 @pytest.mark.parametrize(
     ("values", "word"),
     [
-        ({"base_model": "m", "datasets": [], "sequence_len": 512, "adapter": "lora"}, "axolotl"),
+        ({"checkpointer": {}, "tokenizer": {}, "metric_logger": {}}, "torchtune"),
         ({"actor_rollout_ref": {}, "algorithm": {}}, "verl"),
         ({"zero_optimization": {"stage": 2}, "train_batch_size": 4}, "--ds-config"),
         (

@@ -1,7 +1,8 @@
 """The keys of other trainers and their defaults, from the source of a release: trainer_keys.py FOLDER
 
-FOLDER holds what ``pip download --no-deps trl==1.16.0 ms-swift==4.6.0 llamafactory==0.9.5`` fetched, unpacked. Nothing
-of it is imported or run: fields are read from the classes' text. Writes ``tests/other_trainers/keys.json``.
+FOLDER holds what ``pip download --no-deps trl==1.16.0 ms-swift==4.6.0 llamafactory==0.9.5 axolotl==0.18.0`` fetched,
+unpacked. Nothing of it is imported or run: fields are read from the classes' text. Writes
+``tests/other_trainers/keys.json``.
 """
 
 import ast
@@ -27,6 +28,21 @@ FILES = {
     "swift": (
         *("swift/arguments/sft_args.py", "swift/arguments/tuner_args.py", "swift/trainers/arguments.py"),
         *(f"swift/arguments/base_args/{name}_args.py" for name in ("base", "data", "model", "quant", "template")),
+    ),
+    "axolotl": (
+        *("axolotl/utils/schemas/config.py:AxolotlInputConfig", "axolotl/utils/schemas/deprecated.py"),
+        *("axolotl/utils/schemas/model.py:ModelInputConfig", "axolotl/utils/schemas/model.py:ModelOutputConfig"),
+        *("axolotl/utils/schemas/peft.py:LoraConfig", "axolotl/utils/schemas/peft.py:ReLoRAConfig"),
+        *("axolotl/utils/schemas/training.py:HyperparametersConfig", "axolotl/utils/schemas/integrations.py"),
+        *("axolotl/utils/schemas/training.py:JaggedLRConfig", "axolotl/utils/schemas/multimodal.py:MultiModalConfig"),
+        *(
+            f"axolotl/integrations/{plugin}/args.py:{name}"
+            for plugin, name in (
+                *(("liger", "LigerArgs"), ("cut_cross_entropy", "CutCrossEntropyArgs"), ("kd", "KDArgs")),
+                *(("kernels", "KernelsArgs"), ("spectrum", "SpectrumArgs"), ("swanlab", "SwanLabConfig")),
+                *(("expert_parallel", "ExpertParallelArgs"), ("grokfast", "GrokfastArgs"), ("lm_eval", "LMEvalArgs")),
+            )
+        ),
     ),
 }
 """Files of each trainer's arguments, with the class where there are others in it."""

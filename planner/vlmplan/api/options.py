@@ -191,7 +191,7 @@ class SearchOptions(TypedDict, total=False):
 class TrainerOptions(TypedDict, total=False):
     """The trainer that it is planned for, as that trains and within what it can do; None is the bundled one."""
 
-    for_: Literal["trl", "transformers", "llamafactory", "ms-swift"] | None
+    for_: Literal["trl", "transformers", "llamafactory", "ms-swift", "axolotl"] | None
 
 
 class CompareOptions(

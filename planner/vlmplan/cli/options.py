@@ -10,7 +10,7 @@ MODEL_AND_SAMPLES = "Model and samples"
 MACHINES = "Machines"
 OFFERS = "Offers and limits"
 """Headings of the help."""
-TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift")
+TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift", "axolotl")
 PRICING = ("on_demand", "reserved", "community", "marketplace", "interruptible", "own")
 
 
@@ -27,8 +27,8 @@ CONFIG = under(
         "--config",
         type=FILE,
         metavar="FILE",
-        help="What another trainer is started with: YAML, JSON or a shell script of TRL, LLaMA-Factory, ms-swift or "
-        "Hugging Face's Trainer, or accelerate's YAML. Options beside it win.",
+        help="What another trainer is started with: YAML, JSON or a shell script of TRL, LLaMA-Factory, ms-swift, "
+        "axolotl or Hugging Face's Trainer, or accelerate's YAML. Options beside it win.",
     ),
 )
 FOR = under(

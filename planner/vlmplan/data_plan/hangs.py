@@ -2,13 +2,14 @@
 
 Under ZeRO-3 and FSDP2 a module's weights are gathered from all ranks as it is called (DeepSpeed issue 7170, Qwen3-VL
 issue 126). vlmplan's own trainer and LLaMA-Factory give a micro batch without images a blank one, TRL 1.16
-(``images = None`` in ``trainer/sft_trainer.py``) and scripts around transformers' Trainer do not.
+(``images = None`` in ``trainer/sft_trainer.py``), axolotl 0.18 (``utils/collators/mm_chat.py``) and scripts around
+transformers' Trainer do not.
 """
 
 from vlmplan.data_plan.source import DataSource
 from vlmplan.estimation import Estimate
 
-WITHOUT_BLANKS = ("TRL", "trl", "Hugging Face Trainer", "transformers")
+WITHOUT_BLANKS = ("TRL", "trl", "Hugging Face Trainer", "transformers", "axolotl")
 """How names of trainers begin that add no blank image; of ms-swift it depends on the model."""
 
 

@@ -25,7 +25,7 @@ LOOKS: tuple[tuple[frozenset[str], str], ...] = tuple(
         ("peft_type lora_alpha target_modules", "an adapter's adapter_config.json"),
         ("schema vlmplan_version recipe workload", f"a plan of vlmplan, which {PLAN_COMMANDS} take with --plan"),
         ("model_type architectures num_hidden_layers hidden_size", "a model's config.json, which --model takes"),
-        ("base_model datasets sequence_len adapter", "a configuration of axolotl"),
+        ("base_model datasets sequence_len adapter", "a configuration of axolotl, which --config takes"),
         ("model_name_or_path finetuning_type template cutoff_len stage dataset", "a configuration of LLaMA-Factory, "
          "which --config takes"),
         ("output_dir per_device_train_batch_size num_train_epochs learning_rate deepspeed", "training arguments of "

@@ -4,7 +4,7 @@ record            ``TrainerConfig``: what a file says, and the setup that it mea
 read              whose a file is, by its keys
 settings          keys by kind, each accounted for
 shell, scripts    the training command of a shell script, which is never run
-hugging_face      what TRL, LLaMA-Factory and ms-swift have in common: ``TrainingArguments``
+hugging_face      what TRL, LLaMA-Factory, ms-swift and axolotl have in common: ``TrainingArguments``
 assembled         the engine and the types of weights that follow
 """
 

@@ -1,4 +1,4 @@
-"""LoRA's keys that TRL, LLaMA-Factory and ms-swift have alike: each gives them to peft, with defaults of its own."""
+"""LoRA's keys that other trainers have alike: each gives them to peft, with defaults of its own."""
 
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import Value

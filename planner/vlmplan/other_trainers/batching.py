@@ -2,7 +2,8 @@
 
 Sources: TRL 1.16 ``trainer/sft_trainer.py`` (``self.padding_free``), ms-swift 4.6 ``arguments/sft_args.py``
 (``_check_padding_free``), LLaMA-Factory 0.9.5 ``data/processor/supervised.py`` and ``data/collator.py``
-(``SFTDataCollatorWith4DAttentionMask``).
+(``SFTDataCollatorWith4DAttentionMask``), axolotl 0.18 ``core/builders/causal.py`` (``build_collator``) and
+``core/trainers/base.py`` (``_create_multipack_sampler``).
 """
 
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
@@ -61,3 +62,24 @@ def llama_factory_batching(settings: Settings, attention: Value | None, micro_ba
     elif micro_batch != 1:
         settings.refuse("neat_packing", "with flash_attn: fa2 LLaMA-Factory takes per_device_train_batch_size: 1 alone")
     return {"batching": Batching.PACKED.value}
+
+
+def axolotl_batching(settings: Settings, attention: Value | None, *, sees_images: bool) -> Options:
+    """``sample_packing`` makes one row of a micro batch with flash attention, and rows that are kept apart in other
+    ways without; ``batch_flattening`` makes one of samples that are not packed."""
+    packs = settings.flag("sample_packing", False)
+    flattens = settings.text("batch_flattening", "false").casefold() if "batch_flattening" in settings else "false"
+    settings.only("multipack_real_batches", f"rows that are packed each by itself: {NOT_PLANNED}")
+    if packs and attention != FLASH:
+        settings.refuse("sample_packing", "it is planned with attn_implementation: flash_attention_2 alone")
+    elif packs and sees_images:
+        settings.refuse("sample_packing", f"of samples with images: {NOT_PLANNED}")
+    if packs:
+        return {"batching": Batching.PACKED.value}
+    is_auto = flattens == "auto"
+    if flattens == "false" or sees_images or (is_auto and attention != FLASH):
+        return {}
+    if attention != FLASH:
+        settings.refuse("batch_flattening", "axolotl takes it with attn_implementation: flash_attention_2 alone")
+    is_alone = is_auto and settings.count("micro_batch_size", 1, least=1) == 1
+    return {} if is_alone else {"batching": Batching.PADDING_FREE.value}

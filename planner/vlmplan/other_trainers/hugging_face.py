@@ -1,4 +1,4 @@
-"""``TrainingArguments`` of Hugging Face's Trainer, on which TRL, LLaMA-Factory and ms-swift build theirs.
+"""``TrainingArguments`` of Hugging Face's Trainer, on which TRL, LLaMA-Factory, ms-swift and axolotl build theirs.
 
 Keys and defaults of transformers 5.23 (``training_args.py``, ``trainer.py``, ``trainer_optimizer.py``).
 """
@@ -69,6 +69,7 @@ class Defaults:
     micro_batch: int = 8
     accumulation: int | None = 1
     """None: the trainer makes it of the batch and the number of GPUs."""
+    epochs: float = 3.0
     checkpointing: bool | None = False
     """None: a key of the trainer's own decides, and ``gradient_checkpointing`` beside it."""
     bf16: bool | None = False
@@ -114,7 +115,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     settings.ignore(("gradient_accumulation_steps",))
     options["batches_on_gpu"] = BatchesOnGpu.STEP_FLOAT32.value
     options["input_gradients"] = InputGradients.ALL.value
-    options["epochs"] = settings.number("num_train_epochs", 3.0)
+    options["epochs"] = settings.number("num_train_epochs", defaults.epochs)
     options |= _optimizer(settings, defaults)
     deepspeed = settings.raw("deepspeed")
     fsdp = settings.raw("fsdp") if settings.is_on("fsdp") else None

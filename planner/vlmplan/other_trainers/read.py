@@ -11,9 +11,12 @@ from vlmplan.files import text_of
 from vlmplan.json_reader import JsonDict, parse_json_object, shown
 from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accelerate
 from vlmplan.other_trainers.assembled import Surroundings, found_file
+from vlmplan.other_trainers.axolotl import AXOLOTL, read_axolotl
+from vlmplan.other_trainers.axolotl_keys import own_name
+from vlmplan.other_trainers.axolotl_zero import shipped_file as shipped_by_axolotl
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
 from vlmplan.other_trainers.llama_factory import LLAMA_FACTORY, read_llama_factory
-from vlmplan.other_trainers.llama_factory_zero import shipped_file
+from vlmplan.other_trainers.llama_factory_zero import shipped_file as shipped_by_llama_factory
 from vlmplan.other_trainers.ms_swift import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
 from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
@@ -41,10 +44,18 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     TRL_DPO: (TRL, read_trl_dpo),
     "llamafactory": (LLAMA_FACTORY, read_llama_factory),
     "swift": (MS_SWIFT, read_ms_swift),
+    "axolotl": (AXOLOTL, read_axolotl),
     OTHER: (TRAINER, read_plain_trainer),
     UNSLOTH_RUN: (UNSLOTH, read_unsloth),
     UNSLOTH_DPO_RUN: (UNSLOTH, read_unsloth_dpo),
 }
+NAMES: Mapping[str, Callable[[str], str]] = {"axolotl": own_name}
+"""What trainers call keys of ``TrainingArguments`` that they call otherwise."""
+SHIPPED_FILES: Mapping[str, Callable[[str], Mapping[str, Any] | None]] = {
+    "llamafactory": shipped_by_llama_factory,
+    "axolotl": shipped_by_axolotl,
+}
+"""DeepSpeed files of trainers' checkouts, by their paths there."""
 ENVIRONMENT_KEYS: Mapping[str, str] = {"trl": "env", TRL_DPO: "env", "swift": "ENV"}
 """Keys under which a trainer's file sets variables."""
 OF_RUNS: Mapping[str, str] = {
@@ -54,7 +65,7 @@ OF_RUNS: Mapping[str, str] = {
     "max_grad_norm": "gradient_clipping",
 }
 """Keys of ``TrainingArguments`` whose defaults are not taken for runs of which accelerate's file alone is known."""
-MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path", "model_name")
+MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,20 +298,26 @@ def _mapping(text: str, source: str) -> JsonDict:
 
 
 def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: Asked, source: str) -> TrainerConfig:
-    name, read = READERS[trainer]
+    _, read = READERS[trainer]
     if trainer == "swift":
         around = replace(around, named_deepspeed={**NAMED_DEEPSPEED, **around.named_deepspeed})
-    if trainer == "llamafactory":
-        around = replace(around, shipped_deepspeed=shipped_file)
+    if trainer in SHIPPED_FILES:
+        around = replace(around, shipped_deepspeed=SHIPPED_FILES[trainer])
     named = asked.model or next((value for key in MODEL_KEYS if isinstance(value := values.get(key), str)), None)
     if trainer in (UNSLOTH_RUN, UNSLOTH_DPO_RUN) and named is not None:
         named = makers_name(named)
     try:
         model = asked.find_model(named) if named else None
     except VlmplanError:
-        read(Settings(values, source=source, trainer=name), None, around)  # what is wrong with the file comes first
+        read(settings_of(trainer, values, source), None, around)  # what is wrong with the file comes first
         raise
-    return read(Settings(values, source=source, trainer=name), model, around)
+    return read(settings_of(trainer, values, source), model, around)
+
+
+def settings_of(trainer: str, values: Mapping[str, Any], source: str) -> Settings:
+    """The keys and values of a file of one of ``READERS``."""
+    title, _ = READERS[trainer]
+    return Settings(values, source=source, trainer=title, names=NAMES.get(trainer, str))
 
 
 def _of_accelerate(values: Mapping[str, Any], around: Surroundings, asked: Asked, source: str) -> TrainerConfig:

@@ -25,9 +25,10 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "llamafactory-cli": ("llamafactory", ("train",)),
     "lmf": ("llamafactory", ("train",)),
     "trl": ("trl", ("sft", "dpo")),
+    "axolotl": ("axolotl", ("train",)),
 }
 """Programs: whose they are, and with which word they train."""
-READ = "swift sft and pt, llamafactory-cli train, trl sft and dpo"
+READ = "swift sft and pt, llamafactory-cli train, trl sft and dpo, axolotl train"
 STARTED = "a script that accelerate, torchrun, deepspeed or python starts"
 BY_OPTIONS = frozenset(("dpo", "grpo"))
 """What ``--task`` plans and no file of these programs is read for, but TRL's for DPO."""
@@ -49,6 +50,8 @@ OTHER_TASKS: Mapping[str, str] = {
 OTHER = "Trainer"
 OF_LLAMA_FACTORY = ("src", "train.py")
 """Its own script, which accelerate's launcher starts with a file of its keys."""
+OF_AXOLOTL = ("axolotl", "cli", "train")
+"""The module that its command starts by a launcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +159,8 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
     path = PurePath(script)
     if path.parts[-2:] == OF_LLAMA_FACTORY and words and words[0].endswith((".yaml", ".yml", ".json")):
         return "llamafactory"
+    if path.parts[-3:] == OF_AXOLOTL:
+        return "axolotl"
     if "swift" in path.parts:
         return "swift" if path.stem in TASKS["swift"][1] else None
     if path.stem in SCRIPTS:
@@ -172,16 +177,34 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
         return None
     if (program, words[0]) == ("trl", "dpo"):
         trainer = TRL_DPO
-    files, values = arguments_of(command, words[1:], source=source)
+    own, behind = _behind_dashes(words[1:])
+    files, values = arguments_of(command, own, source=source)
     if trainer == "swift":
         _refuse_split_model(command, source)
-    handed = Launched(program=program)
+    handed = _of_axolotl(values, behind) if trainer == "axolotl" else Launched(program=program)
     if program == "trl":  # whose command starts accelerate's launcher
         options = {name: str(values.pop(name)) for name in (*OF_LAUNCHER, "accelerate_config") if name in values}
         file = options.pop("accelerate_config", None)
         options |= {} if file is None else {"config_file": file}
         handed = Launched(program="accelerate-launch", options=options)
     return _with_files(command, trainer, files, values, handed)
+
+
+def _behind_dashes(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words of a command, and those behind ``--``, which are another's."""
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
+def _of_axolotl(values: dict[str, Any], behind: tuple[str, ...]) -> Launched:
+    """The launcher that ``axolotl train`` hands words behind ``--`` to: accelerate's, unless ``--launcher`` names
+    another (``cli/utils/train.py``). Of ``values`` those are taken out that are not its file's."""
+    values.pop("main_process_port", None)
+    processes = values.pop("num_processes", None)
+    program = {"torchrun": "torchrun", "python": "python"}.get(str(values.get("launcher")), "accelerate-launch")
+    found = launched(program, [*behind, "-m", ".".join(OF_AXOLOTL)]) or Launched(program=program)
+    named = {} if processes is None else {"num_processes": str(processes)}
+    return replace(found, options={**named, **found.options})
 
 
 def _refuse_split_model(command: Command, source: str) -> None:

@@ -2,7 +2,8 @@
 
 ``HfArgumentParser`` takes ``1e-4``, ``"true"`` and ``yes`` for what they mean, and words of a command line are all
 text. A value that is null or missing is the trainer's default. Whatever nobody asked for is refused by its name in
-``close``.
+``close``. A trainer that calls keys of ``TrainingArguments`` otherwise, or makes values of others, says so once: then
+the same code reads them, and mistakes are told in the trainer's words.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
@@ -23,10 +24,15 @@ LEAST_LIKENESS = 0.9
 
 
 class Settings:
-    """The values of one configuration. What is wrong is kept, and raised together by ``close``."""
+    """The values of one configuration. What is wrong is kept, and raised together by ``close``.
 
-    def __init__(self, values: Mapping[str, Any], *, source: str, trainer: str) -> None:
-        self.source, self.trainer = source, trainer
+    ``names``: what the trainer calls a key that is asked for; empty for one that it does not have.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], *, source: str, trainer: str, names: Callable[[str], str] = str
+    ) -> None:
+        self.source, self.trainer, self._own = source, trainer, names
         self.notes: list[str] = []
         self.of_script: Callable[[list[str]], str] | None = None
         """The sentence on keys that are a script's own, where one may have some beside the trainer's."""
@@ -38,18 +44,24 @@ class Settings:
         self._idle: set[str] = set()
         self._known: set[str] = set()
         self._unwritten: set[str] = set()
+        self._made: dict[str, Any] = {}
 
     def __contains__(self, key: str) -> bool:
-        return key in self._values
+        return self._own(key) in self._values or self._own(key) in self._made
 
     def is_null(self, key: str) -> bool:
         """Whether it is there and says that there is none."""
-        return key in self._nulls
+        return self._own(key) in self._nulls
+
+    def make(self, key: str, value: Any) -> None:
+        """The trainer makes this value of ``key`` by itself, whatever the file says of it."""
+        self._made[self._own(key)] = value
 
     # -- values by kind ------------------------------------------------------------------------------------------
 
     def raw(self, key: str) -> Any:
-        """The value as it stands, None where there is none; it counts as said."""
+        """The value as it stands, or as the trainer makes it, None where there is none; it counts as said."""
+        key = self._own(key)
         self._known.add(key)
         value = self._values.get(key)
         if isinstance(value, Unwritten):
@@ -57,7 +69,7 @@ class Settings:
             return None
         if value is not None:
             self._said[key] = Setting(key, shown(value, SHOWN_CHARACTERS) if not isinstance(value, str) else value)
-        return value
+        return self._made.get(key, value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.raw(key)
@@ -72,7 +84,7 @@ class Settings:
 
     def maybe_flag(self, key: str) -> bool | None:
         """True, false, or None where nothing is said."""
-        self._known.add(key)
+        self._known.add(self._own(key))
         return self.flag(key, False) if key in self else None
 
     def count(self, key: str, default: int, *, least: int = 0) -> int:
@@ -85,7 +97,7 @@ class Settings:
         return int(value)
 
     def maybe_count(self, key: str, *, least: int = 0) -> int | None:
-        self._known.add(key)
+        self._known.add(self._own(key))
         return self.count(key, least, least=least) if key in self else None
 
     def number(self, key: str, default: float, *, least: float = 0.0) -> float:
@@ -143,7 +155,7 @@ class Settings:
         """Refuse each of ``keys`` (names with spaces between) at other values than false, 0 or ``allowed``."""
         fine = {str(one).casefold() for one in allowed}
         for key in keys.split():
-            value = self._values.get(key)
+            value = self._value(key)
             if isinstance(value, Unwritten):
                 self._refuse_unwritten(key, value)
             elif value is not None and not _is_off(value) and str(value).casefold() not in fine:
@@ -152,16 +164,16 @@ class Settings:
 
     def is_on(self, key: str) -> bool:
         """Whether its value is anything but false, 0 or empty."""
-        value = self._values.get(key)
+        value = self._value(key)
         return value is not None and not _is_off(value) and str(value) != "[]"
 
     def mentions(self, key: str, text: str) -> bool:
         """Whether ``text`` is in its value, without taking that for read."""
-        return text in str(self._values.get(key, ""))
+        return text in str(self._values.get(self._own(key), ""))
 
     def refuse(self, key: str, why: str) -> None:
         """Keep that the value of ``key`` will not do."""
-        self._mistakes.add(f"{key} is {shown(self._values.get(key))}; {why}")
+        self._mistakes.add(f"{self._own(key)} is {shown(self._values.get(self._own(key)))}; {why}")
 
     def refuse_whole(self, sentence: str) -> None:
         self._mistakes.add(sentence)
@@ -179,9 +191,9 @@ class Settings:
 
     def ignore(self, keys: Iterable[str]) -> None:
         """These change neither bytes nor seconds of a step."""
-        for key in keys:
+        for key in map(self._own, keys):
             self._known.add(key)
-            if key in self and key not in self._said:
+            if key in self._values and key not in self._said:
                 self._idle.add(key)
 
     def ignore_all_of(self, *beginnings: str) -> None:
@@ -190,7 +202,7 @@ class Settings:
 
     def close(self, more: Collection[str] = ()) -> None:
         """Raise InputError with everything that is wrong, keys that the trainer does not have among it."""
-        known = self._known | set(more)
+        known = (self._known | set(more)) - {""}
         unknown = [key for key in (*self._values, *self._nulls) if key not in known]
         if self.of_script is not None:
             own = [key for key in unknown if not _is_slip(key, known)]
@@ -216,6 +228,10 @@ class Settings:
         """The keys without effect on memory or time, in the order of the file."""
         return tuple(key for key in self._values if key in self._idle)
 
+    def _value(self, key: str) -> Any:
+        own = self._own(key)
+        return self._made.get(own, self._values.get(own))
+
     def _refuse_unwritten(self, key: str, text: Unwritten) -> None:
         sentence = f"{key} is {text}, which only running the program tells; write its value there"
         if sentence not in self._unwritten:
@@ -223,9 +239,12 @@ class Settings:
             self._mistakes.add(sentence)
 
     def _refuse(self, key: str, needed: str) -> None:
-        self._mistakes.add(f"{key} is {shown(self._values.get(key))}; {needed} is needed")
+        self.refuse(key, f"{needed} is needed")
 
     def _taken(self, key: str, default: object) -> None:
+        key = self._own(key)
+        if not key:
+            return
         text = (
             str(default).lower()
             if isinstance(default, bool)

@@ -22,8 +22,9 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
         "trl": "use_peft lora_r lora_target_modules dataset_name dataset_text_field assistant_only_loss loss_type "
         "completion_only_loss max_seq_length attn_implementation load_in_4bit model_name_or_path dtype padding_free",
         "accelerate": "compute_environment distributed_type main_training_function downcast_bf16 num_machines",
-        "axolotl": "base_model micro_batch_size sample_packing sequence_len adapter datasets val_set_size "
-        "pad_to_sequence_len load_in_4bit lora_target_linear flash_attention",
+        "axolotl": "base_model micro_batch_size sample_packing sequence_len adapter datasets val_set_size num_epochs "
+        "pad_to_sequence_len load_in_4bit lora_target_linear flash_attention optimizer saves_per_epoch lr_scheduler "
+        "dataset_prepared_path special_tokens",
         "LLaMA-Factory v1": "model_class kernel_config dist_config train_dataset peft_config init_config "
         "sample_backend",
         "torchtune": "tokenizer checkpointer enable_activation_checkpointing enable_activation_offloading "
@@ -40,10 +41,10 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
     }.items()
 }
 """Keys that tell whose a file is, the surest first."""
-READ = "TRL's, LLaMA-Factory's, ms-swift's, accelerate's and the Trainer's"
+READ = "TRL's, LLaMA-Factory's, ms-swift's, axolotl's, accelerate's and the Trainer's"
 NOT_READ: Mapping[str, str] = {
     **dict.fromkeys(
-        ("axolotl", "torchtune", "LitGPT", "LLM-Foundry", "NeMo"),
+        ("torchtune", "LitGPT", "LLM-Foundry", "NeMo"),
         f"vlmplan reads {READ}; say what it means with the options of vlmplan estimate",
     ),
     "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",

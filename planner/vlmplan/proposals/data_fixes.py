@@ -22,18 +22,19 @@ def run_on_samples(request: Request, estimate: Estimate) -> DataRun | None:
 def sampling_keys(opened: OpenedConfig, config: TrainerConfig, request: Request) -> Iterator[Mapping[str, Any]]:
     """Keys of the file that put samples of about equal length together, or several into a row.
 
-    ms-swift's own sampler knows ``group_by_length`` (``trainers/mixin.py``, 4.6.0), transformers 5 calls it a
-    ``train_sampling_strategy``. TrainingArguments alone have no packing, and rows of images are packed by few trainers.
+    ms-swift's own sampler knows ``group_by_length`` (``trainers/mixin.py``, 4.6.0), as axolotl's key is called;
+    transformers 5 calls it a ``train_sampling_strategy``. TrainingArguments alone have no packing, and rows of images
+    are packed by few trainers.
     """
     assert request.from_data is not None
     source, tool = request.from_data.source, tool_of_trainer(config.trainer)
     if tool is None or source.rules.packs:
         return
     if source.rules.order is not Order.BY_LENGTH:
-        is_older = tool is Tool.MS_SWIFT or "group_by_length" in opened.values
+        is_older = tool in (Tool.MS_SWIFT, Tool.AXOLOTL) or "group_by_length" in opened.values
         yield {"group_by_length": True} if is_older else {"train_sampling_strategy": "group_by_length"}
     if tool is not Tool.TRANSFORMERS and not source.found.sizes and not source.dataset.has_sounds:
-        yield {"packing": True}
+        yield {"sample_packing" if tool is Tool.AXOLOTL else "packing": True}
 
 
 def saves(run: DataRun | None, before: DataRun, fraction: float) -> bool:

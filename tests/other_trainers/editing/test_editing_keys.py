@@ -13,7 +13,7 @@ from vlmplan.other_trainers.editing.engine import deepspeed_changes
 from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, key_changes
 from vlmplan.other_trainers.editing.patch import Patch, patched
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Offload, OptimizerKind
+from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind
 from vlmplan.request import configured_request, own_request, requested_cluster
 from vlmplan.request.setup import requested_setup
 
@@ -32,6 +32,13 @@ TRL: dict[str, Any] = {
     "dtype": "bfloat16",
 }
 TRAINER: dict[str, Any] = {"output_dir": "o", "per_device_train_batch_size": 4, "bf16": True}
+AXOLOTL: dict[str, Any] = {
+    "base_model": "qwen2.5-0.5b",
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "sequence_len": 512,
+    "flash_attention": True,
+}
 TRAINERS = {"llamafactory": LLAMA_FACTORY, "swift": MS_SWIFT, "trl": TRL, "Trainer": TRAINER}
 
 
@@ -49,7 +56,11 @@ def changed(name: str, values: dict[str, Any], gpu: str = "l4:1", **fields: Any)
     else:
         path.write_text(json.dumps(values, indent=2), encoding="utf-8")
     opened = open_trainer_config(path)
-    model = {} if "model" in values or "model_name_or_path" in values else {"model": "qwen2.5-0.5b"}
+    model = (
+        {}
+        if "model" in values or "model_name_or_path" in values or "base_model" in values
+        else {"model": "qwen2.5-0.5b"}
+    )
     from vlmplan.models import find_model
 
     request = configured_request(own_request({"gpu": gpu, **model}), opened, find_model)
@@ -87,6 +98,33 @@ def test_the_batch_and_checkpointing_have_each_trainers_key(name):
 def test_a_run_that_gets_adapters_has_the_trainers_own_defaults(name, expected):
     keys, _ = changed("x.json", TRAINERS[name], method=Method.LORA)
     assert dict(keys.values) == expected
+
+
+def test_axolotl_has_no_defaults_of_adapters_and_is_given_all():
+    keys, patch = changed("x.json", AXOLOTL, method=Method.QLORA, lora_rank=4)
+    assert keys.values["adapter"] == "qlora"
+    assert (keys.values["load_in_4bit"], keys.values["lora_r"], keys.values["lora_alpha"]) == (True, 4, 8)
+    assert (keys.values["lora_target_modules"], keys.values["lora_mlp_kernel"]) == ("all-linear", False)
+    assert json.loads(patch.files[0].after) == AXOLOTL | dict(keys.values)
+
+
+def test_axolotls_older_keys_go_where_newer_ones_come():
+    keys, _ = changed("x.json", AXOLOTL, method=Method.LORA, attention=AttentionImplementation.SDPA)
+    assert (keys.values["attn_implementation"], keys.values["flash_attention"]) == ("sdpa", None)
+    offloads = AXOLOTL | {"gradient_checkpointing": "offload"}
+    keys, _ = changed("x.json", offloads, offload_activations=False)
+    assert keys.values == {"gradient_checkpointing": True}
+    product = {key: value for key, value in AXOLOTL.items() if key != "gradient_accumulation_steps"} | {"batch_size": 1}
+    keys, _ = changed("x.json", product, grad_accum=4)
+    assert keys.values == {"gradient_accumulation_steps": 4, "batch_size": None}
+
+
+def test_a_script_that_starts_axolotl_is_left_as_it_is():
+    Path("train.yml").write_text(json.dumps(AXOLOTL), encoding="utf-8")
+    Path("run.sh").write_text("axolotl train train.yml\n", encoding="utf-8")
+    opened = open_trainer_config(Path("run.sh"))
+    with pytest.raises(InputError, match=r"change train\.yml"):
+        patched(opened, KeyChanges(values={"micro_batch_size": 2}), Path("run.sh"))
 
 
 def test_names_that_the_file_has_stay():

@@ -10,9 +10,8 @@ from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.other_trainers.assembled import found_file
-from vlmplan.other_trainers.llama_factory_zero import shipped_file
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED, zero_file
-from vlmplan.other_trainers.read import OpenedConfig
+from vlmplan.other_trainers.read import SHIPPED_FILES, OpenedConfig
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload, OptimizerKind
 
@@ -52,7 +51,8 @@ def deepspeed_source(opened: OpenedConfig) -> DeepSpeedSource | None:
     try:
         path = found_file(name, opened.folder, opened.source, "deepspeed")
     except InputError:
-        shipped = shipped_file(name) if opened.trainer == "llamafactory" else None
+        find = SHIPPED_FILES.get(opened.trainer)
+        shipped = None if find is None else find(name)
         if shipped is None:
             raise
         return DeepSpeedSource(content=dict(shipped), name=name)

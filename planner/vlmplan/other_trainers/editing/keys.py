@@ -9,6 +9,7 @@ from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES
+from vlmplan.other_trainers.axolotl_keys import ATTENTION_FLAGS
 from vlmplan.other_trainers.editing.accelerate_keys import accelerate_changes
 from vlmplan.other_trainers.editing.engine import (
     changed,
@@ -36,7 +37,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 """Other names of keys, under which a file may have them."""
 OF_ADAPTERS = frozenset("lora_rank lora_r lora_alpha lora_dropout lora_target target_modules".split())
 """What a trainer has a default of where a run gets adapters that had none. For the modules of some models TRL has none
-(``lora_target_modules``)."""
+(``lora_target_modules``), axolotl of none."""
 DEFAULTS = {"quantization_method": "bnb"}
 """Values that go without saying."""
 OF_TYPES = frozenset(("dtype", "torch_dtype", "pure_bf16"))
@@ -90,7 +91,7 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
         and its.settings.get(key) != DEFAULTS.get(key, UNLIKE_ANY)
     }
     one, other = before.recipe, after.recipe
-    if not one.trains_adapters:
+    if not one.trains_adapters and tool is not Tool.AXOLOTL:
         values = {key: value for key, value in values.items() if key not in OF_ADAPTERS or key in opened.values}
     if (one.precision, one.method, one.casts_loaded) == (other.precision, other.method, other.casts_loaded):
         values = {key: value for key, value in values.items() if key not in OF_TYPES}
@@ -133,11 +134,26 @@ def _in_its_words(opened: OpenedConfig, values: Mapping[str, Any]) -> dict[str, 
             result["disable_gradient_checkpointing"] = False
     if "max_length" in result and str(present.get("packing")).casefold() == "true" and "packing_length" in present:
         result["packing_length"] = result.pop("max_length")
+    if opened.trainer == "axolotl":
+        result |= _beside_older_keys(present, result)
     return {
         key: value
         for key, value in result.items()
         if (value is not None or key in present) and str(present.get(key)).casefold() != str(value).casefold()
     }
+
+
+def _beside_older_keys(present: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes of axolotl's other keys for the same: a flag of attention goes, and ``batch_size``, which it does
+    not take beside an accumulation; ``offload`` of checkpoints is true."""
+    of_others = {
+        "batch_size": "gradient_accumulation_steps",
+        **dict.fromkeys(ATTENTION_FLAGS, "attn_implementation"),
+    }
+    gone = {key: None for key, other in of_others.items() if key in present and other in result}
+    offloads = str(present.get("gradient_checkpointing")).startswith("offload")
+    is_on = offloads and result.get("gradient_checkpointing", True)
+    return gone | ({"gradient_checkpointing": True} if is_on and "activation_offloading" in result else {})
 
 
 def _variables(opened: OpenedConfig, before: Recipe, after: Recipe) -> dict[str, str]:

@@ -22,25 +22,31 @@ from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig, op
 OF_A_RUN: Final = frozenset(("global_world_size", "swift_version", "local_world_size"))
 """Keys of the ``args.json`` that ms-swift writes of a run."""
 NEAR: Mapping[str, tuple[str, ...]] = {
-    "gradient_accumulation_steps": ("per_device_train_batch_size",),
+    "gradient_accumulation_steps": ("per_device_train_batch_size", "micro_batch_size"),
     "per_device_train_batch_size": ("gradient_accumulation_steps",),
     "optim": ("learning_rate",),
     "deepspeed": ("finetuning_type", "tuner_type", "train_type", "bf16", "torch_dtype"),
-    "gradient_checkpointing": ("gradient_accumulation_steps", "per_device_train_batch_size"),
+    "gradient_checkpointing": ("gradient_accumulation_steps", "per_device_train_batch_size", "micro_batch_size"),
     "disable_gradient_checkpointing": ("gradient_accumulation_steps", "per_device_train_batch_size"),
     "flash_attn": ("model_name_or_path",),
-    "attn_implementation": ("model_name_or_path",),
+    "attn_implementation": ("model_name_or_path", "base_model"),
     "attn_impl": ("torch_dtype", "model"),
     "quantization_bit": ("finetuning_type", "model_name_or_path"),
     "quantization_method": ("quantization_bit", "finetuning_type", "model_name_or_path"),
     "quant_bits": ("tuner_type", "train_type", "model"),
     "quant_method": ("tuner_type", "train_type", "model"),
-    "load_in_4bit": ("use_peft", "lora_r"),
+    "load_in_4bit": ("use_peft", "adapter", "lora_r"),
     "image_max_pixels": ("cutoff_len", "model_name_or_path"),
     "max_pixels": ("max_length", "model"),
     "train_sampling_strategy": ("gradient_accumulation_steps", "per_device_train_batch_size"),
     "group_by_length": ("gradient_accumulation_steps", "per_device_train_batch_size"),
     "packing": ("cutoff_len", "max_length"),
+    "micro_batch_size": ("gradient_accumulation_steps",),
+    "eval_batch_size": ("micro_batch_size",),
+    "optimizer": ("lr_scheduler", "learning_rate"),
+    "adapter": ("base_model",),
+    "sample_packing": ("sequence_len",),
+    "activation_offloading": ("gradient_checkpointing",),
 }
 """Where a new key is best put: after the first of these that is there, else at the end. A choice."""
 
@@ -91,6 +97,15 @@ def require_own_words(opened: OpenedConfig) -> None:
             f"{opened.source} is what ms-swift writes of a run and does not read to start one: change the script or "
             f"the YAML that started it"
         )
+    if opened.trainer == "axolotl" and opened.run is not None:
+        raise InputError(
+            f"{opened.source} starts axolotl, whose options have forms of their own: change {_named(opened)}"
+        )
+
+
+def _named(opened: OpenedConfig) -> str:
+    """The files that a script's command names."""
+    return " and ".join(opened.run.files) if opened.run is not None and opened.run.files else "its YAML"
 
 
 def patched(opened: OpenedConfig, changes: KeyChanges, target: Path) -> Patch:

@@ -3,7 +3,7 @@
 record            ``Tool``, ``WrittenSetup``
 limits            what a tool lets a setting be; ``Limit``
 hugging_face      what all of them have in common: ``TrainingArguments``, DeepSpeed's file, how processes are started
-trl, plain_trainer, llama_factory, ms_swift
+trl, plain_trainer, llama_factory, ms_swift, axolotl
                   one file each: limits, behaviour and keys
 choice            a tool by its name: ``objection``, ``behaviour``, ``usual`` and ``settings_for``
 """

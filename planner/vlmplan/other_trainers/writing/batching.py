@@ -45,6 +45,12 @@ LLAMA_FACTORY_BATCHING: Final = Limit(
     sentence="of --batching it has packed alone (neat_packing), with --attention flash_attention_2 and --micro-batch 1",
     source="data/collator.py SFTDataCollatorWith4DAttentionMask: 'bsz should be 1 for neat packing'",
 )
+AXOLOTL_BATCHING: Final = Limit(
+    field="batching",
+    allowed=lambda context: (Batching.PADDED,) if context.sees else _with_flash(context),
+    sentence="its sample_packing and batch_flattening are planned with --attention flash_attention_2, of text",
+    source="core/builders/causal.py build_collator; utils/schemas/validation.py check_batch_flattening_fa",
+)
 SCRIPT_BATCHING: Final = Limit(
     field="batching",
     allowed=always(Batching.PADDED),

@@ -11,7 +11,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.lora_targets import CLAMPING_TYPES
 from vlmplan.other_trainers.assembled import largest_image, sees
 from vlmplan.other_trainers.record import Value
-from vlmplan.other_trainers.writing import llama_factory, ms_swift, plain_trainer, trl
+from vlmplan.other_trainers.writing import axolotl, llama_factory, ms_swift, plain_trainer, trl
 from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
@@ -21,7 +21,7 @@ from vlmplan.thinkers import thinker_class
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
 
 TOOLS: Final[Mapping[Tool, KnownTool]] = {
-    known.tool: known for known in (trl.KNOWN, plain_trainer.KNOWN, llama_factory.KNOWN, ms_swift.KNOWN)
+    known.tool: known for known in (trl.KNOWN, plain_trainer.KNOWN, llama_factory.KNOWN, ms_swift.KNOWN, axolotl.KNOWN)
 }
 
 WHOLE_MODELS: Final = (
@@ -85,7 +85,7 @@ def usual(tool: Tool, model: ModelFiles, batching: Batching | None = None) -> De
     the allocator that the written files ask for, and the micro batch that its packed rows need."""
     known = TOOLS[tool]
     rows = known.packed_rows if batching is Batching.PACKED else None
-    decided = DecidedRecipe(loss=known.loss, expandable_segments=True, micro_batch=rows)
+    decided = DecidedRecipe(loss=known.loss, expandable_segments=True, micro_batch=rows, attention=known.attention)
     if not known.freezes_vision or not sees(model):
         return decided
     return decided.completed(DecidedRecipe(train_vision=False, train_projector=False, train_language=True))
@@ -117,7 +117,7 @@ def settings_for(
         **_sample_options(tool, workload),
         **evaluation_options(
             evaluation,
-            has_samples="val_size" in own,
+            has_samples=isinstance(own.get("val_size", own.get("val_set_size")), int),
             has_predictions=bool({"compute_accuracy", "eval_metric"} & own.keys()),
         ),
     }
@@ -139,8 +139,9 @@ def _sample_options(tool: Tool, workload: Workload) -> dict[str, Value]:
         options["images_per_sample"] = workload.images_per_sample
     width, height = workload.image_width, workload.image_height
     if workload.images_per_sample:
-        default = "{}x{}".format(*DEFAULT_IMAGE_SIZE)
+        size = f"{width}x{height}"
+        default = size if TOOLS[tool].sizes_images else "{}x{}".format(*DEFAULT_IMAGE_SIZE)
         read = largest_image(width * height) if TOOLS[tool].limits_pixels else default
-        if read != f"{width}x{height}":
-            options["image_size"] = f"{width}x{height}"
+        if read != size:
+            options["image_size"] = size
     return options

@@ -10,7 +10,7 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe_choices import AttentionImplementation, LossKind
 from vlmplan.units import Choice
 from vlmplan.workload import Workload
 
@@ -43,6 +43,7 @@ class Tool(Choice):
     TRANSFORMERS = "transformers"
     LLAMA_FACTORY = "llamafactory"
     MS_SWIFT = "ms-swift"
+    AXOLOTL = "axolotl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,10 @@ class KnownTool:
     """By default, and the projector with it."""
     limits_pixels: bool = False
     """A key says how large an image may be."""
+    sizes_images: bool = False
+    """A key says how large every image is."""
+    attention: AttentionImplementation | None = None
+    """What every setup is computed with unless the user says otherwise; None: what fits."""
     packed_rows: int | None = None
     """Rows of a micro batch, where it packs no other number."""
     without_fsdp: str | None = None

@@ -1,0 +1,284 @@
+"""axolotl's supervised fine-tuning (0.18.0): the YAML of ``axolotl train FILE.yaml``.
+
+Sources: ``utils/config/__init__.py`` (``normalize_config``, ``resolve_dtype``) and ``utils/schemas/`` for what becomes
+of keys, ``core/builders/`` for the Trainer's arguments, ``loaders/model.py`` for types.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from vlmplan.data_rules import Order
+from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, sees
+from vlmplan.other_trainers.axolotl_adapters import adapter_options, adapters_without_effect, double_quant
+from vlmplan.other_trainers.axolotl_keys import (
+    ATTENTION_FLAGS,
+    CUT_CROSS_ENTROPY,
+    DROPPED,
+    HARMLESS_PLUGINS,
+    LIGER,
+    LIGER_LAYERS,
+    OF_PLUGINS,
+    WITHOUT_EFFECT,
+    refuse_techniques,
+)
+from vlmplan.other_trainers.axolotl_runs import check_batch, derive_evaluation, derive_saving, evaluates, num_evaluated
+from vlmplan.other_trainers.axolotl_samples import data_rules, samples, sees_images
+from vlmplan.other_trainers.batching import axolotl_batching
+from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
+from vlmplan.other_trainers.hugging_face import (
+    ATTENTION,
+    NOT_PLANNED,
+    Arguments,
+    Defaults,
+    attention_option,
+    read_arguments,
+)
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe_choices import (
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Precision,
+    WeightDtype,
+)
+from vlmplan.workload import ModelFiles
+
+AXOLOTL: Final = "axolotl 0.18.0"
+OWN_FSDP2: Final = (
+    "axolotl 0.18 shards with FSDP2 by code of its own, which leaves trained weights in 16 bit, where accelerate's "
+    "makes them float32, and makes units of adapters too; not planned. DeepSpeed's stage 3 shards as much"
+)
+"""``fsdp2_prepare_model`` in ``monkeypatch/accelerate/fsdp2.py``."""
+DEFAULTS: Final = Defaults(
+    micro_batch=1,
+    epochs=1.0,
+    bf16=None,
+    evaluation=EvaluationRules(batch=1, runs=evaluates, kept=loss_alone, samples=num_evaluated),
+)
+ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
+    **ATTENTION,
+    "kernels-community/flash-attn2": AttentionImplementation.FLASH_ATTENTION_2,
+}
+LANGUAGE_ALONE: Final = frozenset(("model.language_model.*", "lm_head.*", "lm_head.weight$"))
+"""Patterns of ``unfrozen_parameters`` that mean the language model of one that sees."""
+
+
+def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What axolotl makes of these keys. Raises InputError with everything that is wrong."""
+    around = replace(around, environment=_environment(around))
+    if settings.is_on("rl"):
+        settings.refuse("rl", "supervised fine-tuning is planned; dpo and grpo are as TRL trains them (--task)")
+    settings.ignore(("rl",))
+    check_batch(settings)
+    derive_saving(settings)
+    derive_evaluation(settings)
+    _derive_precision(settings)
+    _refuse_fsdp(settings, around)
+    offloads = _derive_checkpointing(settings)
+    arguments = read_arguments(settings, replace(DEFAULTS, loader_workers=_loader_workers(settings, around)))
+    if settings.maybe_flag("curriculum_sampling"):
+        arguments.order = Order.SEQUENTIAL
+    method = _method(settings)
+    options: dict[str, Value] = {"loss": LossKind.MODEL.value, **_plugins(settings, model)}
+    name = settings.text("base_model", "")
+    options |= {"model": name} if name else {}
+    _derive_attention(settings)
+    options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
+    options |= axolotl_batching(settings, options.get("attention"), sees_images=sees_images(settings, model))
+    options |= samples(settings, model)
+    options |= _parts(settings, model, method)
+    options |= adapter_options(settings, model) if method is not Method.FULL else {}
+    adapters_without_effect(settings)
+    options |= _offloaded(settings, offloads, method)
+    doubles = double_quant(settings) if method is Method.QLORA else None
+    refuse_techniques(settings)
+    _refuse_class(settings, model)
+    _note_routers(settings, model)
+    settings.ignore(WITHOUT_EFFECT | DROPPED | {"processor_type"})
+    settings.ignore_all_of(*OF_PLUGINS)
+    meaning = _types(settings, arguments, method, options)
+    meaning.use_double_quant, meaning.data_rules, meaning.model = doubles, data_rules(settings, model), model
+    meaning.without_fsdp = OWN_FSDP2
+    return assembled(settings, arguments, meaning, around)
+
+
+def _environment(around: Surroundings) -> Mapping[str, str]:
+    """Where nobody says otherwise it lets the allocator's segments grow (``set_pytorch_cuda_alloc_conf`` in
+    ``utils/__init__.py``, of torch 2.9 and later)."""
+    environment = dict(around.environment)
+    environment.setdefault(ALLOCATOR_VARIABLES[1], "expandable_segments:True")
+    return environment
+
+
+def _derive_precision(settings: Settings) -> None:
+    """``bf16: auto``, the default, is true on cards that have it, unless fp16 is on (``resolve_dtype``)."""
+    has_fp16 = bool(settings.maybe_flag("fp16"))
+    is_null = settings.is_null("bf16")
+    said = "false" if is_null else settings.text("bf16", "auto").casefold()
+    settings.ignore(("bf16",))
+    if said == "auto":
+        settings.make("bf16", not has_fp16)
+        said = str(not has_fp16).casefold()
+    elif is_null:
+        settings.make("bf16", False)
+    if settings.maybe_flag("bfloat16"):
+        settings.make("bf16", True)
+        said = "true"
+    if said == "true" and has_fp16:
+        settings.make("fp16", False)
+        settings.note("bf16 and fp16 are both true: axolotl takes bf16")
+    if said == "false" and not has_fp16:
+        settings.only("float16", f"16-bit weights without autocast: {NOT_PLANNED}; set bf16: true")
+    settings.ignore(("float16",))
+
+
+def _refuse_fsdp(settings: Settings, around: Surroundings) -> None:
+    """``fsdp_config`` shards by itself; without a version it is FSDP1's (``check_fsdp_version_in_fsdp_config``)."""
+    if not settings.is_on("fsdp") and not settings.is_on("fsdp_config"):
+        return
+    settings.make("fsdp", False)
+    if around.uses_deepspeed is not None or around.shards is not None:
+        settings.note("the file's FSDP is left out, as an option says another engine")
+        return
+    section = settings.table("fsdp_config")
+    version = next((section[key] for key in ("fsdp_version", "version") if key in section), 1)
+    is_second = str(settings.raw("fsdp_version") or version) == "2"
+    settings.refuse_whole(
+        OWN_FSDP2 if is_second else "FSDP1, which fsdp_config is without fsdp_version: 2, is not planned"
+    )
+
+
+def _derive_checkpointing(settings: Settings) -> str:
+    """What is moved to host memory: ``activation_offloading``, or ``offload`` of ``gradient_checkpointing``, which is
+    the same (``check_gradient_checkpointing_w_offload``); empty for nothing."""
+    moved = settings.text("activation_offloading", "false").casefold()
+    said = settings.text("gradient_checkpointing", "false").casefold()
+    if said in ("offload", "offload_disk"):
+        settings.make("gradient_checkpointing", True)
+        moved = "disk" if said == "offload_disk" else "true"
+    return "" if moved == "false" else moved
+
+
+def _offloaded(settings: Settings, moved: str, method: Method) -> dict[str, Value]:
+    """Of a wholly trained model the inputs of checkpointed layers are moved; with adapters everything that is saved is,
+    and nothing is checkpointed (``_apply_activation_checkpointing`` in ``loaders/model.py``)."""
+    if not moved:
+        return {}
+    if not settings.flag("gradient_checkpointing", False):
+        settings.refuse("activation_offloading", "axolotl takes it with gradient_checkpointing alone")
+    elif moved == "disk" or (method is not Method.FULL and moved != "hidden_states"):
+        settings.refuse_whole(
+            f"activations are moved to {'disk' if moved == 'disk' else 'host memory, and none is computed again'}: "
+            f"{NOT_PLANNED}; gradient_checkpointing: true without activation_offloading is planned"
+        )
+    settings.note(
+        "activation_offloading: what the last norm and the head save is counted on the GPU; copies run beside "
+        "computation, and are counted as if they did not"
+    )
+    return {"offload_activations": True}
+
+
+def _loader_workers(settings: Settings, around: Surroundings) -> int:
+    """As many as there are processes, where nothing is said of loaders (``default_dataloader_opts``)."""
+    is_said = any(f"dataloader_{name}" in settings for name in ("num_workers", "pin_memory", "prefetch_factor"))
+    return 0 if is_said else around.num_gpus or 1
+
+
+def _method(settings: Settings) -> Method:
+    kind = settings.text("adapter", "")
+    in_4_bits = settings.flag("load_in_4bit", False)
+    settings.only("load_in_8bit", f"8-bit weights: {NOT_PLANNED}")
+    if kind not in ("", "lora", "qlora"):
+        settings.refuse("adapter", f"{NOT_PLANNED}; lora and qlora are planned")
+    elif kind == "qlora" and not in_4_bits:
+        settings.refuse("adapter", "axolotl takes it with load_in_4bit: true alone")
+    elif in_4_bits and kind != "qlora":
+        settings.refuse("load_in_4bit", "4-bit weights are loaded for adapter: qlora alone")
+    return Method.QLORA if kind == "qlora" else Method.LORA if kind else Method.FULL
+
+
+def _plugins(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """What plugins do to layers and the loss. Without its plugin a key of one is not read."""
+    plugins = settings.names("plugins") if "plugins" in settings else []
+    for name in plugins:
+        if name not in (LIGER, CUT_CROSS_ENTROPY, *HARMLESS_PLUGINS):
+            settings.refuse("plugins", f"{name}: {NOT_PLANNED}")
+    if CUT_CROSS_ENTROPY in plugins and settings.flag("cut_cross_entropy", True):
+        settings.refuse("plugins", f"cut_cross_entropy: {NOT_PLANNED}; Liger's fused loss is planned")
+    settings.ignore(("cut_cross_entropy",))
+    if LIGER not in plugins:
+        settings.ignore_all_of("liger_")
+        return {}
+    return _liger(settings, model)
+
+
+def _liger(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """``LigerPlugin.pre_model_load``: each key is one argument of Liger's function for the model."""
+    if "liger_swiglu" in settings:
+        settings.make("liger_glu_activation", settings.flag("liger_swiglu", False))
+    own_rope = model is not None and model.model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    on = {key: settings.flag(key, own_rope and key == "liger_rope") for key in LIGER_LAYERS}
+    fuses = settings.flag("liger_fused_linear_cross_entropy", False)
+    settings.ignore(("liger_layer_norm", "liger_swiglu"))
+    if len(set(on.values())) > 1:
+        off = ", ".join(key for key, value in on.items() if not value)
+        settings.refuse_whole(f"some of Liger's layers without others ({off}): {NOT_PLANNED}")
+    return {"liger_layers": all(on.values()), **({"loss": LossKind.LIGER.value} if fuses else {})}
+
+
+def _derive_attention(settings: Settings) -> None:
+    """Older flags, the most special first (``normalize_attn_implementation``)."""
+    named = [name for key, name in ATTENTION_FLAGS.items() if settings.maybe_flag(key)]
+    if named and "attn_implementation" in settings:
+        settings.refuse("attn_implementation", "and an older key of attention is set too; one of the two is needed")
+    elif named:
+        settings.make("attn_implementation", named[0])
+
+
+def _parts(settings: Settings, model: ModelFiles | None, method: Method) -> dict[str, Value]:
+    """What is trained of a model that sees: all of it, unless ``freeze_mm_modules`` or ``unfrozen_parameters`` say
+    otherwise (``load_model_and_tokenizer`` in ``train.py``)."""
+    patterns = [name.removeprefix("^") for name in settings.names("unfrozen_parameters")]
+    is_language = sees(model) and "model.language_model.*" in patterns and LANGUAGE_ALONE.issuperset(patterns)
+    if patterns and not is_language:
+        settings.refuse("unfrozen_parameters", f"other parts than the whole language model: {NOT_PLANNED}")
+    freezes = bool(settings.maybe_flag("freeze_mm_modules")) or is_language
+    if not sees(model) or (not freezes and method is Method.FULL):
+        return {}
+    return {"train_vision": not freezes, "train_projector": not freezes, "train_language": True}
+
+
+def _types(settings: Settings, arguments: Arguments, method: Method, options: dict[str, Value]) -> Meaning:
+    """Weights are loaded in the type of the computation. Norms and embeddings become float32, and are cast back where
+    there are adapters or attention is flash's (``_configure_embedding_dtypes``)."""
+    meaning = Meaning(trainer=AXOLOTL, method=method, options=options, without_autocast=Precision.FP32)
+    precision, is_plain = arguments.precision, arguments.deepspeed is None
+    meaning.weights = WeightDtype.FLOAT32 if precision is None else WeightDtype.MODEL
+    meaning.casts_zero3_adapters = not settings.flag("peft_autocast_adapter_dtype", True)
+    meaning.adapters = "model" if meaning.casts_zero3_adapters else "float32"
+    if method is Method.FULL and precision is Precision.FP16 and is_plain:
+        settings.refuse_whole("fp16 is set, whose scaled gradients 16-bit weights cannot have; set bf16: true instead")
+    is_flash = options.get("attention") == AttentionImplementation.FLASH_ATTENTION_2.value
+    if method is Method.FULL and precision is not None and is_plain and not is_flash:
+        settings.refuse_whole(
+            f"without flash attention embeddings and norms stay float32 beside 16-bit weights: {NOT_PLANNED}; set "
+            f"attn_implementation: flash_attention_2"
+        )
+    return meaning
+
+
+def _refuse_class(settings: Settings, model: ModelFiles | None) -> None:
+    """``type_of_model``, or ``model_type``, is the class that is loaded."""
+    for key in ("type_of_model", "model_type"):
+        name = settings.text(key, "")
+        if sees(model) and name and not name.startswith("AutoModel") and "ForConditionalGeneration" not in name:
+            settings.refuse(key, f"a part of the model alone: {NOT_PLANNED}")
+
+
+def _note_routers(settings: Settings, model: ModelFiles | None) -> None:
+    """Modules called gate stay float32 (``_convert_embedding_modules_dtype``)."""
+    text: Any = {} if model is None else model.config.get("text_config") or model.config
+    if any(isinstance(text.get(key), int) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        settings.note("routers of experts that are called gate become float32, which is not counted")

@@ -1,0 +1,76 @@
+"""How much axolotl trains on at once, when it evaluates and when it saves: what becomes of its own keys before they are
+arguments of the Trainer (0.18.0 ``utils/config/__init__.py``, ``core/builders/base.py``)."""
+
+from typing import Final
+
+from vlmplan.other_trainers.settings import NO, Settings
+
+BATCH: Final = ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
+KEPT_CHECKPOINTS: Final = 4
+"""``save_total_limit``, where nothing is said."""
+
+
+def check_batch(settings: Settings) -> None:
+    """Two of three keys are asked for, and ``batch_size`` then does nothing: the schema fills the accumulation in
+    before ``normalize_config`` would divide."""
+    said = [key for key in BATCH if settings.is_on(key)]
+    if len(said) < 2:
+        settings.refuse_whole(f"axolotl asks for two of {', '.join(BATCH)}")
+    elif "batch_size" in said and "gradient_accumulation_steps" in said:
+        settings.refuse("batch_size", "and gradient_accumulation_steps is set too; axolotl takes one of the two")
+    elif "batch_size" in said:
+        settings.note(
+            "batch_size is not read: axolotl takes gradient_accumulation_steps, which is 1 where it is not set"
+        )
+    settings.ignore(("batch_size",))
+
+
+def _has_samples(settings: Settings) -> bool:
+    size = settings.number("val_set_size", 0.0)
+    return size > 0 or settings.is_on("test_datasets")
+
+
+def evaluates(settings: Settings) -> bool:
+    """``_configure_save_and_eval_strategy``: where there are samples for it and a key says when."""
+    has_samples = _has_samples(settings)
+    settings.ignore(("test_datasets",))
+    said = any(settings.is_on(key) for key in ("eval_steps", "evals_per_epoch"))
+    strategies = [settings.raw(key) for key in ("eval_strategy", "evaluation_strategy") if key in settings]
+    settings.ignore(("eval_steps", "evals_per_epoch"))
+    return has_samples and (said or any(str(name).casefold() not in NO for name in strategies))
+
+
+def num_evaluated(settings: Settings) -> int | None:
+    """``val_set_size`` above 1 is a number of samples, else a part of them (``utils/data/sft.py``)."""
+    size = settings.number("val_set_size", 0.0)
+    return int(size) if size > 1 else None
+
+
+def derive_evaluation(settings: Settings) -> None:
+    """Rows of evaluation are as those of training, packed or not, unless ``eval_batch_size`` says otherwise, which a
+    packed one does not read (``_create_multipack_sampler``)."""
+    is_packed = settings.maybe_flag("sample_packing") and settings.maybe_flag("eval_sample_packing") is not False
+    settings.ignore(("eval_sample_packing",))
+    if is_packed or "eval_batch_size" not in settings:
+        settings.make("eval_batch_size", settings.count("micro_batch_size", 1, least=1))
+
+
+def derive_saving(settings: Settings) -> None:
+    """Once an epoch, or so often of one, or every so many steps; the last four stay. The best one is kept where saving
+    and evaluation go together (``HFCausalTrainerBuilder.build``)."""
+    per_epoch = settings.maybe_count("saves_per_epoch")
+    if per_epoch:
+        part = 1.0 / (per_epoch * settings.number("num_epochs", 1.0))
+        if part < 1.0:
+            settings.make("save_steps", part)
+        elif part > 1.0:
+            settings.note("saves_per_epoch is less than one in the whole run: axolotl saves as if it were not set")
+    if settings.is_on("save_steps") or (per_epoch and "save_steps" in settings):
+        settings.make("save_strategy", "steps")
+    elif "save_strategy" not in settings:
+        settings.make("save_strategy", "epoch")
+    if not settings.is_on("save_total_limit"):
+        settings.make("save_total_limit", KEPT_CHECKPOINTS)
+    wants_best = settings.maybe_flag("load_best_model_at_end") or settings.is_on("early_stopping_patience")
+    steps = [settings.is_on(key) for key in ("save_steps", "eval_steps")]
+    settings.make("load_best_model_at_end", bool(wants_best) and all(steps) and _has_samples(settings))

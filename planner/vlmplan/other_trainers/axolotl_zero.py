@@ -1,0 +1,62 @@
+"""The DeepSpeed files that axolotl ships (0.18.0, ``deepspeed_configs/``), as far as they decide memory or time: its
+users name them by the paths that ``axolotl fetch deepspeed_configs`` gives them."""
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from vlmplan.other_trainers.ms_swift_zero import zero_file
+
+FOLDER = "deepspeed_configs"
+_STAGE_3: Mapping[str, Any] = {
+    "stage": 3,
+    "overlap_comm": True,
+    "contiguous_gradients": True,
+    "sub_group_size": 0,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+    "max_live_parameters": 0,
+    "max_reuse_distance": 0,
+    "gather_16bit_weights_on_model_save": True,
+}
+_CPU: Mapping[str, Any] = {"device": "cpu", "pin_memory": True}
+_BF16: Mapping[str, Any] = {"bf16": {"enabled": True}}
+_ANY_OPTIMIZER: Mapping[str, Any] = {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
+
+
+def _file(section: Mapping[str, Any], **others: Any) -> Mapping[str, Any]:
+    content = {
+        **zero_file(section["stage"]),
+        **others,
+        "zero_optimization": dict(section),
+        "wall_clock_breakdown": False,
+    }
+    if others.get("bf16") == _BF16["bf16"]:
+        del content["fp16"]
+    return content
+
+
+SHIPPED_DEEPSPEED: Mapping[str, Mapping[str, Any]] = {
+    "zero1.json": _file({"stage": 1, "overlap_comm": True}),
+    "zero2.json": _file(
+        {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True, "overlap_comm": True}
+    ),
+    "zero3.json": _file(_STAGE_3),
+    "zero3_bf16.json": _file(_STAGE_3, **_BF16),
+    "zero3_bf16_cpuoffload_all.json": _file(
+        {**_STAGE_3, "offload_optimizer": _CPU, "offload_param": _CPU}, **_BF16, **_ANY_OPTIMIZER
+    ),
+    "zero3_bf16_cpuoffload_params.json": _file({**_STAGE_3, "offload_param": _CPU}, **_BF16, **_ANY_OPTIMIZER),
+}
+
+
+def shipped_file(name: str) -> Mapping[str, Any] | None:
+    """The file that a path of axolotl's names; None for any other.
+
+    >>> shipped_file("deepspeed_configs/zero2.json")["zero_optimization"]["offload_optimizer"]
+    {'device': 'cpu'}
+    >>> shipped_file("zero2.json")
+    """
+    path = PurePath(name)
+    return SHIPPED_DEEPSPEED.get(path.name) if path.parts[-2:-1] == (FOLDER,) else None

@@ -1,0 +1,345 @@
+"""What axolotl's keys mean, as its source has it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vlmplan.data_rules import Order
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.saving import Interval
+
+SEES, READS = "qwen2.5-vl-3b", "qwen2.5-0.5b"
+BATCH: dict[str, Any] = {"micro_batch_size": 2, "gradient_accumulation_steps": 4, "sequence_len": 2048, "datasets": []}
+FULL: dict[str, Any] = BATCH | {"base_model": READS, "attn_implementation": "flash_attention_2"}
+LORA: dict[str, Any] = BATCH | {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj"]}
+QLORA: dict[str, Any] = LORA | {"adapter": "qlora", "load_in_4bit": True}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def config(values: dict[str, Any], model: str = READS, **asked: Any) -> TrainerConfig:
+        path = tmp_path / "train.yml"
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        return read_trainer_config(path, Asked(model=model, find_model=find_model, **{"num_gpus": 1, **asked}))
+
+    return config
+
+
+def refused(read, values: dict[str, Any], *words: str, model: str = READS) -> None:
+    with pytest.raises(InputError) as caught:
+        read(values, model)
+    for word in words:
+        assert word in str(caught.value)
+
+
+# -- types of weights ------------------------------------------------------------------------------------------------
+
+
+def test_weights_and_their_copies_stay_in_the_type_of_the_computation(read):
+    options = read(FULL).options
+    assert (options["weight_dtype"], options["precision"], options["uses_autocast"]) == ("model", "bf16", True)
+    wide = read(FULL | {"bf16": False}).options
+    assert (wide["precision"], "uses_autocast" in wide, "weight_dtype" in wide) == ("fp32", False, False)
+
+
+def test_adapters_are_float32_unless_peft_is_told_otherwise(read):
+    assert read(LORA).options["adapter_dtype"] == "float32"
+    assert read(LORA | {"peft_autocast_adapter_dtype": False}).options["adapter_dtype"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("keys", "precision"),
+    [
+        ({}, "bf16"),
+        ({"bf16": "auto"}, "bf16"),
+        ({"bf16": "auto", "fp16": True}, "fp16"),
+        ({"bf16": True, "fp16": True}, "bf16"),
+        ({"bf16": None}, "fp32"),
+        ({"bf16": False, "bfloat16": True}, "bf16"),
+    ],
+)
+def test_bf16_goes_before_fp16_unless_it_is_left_to_the_card(read, keys, precision):
+    assert read(LORA | keys).options["precision"] == precision
+
+
+def test_embeddings_that_stay_wide_without_flash_attention_are_refused_of_whole_models_alone(read):
+    for attention in ("sdpa", "eager", None):
+        refused(read, FULL | {"attn_implementation": attention}, "norms stay float32", "flash_attention_2")
+        assert read(LORA | {"attn_implementation": attention}).options["precision"] == "bf16"
+    casting = FULL | {"attn_implementation": None, "deepspeed": "deepspeed_configs/zero2.json"}
+    assert read(casting).ds_config is not None
+
+
+def test_scaled_gradients_of_16_bit_weights_are_refused(read):
+    refused(read, FULL | {"bf16": False, "fp16": True}, "fp16 is set")
+
+
+def test_what_is_not_packed_of_a_4_bit_model_is_16_bit_again(read):
+    options = read(QLORA).options
+    assert (options["method"], options["upcasts_frozen"], options["use_double_quant"]) == ("qlora", False, True)
+    plain = QLORA | {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}
+    assert read(plain).options["use_double_quant"] is False
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        (LORA | {"adapter": "qlora"}, "adapter is"),
+        (LORA | {"load_in_4bit": True}, "load_in_4bit is true"),
+        (LORA | {"load_in_8bit": True}, "8-bit weights"),
+        (LORA | {"adapter": "llama-adapter"}, "lora and qlora are planned"),
+        ({key: value for key, value in LORA.items() if key != "lora_r"}, "lora_r is missing"),
+        (LORA | {"lora_target_modules": None}, "no module would have an adapter"),
+        (QLORA | {"bnb_config_kwargs": {"bnb_4bit_quant_storage": "uint8", "odd": 1}}, "odd"),
+    ],
+)
+def test_adapters_that_axolotl_or_vlmplan_does_not_have_are_refused(read, values, word):
+    refused(read, values, word)
+
+
+# -- what is adapted and trained -------------------------------------------------------------------------------------
+
+
+def test_targets_are_names_a_pattern_or_all_linears(read):
+    assert read(LORA).options["lora_targets"] == "q_proj"
+    assert read(LORA | {"lora_target_modules": "model.layers.*.q_proj"}).options["lora_targets"].startswith("regex:")
+    assert read(LORA | {"lora_target_linear": True}).options["lora_targets"] == "all-linear"
+    refused(read, LORA | {"lora_target_linear": True}, "lora_target_linear", model=SEES)
+
+
+def test_modules_are_adapted_in_every_part_unless_what_sees_is_frozen(read):
+    parts = ("train_vision", "train_projector", "train_language")
+    assert [read(LORA, SEES).options[name] for name in parts] == [True, True, True]
+    assert [read(LORA | {"freeze_mm_modules": True}, SEES).options[name] for name in parts] == [False, False, True]
+    language = FULL | {"unfrozen_parameters": ["^model.language_model.*", "^lm_head.*"]}
+    assert [read(language, SEES).options[name] for name in parts] == [False, False, True]
+    refused(read, FULL | {"unfrozen_parameters": ["^lm_head.*"]}, "unfrozen_parameters")
+
+
+def test_axolotls_own_kernels_are_named_unless_they_are_off(read):
+    def notes(keys: dict[str, Any]) -> list[str]:
+        return [note for note in read(LORA | keys).notes if "own kernels of LoRA" in note]
+
+    assert "on by default" in notes({})[0]
+    assert "on:" in notes({"lora_mlp_kernel": True})[0]
+    assert not notes(dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False))
+    assert not notes({"trust_remote_code": True})
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "row", "pads_to"),
+    [
+        ({}, 2048, 64),
+        ({"sequence_len": 2000}, 2048, 64),
+        ({"sequence_len": 2000, "pad_to_multiple_of": 8}, 2000, 8),
+        ({"sequence_len": 2000, "pad_to_sequence_len": False}, 2000, 1),
+        ({"sequence_len": 1000, "pad_to_sequence_len": True}, 1024, 1024),
+        ({"sequence_len": 1000, "sample_packing": True}, 1024, 1024),
+    ],
+)
+def test_rows_are_padded_to_a_multiple(read, keys, row, pads_to):
+    config = read(FULL | keys)
+    assert (config.options["seq_len"], config.data_rules.pads_to) == (row, pads_to)
+    assert any("rows are padded" in note for note in config.notes) is (row != keys.get("sequence_len", 2048))
+
+
+def test_samples_are_packed_into_one_row_with_flash_attention_alone(read):
+    assert read(FULL | {"sample_packing": True}).options["batching"] == "packed"
+    assert read(FULL | {"batch_flattening": True}).options["batching"] == "padding-free"
+    assert "batching" not in read(FULL | {"batch_flattening": "auto", "micro_batch_size": 1}).options
+    assert "batching" not in read(LORA | {"batch_flattening": "auto"}).options
+    refused(read, LORA | {"sample_packing": True}, "sample_packing is true", "flash_attention_2")
+
+
+@pytest.mark.parametrize("flag", ["flash_attention", "sdp_attention", "eager_attention", "xformers_attention"])
+def test_older_flags_of_attention_name_an_implementation(read, flag):
+    names = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager"}
+    if flag in names:
+        assert read(LORA | {flag: True}).options["attention"] == names[flag]
+    else:
+        refused(read, LORA | {flag: True}, "attn_implementation")
+    refused(read, LORA | {flag: True, "attn_implementation": "sdpa"}, "an older key")
+
+
+def test_images_are_there_with_a_processor_alone_and_of_one_size(read):
+    assert read(LORA, SEES).options["images_per_sample"] == 0
+    sees = LORA | {"processor_type": "AutoProcessor"}
+    assert "images_per_sample" not in read(sees, SEES).options
+    assert "image_size" not in read(sees, SEES).options  # no one size is in its config.json
+    assert read(sees | {"image_size": 512}, SEES).options["image_size"] == "512x512"
+    assert read(sees | {"image_size": [640, 480]}, SEES).options["image_size"] == "640x480"
+    side = find_model("gemma-3-4b").config["vision_config"]["image_size"]
+    assert read(sees, "gemma-3-4b").options["image_size"] == f"{side}x{side}"
+    limited = sees | {"processor_kwargs": {"max_pixels": 256 * 256}}
+    assert read(limited, SEES).options["image_size"] == "256x256"
+
+
+def test_long_samples_are_dropped_unless_they_are_cut(read):
+    assert read(FULL).data_rules.drops_long is True
+    assert read(FULL | {"excess_length_strategy": "truncate"}).data_rules.drops_long is False
+    assert read(LORA | {"processor_type": "AutoProcessor"}, SEES).data_rules.drops_long is False
+
+
+# -- batches, evaluation, checkpoints --------------------------------------------------------------------------------
+
+
+def test_two_keys_say_the_batch_and_its_product_is_not_read(read):
+    assert read(FULL).options["grad_accum"] == 4
+    alone = {key: value for key, value in FULL.items() if key != "gradient_accumulation_steps"}
+    refused(read, alone, "axolotl asks for two of")
+    config = read(alone | {"batch_size": 8})
+    assert config.options["grad_accum"] == 1
+    assert any("batch_size is not read" in note for note in config.notes)
+    refused(read, FULL | {"batch_size": 8}, "axolotl takes one of the two")
+
+
+def test_it_evaluates_where_there_are_samples_and_a_key_says_when(read):
+    assert "eval_batch" not in read(FULL | {"val_set_size": 0.1}).options
+    assert "eval_batch" not in read(FULL | {"evals_per_epoch": 2}).options
+    evaluates = FULL | {"val_set_size": 0.1, "evals_per_epoch": 2}
+    assert (read(evaluates).options["eval_batch"], read(evaluates).options["eval_keeps"]) == (2, "loss")
+    assert read(evaluates | {"eval_batch_size": 5}).options["eval_batch"] == 5
+    assert read(evaluates | {"eval_batch_size": 5, "sample_packing": True}).options["eval_batch"] == 2
+    alone = evaluates | {"eval_batch_size": 5, "sample_packing": True, "eval_sample_packing": False}
+    assert read(alone).options["eval_batch"] == 5
+    assert "eval_batch" not in read(evaluates | {"evals_per_epoch": None, "eval_strategy": "no"}).options
+
+
+@pytest.mark.parametrize(
+    ("keys", "interval", "every"),
+    [
+        ({}, Interval.EPOCHS, None),
+        ({"save_steps": 50}, Interval.STEPS, 50),
+        ({"saves_per_epoch": 2, "num_epochs": 4}, Interval.STEPS, 1 / 8),
+        ({"saves_per_epoch": 1}, Interval.EPOCHS, None),
+        ({"save_strategy": "no"}, Interval.NEVER, None),
+    ],
+)
+def test_checkpoints_come_once_an_epoch_unless_a_key_says_otherwise(read, keys, interval, every):
+    saving = read(FULL | keys).saving
+    assert (saving.interval, saving.keep_last) == (interval, 4)
+    assert every is None or saving.every == every
+
+
+def test_loaders_are_as_many_as_gpus_unless_something_is_said_of_them(read):
+    assert read(FULL, num_gpus=4).loader_workers == 4
+    assert read(FULL | {"dataloader_pin_memory": True}, num_gpus=4).loader_workers == 0
+    assert read(FULL | {"dataloader_num_workers": 3}, num_gpus=4).loader_workers == 3
+
+
+def test_samples_in_the_order_of_the_file(read):
+    orders = [
+        read(FULL | keys).data_rules.order for keys in ({}, {"group_by_length": True}, {"curriculum_sampling": True})
+    ]
+    assert orders == [Order.RANDOM, Order.BY_LENGTH, Order.SEQUENTIAL]
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_segments_grow_unless_a_variable_says_otherwise(read, tmp_path):
+    assert read(FULL).options["expandable_segments"] is True
+    (tmp_path / "train.yml").write_text(yaml.safe_dump(FULL), encoding="utf-8")
+    script = tmp_path / "run.sh"
+    script.write_text("PYTORCH_ALLOC_CONF=max_split_size_mb:64 axolotl train train.yml\n", encoding="utf-8")
+    config = read_trainer_config(script, Asked(num_gpus=1, find_model=find_model))
+    assert config.options["expandable_segments"] is False
+
+
+def test_offloading_moves_inputs_of_checkpointed_layers_of_whole_models(read):
+    for keys in (
+        {"gradient_checkpointing": "offload"},
+        {"gradient_checkpointing": True, "activation_offloading": True},
+    ):
+        options = read(FULL | keys).options
+        assert (options["activation_checkpointing"], options["offload_activations"]) == (True, True)
+        refused(read, LORA | keys, "none is computed again")
+    hidden = {"gradient_checkpointing": True, "activation_offloading": "hidden_states"}
+    assert read(LORA | hidden).options["offload_activations"] is True
+    refused(read, FULL | {"activation_offloading": True}, "gradient_checkpointing alone")
+    refused(read, FULL | {"gradient_checkpointing": "offload_disk"}, "moved to disk")
+
+
+LIGER = {
+    "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+    "liger_rms_norm": True,
+    "liger_rope": True,
+    "liger_glu_activation": True,
+}
+
+
+def test_liger_is_its_plugins_and_its_keys(read):
+    assert read(FULL | LIGER).options["liger_layers"] is True
+    assert read(FULL | LIGER).options["loss"] == "model"
+    assert read(FULL | LIGER | {"liger_fused_linear_cross_entropy": True}).options["loss"] == "liger"
+    without = {key: value for key, value in LIGER.items() if key != "plugins"}
+    assert "liger_layers" not in read(FULL | without).options
+    refused(read, FULL | LIGER | {"liger_rope": None}, "some of Liger's layers", "liger_rope")
+    assert read(FULL | LIGER | {"liger_rope": None}, SEES).options["liger_layers"] is True
+
+
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ({"rl": "dpo"}, "--task"),
+        ({"plugins": ["my.own.Plugin"]}, "my.own.Plugin"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
+        ({"fsdp_config": {"offload_params": False}}, "FSDP1"),
+        ({"fsdp_config": {"offload_params": False}, "fsdp_version": 2}, "leaves trained weights in 16 bit"),
+        ({"optimizer": "muon"}, "optimizer is"),
+        ({"torch_compile": True}, "torch.compile"),
+        ({"tokens": ["<new>"]}, "number of embeddings"),
+        ({"sequence_lenn": 1}, "unknown key 'sequence_lenn'; did you mean 'sequence_len'"),
+    ],
+)
+def test_what_is_not_planned_is_refused_by_its_name(read, keys, word):
+    refused(read, FULL | keys, word)
+
+
+def test_an_option_that_names_another_engine_goes_before_the_files_fsdp(read):
+    shards = FULL | {"fsdp_config": {"offload_params": True}, "fsdp_version": 2}
+    config = read(shards, uses_deepspeed=True)
+    assert any("FSDP is left out" in note for note in config.notes)
+
+
+def test_sizes_of_one_are_what_everybody_has(read):
+    alone = dict.fromkeys(("tensor_parallel_size", "context_parallel_size", "dp_replicate_size"), 1)
+    assert read(FULL | alone).options == read(FULL).options
+
+
+# -- scripts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "processes"),
+    [
+        ("axolotl train train.yml", None),
+        ("axolotl train train.yml --num-processes 4", 4),
+        ("axolotl train train.yml --launcher torchrun -- --nproc_per_node=2 --nnodes=2", 4),
+        ("accelerate launch --num_processes 4 -m axolotl.cli.train train.yml", 4),
+        ("torchrun --nproc_per_node=2 -m axolotl.cli.train train.yml", 2),
+        ("axolotl train train.yml --micro-batch-size 2 --learning-rate=1e-5 --launcher python", 1),
+    ],
+)
+def test_its_command_names_a_file_and_goes_before_it(tmp_path, command, processes):
+    (tmp_path / "train.yml").write_text(yaml.safe_dump(FULL | {"micro_batch_size": 1}), encoding="utf-8")
+    script = tmp_path / "run.sh"
+    script.write_text(f"{command}\n", encoding="utf-8")
+    config = read_trainer_config(script, Asked(num_gpus=8, find_model=find_model))
+    assert config.options["micro_batch"] == (2 if "micro-batch" in command else 1)
+    assert config.loader_workers == 8
+    started = [note for note in config.notes if f"starts {processes} process" in note]
+    assert len(started) == (processes is not None)
+
+
+def test_deepspeed_files_of_its_checkout_are_known_by_their_paths(read):
+    config = read(FULL | {"deepspeed": "deepspeed_configs/zero3_bf16_cpuoffload_all.json"})
+    assert config.ds_config is not None
+    assert (config.ds_config.zero_stage, Path(config.ds_config.source).parts[0]) == (3, "deepspeed_configs")
