@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from chat_files import asked, jsonl, png_header, text
 from planned import cluster, decided, decided_fields, model_files
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.decided_recipe import DecidedRecipe
@@ -437,6 +438,23 @@ def test_samples_of_fine_tuning_are_not_taken_for_those_of_a_task(tmp_path: Path
     if task == "dpo":
         with pytest.raises(InputError, match=sentence):
             parse({**options, "config": configured})
+
+
+@pytest.mark.parametrize("max_length", [None, 64])
+def test_a_request_of_samples_keeps_the_limits_that_are_said_beside_them(tmp_path: Path, max_length: int | None):
+    """Its options ask for the same again: a sample that the limit cut is not taken for as long as it was."""
+    (tmp_path / "image.png").write_bytes(png_header(1000, 1000))
+    rows = [asked({"type": "image", "path": "image.png"}, text("x" * length)) for length in (200, 600)]
+    options = {"model": "qwen2-vl-2b", "gpu": "rtx-4090:1", "data": str(jsonl(tmp_path, *rows))}
+    if max_length is not None:
+        file = tmp_path / "trl.yaml"
+        file.write_text(f"model_name_or_path: qwen2-vl-2b\nmax_length: {max_length}\nbf16: true\n", encoding="utf-8")
+        options |= {"config": str(file)}
+    limits = {"seq_len": 128, "image_size": "112x112", "images_per_sample": 1}
+    request = parse({**options, **limits})
+    assert {name: request.option(name) for name in limits} == limits
+    assert parse(request.options()).workload == request.workload
+    assert parse(request.with_options({"method": "lora"}).options()).workload == request.workload
 
 
 @pytest.mark.parametrize(

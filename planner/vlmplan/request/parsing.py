@@ -231,7 +231,7 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
     workload = replace(_as_samples_are(whole.workload, alone), num_samples=_num_samples(whole, own, source, rules))
     if configured is not None:  # what it says of samples that nobody has seen
         configured = configured.without_notes(OF_EVERY_IMAGE, FOR_LONGEST, FOR_LARGEST)
-    from_data = FromData(source=source, alone=alone, image_folder=image_folder)
+    from_data = FromData(source=source, alone=alone, own=own.workload, image_folder=image_folder)
     return replace(whole, workload=workload, configured=configured, from_data=from_data)
 
 

@@ -79,10 +79,12 @@ class ConfiguredRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromData:
-    """The samples that a request is made of, and what they decide by themselves. ``image_folder`` is the user's."""
+    """The samples that a request is made of, and what they decide by themselves; ``own`` is what the user says of
+    samples beside them, which are limits then. ``image_folder`` is the user's."""
 
     source: "DataSource" = field(hash=False)
     alone: WorkloadRequest
+    own: WorkloadRequest
     image_folder: Path | None = None
 
 
@@ -150,15 +152,16 @@ class Request:
         return replace(self, **own)
 
     def option(self, name: str) -> OptionValue:
-        """The value of one option; None where it is open, or as ``configured`` has it."""
+        """The value of one option; None where it is open, or as ``configured`` or the samples have it."""
         option = OPTIONS[name]
         if self.from_data is None and name in self.workload.clip_options:
             return self.workload.clip_options[name]
-        if name != "config" and self.configured is not None and self._has_as_configured(option):
-            return None
-        if option.part == "workload" and self.from_data is not None and self._has_as_data(option):
-            return None
-        value = getattr(getattr(self, option.part) if option.part else self, option.field)
+        if self.from_data is not None and self._has_as_data(option, self.from_data):
+            value = getattr(self.from_data.own, option.field)
+        elif name != "config" and self.configured is not None and self._has_as_configured(option):
+            value = None
+        else:
+            value = getattr(getattr(self, option.part) if option.part else self, option.field)
         return None if value in (None, ()) else option.write(value)
 
     def _has_as_configured(self, option: "_Option") -> bool:
@@ -166,9 +169,10 @@ class Request:
         mine, its = (getattr(one, option.part) if option.part else one for one in (self, self.configured.alone))
         return getattr(mine, option.field) == getattr(its, option.field)
 
-    def _has_as_data(self, option: "_Option") -> bool:
-        assert self.from_data is not None
-        alone = getattr(self.from_data.alone, option.field)
+    def _has_as_data(self, option: "_Option", data: FromData) -> bool:
+        if option.part != "workload":
+            return False
+        alone = getattr(data.alone, option.field)
         return alone is not None and getattr(self.workload, option.field) == alone
 
     def options(self) -> dict[str, OptionValue]:
