@@ -119,7 +119,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
             },
         },
     },
-    {"model_type": "deepseek_vl", **IMAGE, "text_config": text("llama"), "vision_config": siglip()},
     {
         "model_type": "deepseek_vl_hybrid",
         **IMAGE,
@@ -425,6 +424,7 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
     },
     _minicpmv("minicpm_ocr"),
     _minicpmv("minicpmv4_7"),
+    {"model_type": "deepseek_vl", **IMAGE, "text_config": text("llama"), "vision_config": siglip()},
     _got("got_ocr2"),
     _got("pp_chart2table"),
 )

@@ -178,6 +178,18 @@ FAMILIES: Mapping[str, Seeing] = {
         towers=("model.vision_model.blocks", "model.vision_model.patch_embed"),
         projectors=("model.vision_model.merger", "model.projector"),
     ),
+    "deepseek_vl": Seeing(
+        config={
+            "model_type": "deepseek_vl",
+            "image_token_id": IMAGE_TOKEN,
+            "text_config": text("llama"),
+            "vision_config": {"model_type": "siglip_vision_model", **TOWER},
+        },
+        settings={"image_processor_type": "DeepseekVLImageProcessor", "size": SQUARE},
+        towers=("model.vision_model",),
+        projectors=("model.aligner",),
+        side=336,
+    ),
     "got_ocr2": Seeing(
         config={"model_type": "got_ocr2", **GOT},
         settings={"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 256, "width": 256}},
@@ -197,7 +209,8 @@ def of_side(said: Seeing) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """The configuration and settings of images of the processor's own side."""
     if said.side is None:
         return said.config, said.settings
-    vision = {**said.config["vision_config"], "image_size": [said.side, said.side]}
+    is_one = isinstance(said.config["vision_config"]["image_size"], int)
+    vision = {**said.config["vision_config"], "image_size": said.side if is_one else [said.side, said.side]}
     return {**said.config, "vision_config": vision}, {
         **said.settings,
         "size": {"height": said.side, "width": said.side},

@@ -19,8 +19,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 OUTPUT = Path(__file__).parents[2] / "planner" / "vlmplan" / "data" / "config_defaults.json"
 MODEL_TYPES = """
 afmoe apertus arcee aya_vision bamba bart biogpt bitnet blenderbot blenderbot-small blip-2 bloom clip_vision_model
-codegen cohere cohere2 cohere2_moe cohere2_vision cosmos3_omni cwm deepseek_v2 deepseek_v3 deepseek_v4 dots1 ernie4_5
-ernie4_5_moe exaone4 exaone4_5 exaone_moe falcon falcon_h1 flex_olmo gemma gemma2 gemma3 gemma3_text gemma3n
+codegen cohere cohere2 cohere2_moe cohere2_vision cosmos3_omni cwm deepseek_v2 deepseek_v3 deepseek_v4 deepseek_vl dots1
+ernie4_5 ernie4_5_moe exaone4 exaone4_5 exaone_moe falcon falcon_h1 flex_olmo gemma gemma2 gemma3 gemma3_text gemma3n
 gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm46v glm4_moe glm4_moe_lite glm4v
 glm4v_moe glm_ocr glmga got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granite_swa granitemoe
 granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax

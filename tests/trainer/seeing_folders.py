@@ -3,7 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from published_folders import CLIP, FAMILIES, GRID, QWEN2, SQUARE, TEXT, TOWER, Published, glm4v, llava, qwen
+from published_folders import (
+    CLIP,
+    FAMILIES,
+    GRID,
+    LLAMA,
+    QWEN2,
+    SIGLIP,
+    SQUARE,
+    TEXT,
+    TOWER,
+    Published,
+    glm4v,
+    llava,
+    qwen,
+)
 from video_folders import minicpmv
 
 SMALL = {"scale_resolution": 112, "patch_size": 14}
@@ -18,6 +32,18 @@ SEEING: Mapping[str, Published] = {
             "processor_class": "Glm46VProcessor",
         },
         needs="torchvision",
+    ),
+    "deepseek_vl": Published(
+        alias="paligemma-3b",
+        config={"text_config": LLAMA, "vision_config": SIGLIP, "image_token_id": "$<image_placeholder>"},
+        image="<image_placeholder>",
+        settings={
+            "size": SQUARE,
+            "image_processor_type": "DeepseekVLImageProcessor",
+            "processor_class": "DeepseekVLProcessor",
+        },
+        processor={"num_image_tokens": 4},
+        named_tokens={"image_token": "<image_placeholder>"},
     ),
     "got_ocr2": Published(
         alias="internvl3-1b",

@@ -23,8 +23,8 @@ UNTYPED_GRID_TYPES = ("exaone4_5", "hyperclovax_vision_v2", "lfm3_vl")
 """Whose processors do not say of each token what it is of (``return_mm_token_type_ids``)."""
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 SQUARE_TYPES = (
-    *("gemma3", "gemma3n", "got_ocr2", "lighton_ocr", "llava", "mistral3", "paligemma", "pp_chart2table"),
-    "vipllava",
+    *("deepseek_vl", "gemma3", "gemma3n", "got_ocr2", "lighton_ocr", "llava", "mistral3", "paligemma"),
+    *("pp_chart2table", "vipllava"),
 )
 TILE_TYPES = ("aya_vision", "cohere2_vision", "internvl", "ovis2", "qianfan_ocr")
 

@@ -15,6 +15,7 @@ VISION_FAMILIES = {
     "blip-2": "blip_2",
     "cohere2_vision": "aya_vision",
     "cosmos3_omni": "qwen3_vl",
+    "deepseek_vl": "deepseek_vl",
     "exaone4_5": "exaone4_5",
     "gemma3": "gemma3",
     "gemma3n": "gemma3n_vl",

@@ -2,8 +2,9 @@
 
 Follows transformers 5.23: ``BlipImageProcessor`` with ``Blip2Processor`` and ``InstructBlipProcessor``,
 ``Gemma3ImageProcessor`` with ``Gemma3Processor``, ``SiglipImageProcessor`` with ``PaliGemmaProcessor``,
-``CLIPImageProcessor`` or ``LlavaImageProcessor`` with ``LlavaProcessor``. Qwen-VL-Chat is remote code:
-``QWenTokenizer`` in its tokenization_qwen.py and ``VisionTransformer`` in its visual.py.
+``CLIPImageProcessor`` or ``LlavaImageProcessor`` with ``LlavaProcessor``, ``DeepseekVLImageProcessor`` with
+``DeepseekVLProcessor``, and the sizes of ``GotOcr2Processor``. Qwen-VL-Chat is remote code: ``QWenTokenizer`` in its
+tokenization_qwen.py and ``VisionTransformer`` in its visual.py.
 """
 
 import math
@@ -76,8 +77,18 @@ def gemma3n_shape(image: Image) -> ImageShape:
 
 def paligemma_shape(image: Image) -> ImageShape:
     """PaliGemma: one token per patch; ``SiglipImageProcessor.image_seq_length`` repeats that number."""
+    return _patch_per_token(image, patch_size=14)
+
+
+def deepseek_vl_shape(image: Image) -> ImageShape:
+    """DeepSeek-VL: one token per patch of the square that an image is padded to, which the ``num_image_tokens`` of
+    processor_config.json repeat."""
+    return _patch_per_token(image, patch_size=16)
+
+
+def _patch_per_token(image: Image, *, patch_size: int) -> ImageShape:
     vision = section(image.config, "vision_config")
-    patch_size = side(vision, "patch_size", 14)
+    patch_size = side(vision, "patch_size", patch_size)
     height, width = sides(image.preprocessor, "size", side(vision, "image_size", 224))
     num_patches = (height // patch_size) * (width // patch_size)
     return _one_picture(num_placeholder_tokens=num_patches, width=width, height=height, patch_size=patch_size)
