@@ -33,6 +33,11 @@ TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba
 STATE_OUTPUT = "out_proj"
 """On which peft puts no adapters in these: the kernels of such mixers read its weight themselves."""
 
+STEP_READING_TYPES = frozenset({"falcon_mamba", "jamba", "mamba"})
+STEP_PROJECTION = "dt_proj"
+"""A Linear of these types that is not called: mixers read its weight, which packed in 4 bits is none that multiplies
+(``MambaMixer.forward`` in transformers 5.23; seen: 'expected scalar type torch.uint8'), and miss an adapter on it."""
+
 INDEXING_TYPES = frozenset({"deepseek_v4"})
 """Model types with a projection in groups of heads, and with an indexer that chooses keys."""
 GROUPED_LINEAR = "o_a_proj"
@@ -44,7 +49,8 @@ INDEXER_LINEARS = ("indexer.kv_proj", "indexer.gate_proj", "indexer.q_b_proj", "
 
 def unpacked_linears(model_type: str) -> tuple[str, ...]:
     """Names of the Linears that stay in 16 bit when the others are packed in 4."""
-    return (*CLAMPED_LINEARS, ASKED_FOR_TYPE) if model_type in CASTING_TYPES else CLAMPED_LINEARS
+    further = {ASKED_FOR_TYPE: CASTING_TYPES, STEP_PROJECTION: STEP_READING_TYPES}
+    return (*CLAMPED_LINEARS, *(name for name, types in further.items() if model_type in types))
 
 
 def listed_targets(targets: str) -> list[str]:

@@ -171,8 +171,8 @@ def test_a_picture_of_another_size_than_the_towers_is_refused():
 def test_an_unknown_tower_or_decoder_is_named():
     with pytest.raises(UnknownNameError, match=r"vision_config\.model_type 'dinov2'"):
         build_model(altered("llava-1.5-7b", vision={"model_type": "dinov2"}))
-    with pytest.raises(UnknownNameError, match=r"text_config\.model_type 'mamba'"):
-        build_model(altered("llava-1.5-7b", text={"model_type": "mamba"}))
+    with pytest.raises(UnknownNameError, match=r"text_config\.model_type 'rwkv'"):
+        build_model(altered("llava-1.5-7b", text={"model_type": "rwkv"}))
     with pytest.raises(InputError, match="vision_feature_layer is -7; the vision tower has 5 layers"):
         build_model(altered("llava-1.5-7b", vision_feature_layer=-7))
 

@@ -297,11 +297,13 @@ def test_latent_attention_runs_over_the_latents_widths(probe: ModuleType):
 
 
 def test_layers_that_keep_states_are_counted_and_estimated_only_with_what_was_rehearsed(probe: ModuleType):
-    config = {"model_type": "mamba", "hidden_size": 256, "num_hidden_layers": 2}
+    config = {"model_type": "xlstm", "hidden_size": 256, "num_hidden_layers": 2}
     layout = probed(probe, config)
     model = build_generic(layout)
     assert sum(numel for _, numel, _ in listed(model)) == sum(math.prod(shape) for shape in layout.shapes.values())
-    with pytest.raises(InputError, match="layers of MambaMixer, whose memory is known from a rehearsal alone"):
+    with pytest.raises(
+        InputError, match="layers of xLSTMBackend and xLSTMFeedForward, whose memory is known from a rehearsal alone"
+    ):
         predicted_step(model, BATCH)
     plain = predicted_step(build_generic(layout, UNCORRECTED), BATCH)
     kept, passing = TokenBytes(per_token=70_000.0, per_pair=0.0), TokenBytes(per_token=300_000.0, per_pair=11.0)

@@ -32,14 +32,14 @@ from vlmplan.workload import ModelFiles, Workload
 
 KEPT, PAIR, PASSING, AROUND = 700_000, 900, 50_000, 10**8
 """Bytes of a token, of a pair of tokens, and passing ones of a token; those around the layers."""
-CONFIG = {"model_type": "mamba", "hidden_size": 256, "num_hidden_layers": 5, "vocab_size": 1000}
+CONFIG = {"model_type": "xlstm", "hidden_size": 256, "num_hidden_layers": 5, "vocab_size": 1000}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the model, whose layout is looked up in this process and kept."""
     pytest.importorskip("transformers")
-    place = tmp_path_factory.mktemp("mamba")
+    place = tmp_path_factory.mktemp("xlstm")
     (place / "config.json").write_text(json.dumps(CONFIG))
     probe = runpy.run_path(str(probe_path(Path(model_probe.__file__).parents[1])))
     with pytest.MonkeyPatch.context() as patch:

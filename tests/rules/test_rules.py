@@ -72,6 +72,8 @@ QWEN3_MOE = ModelFacts(id="qwen3-30b-a3b", model_types=frozenset({"qwen3_moe"}))
 GLM_4_5V = ModelFacts(id="glm-4.5v", model_types=frozenset({"glm4v_moe", "glm4v_moe_text", "glm4v_moe_vision"}))
 XLNET = ModelFacts(id="xlnet", model_types=frozenset({"xlnet"}), attention=frozenset({"eager"}), can_checkpoint=False)
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
+FALCON_MAMBA = ModelFacts(id="falcon-mamba-7b", model_types=frozenset({"falcon_mamba"}))
+JAMBA = ModelFacts(id="jamba-v0.1", model_types=frozenset({"jamba"}))
 GROUPED = ModelFacts(id="a-llama", model_types=frozenset({"llama"}), num_heads=32, num_kv_heads=8)
 QWEN = ModelFacts(id="qwen2-vl-2b", model_types=frozenset({"qwen2_vl"}), weights_dtype="bfloat16")
 
@@ -540,8 +542,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA, model=GEMMA_3N),
             case(LORA.with_changes(lora_exclude="lm_head"), model=GEMMA_3N),
             case(LORA.with_changes(method=Method.QLORA), model=GEMMA_3N),
+            case(LORA.with_changes(lora_exclude="out_proj"), model=FALCON_MAMBA),
+            case(LORA.with_changes(lora_targets="x_proj,mamba.dt_proj"), model=JAMBA),
         ],
         [
+            case(LORA.with_changes(lora_exclude=default_lora_exclude(FALCON_MAMBA)), model=FALCON_MAMBA),
+            case(LORA.with_changes(lora_exclude=default_lora_exclude(JAMBA)), model=JAMBA),
+            case(LORA.with_changes(lora_targets="x_proj"), model=JAMBA),
             case(LORA.with_changes(lora_exclude="altup.correction_coefs"), model=GEMMA_3N),
             case(LORA.with_changes(lora_targets="attention"), model=GEMMA_3N),
             case(PLAIN, model=GEMMA_3N),

@@ -64,6 +64,7 @@ class Lora(Module):
         self.lora_A = Linear(in_features, settings.rank)
         self.lora_A.weight.reads_constants = self.weight.reads_constants
         self.lora_B = Linear(settings.rank, out_features)
+        self.lora_A.copies_input = getattr(base, "copies_input", False)
         self.lora_B.copies_gradient = getattr(base, "copies_gradient", False)
         if settings.use_dora:
             self.lora_magnitude_vector = DoraLayer(base, self.weight, out_features)

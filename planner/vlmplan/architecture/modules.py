@@ -260,6 +260,8 @@ class Linear(Module):
 
     copies_gradient = False
     """Whether gradients of its results lie in another order than rows: they are copied into rows for its products."""
+    copies_input = False
+    """Whether its inputs do: they are copied for the weight's gradient."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         self.in_features, self.out_features = in_features, out_features
@@ -267,7 +269,7 @@ class Linear(Module):
         self.bias: Parameter | None = Parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        out = ops.linear(x, self.weight, self.bias)
+        out = ops.linear(x, self.weight, self.bias, copies_input=self.copies_input)
         return ops.part(out, *out.shape) if self.copies_gradient else out
 
 

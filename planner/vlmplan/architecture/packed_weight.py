@@ -53,7 +53,8 @@ class Linear4bit(Module):
 
     def __init__(self, base: Linear, compute_dtype: DType, *, double_quantises: bool) -> None:
         self.in_features, self.out_features = base.in_features, base.out_features
-        self.compute_dtype, self.copies_gradient = compute_dtype, base.copies_gradient
+        self.compute_dtype = compute_dtype
+        self.copies_input, self.copies_gradient = base.copies_input, base.copies_gradient
         self.weight = base.weight
         self.weight.stored_bytes = nf4_bytes(base.weight.numel, double_quantises=double_quantises)
         self.weight.requires_grad = False

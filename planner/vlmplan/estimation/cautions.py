@@ -8,7 +8,7 @@ from vlmplan.phase_names import EVALUATION, GENERATION
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LinearAttention, Offload
 from vlmplan.rules import model_facts
-from vlmplan.rules.recurrent import GATED_DELTA_TYPES, STATE_SPACE_TYPES
+from vlmplan.rules.recurrent import GATED_DELTA_TYPES, SELECTIVE_TYPES, STATE_SPACE_TYPES
 from vlmplan.training_task import Generation
 from vlmplan.units import counted, gib_text
 from vlmplan.workload import ModelFiles
@@ -87,6 +87,12 @@ def kernels_note(model: ModelFiles, recipe: Recipe) -> str | None:
         return (
             "Mamba-2 mixers are planned as transformers runs them where mamba-ssm and causal-conv1d are not installed; "
             "with their kernels, which are not planned, a step takes less memory and less time"
+        )
+    if model_types & SELECTIVE_TYPES:
+        return (
+            "Mamba mixers are planned as transformers runs them where mamba-ssm and causal-conv1d are not installed: "
+            "token after token, with a state of every channel kept for each; with their kernels, which are not "
+            "planned, a step takes a small part of that memory and time"
         )
     if not model_types & GATED_DELTA_TYPES or recipe.linear_attention is LinearAttention.FLA:
         return None

@@ -9,6 +9,8 @@ from vlmplan.lora_targets import (
     INDEXING_TYPES,
     READ_WEIGHT,
     STATE_OUTPUT,
+    STEP_PROJECTION,
+    STEP_READING_TYPES,
     TYPES_WITHOUT_OUT_PROJ,
     listed_targets,
     pattern_of,
@@ -28,6 +30,8 @@ EXPERT_NAMES = frozenset({"w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"}
 """What peft takes for weights of their experts, which are in every layer."""
 ROUTER = "router"
 """Their name for it."""
+UNCALLED = ((CLAMPING_TYPES, READ_WEIGHT), (STEP_READING_TYPES, STEP_PROJECTION))
+"""Types with a Linear that no training step calls, and its name."""
 HEADS = ("decoder", "lm_head", "output_projection", "proj_out")
 """What the output head is called in every family: that of ModernBERT's decoder, most, BioGPT's and Whisper's."""
 
@@ -64,14 +68,14 @@ def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
 
 def default_lora_exclude(model: ModelFacts) -> str | None:
     """What adapters on all Linears leave out where the user names neither: layers that peft cannot adapt."""
-    without_output = (TYPES_WITHOUT_OUT_PROJ, STATE_OUTPUT)
-    for types, name in (
+    named = (
         (TYPES_WITH_LINEAR_ROUTERS, ROUTER),
-        without_output,
-        (CLAMPING_TYPES, READ_WEIGHT),
-    ):
-        if model.model_types & types:
-            return name
+        (TYPES_WITHOUT_OUT_PROJ, STATE_OUTPUT),
+        *UNCALLED,
+    )
+    names = [name for types, name in named if model.model_types & types]
+    if names:
+        return ",".join(names)
     if model.model_types & INDEXING_TYPES:
         return ",".join((GROUPED_LINEAR, *(INDEXER_LINEARS if model.has_indexer else ())))
     if not model.model_types & PATCH_CONVOLUTION_TYPES:
@@ -98,15 +102,20 @@ def a_router_of_several_results_stays_as_it_is(context: RuleContext) -> str | No
     )
 
 
-@ADAPTER_RULES.warning("transformers modeling_gemma3n.py Gemma3nTextAltUp.correct: in training it reads the weight")
+@ADAPTER_RULES.warning(
+    "transformers modeling_gemma3n.py Gemma3nTextAltUp.correct, modeling_mamba.py MambaMixer.forward: in training they "
+    "read the weight"
+)
 def a_layer_that_is_not_called_has_no_adapter(context: RuleContext) -> str | None:
-    model, recipe = _adapted(context, CLAMPING_TYPES), context.recipe
-    if model is None or recipe.lora_targets != ALL_LINEAR or _leaves_out(recipe, READ_WEIGHT):
-        return None
-    return (
-        f"--lora-targets all-linear adapts {READ_WEIGHT} of {model.id}, which no training step calls: these adapters "
-        f"stay as they begin, and DDP refuses weights without a gradient; give --lora-exclude {READ_WEIGHT} with it"
-    )
+    for types, name in UNCALLED:
+        model, recipe = _adapted(context, types), context.recipe
+        if model is not None and _adapts(recipe, name):
+            return (
+                f"--lora-targets {recipe.lora_targets} adapts {name} of {model.id}, which no training step calls: "
+                f"these adapters stay as they begin, and DDP refuses weights without a gradient; give --lora-exclude "
+                f"{name} with it"
+            )
+    return None
 
 
 @ADAPTER_RULES.error("peft tuners/lora/layer.py Linear.forward: the adapter is as wide as all groups (seen: it fails)")

@@ -16,12 +16,12 @@ from vlmplan.units import DType
 MODEL_RULES = RuleBook()
 
 TYPES_WITHOUT_SDPA = frozenset(
-    """bloom codegen deepseek_v4 gemma2 got_ocr2 gpt_neo gpt_oss gptj granite_swa granitemoe_swa mamba2 mpt
-    pp_chart2table vaultgemma xglm""".split()
+    """bloom codegen deepseek_v4 falcon_mamba gemma2 got_ocr2 gpt_neo gpt_oss gptj granite_swa granitemoe_swa mamba
+    mamba2 mpt pp_chart2table vaultgemma xglm""".split()
 )
 TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
-    """blip-2 bloom codegen deepseek_v4 gemma3n got_ocr2 gpt_oss granite_swa granitemoe_swa lfm2_vl llama4 llama4_text
-    mamba2 mllama mpt pp_chart2table xglm""".split()
+    """blip-2 bloom codegen deepseek_v4 falcon_mamba gemma3n got_ocr2 gpt_oss granite_swa granitemoe_swa lfm2_vl llama4
+    llama4_text mamba mamba2 mllama mpt pp_chart2table xglm""".split()
 )
 """deepseek_v4: its heads are wider than the kernels take. gpt_oss and Granite SWA: transformers puts kernels that it
 downloads in the place of every other flash implementation. gemma3n and lfm2_vl: the class of the tower refuses it."""

@@ -13,7 +13,6 @@ from vlmplan.architecture.families.nemotron_h import UnpositionedDecoder
 from vlmplan.architecture.families.state_space import (
     StateSpaceKeys,
     StateSpaceMixer,
-    StateSpaceShape,
     state_space_shape,
 )
 from vlmplan.architecture.model import Batch
@@ -37,9 +36,9 @@ KEYS = StateSpaceKeys(
 class Mamba2Block(Module):
     """``Mamba2Block``."""
 
-    def __init__(self, mixer: StateSpaceShape, *, widens_residual: bool) -> None:
-        self.norm = RMSNorm(mixer.hidden_size)
-        self.mixer = StateSpaceMixer(mixer)
+    def __init__(self, width: int, mixer: Module, *, widens_residual: bool) -> None:
+        self.norm = RMSNorm(width)
+        self.mixer = mixer
         self.widens_residual = widens_residual
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
@@ -69,7 +68,7 @@ class Mamba2(CausalLM):
 def decoder(config: Config) -> UnpositionedDecoder:
     width = config.integer("hidden_size")
     mixer = state_space_shape(config, KEYS, inner_width=config.integer("expand") * width)
-    block = Mamba2Block(mixer, widens_residual=config.boolean("residual_in_fp32"))
+    block = Mamba2Block(width, StateSpaceMixer(mixer), widens_residual=config.boolean("residual_in_fp32"))
     layers = Stack.of(block, config.integer("num_hidden_layers"), label="layers")
     return UnpositionedDecoder(config.integer("vocab_size"), layers, RMSNorm(width), attends=False)
 

@@ -62,7 +62,7 @@ from vlmplan.architecture.ops.layout import (
     split,
 )
 from vlmplan.architecture.ops.liger import liger_rms_norm, liger_rotate, liger_silu_mul
-from vlmplan.architecture.ops.matmuls import linear, matmul
+from vlmplan.architecture.ops.matmuls import linear, matmul, weight_product
 from vlmplan.architecture.ops.norms import layer_norm, maximum_last, mean, mean_last, softmax, total
 
 __all__ = [
@@ -126,5 +126,6 @@ __all__ = [
     "total",
     "unary",
     "viewed",
+    "weight_product",
     "where",
 ]

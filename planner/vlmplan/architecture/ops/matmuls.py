@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, detached, only, reduced, to
+from vlmplan.architecture.ops.base import Grads, cast_weight, copy, detached, new_of_same_shape, only, reduced, to
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GradientView, GraphNode, Operand, Tensor
 
@@ -15,6 +15,7 @@ def linear(
     *,
     is_transposed: bool = False,
     is_written_out: bool = False,
+    copies_input: bool = False,
 ) -> Tensor:
     """``F.linear``: saves x if the weight needs a gradient, and if x does, the weight, as a view (``weight.t()``).
 
@@ -30,12 +31,15 @@ def linear(
     mat2)`` the weight's first, of ``addmm(self, mat1, mat2)`` x's, the weight's and the bias's. The product gives the
     gradient of ``weight.t()``; that of the weight is its transpose, a ``GradientView``. So is that of x where torch
     flattens x for the product (``_flatten_nd_linear``, ``should_fold`` in ``aten/src/ATen/native/LinearAlgebra.cpp``).
+    ``copies_input``: x lies in memory in another order than rows, see ``_in_rows``.
     """
     tape = x.tape
     if tape.autocast is not None:
         x = to(x, tape.autocast)
         weight = cast_weight(weight, tape.autocast, tape, is_saved=x.requires_grad)
         bias = None if bias is None else cast_weight(bias, tape.autocast, tape)
+    if copies_input and not tape.keeps_linear_inputs:
+        x = _in_rows(x, weight)
     out_width, in_width = weight.shape[0], prod(weight.shape[1:])
     if is_transposed:
         out_width, in_width = in_width, out_width
@@ -56,6 +60,34 @@ def linear(
     if is_replaced:
         tape.save(node, x)
     return out
+
+
+def _in_rows(x: Tensor, weight: Operand) -> Tensor:
+    """x (samples, tokens, k) whose tokens lie side by side: rows of several samples are a copy. It is made where the
+    weight's gradient is wanted, as torch flattens x then alone (``should_fold``): else the product takes x as it is."""
+    tape = x.tape
+    wants_gradient = weight.requires_grad and not (tape.is_evaluating or tape.has_no_graph)
+    return copy(x) if wants_gradient and x.shape[0] > 1 else x
+
+
+def weight_product(weight: Operand, x: Tensor) -> Tensor:
+    """``weight @ x.transpose(1, 2)`` of x (samples, tokens, k) and weight (n, k): (samples, n, tokens).
+
+    Where the weight needs a gradient, torch multiplies rows by it and turns the result, a copy; the gradient of that
+    is put into rows too, where there are several samples (``should_fold`` in ``aten/src/ATen/native/
+    LinearAlgebra.cpp``).
+    """
+    tape = x.tape
+    shape = (x.shape[0], weight.shape[0], x.shape[1])
+    operand = weight
+    if tape.autocast is not None:
+        operand = cast_weight(weight, tape.autocast, tape, is_saved=x.requires_grad)
+    out = linear(x, operand, is_written_out=True)
+    if not operand.requires_grad:
+        return out.view(*shape)
+    if shape[0] > 1:
+        out = Tensor(out.storage, out.shape, out.dtype, tape.node((out,), new_of_same_shape))
+    return copy(out, *shape)
 
 
 def _linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
