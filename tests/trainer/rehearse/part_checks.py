@@ -176,6 +176,35 @@ def inside_what_cuda_does_in_two_steps(mode: Rehearsal) -> dict[str, list[int]]:
     }
 
 
+class Packed(Tensor):
+    """A tensor made of another, as torchao's moments are."""
+
+    @staticmethod
+    def __new__(cls, codes: Tensor) -> "Packed":
+        return Tensor._make_wrapper_subclass(cls, codes.shape, device=codes.device, dtype=torch.float32)
+
+    def __init__(self, codes: Tensor) -> None:
+        self.codes = codes
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, Tensor], *rest: Any) -> "Packed":
+        return cls(inner["codes"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is torch.ops.aten.slice.Tensor
+        return cls(func(args[0].codes, *args[1:]))
+
+
+def inside_a_part_of_a_tensor_made_of_another(mode: Rehearsal) -> dict[str, Any]:
+    packed = Packed(gpu(1000, dtype=torch.uint8))
+    sizes = new_bytes(mode, lambda: packed.narrow(0, 100, 500))
+    return {"allocated": sizes, "kind": type(packed.narrow(0, 100, 500)).__name__}
+
+
 def inside_products_of_packed_weights(mode: Rehearsal) -> dict[str, list[int]]:
     """What is allocated in forward and in backward, with scales that are quantised themselves."""
     from bitsandbytes.nn import Linear4bit, Params4bit
@@ -338,6 +367,7 @@ CHECKS = {
             layouts_of_attention,
             inside_what_cuda_does_in_two_steps,
             inside_products_of_packed_weights,
+            inside_a_part_of_a_tensor_made_of_another,
             summed_gradients,
             live_while_makers_are_asked,
             values,

@@ -25,6 +25,7 @@ CHECKS = [
     "layouts_of_attention",
     "inside_what_cuda_does_in_two_steps",
     "inside_products_of_packed_weights",
+    "inside_a_part_of_a_tensor_made_of_another",
     "summed_gradients",
     "live_while_makers_are_asked",
     "values",
@@ -175,6 +176,12 @@ def test_packed_weights_are_made_whole_with_their_scales_in_float32(found):
         "forward": sorted([*less_their_mean_and_with_it, whole, 2 * tokens * rows]),
         "backward": sorted([scales, whole, 2 * tokens * columns]),
     }
+
+
+def test_tensors_made_of_others_answer_for_themselves(found):
+    """A part of torchao's moments is a view of their codes, as DeepSpeed takes it of every weight behind the first step
+    of stages 1 and 2."""
+    assert found["inside_a_part_of_a_tensor_made_of_another"] == {"allocated": [], "kind": "Packed"}
 
 
 def test_second_gradient_is_added_to_the_first_unless_somebody_else_holds_it(found):

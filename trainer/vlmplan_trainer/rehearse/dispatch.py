@@ -7,6 +7,7 @@ them, so that control flow is what it would be. What is not known reads as zero:
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,8 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_iter, tree_map
 
 from vlmplan_trainer.rehearse import finite
@@ -47,6 +47,9 @@ which Gemma 4 pools patches, 705,600 an image, whose zeros tell what is padding.
 
 
 Results = dict[tuple[Any, ...], KnownOutputs]
+
+_wraps_others = cache(is_traceable_wrapper_subclass_type)
+"""Whether tensors of a class are made of others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,8 +116,8 @@ class Rehearsal(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0]._fake_device
-        if DTensor in types:
-            return NotImplemented  # it calls operations on this rank's part, which come here
+        if any(map(_wraps_others, types)):
+            return NotImplemented  # DTensor, torchao's: they call operations on what they wrap, which come here
         kwargs = kwargs or {}
         self.num_operations += 1
         if self.num_operations > self._most_operations:

@@ -25,6 +25,7 @@ from vlmplan_trainer.models.load import LoadedModel, Processing, Source, load_mo
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.probe import sees_images
 from vlmplan_trainer.rehearse.answer import rehearsed_json
+from vlmplan_trainer.rehearse.compiled_updates import updating_in_compiled_kernels
 from vlmplan_trainer.rehearse.samples import Samples
 from vlmplan_trainer.rehearse.sharded_shims import gathering_as_for_files
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
@@ -111,6 +112,8 @@ def _enter_surroundings(stack: ExitStack, request: TaskRequest, notes: Notes) ->
     stack.enter_context(compiling_nothing(notes))
     if request.card is not None:
         stack.enter_context(triton_without_kernels(notes))
+    if request.plan.recipe.optimizer.is_torchao:
+        stack.enter_context(updating_in_compiled_kernels())
     stack.enter_context(leaving_nothing(request.folder, notes, allows_network=False))
     return stack.enter_context(counting_checkpoints(phases))
 
