@@ -95,7 +95,7 @@ def test_attributes_are_what_the_document_says():
     assert found.ds_config is not None
     assert found.ds_config["train_micro_batch_size_per_gpu"] == 2
     assert found.command == (
-        "vlmplan estimate --model gpt2 --gpu rtx-4090:2 --num-nodes 2 --num-samples 1000 --epochs 3.0 --micro-batch 2"
+        "vlmplan estimate --model gpt2 --gpu rtx-4090:2 --num-nodes 2 --num-samples 1000 --epochs 3 --micro-batch 2"
     )
     assert any("network between nodes" in note for note in found.notes)
 

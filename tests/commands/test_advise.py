@@ -239,3 +239,10 @@ def test_mistakes_are_one_sentence():
     says(refusal("advise", "--model", MODEL, "--region", "mars"), "unknown region 'mars'")
     says(refusal("advise", "--model", MODEL, "--max-usd", "0"), "--max-usd is 0", "more than 0")
     says(refusal("advise", "--model", MODEL, "--objective", "vram", code=2), "vram")
+
+
+@pytest.mark.sweep
+def test_no_change_of_a_machine_without_a_known_speed_is_said_to_buy_nothing():
+    found = advised("smollm2-135m", "--gpu", "cpu:2", "--method", "lora", "--seq-len", "256").document
+    assert (found["base"]["hours"], found["best"]) == (None, None)
+    assert found["advice"].startswith("no speed is known of it as it is")

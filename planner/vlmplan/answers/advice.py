@@ -113,6 +113,8 @@ def _no_change(found: Advice) -> str:
         return f"what fits is over {_limits(found)}" if fitting else "no change that was tried makes it fit"
     if not found.base_is_within_limits:
         return f"no single change brings it within {_limits(found)}"
+    if found.base.hours is None:
+        return "no speed is known of it as it is, so no change can be said to make it faster"
     better = "cheaper" if found.objective is Objective.COST else "faster"
     where = f" within {_limits(found)}" if _limits(found) else ""
     return f"no single change makes it {better}{where}"

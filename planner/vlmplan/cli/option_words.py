@@ -39,8 +39,13 @@ def words_of(command: click.Command, values: Mapping[str, Any]) -> list[str]:
             words += [on] if value else off
         else:
             items = cast(tuple[Any, ...], value) if isinstance(value, tuple) else (value,)
-            words += [word for item in items for word in (on, str(item))]
+            words += [word for item in items for word in (on, _word(item))]
     return words
+
+
+def _word(value: Any) -> str:
+    """A value as people write it: a whole number without its zero behind the point."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def command_text(
