@@ -132,7 +132,11 @@ def parsed_by_transformers(file: Path) -> list[Any]:
 
 
 def parsed_by_axolotl(file: Path) -> list[Any]:
-    """What its schema makes of the file on a card that computes in bfloat16, with the default of each key."""
+    """What its schema makes of the file on a card that computes in bfloat16, with the default of each key. It looks
+    whether the package for Mistral's tokenizers is there, and nothing of it is asked for."""
+    from importlib.machinery import ModuleSpec
+    from importlib.util import module_from_spec
+
     import yaml
     from axolotl.integrations.base import PluginManager
     from axolotl.utils.config import prepare_plugins, validate_config
@@ -141,6 +145,7 @@ def parsed_by_axolotl(file: Path) -> list[Any]:
 
     values = DictDefault(yaml.safe_load(file.read_text(encoding="utf-8")))
     PluginManager._instance = None  # which has those of the file before
+    sys.modules.setdefault("mistral_common", module_from_spec(ModuleSpec("mistral_common", None)))
     prepare_plugins(values)
     card = {"bf16": True, "fp8": False, "tf32": True, "n_gpu": GPUS, "compute_capability": "sm_80"}
     validated = validate_config(values, card, {"torch_version": "2.12.0"})

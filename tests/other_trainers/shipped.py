@@ -48,13 +48,12 @@ NOT_PLANNED = (
         r"sequence_parallel|context_parallel|tensor_parallel|expert_parallel_size",
     ),
     ("an optimizer", r"use_galore|use_apollo|use_badam|use_adam_mini|use_muon|optimizer is|lisa_|optim is"),
-    ("cut cross entropy", r"cut_cross_entropy"),
     (
         "a kind of adapter",
         r"tuner_type is|finetuning_type is|use_dora|init_weights|lora_target_parameters|tuner_backend|relora|peft is|"
         r"lora_target_linear is",
     ),
-    ("a loss", r"loss"),
+    ("a loss", r"loss|cross_entropy"),
     (
         "a number format",
         r"fp8|quant_method|quantization_bit|quantization_method|load_in_8bit|qat is|gptq is|float16 is|quantize_moe|"

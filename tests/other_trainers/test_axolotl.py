@@ -285,10 +285,28 @@ def test_liger_is_its_plugins_and_its_keys(read):
     assert read(FULL | LIGER | {"liger_rope": None}, SEES).options["liger_layers"] is True
 
 
+CUTS = {"plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]}
+
+
+def test_cut_cross_entropy_is_planned_as_ligers_loss_of_models_that_have_one(read):
+    config = read(FULL | CUTS)
+    assert (config.options["loss"], "liger_layers" in config.options) == ("liger", False)
+    assert any("planned as Liger's fused loss" in note for note in config.notes)
+    assert read(FULL | CUTS | {"cut_cross_entropy": False}).options["loss"] == "model"
+    both = LIGER | {"plugins": [*LIGER["plugins"], *CUTS["plugins"]]}
+    assert (read(FULL | both).options["loss"], read(FULL | both).options["liger_layers"]) == ("liger", True)
+    refused(read, LORA | CUTS, "cut_cross_entropy of gpt2", model="gpt2")
+    refused(read, LORA | CUTS | {"bf16": False}, "bf16 or fp16 alone")
+    assert (
+        read(FULL | CUTS | {"attn_implementation": "sdpa"}).options["loss"] == "liger"
+    )  # which has embeddings cast back
+
+
 @pytest.mark.parametrize(
     ("keys", "word"),
     [
         ({"rl": "dpo"}, "--task"),
+        ({"output_dir": None}, "output_dir has no value"),
         ({"plugins": ["my.own.Plugin"]}, "my.own.Plugin"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"fsdp_config": {"offload_params": False}}, "FSDP1"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vlmplan.data_rules import Order
+from vlmplan.liger_types import FUSED_LOSS_TYPES
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.axolotl_adapters import adapter_options, adapters_without_effect, double_quant
 from vlmplan.other_trainers.axolotl_keys import (
@@ -34,6 +35,7 @@ from vlmplan.other_trainers.hugging_face import (
     attention_option,
     read_arguments,
 )
+from vlmplan.other_trainers.liger import HEAD_IS_READ
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe_choices import (
@@ -98,7 +100,8 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     _note_routers(settings, model)
     settings.ignore(WITHOUT_EFFECT | DROPPED | {"processor_type"})
     settings.ignore_all_of(*OF_PLUGINS)
-    meaning = _types(settings, arguments, method, options)
+    cuts = CUT_CROSS_ENTROPY in settings.names("plugins") and settings.flag("cut_cross_entropy", True)
+    meaning = _types(settings, arguments, method, options, casts_back=cuts)
     meaning.use_double_quant, meaning.data_rules, meaning.model = doubles, data_rules(settings, model), model
     meaning.without_fsdp = OWN_FSDP2
     return assembled(settings, arguments, meaning, around)
@@ -205,13 +208,25 @@ def _plugins(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     for name in plugins:
         if name not in (LIGER, CUT_CROSS_ENTROPY, *HARMLESS_PLUGINS):
             settings.refuse("plugins", f"{name}: {NOT_PLANNED}")
+    options = _liger(settings, model) if LIGER in plugins else {}
+    settings.ignore_all_of("liger_")
     if CUT_CROSS_ENTROPY in plugins and settings.flag("cut_cross_entropy", True):
-        settings.refuse("plugins", f"cut_cross_entropy: {NOT_PLANNED}; Liger's fused loss is planned")
+        options |= _cut_cross_entropy(settings, model)
     settings.ignore(("cut_cross_entropy",))
-    if LIGER not in plugins:
-        settings.ignore_all_of("liger_")
-        return {}
-    return _liger(settings, model)
+    return options
+
+
+def _cut_cross_entropy(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """``LinearCrossEntropyFunction`` of axolotl's fork of cut-cross-entropy (5f0c7a7 ``cce.py``) makes no logits:
+    hidden states and one number a token are kept, and backward makes the gradients of hidden states and head. Liger's
+    loss makes these too, and logits of a chunk beside them."""
+    if model is not None and model.model_type not in FUSED_LOSS_TYPES:
+        settings.refuse("plugins", f"cut_cross_entropy of {model.model_type}: {NOT_PLANNED}")
+    settings.note(
+        "cut_cross_entropy: planned as Liger's fused loss, which beside it makes a chunk of logits, up to twice the "
+        "size of the last hidden states"
+    )
+    return {"loss": LossKind.LIGER.value}
 
 
 def _liger(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
@@ -225,6 +240,8 @@ def _liger(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     if len(set(on.values())) > 1:
         off = ", ".join(key for key, value in on.items() if not value)
         settings.refuse_whole(f"some of Liger's layers without others ({off}): {NOT_PLANNED}")
+    if fuses and not all(on.values()):
+        settings.note(HEAD_IS_READ)
     return {"liger_layers": all(on.values()), **({"loss": LossKind.LIGER.value} if fuses else {})}
 
 
@@ -250,9 +267,11 @@ def _parts(settings: Settings, model: ModelFiles | None, method: Method) -> dict
     return {"train_vision": not freezes, "train_projector": not freezes, "train_language": True}
 
 
-def _types(settings: Settings, arguments: Arguments, method: Method, options: dict[str, Value]) -> Meaning:
+def _types(
+    settings: Settings, arguments: Arguments, method: Method, options: dict[str, Value], *, casts_back: bool
+) -> Meaning:
     """Weights are loaded in the type of the computation. Norms and embeddings become float32, and are cast back where
-    there are adapters or attention is flash's (``_configure_embedding_dtypes``)."""
+    there are adapters, attention is flash's, or the loss asks for it (``_configure_embedding_dtypes``)."""
     meaning = Meaning(trainer=AXOLOTL, method=method, options=options, without_autocast=Precision.FP32)
     precision, is_plain = arguments.precision, arguments.deepspeed is None
     meaning.weights = WeightDtype.FLOAT32 if precision is None else WeightDtype.MODEL
@@ -261,7 +280,9 @@ def _types(settings: Settings, arguments: Arguments, method: Method, options: di
     if method is Method.FULL and precision is Precision.FP16 and is_plain:
         settings.refuse_whole("fp16 is set, whose scaled gradients 16-bit weights cannot have; set bf16: true instead")
     is_flash = options.get("attention") == AttentionImplementation.FLASH_ATTENTION_2.value
-    if method is Method.FULL and precision is not None and is_plain and not is_flash:
+    if casts_back and precision is None:
+        settings.refuse("plugins", "axolotl takes cut_cross_entropy with bf16 or fp16 alone")
+    if method is Method.FULL and precision is not None and is_plain and not is_flash and not casts_back:
         settings.refuse_whole(
             f"without flash attention embeddings and norms stay float32 beside 16-bit weights: {NOT_PLANNED}; set "
             f"attn_implementation: flash_attention_2"

@@ -6,13 +6,15 @@ from typing import Final
 from vlmplan.other_trainers.settings import NO, Settings
 
 BATCH: Final = ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
+NEVER_EMPTY: Final = ("base_model", "output_dir", "sequence_len", "num_epochs", "learning_rate")
+"""Keys whose types in ``utils/schemas`` have no None: ``output_dir:`` alone is refused."""
 KEPT_CHECKPOINTS: Final = 4
 """``save_total_limit``, where nothing is said."""
 
 
 def check_batch(settings: Settings) -> None:
-    """Two of three keys are asked for, and ``batch_size`` then does nothing: the schema fills the accumulation in
-    before ``normalize_config`` would divide."""
+    """Two of three keys of the batch are asked for, and ``batch_size`` then does nothing: the schema fills the
+    accumulation in before ``normalize_config`` would divide."""
     said = [key for key in BATCH if settings.is_on(key)]
     if len(said) < 2:
         settings.refuse_whole(f"axolotl asks for two of {', '.join(BATCH)}")
@@ -23,6 +25,8 @@ def check_batch(settings: Settings) -> None:
             "batch_size is not read: axolotl takes gradient_accumulation_steps, which is 1 where it is not set"
         )
     settings.ignore(("batch_size",))
+    for key in filter(settings.is_null, NEVER_EMPTY):
+        settings.refuse_whole(f"{key} has no value, which axolotl refuses; write one, or leave the key out")
 
 
 def _has_samples(settings: Settings) -> bool:

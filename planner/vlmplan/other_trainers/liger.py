@@ -10,6 +10,10 @@ from vlmplan.recipe_choices import LossKind
 
 LIGER_LAYERS = ("rms_norm", "rope", "swiglu")
 """Kernels of layers, which are on unless ``liger_kernel_config`` says otherwise."""
+HEAD_IS_READ = (
+    "Liger's loss reads the head's weight itself: under ZeRO-3 DeepSpeed keeps it whole through forward and backward, "
+    "which is not counted without Liger's layers (2 bytes x hidden size x vocabulary)"
+)
 
 
 def liger_options(settings: Settings, *, fuses_loss: bool = True) -> dict[str, Value]:
@@ -30,8 +34,5 @@ def liger_options(settings: Settings, *, fuses_loss: bool = True) -> dict[str, V
             settings.refuse("liger_kernel_config", "the trainer does not take Liger's fused loss")
         options["loss"] = LossKind.LIGER.value
         if layers != {True}:  # with which the head counts as read inside the model's forward (``Tape.reads_head``)
-            settings.note(
-                "Liger's loss reads the head's weight itself: under ZeRO-3 DeepSpeed keeps it whole through forward "
-                "and backward, which is not counted without Liger's layers (2 bytes x hidden size x vocabulary)"
-            )
+            settings.note(HEAD_IS_READ)
     return options

@@ -153,7 +153,8 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         field="loss",
         allowed=always(LossKind.MODEL, LossKind.LIGER),
         sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger)",
-        source="core/trainers/base.py compute_loss; integrations/liger/plugin.py; its cut cross entropy is not planned",
+        source="core/trainers/base.py compute_loss; integrations/liger/plugin.py, as which its cut cross entropy is "
+        "planned",
     ),
     Limit(
         field="precision",
