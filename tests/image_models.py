@@ -278,19 +278,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": {**qwen3_vision(), "out_hidden_size": 2048},
     },
     {
-        "model_type": "video_llama_3",
-        **IMAGE,
-        "video_token_id": 8,
-        "text_config": text("qwen2"),
-        "vision_config": {
-            "num_hidden_layers": 6,
-            "patch_size": 14,
-            "hidden_size": 1152,
-            "intermediate_size": 4304,
-            "num_attention_heads": 16,
-        },
-    },
-    {
         "model_type": "video_llava",
         "image_token_index": 7,
         "video_token_index": 8,
@@ -427,6 +414,19 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
     {"model_type": "deepseek_vl", **IMAGE, "text_config": text("llama"), "vision_config": siglip()},
     _got("got_ocr2"),
     _got("pp_chart2table"),
+    {
+        "model_type": "video_llama_3",
+        **IMAGE,
+        "video_token_id": 8,
+        "text_config": text("qwen2"),
+        "vision_config": {
+            "num_hidden_layers": 6,
+            "patch_size": 14,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_attention_heads": 16,
+        },
+    },
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}
 """Types with a family of which no file is packaged."""

@@ -178,6 +178,18 @@ FAMILIES: Mapping[str, Seeing] = {
         towers=("model.vision_model.blocks", "model.vision_model.patch_embed"),
         projectors=("model.vision_model.merger", "model.projector"),
     ),
+    "video_llama_3": Seeing(
+        config={
+            "model_type": "video_llama_3",
+            "image_token_id": IMAGE_TOKEN,
+            "video_token_id": VIDEO_TOKEN,
+            "text_config": text("qwen2"),
+            "vision_config": {**TOWER, "num_attention_heads": 4},
+        },
+        settings={"image_processor_type": "VideoLlama3ImageProcessor", "patch_size": 14},
+        towers=("model.vision_model",),
+        projectors=("model.projector",),
+    ),
     "deepseek_vl": Seeing(
         config={
             "model_type": "deepseek_vl",

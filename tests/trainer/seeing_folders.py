@@ -117,6 +117,19 @@ SEEING: Mapping[str, Published] = {
             "context_image_token": "<IMG_CONTEXT>",
         },
     ),
+    "video_llama_3": replace(
+        qwen(
+            "qwen2-vl-2b",
+            {"model_type": "qwen2"},
+            {"num_hidden_layers": 2, "num_attention_heads": 2},
+            image_processor_type="VideoLlama3ImageProcessor",
+            video_processor_type="VideoLlama3VideoProcessor",
+            processor_class="VideoLlama3Processor",
+            merge_size=1,
+            temporal_patch_size=1,
+        ),
+        needs="torchvision",
+    ),
     "vipllava": replace(
         FAMILIES["llava"],
         config={

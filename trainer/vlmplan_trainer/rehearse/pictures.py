@@ -6,6 +6,7 @@ processors.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 import torch
@@ -106,6 +107,14 @@ def _grids_of_clips(pictures: Pictures) -> Made:
     patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
     pixels = (pictures.count * grid[0] * grid[1] * grid[2], patch)
     return {"video_grid_thw": torch.tensor([grid] * pictures.count)}, {"pixel_values_videos": pixels}
+
+
+def _grids_with_merge_sizes(pictures: Pictures) -> Made:
+    """The same with the patches of a feature's side (VideoLLaMA 3)."""
+    values, shapes = _grids(pictures)
+    image = pictures.image
+    side = isqrt(image.num_patch_rows * image.num_patch_columns // image.num_placeholder_tokens)
+    return values | {"image_merge_sizes": torch.full((pictures.count,), side)}, shapes
 
 
 def _typed_grids(pictures: Pictures) -> Made:
@@ -321,5 +330,6 @@ _FAMILIES: Mapping[str, Callable[[Pictures], Made]] = {
     "llama4": _llama4,
     **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"), _packed_patches),
     "mllama": _mllama,
+    "video_llama_3": _grids_with_merge_sizes,
     "phi4_multimodal": _phi4_multimodal,
 }

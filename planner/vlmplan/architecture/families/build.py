@@ -61,6 +61,7 @@ VISION_FAMILIES = {
     "qwen3_vl": "qwen3_vl",
     "qwen3_vl_moe": "qwen3_vl_moe",
     "smolvlm": "idefics3",
+    "video_llama_3": "video_llama_3",
     "vipllava": "vipllava",
 }
 _ENCODER_DECODERS = dict.fromkeys(BART_TYPES, "bart") | dict.fromkeys(HEARING_TYPES, "whisper")

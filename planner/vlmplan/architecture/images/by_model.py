@@ -59,6 +59,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "qwen3_vl": ("smart_resize", "qwen3_vl_shape"),
     "qwen3_vl_moe": ("smart_resize", "qwen3_vl_shape"),
     "smolvlm": ("idefics", "idefics3_shape"),
+    "video_llama_3": ("smart_resize", "video_llama_3_shape"),
     "vipllava": ("fixed", "llava_shape"),
 }
 """The module of this package and its function, which is imported when a model of the type is asked about."""

@@ -3,7 +3,7 @@
 Follows transformers 5.23: ``smart_resize`` and ``get_number_of_image_patches`` in
 models/qwen2_vl/image_processing_qwen2_vl.py (``Qwen2VLImageProcessor``, which Qwen2.5-VL, Qwen3-VL and
 Qwen3.5 use too), in models/glm4v/image_processing_glm4v.py (``Glm4vImageProcessor``) and in
-models/paddleocr_vl/image_processing_paddleocr_vl.py. Python's ``round`` (half to even) is part of the rule.
+models/{paddleocr_vl,video_llama_3}/image_processing_*.py. Python's ``round`` (half to even) is part of the rule.
 """
 
 import math
@@ -23,6 +23,11 @@ def qwen2_vl_shape(image: Image) -> ImageShape:
 def qwen3_vl_shape(image: Image) -> ImageShape:
     """Qwen3-VL and Qwen3.5, dense and MoE: as Qwen2-VL with patches of 16 pixels."""
     return _qwen_shape(image, default_patch_size=16)
+
+
+def video_llama_3_shape(image: Image) -> ImageShape:
+    """VideoLLaMA 3: as Qwen2-VL, but each patch is a token unless preprocessor_config.json merges some."""
+    return _qwen_shape(image, default_patch_size=16, default_merge_size=1)
 
 
 def paddleocr_vl_shape(image: Image) -> ImageShape:
@@ -105,12 +110,15 @@ def _qwen_shape(
     image: Image,
     *,
     default_patch_size: int,
+    default_merge_size: int = 2,
     default_area: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
     sides: tuple[int, int] | None = None,
 ) -> ImageShape:
     """``default_area``: the least and the most pixels; ``sides``: (height, width), None for those of the image."""
     vision = section(image.config, "vision_config")
-    patch_size, merge_size = patch_and_merge_size(image.preprocessor, vision, default_patch_size=default_patch_size)
+    patch_size, merge_size = patch_and_merge_size(
+        image.preprocessor, vision, default_patch_size=default_patch_size, default_merge_size=default_merge_size
+    )
     # The edges of size are numbers of pixels here. Older files name them min_pixels and max_pixels, outside
     # of size; Qwen2VLImageProcessor lets these overrule it.
     min_pixels = count(image.preprocessor, "min_pixels", 0)
@@ -124,10 +132,12 @@ def _qwen_shape(
     return _shape(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
 
 
-def patch_and_merge_size(processor: Settings, vision: Settings, *, default_patch_size: int) -> tuple[int, int]:
+def patch_and_merge_size(
+    processor: Settings, vision: Settings, *, default_patch_size: int, default_merge_size: int = 2
+) -> tuple[int, int]:
     """Pixels of a patch's side, and patches of a token's side, by the processor's settings and the tower's."""
     patch_size = side(processor, "patch_size", side(vision, "patch_size", default_patch_size))
-    merge_size = count(processor, "merge_size", count(vision, "spatial_merge_size", 2))
+    merge_size = count(processor, "merge_size", count(vision, "spatial_merge_size", default_merge_size))
     return patch_size, merge_size
 
 
