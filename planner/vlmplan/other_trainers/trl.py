@@ -2,6 +2,7 @@
 ``trl sft --config`` or as options of ``trl/scripts/sft.py``."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from vlmplan.data_rules import DataRules
@@ -52,6 +53,15 @@ OF_ADAPTERS = tuple(
 """Without effect in a run that has no adapters."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a program has otherwise than TRL's own scripts: the arguments' defaults, the adapters' (peft's own are
+    written out), and whether it calls ``prepare_model_for_kbit_training``."""
+
+    defaults: Defaults = DEFAULTS
+    upcasts_frozen: bool = False
+
+
 def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl sft`` makes of these keys. Raises InputError with everything that is wrong."""
     own: dict[str, Value] = {**trl_batching(settings, sees=sees(model))}
@@ -67,10 +77,12 @@ def of_any_task(
     trainer: str,
     own: Mapping[str, Value],
     data_rules: DataRules,
+    program: Program | None = None,
 ) -> TrainerConfig:
     """What keys mean that TRL's trainers share (``BaseConfig``, ``ModelConfig``); ``own`` is what those of one mean,
     and goes before."""
-    arguments = read_arguments(settings, DEFAULTS)
+    program = program or Program()
+    arguments = read_arguments(settings, program.defaults)
     options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
@@ -101,6 +113,7 @@ def of_any_task(
         adapters="model" if is_quantized else "float32",
         without_autocast=without_autocast,
         data_rules=data_rules,
+        upcasts_frozen=program.upcasts_frozen,
     )
     return assembled(settings, arguments, meaning, around)
 

@@ -44,7 +44,12 @@ def is_dpo(values: Mapping[str, Any], source: str) -> bool:
 def read_trl_dpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl dpo`` makes of these keys. Raises InputError with everything that is wrong."""
     own = dpo_options(settings)
-    found = of_any_task(settings, model, around, TRL, own, DataRules(pads_to=pads_to(settings)))
+    rules = DataRules(pads_to=pads_to(settings))
+    return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules))
+
+
+def with_reentrant_checkpoints(found: TrainerConfig) -> TrainerConfig:
+    """The same with reentrant checkpoints, where TRL has them."""
     return replace(found, options={**found.options, "reentrant_checkpoints": True}) if _is_reentrant(found) else found
 
 

@@ -20,7 +20,8 @@ from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
-from vlmplan.other_trainers.programs.runs import ADAPTERS_KEY, ARGUMENTS_KEY, CLASS_KEY, COLLATOR, PLAIN_ARGUMENTS
+from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY, PLAIN_ARGUMENTS
+from vlmplan.other_trainers.programs.unsloth_runs import ADAPTERS_KEY, CLASS_KEY, COLLATOR
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl_dpo import dpo_options

@@ -27,6 +27,7 @@ def value(code: str):
     [
         ("f(a=2 * 1024)", 2048),
         ("f(a=-1)", -1),
+        ("m, n = 1, 2\nf(a=n)", 2),
         ("f(a=not False)", True),
         ("n = 4\nm = n\nf(a=m)", 4),
         ("f(a=torch.bfloat16)", "bfloat16"),
@@ -49,6 +50,7 @@ def test_what_an_expression_is_worth_follows_from_its_text(code: str, worth):
         "for n in (1, 2):\n    f(a=n)",
         "def train(n=4):\n    f(a=n)",
         "n = 4\nn += 1\nf(a=n)",
+        "m, n = pair\nf(a=n)",
         "f(a=1 / 0)",
         "f(a=10 ** 9)",
         "a = b\nb = a\nf(a=a)",

@@ -10,11 +10,15 @@ from typing import Any, Final, cast
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.editing.splices import Splice, indentation, line_start, newline_of, spliced
-from vlmplan.other_trainers.programs import ProgramRun, ProgramSource
+from vlmplan.other_trainers.programs import UNSLOTH_DPO_RUN, UNSLOTH_RUN, ProgramRun, ProgramSource
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 
-OF_LOADING: Final = frozenset(("max_seq_length", "load_in_4bit", "load_in_16bit", "dtype"))
-OF_ADAPTERS: Final = frozenset(("r", "lora_alpha", "use_gradient_checkpointing"))
+OF_LOADING: Final = frozenset(
+    "max_seq_length load_in_4bit load_in_16bit dtype torch_dtype attn_implementation use_bnb_nested_quant".split()
+)
+OF_ADAPTERS: Final = frozenset("r lora_alpha use_gradient_checkpointing lora_r lora_target_modules use_peft".split())
+OF_LOADERS: Final = ("dtype", "torch_dtype", "attn_implementation")
+"""What a class of transformers takes of them when it loads."""
 
 
 def edited_program(run: ProgramRun, values: Mapping[str, Any], *, source: str) -> str:
@@ -73,11 +77,14 @@ def _splices(run: ProgramRun, values: Mapping[str, Any], source: str) -> Iterato
 
 def _call_of(run: ProgramRun, key: str, source: str) -> Call:
     """The call that a keyword belongs to."""
-    if key in OF_LOADING or (key in OF_ADAPTERS and run.adapts is None):
-        return run.loads
-    call = run.adapts if key in OF_ADAPTERS else run.arguments
+    is_unsloth = run.trainer in (UNSLOTH_RUN, UNSLOTH_DPO_RUN)
+    call = run.arguments
+    if key in OF_LOADING:
+        call = run.loads if is_unsloth or key in OF_LOADERS else None
+    elif key in OF_ADAPTERS:
+        call = run.adapts or (run.loads if is_unsloth else None)
     if call is None:
-        raise InputError(f"{source}: {key} has no call to stand in; write the trainer's arguments as SFTConfig(...)")
+        raise InputError(f"{source}: {key} has no call to stand in; write one, and its value there")
     return call
 
 

@@ -3,10 +3,24 @@
 source            a .py file or the cells of a notebook, as one text
 literals          what an expression is worth without running it
 calls             every call of a program, with its keywords
-runs              the one training run that a program holds, by key
+gathered          the values of a run, gathered of its calls
+unsloth_runs, trl_runs    whose calls they are, and under which keys
+runs              the one training run that a program holds
 """
 
-from vlmplan.other_trainers.programs.runs import UNSLOTH_DPO_RUN, UNSLOTH_RUN, ProgramRun, run_of_program
+from vlmplan.other_trainers.programs.gathered import ProgramRun
+from vlmplan.other_trainers.programs.runs import run_of_program
 from vlmplan.other_trainers.programs.source import ProgramSource, program_source
+from vlmplan.other_trainers.programs.trl_runs import TRL_DPO_RUN, TRL_RUN
+from vlmplan.other_trainers.programs.unsloth_runs import UNSLOTH_DPO_RUN, UNSLOTH_RUN
 
-__all__ = ["UNSLOTH_DPO_RUN", "UNSLOTH_RUN", "ProgramRun", "ProgramSource", "program_source", "run_of_program"]
+__all__ = [
+    "TRL_DPO_RUN",
+    "TRL_RUN",
+    "UNSLOTH_DPO_RUN",
+    "UNSLOTH_RUN",
+    "ProgramRun",
+    "ProgramSource",
+    "program_source",
+    "run_of_program",
+]

@@ -27,6 +27,7 @@ class Keyword:
     ``worth`` is None for what only running the program tells."""
 
     name: str
+    node: ast.expr = field(repr=False, compare=False)
     worth: Worth | None
     text: str
     span: Span
@@ -115,12 +116,18 @@ class Program:
         written = node if worth is None else worth.written
         return Keyword(
             name=name,
+            node=node,
             worth=worth,
             text=self._text(node),
             span=span,
             value_span=self.span(written),
             is_removable=is_removable,
         )
+
+    def entries(self, keyword: Keyword) -> dict[str, Keyword] | None:
+        """The entries of a keyword's value by key, where that is a dict that is written in the program."""
+        found: dict[str, Keyword] = {}
+        return found if self._unpack(keyword.node, found) else None
 
     def _unpack(self, node: ast.expr, keywords: dict[str, Keyword]) -> bool:
         """Take the entries of a dict that is written in the program; False for another."""
@@ -170,6 +177,15 @@ def _renamed(tree: ast.AST) -> dict[str, str]:
     return found
 
 
+def _bound(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """The names that an assignment binds, part by part where both sides are written as several."""
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for one, part in zip(target.elts, value.elts, strict=True):
+            yield from _bound(one, part)
+
+
 def _assigned_once(statements: list[ast.AST]) -> dict[str, ast.expr]:
     """Names that one assignment binds and nothing else does: one that is bound twice is worth what running tells."""
     values: dict[str, ast.expr] = {}
@@ -177,7 +193,7 @@ def _assigned_once(statements: list[ast.AST]) -> dict[str, ast.expr]:
     for node in statements:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            values |= {one.id: node.value for one in targets if isinstance(one, ast.Name)}
+            values |= {name: value for one in targets for name, value in _bound(one, node.value)}
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             counts[node.id] += 1
         elif isinstance(node, ast.arg):

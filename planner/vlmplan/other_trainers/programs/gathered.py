@@ -1,0 +1,103 @@
+"""The values of a training run, gathered call by call, and what is found."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.programs.calls import Call, Keyword, Program
+from vlmplan.other_trainers.programs.source import ProgramSource
+from vlmplan.other_trainers.record import Unwritten
+
+SFT_TRAINERS: Final = ("SFTTrainer", "UnslothTrainer", "UnslothSFTTrainer")
+DPO_TRAINERS: Final = ("DPOTrainer", "UnslothDPOTrainer")
+PLAIN_ARGUMENTS: Final = ("TrainingArguments", "Seq2SeqTrainingArguments")
+"""Of transformers, whose defaults stay."""
+ARGUMENTS: Final = ("SFTConfig", "DPOConfig", *PLAIN_ARGUMENTS, "UnslothTrainingArguments")
+OF_TRAINER: Final = ("max_seq_length", "max_length", "packing")
+"""Keywords of ``SFTTrainer`` that older versions of TRL have in place of ``SFTConfig``'s."""
+ANY_TEXT: Final = ("output_dir",)
+"""Keywords of which it only matters that they are there."""
+ARGUMENTS_KEY: Final = "arguments"
+"""The class of the arguments, which no keyword says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRun:
+    """What a program trains: ``values`` by key, ``keywords`` where each stands, ``calls`` by the part that has it."""
+
+    trainer: str
+    values: Mapping[str, Any]
+    keywords: Mapping[str, Keyword]
+    loads: Call | None
+    adapts: Call | None
+    arguments: Call | None
+    source: ProgramSource = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Gathered:
+    """The values of the run that ``trainer`` is."""
+
+    program: Program
+    trainer: Call
+    all_calls: list[Call]
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    keywords: dict[str, Keyword] = field(default_factory=dict[str, Keyword])
+
+    @property
+    def is_dpo(self) -> bool:
+        return self.trainer.name in DPO_TRAINERS
+
+    def take(self, keywords: Mapping[str, Keyword]) -> None:
+        for name, keyword in keywords.items():
+            self.keywords[name] = keyword
+            unwritten = keyword.text if name in ANY_TEXT else Unwritten(keyword.text)
+            self.values[name] = unwritten if keyword.worth is None else keyword.worth.value
+
+    def arguments(self) -> Call | None:
+        """The call that makes the trainer's arguments; None where it takes its defaults."""
+        given = next((one.value for one in self.trainer.node.keywords if one.arg == "args"), None)
+        if given is None:
+            return None
+        found = self.program.call_of(given)
+        if found is None or found.name not in ARGUMENTS:
+            raise InputError(
+                f"{self.program.source}: the arguments of {self.trainer.name} are not written as one call of "
+                f"{', '.join(ARGUMENTS[:3])}; only running the program tells them"
+            )
+        return found
+
+    def of_training(self, arguments: Call | None) -> dict[str, Keyword]:
+        """The keywords of the arguments, and those that older trainers have in their place."""
+        found = {name: self.trainer.keywords[name] for name in OF_TRAINER if name in self.trainer.keywords}
+        if arguments is not None:
+            self.values[ARGUMENTS_KEY] = arguments.name
+            found |= self.named(arguments, ())
+        return found
+
+    def named(self, call: Call, positions: tuple[str, ...]) -> dict[str, Keyword]:
+        """The keywords of a call, those without a name by their place."""
+        if call.unpacked:
+            raise InputError(
+                f"{self.program.source}: {call.name} takes **{call.unpacked[0]}, which only running the program tells; "
+                f"write its values"
+            )
+        found = dict(call.keywords)
+        for name, node in zip(positions, call.node.args, strict=False):
+            found[name] = self.program.keyword(name, node, self.program.span(node), is_removable=False)
+        return found
+
+    def last_before(self, calls: list[Call]) -> Call | None:
+        """The last of these before the trainer is made."""
+        return next((call for call in reversed(calls) if call.span < self.trainer.span), None)
+
+    def notes(self) -> tuple[str, ...]:
+        asks = [one for one in self.keywords.values() if one.worth is not None and one.worth.asks_for_bf16]
+        if not asks:
+            return ()
+        return (
+            f"{asks[0].text} is taken as on a GPU that computes in bf16; --precision fp16 plans one that does not, "
+            f"such as a T4",
+        )

@@ -1,0 +1,149 @@
+"""The run of a program that trains with TRL's trainers, under the keys that ``trl sft`` has for the same.
+
+Sources: ``trl/trainer/sft_trainer.py`` (TRL 1.16), ``peft/tuners/lora/config.py`` (peft 0.21).
+"""
+
+import re
+from typing import Any, Final, cast
+
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.programs.calls import Call, Keyword
+from vlmplan.other_trainers.programs.gathered import Gathered, ProgramRun
+from vlmplan.other_trainers.programs.source import ProgramSource
+from vlmplan.other_trainers.record import Unwritten
+
+TRL_RUN: Final = "trl program"
+TRL_DPO_RUN: Final = "trl dpo program"
+MODEL_CLASS: Final = re.compile(
+    r"(?:AutoModel\w*|\w+For(?:CausalLM|ConditionalGeneration|ImageTextToText|Vision2Seq))\.from_pretrained"
+)
+KBIT: Final = "prepare_model_for_kbit_training"
+OF_LORA: Final = {
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
+}
+"""Keywords of ``LoraConfig`` that TRL's keys call otherwise."""
+OF_BITS: Final = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
+OF_LOADING: Final = ("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
+LOADED_WITHOUT_EFFECT: Final = frozenset(
+    "device_map trust_remote_code use_cache low_cpu_mem_usage revision token cache_dir quantization_config".split()
+)
+BITS_WITHOUT_EFFECT: Final = frozenset(("bnb_4bit_compute_dtype",))
+
+
+def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
+    """What ``found``'s trainer trains. Raises InputError for what is not written in the program."""
+    arguments = found.arguments()
+    of_training = found.of_training(arguments)
+    older = of_training.pop("max_seq_length", None)
+    if older is not None:  # as ``max_length`` was called until TRL 0.20
+        of_training.setdefault("max_length", older)
+    init = of_training.pop("model_init_kwargs", None)
+    found.take(of_training)
+    loads = _take_model(found, init)
+    _take_adapters(found)
+    if any(call.name == KBIT for call in found.all_calls):
+        found.values[KBIT] = True
+    return ProgramRun(
+        trainer=TRL_DPO_RUN if found.is_dpo else TRL_RUN,
+        values=found.values,
+        keywords=found.keywords,
+        loads=loads,
+        adapts=None,
+        arguments=arguments,
+        source=source,
+        notes=found.notes(),
+    )
+
+
+def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
+    """Take the model and how it is loaded: by the trainer, of its name, or by a call before it, which is returned."""
+    model = found.named(found.trainer, ("model",)).get("model")
+    is_name = model is not None and model.worth is not None and isinstance(model.worth.value, str)
+    if model is not None and is_name:
+        found.take({"model_name_or_path": model})
+        _take_loading(found, _entries(found, init))
+        _take_bits(found, found.trainer)
+        return None
+    loaders = [call for call in found.all_calls if MODEL_CLASS.fullmatch(call.name)]
+    loads = found.last_before(loaders)
+    if loads is None:
+        text = "its model" if model is None else model.text
+        raise InputError(
+            f"{found.program.source}: what {text} of {found.trainer.name} is only running the program tells; a name is "
+            f"read, and from_pretrained of a class of transformers"
+        )
+    keywords = found.named(loads, ("pretrained_model_name_or_path",))
+    named = keywords.pop("pretrained_model_name_or_path", None)
+    if named is not None:
+        found.take({"model_name_or_path": named})
+    _take_loading(found, keywords)
+    if "dtype" not in found.values and "torch_dtype" not in found.values:
+        found.values["dtype"] = "auto"  # transformers' own default
+    _take_bits(found, loads)
+    return loads
+
+
+def _entries(found: Gathered, init: Keyword | None) -> dict[str, Keyword]:
+    """The entries of ``model_init_kwargs`` by key."""
+    if init is None or (init.worth is not None and init.worth.value is None):
+        return {}
+    entries = found.program.entries(init)
+    if entries is None:
+        raise InputError(
+            f"{found.program.source}: model_init_kwargs is {init.text}, which only running the program tells; write "
+            f"its entries there"
+        )
+    return entries
+
+
+def _take_loading(found: Gathered, keywords: dict[str, Keyword]) -> None:
+    unknown = [name for name in keywords if name not in LOADED_WITHOUT_EFFECT and name not in OF_LOADING]
+    if unknown:
+        raise InputError(f"{found.program.source}: {unknown[0]} may change what is loaded, which is not planned")
+    found.take({name: keywords[name] for name in OF_LOADING if name in keywords})
+
+
+def _take_bits(found: Gathered, holder: Call) -> None:
+    """Take how weights are packed: of ``BitsAndBytesConfig``, where one is given."""
+    given = next((one.value for one in holder.node.keywords if one.arg == "quantization_config"), None)
+    if given is None or (keyword := holder.keywords.get("quantization_config")) is None:
+        return
+    if keyword.worth is not None and keyword.worth.value is None:
+        return
+    config = found.program.call_of(given)
+    if config is None or config.name != "BitsAndBytesConfig":
+        raise InputError(f"{found.program.source}: quantization_config is {keyword.text}; BitsAndBytesConfig is read")
+    own = found.named(config, ())
+    found.take({OF_BITS.get(name, name): one for name, one in own.items() if name not in BITS_WITHOUT_EFFECT})
+
+
+def _take_adapters(found: Gathered) -> None:
+    """Take the adapters of ``peft_config``, or of ``get_peft_model`` before the trainer."""
+    given: Any = next((one.value for one in found.trainer.node.keywords if one.arg == "peft_config"), None)
+    if given is None or (found.trainer.keywords.get("peft_config", None) and _is_none(found, "peft_config")):
+        call = found.last_before([call for call in found.all_calls if call.name == "get_peft_model"])
+        if call is None:
+            return
+        given = next((one.value for one in call.node.keywords if one.arg == "peft_config"), None)
+        given = call.node.args[1] if given is None and len(call.node.args) > 1 else given
+    config = found.program.call_of(given)
+    if config is None or config.name != "LoraConfig":
+        raise InputError(f"{found.program.source}: adapters are not written as one call of LoraConfig")
+    own = found.named(config, ())
+    found.take({OF_LORA.get(name, name): one for name, one in own.items()})
+    found.values["use_peft"] = True
+    names: Any = found.values.get("lora_target_modules")
+    if isinstance(names, list) and len(cast(list[Any], names)) == 1:  # no regular expression, as it is in TRL's keys
+        found.values["lora_target_modules"] = names * 2
+    for key, value in (("lora_r", 8), ("lora_alpha", 8), ("lora_dropout", 0.0)):  # peft's own
+        found.values.setdefault(key, value)
+    if isinstance(names, str) and not isinstance(names, Unwritten):
+        found.values["lora_target_modules"] = [names]
+
+
+def _is_none(found: Gathered, name: str) -> bool:
+    worth = found.trainer.keywords[name].worth
+    return worth is not None and worth.value is None

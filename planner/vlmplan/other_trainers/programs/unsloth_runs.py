@@ -1,0 +1,84 @@
+"""The run of a program that loads its model with Unsloth."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from vlmplan.other_trainers.programs.calls import Call, Keyword
+from vlmplan.other_trainers.programs.gathered import Gathered, ProgramRun
+from vlmplan.other_trainers.programs.source import ProgramSource
+
+UNSLOTH_RUN: Final = "unsloth"
+UNSLOTH_DPO_RUN: Final = "unsloth dpo"
+LOADERS: Final = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastTextModel")
+"""Classes of Unsloth that load a model, and put adapters on it."""
+LOADED: Final = tuple("model_name max_seq_length dtype load_in_4bit load_in_8bit load_in_16bit full_finetuning".split())
+ADAPTED: Final = tuple("model r target_modules lora_alpha lora_dropout bias".split())
+"""Positional arguments of ``from_pretrained`` and ``get_peft_model`` (``models/loader.py``, ``models/llama.py``)."""
+COLLATOR: Final = "UnslothVisionDataCollator"
+CLASS_KEY, ADAPTERS_KEY = "class", "get_peft_model"
+"""Keys of what no keyword says: the class that loads, and whether adapters are put on."""
+
+
+def unsloth_loaders(calls: list[Call]) -> list[Call]:
+    """The calls that load a model with Unsloth."""
+    return [call for call in calls if _class_of(call, "from_pretrained") in LOADERS]
+
+
+def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> ProgramRun:
+    """What ``found``'s trainer trains. Raises InputError for what is not written in the program."""
+    arguments = found.arguments()
+    loads = found.last_before(loaders) or loaders[0]
+    adapts = found.last_before([call for call in found.all_calls if _class_of(call, "get_peft_model") in LOADERS])
+    found.values[CLASS_KEY] = _class_of(loads, "from_pretrained")
+    found.take(found.named(loads, LOADED))
+    lengths = [found.keywords.get("max_seq_length")]
+    if adapts is not None:
+        found.values[ADAPTERS_KEY] = True
+        own = found.named(adapts, ADAPTED)
+        own.pop("model", None)
+        own.pop("max_seq_length", None)  # 'not used anymore' (``models/llama.py``)
+        found.take(own)
+    of_training = found.of_training(arguments)
+    lengths += [of_training.pop("max_seq_length", None), _of_collator(found)]
+    found.take(of_training)
+    _take_length(found, lengths)
+    return ProgramRun(
+        trainer=UNSLOTH_DPO_RUN if found.is_dpo else UNSLOTH_RUN,
+        values=found.values,
+        keywords=found.keywords,
+        loads=loads,
+        adapts=adapts,
+        arguments=arguments,
+        source=source,
+        notes=found.notes(),
+    )
+
+
+def _class_of(call: Call, method: str) -> str | None:
+    holder, _, name = call.name.rpartition(".")
+    return holder if name == method else None
+
+
+def _of_collator(found: Gathered) -> Keyword | None:
+    """Take how large images may be from Unsloth's collator; returns the most tokens that it lets a sample have."""
+    collators = [call for call in found.all_calls if call.name == COLLATOR]
+    if not collators:
+        return None
+    keywords = collators[-1].keywords
+    found.take({name: keywords[name] for name in ("resize",) if name in keywords})
+    found.values[COLLATOR] = True
+    return keywords.get("max_seq_length")
+
+
+def _take_length(found: Gathered, lengths: Iterable[Keyword | None]) -> None:
+    """The least of what loading, training and the collator allow (``models/rl.py``: 'We shall reduce it')."""
+    known = [one for one in lengths if one is not None and (one.worth is None or one.worth.value is not None)]
+    if not known:
+        return
+    unwritten = next((one for one in known if one.worth is None), None)
+    found.take({"max_seq_length": unwritten or min(known, key=_tokens)})
+
+
+def _tokens(keyword: Keyword) -> float:
+    value = keyword.worth.value if keyword.worth else 0
+    return float(value) if isinstance(value, (int, float)) else 0.0

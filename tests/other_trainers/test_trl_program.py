@@ -1,0 +1,95 @@
+"""What keywords of programs mean that train with TRL's trainers, as TRL and peft take them."""
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from trl_programs import BY_NAME, QLORA
+from vlmplan.cli.check import check
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
+
+
+@pytest.fixture
+def read(tmp_path):
+    def config(text: str, *changes: tuple[str, str], **asked: Any) -> TrainerConfig:
+        for one, other in changes:
+            assert one in text
+            text = text.replace(one, other)
+        opened = open_trainer_config(tmp_path / "train.py", text)
+        return read_opened(opened, Asked(find_model=find_model, **{"num_gpus": 1, **asked}))
+
+    return config
+
+
+def test_a_model_that_the_trainer_loads(read):
+    options = read(BY_NAME).options
+    assert (options["model"], options["method"], options["seq_len"]) == ("Qwen/Qwen2.5-0.5B-Instruct", "lora", 512)
+    assert (options["lora_rank"], options["lora_alpha"], options["lora_dropout"]) == (16, 8, 0.0)  # peft's own
+    assert (options["lora_targets"], options["micro_batch"], options["loss"]) == ("all-linear", 2, "trl")
+    assert (options["activation_checkpointing"], options["precision"], "weight_dtype" in options) == (
+        True,
+        "bf16",
+        False,
+    )
+    wide = read(BY_NAME, ('"dtype": "bfloat16", ', "")).options
+    assert wide["weight_dtype"] == "float32"  # create_model_from_path
+
+
+def test_a_model_in_4_bits_that_a_call_loads(read):
+    options = read(QLORA).options
+    assert (options["method"], options["use_double_quant"], options["upcasts_frozen"]) == ("qlora", True, True)
+    assert (options["adapter_dtype"], options["optimizer"], options["seq_len"]) == ("model", "paged-adamw", 4096)
+    assert (options["lora_rank"], options["lora_alpha"], options["lora_dropout"]) == (64, 16, 0.1)
+    assert options["lora_targets"] == "q_proj"  # in a list it is no regular expression
+    kept = read(QLORA, ("model = prepare_model_for_kbit_training(model)\n", "")).options
+    assert kept["upcasts_frozen"] is False
+
+
+def test_a_call_of_transformers_loads_as_the_checkpoint_is(read):
+    plain = (("quantization_config=bits, ", ""), (", torch_dtype=torch.bfloat16", ""))
+    assert "weight_dtype" not in read(QLORA, *plain).options
+    assert read(QLORA, *plain, ("device_map", "dtype=torch.float32, device_map")).options["weight_dtype"] == "float32"
+
+
+def test_arguments_of_transformers_keep_their_defaults(read):
+    options = read(BY_NAME, ("SFTConfig(\n", "TrainingArguments(\n"), ("        max_length=512,\n", "")).options
+    assert (options["activation_checkpointing"], options["seq_len"]) == (False, 1024)
+    assert options["precision"] == "bf16-pure"
+
+
+def test_preferences(read):
+    text = BY_NAME.replace("SFT", "DPO")
+    assert read(text).options["task"] == "dpo"
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "words"),
+    [
+        (BY_NAME, ("model=model_id", "model=load()"), "load() of SFTTrainer is only running the program tells"),
+        (BY_NAME, ("peft_config=LoraConfig(", "peft_config=VeraConfig("), "one call of LoraConfig"),
+        (BY_NAME, ("r=16", "r=16, layers_to_transform=[0]"), "layers_to_transform"),
+        (BY_NAME, ('"use_cache": False', '"max_memory": {}'), "max_memory may change what is loaded"),
+        (QLORA, ("load_in_4bit=True", "load_in_8bit=True"), "8-bit weights"),
+        (QLORA, ("BitsAndBytesConfig(\n", "GPTQConfig(\n"), "BitsAndBytesConfig is read"),
+        (QLORA, ("r=64", "r=args.rank"), "lora_r is args.rank, which only running the program tells"),
+        (QLORA, ('bias="none"', 'bias="all"'), "bias"),
+    ],
+)
+def test_what_is_not_read_is_told(read, text: str, change: tuple[str, str], words: str):
+    with pytest.raises(InputError) as caught:
+        read(text, change)
+    assert words in str(caught.value)
+
+
+def test_a_program_that_does_not_fit_is_changed_so_that_it_does(tmp_path):
+    before, after = tmp_path / "train.py", tmp_path / "fits.py"
+    before.write_text(QLORA, encoding="utf-8")
+    result = CliRunner().invoke(check, [str(before), "--gpu", "rtx-3060-12gb:1", "--fix", "--write", str(after)])
+    assert result.exit_code == 0, result.output
+    kept, lines = before.read_text().splitlines(), after.read_text().splitlines()
+    assert all(line.strip().partition("=")[0] in result.stdout for line in lines if line not in kept)
+    again = CliRunner().invoke(check, [str(after), "--gpu", "rtx-3060-12gb:1"])
+    assert "\nfits: " in again.stdout
