@@ -13,6 +13,7 @@ from functools import cached_property
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import Trace
+from vlmplan.engines.adapter_starts import bytes_for_start
 from vlmplan.engines.collectives import overfills
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
@@ -60,8 +61,7 @@ class Zero3(Zero3Formulas):
         """``deepspeed.zero.Init`` shards every module once it is built, and gathers it once more, all its own weights
         together, for the values that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``). A
         tied head is a weight of its own (``no_tie_weights``), and reference cycles hold it until the engine is made.
-        Adapters are added whole, DoRA's with the base layer gathered; then, of what is trained in a copy, the original
-        is gathered to be copied (peft's ``BaseTuner.inject_adapter`` and ``ModulesToSaveWrapper.update``)."""
+        Adapters are added after that."""
         del is_on_cpu
         sink, modules = self.sink, self._modules_of_checkpoint()
         for entries in modules:
@@ -80,15 +80,22 @@ class Zero3(Zero3Formulas):
             arriving = shards if self.offloads_weights else []
             sink.transient(Component.TEMPORARIES, whole + arriving if len(entries) == 1 else arriving + whole)
         if self.recipe.trains_adapters:
-            adapted = adapted_weights(self.table.entries)
-            for entry in sorted(self.trained, key=is_copy):
-                sink.transient(Component.TEMPORARIES, bytes_for_lengths(entry, adapted, self._gathered_bytes))
-                sink.allocate("original", Component.TEMPORARIES, self._gathered_bytes(entry.parameter) * is_copy(entry))
-                sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
-                sink.free("original")
-                if is_copy(entry) and self.table.copies_tied_head:
-                    again = [self._gathered_bytes(entry.parameter), entry.parameter.num_bytes]
-                    sink.transient(Component.TEMPORARIES, again)
+            self._add_adapters()
+
+    def _add_adapters(self) -> None:
+        """Whole, DoRA's and those that start from the weights with the base layer gathered; then, of what is trained in
+        a copy, the original is gathered to be copied (peft's ``BaseTuner.inject_adapter`` and
+        ``ModulesToSaveWrapper.update``)."""
+        sink, recipe, temporaries = self.sink, self.recipe, Component.TEMPORARIES
+        adapted = adapted_weights(self.table.entries)
+        for entry in sorted(self.trained, key=is_copy):
+            sink.transient(temporaries, bytes_for_start(entry, adapted, recipe, self._gathered_bytes))
+            sink.transient(temporaries, bytes_for_lengths(entry, adapted, self._gathered_bytes))
+            sink.allocate("original", temporaries, self._gathered_bytes(entry.parameter) * is_copy(entry))
+            sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
+            sink.free("original")
+            if is_copy(entry) and self.table.copies_tied_head:
+                sink.transient(temporaries, [self._gathered_bytes(entry.parameter), entry.parameter.num_bytes])
 
     def _gathered_bytes(self, parameter: Parameter) -> int:
         return self.num_ranks * self.shards.shard_bytes(parameter)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from vlmplan.architecture.trace import Trace
+from vlmplan.engines.adapter_starts import BOUND_BYTES
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded, padded_total, reductions
 from vlmplan.engines.components import Components, higher
 from vlmplan.engines.coordinator.all_gathers import weight_gathers
@@ -133,7 +134,8 @@ class Zero3Formulas(Engine):
         arriving = -(-module // self.num_ranks) if self.offloads_weights else 0
         padding = len(self.table.entries) * self.num_ranks
         wide = self.table.largest_numel * DType.FLOAT32.num_bytes if self.makes_wide else 0
-        most = max(module + max(arriving + padding, wide), adapters + copied + padding)
+        start = module + BOUND_BYTES * self.table.largest_numel if self.recipe.changes_base else 0
+        most = max(module + max(arriving + padding, wide), adapters + copied + padding + start)
         return states.at_start.weights + states.beside.weights + tied + most
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
