@@ -128,6 +128,7 @@ def test_axolotls_own_kernels_are_named_unless_they_are_off(read):
     assert "on:" in notes({"lora_mlp_kernel": True})[0]
     assert not notes(dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False))
     assert not notes({"trust_remote_code": True})
+    refused(read, LORA | {"trust_remote_code": True, "lora_o_kernel": True}, "trust_remote_code is true; and kernels")
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -307,6 +308,14 @@ def test_cut_cross_entropy_is_planned_as_ligers_loss_of_models_that_have_one(rea
     [
         ({"rl": "dpo"}, "--task"),
         ({"output_dir": None}, "output_dir has no value"),
+        ({"save_steps": 5, "saves_per_epoch": 2}, "save_steps is 5; and saves_per_epoch is set too"),
+        ({"test_datasets": [{"path": "p"}], "val_set_size": 0.1}, "val_set_size is 0.1; and test_datasets"),
+        ({"evals_per_epoch": 2, "eval_strategy": "epoch"}, 'eval_strategy is "epoch"; and evals_per_epoch'),
+        ({"val_set_size": 0, "eval_strategy": "epoch"}, "and val_set_size is 0"),
+        ({"save_strategy": "best"}, "metric_for_best_model alone"),
+        ({"early_stopping_patience": 3, "save_steps": 5}, "with eval_steps alone"),
+        ({"streaming": True}, "with max_steps alone"),
+        ({"sample_packing": True, "batch_flattening": True}, "batch_flattening is true; and sample_packing"),
         ({"plugins": ["my.own.Plugin"]}, "my.own.Plugin"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"fsdp_config": {"offload_params": False}}, "FSDP1"),

@@ -12,6 +12,7 @@ from vlmplan.data_rules import Order
 from vlmplan.liger_types import FUSED_LOSS_TYPES
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.axolotl_adapters import adapter_options, adapters_without_effect, double_quant
+from vlmplan.other_trainers.axolotl_contradictions import refuse_contradictions
 from vlmplan.other_trainers.axolotl_keys import (
     ATTENTION_FLAGS,
     CUT_CROSS_ENTROPY,
@@ -23,7 +24,7 @@ from vlmplan.other_trainers.axolotl_keys import (
     WITHOUT_EFFECT,
     refuse_techniques,
 )
-from vlmplan.other_trainers.axolotl_runs import check_batch, derive_evaluation, derive_saving, evaluates, num_evaluated
+from vlmplan.other_trainers.axolotl_runs import derive_runs, evaluates, num_evaluated
 from vlmplan.other_trainers.axolotl_samples import data_rules, samples, sees_images
 from vlmplan.other_trainers.batching import axolotl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
@@ -73,9 +74,8 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     if settings.is_on("rl"):
         settings.refuse("rl", "supervised fine-tuning is planned; dpo and grpo are as TRL trains them (--task)")
     settings.ignore(("rl",))
-    check_batch(settings)
-    derive_saving(settings)
-    derive_evaluation(settings)
+    refuse_contradictions(settings)
+    derive_runs(settings)
     _derive_precision(settings)
     _refuse_fsdp(settings, around)
     offloads = _derive_checkpointing(settings)

@@ -57,6 +57,8 @@ def _note_kernels(settings: Settings) -> None:
     """``check_auto_enable_lora_kernels``: they are on where nothing is said of them, and no code of the model's own is
     trusted."""
     said = [settings.maybe_flag(key) for key in KERNELS]
+    if any(said[:3]) and settings.maybe_flag("trust_remote_code"):
+        settings.refuse("trust_remote_code", "and kernels of LoRA are on, with which axolotl refuses it")
     is_silent = all(flag is None for flag in said)
     if any(said) or (is_silent and not settings.maybe_flag("trust_remote_code")):
         settings.note(

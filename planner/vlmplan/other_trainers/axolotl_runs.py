@@ -5,28 +5,24 @@ from typing import Final
 
 from vlmplan.other_trainers.settings import NO, Settings
 
-BATCH: Final = ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
-NEVER_EMPTY: Final = ("base_model", "output_dir", "sequence_len", "num_epochs", "learning_rate")
-"""Keys whose types in ``utils/schemas`` have no None: ``output_dir:`` alone is refused."""
 KEPT_CHECKPOINTS: Final = 4
 """``save_total_limit``, where nothing is said."""
 
 
-def check_batch(settings: Settings) -> None:
-    """Two of three keys of the batch are asked for, and ``batch_size`` then does nothing: the schema fills the
-    accumulation in before ``normalize_config`` would divide."""
-    said = [key for key in BATCH if settings.is_on(key)]
-    if len(said) < 2:
-        settings.refuse_whole(f"axolotl asks for two of {', '.join(BATCH)}")
-    elif "batch_size" in said and "gradient_accumulation_steps" in said:
-        settings.refuse("batch_size", "and gradient_accumulation_steps is set too; axolotl takes one of the two")
-    elif "batch_size" in said:
+def derive_runs(settings: Settings) -> None:
+    """What axolotl makes of keys of the batch, of checkpoints and of evaluation."""
+    _note_batch(settings)
+    _derive_saving(settings)
+    _derive_evaluation(settings)
+
+
+def _note_batch(settings: Settings) -> None:
+    """``batch_size`` does nothing: the schema fills the accumulation in before ``normalize_config`` would divide."""
+    if settings.is_on("batch_size") and not settings.is_on("gradient_accumulation_steps"):
         settings.note(
             "batch_size is not read: axolotl takes gradient_accumulation_steps, which is 1 where it is not set"
         )
     settings.ignore(("batch_size",))
-    for key in filter(settings.is_null, NEVER_EMPTY):
-        settings.refuse_whole(f"{key} has no value, which axolotl refuses; write one, or leave the key out")
 
 
 def _has_samples(settings: Settings) -> bool:
@@ -50,7 +46,7 @@ def num_evaluated(settings: Settings) -> int | None:
     return int(size) if size > 1 else None
 
 
-def derive_evaluation(settings: Settings) -> None:
+def _derive_evaluation(settings: Settings) -> None:
     """Rows of evaluation are as those of training, packed or not, unless ``eval_batch_size`` says otherwise, which a
     packed one does not read (``_create_multipack_sampler``)."""
     is_packed = settings.maybe_flag("sample_packing") and settings.maybe_flag("eval_sample_packing") is not False
@@ -59,7 +55,7 @@ def derive_evaluation(settings: Settings) -> None:
         settings.make("eval_batch_size", settings.count("micro_batch_size", 1, least=1))
 
 
-def derive_saving(settings: Settings) -> None:
+def _derive_saving(settings: Settings) -> None:
     """Once an epoch, or so often of one, or every so many steps; the last four stay. The best one is kept where saving
     and evaluation go together (``HFCausalTrainerBuilder.build``)."""
     per_epoch = settings.maybe_count("saves_per_epoch")

@@ -75,6 +75,8 @@ def axolotl_batching(settings: Settings, attention: Value | None, *, sees_images
     elif packs and sees_images:
         settings.refuse("sample_packing", f"of samples with images: {NOT_PLANNED}")
     if packs:
+        if flattens == "true":
+            settings.refuse("batch_flattening", "and sample_packing is set too; axolotl takes one of the two")
         return {"batching": Batching.PACKED.value}
     is_auto = flattens == "auto"
     if flattens == "false" or sees_images or (is_auto and attention != FLASH):

@@ -155,7 +155,7 @@ class Settings:
         """Refuse each of ``keys`` (names with spaces between) at other values than false, 0 or ``allowed``."""
         fine = {str(one).casefold() for one in allowed}
         for key in keys.split():
-            value = self._value(key)
+            value = self.value(key)
             if isinstance(value, Unwritten):
                 self._refuse_unwritten(key, value)
             elif value is not None and not _is_off(value) and str(value).casefold() not in fine:
@@ -164,7 +164,7 @@ class Settings:
 
     def is_on(self, key: str) -> bool:
         """Whether its value is anything but false, 0 or empty."""
-        value = self._value(key)
+        value = self.value(key)
         return value is not None and not _is_off(value) and str(value) != "[]"
 
     def mentions(self, key: str, text: str) -> bool:
@@ -228,7 +228,8 @@ class Settings:
         """The keys without effect on memory or time, in the order of the file."""
         return tuple(key for key in self._values if key in self._idle)
 
-    def _value(self, key: str) -> Any:
+    def value(self, key: str) -> Any:
+        """The value as ``raw`` has it; it does not count as said."""
         own = self._own(key)
         return self._made.get(own, self._values.get(own))
 
