@@ -1,5 +1,6 @@
 """Preferences and prompts: TRL's forms are read as they are, and what is not in order is one sentence."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,50 @@ from vlmplan_trainer.data.images import opened
 ASKED = [{"role": "user", "content": "What is it?"}]
 OTHER = {"role": "assistant", "content": "A dog."}
 PAIR = {"prompt": ASKED, "chosen": [ANSWER], "rejected": [OTHER]}
+AT_FIRST = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+OTHER_FORMS = {
+    "ms-swift, rejected_response": {"messages": [*AT_FIRST, *ASKED, ANSWER], "rejected_response": "A dog."},
+    "ms-swift, a list": {"messages": [*AT_FIRST, *ASKED, ANSWER], "rejected_response": [OTHER]},
+    "ms-swift, rejected_messages": {
+        "messages": [*AT_FIRST, *ASKED, ANSWER],
+        "rejected_messages": [*AT_FIRST, *ASKED, OTHER],
+    },
+    "ms-swift, query": {
+        "query": "What is it?",
+        "response": "A cat.",
+        "history": [["Hi.", "Hello."]],
+        "rejected_response": "A dog.",
+    },
+    "LLaMA-Factory": {
+        "conversations": [
+            {"from": "human", "value": "Hi."},
+            {"from": "gpt", "value": "Hello."},
+            {"from": "human", "value": "What is it?"},
+        ],
+        "chosen": {"from": "gpt", "value": "A cat."},
+        "rejected": {"from": "gpt", "value": "A dog."},
+    },
+    "LLaMA-Factory, Alpaca": {
+        "instruction": "What is it?",
+        "input": "",
+        "history": [["Hi.", "Hello."]],
+        "chosen": "A cat.",
+        "rejected": "A dog.",
+    },
+    "axolotl": {"messages": [*AT_FIRST, *ASKED], "chosen": ANSWER, "rejected": OTHER},
+    "OpenAI": {
+        "input": {"messages": [*AT_FIRST, *ASKED], "tools": [], "parallel_tool_calls": True},
+        "preferred_output": [ANSWER],
+        "non_preferred_output": [OTHER],
+    },
+    "TRL, whole chats": {"chosen": [*AT_FIRST, *ASKED, ANSWER], "rejected": [*AT_FIRST, *ASKED, OTHER]},
+    "TRL, a prompt said twice": {
+        "prompt": "Hi.",
+        "chosen": [*AT_FIRST, *ASKED, ANSWER],
+        "rejected": [*AT_FIRST, *ASKED, OTHER],
+        "score_chosen": 9.0,
+    },
+}
 QUESTION = RawTurn(role="user", content=("What is it?",))
 
 
@@ -35,6 +80,27 @@ def test_two_answers_share_the_turns_of_their_prompt():
 def test_whole_chats_have_the_prompt_that_both_begin_with():
     whole = {"chosen": [*ASKED, ANSWER], "rejected": [*ASKED, OTHER]}
     assert answers(whole) == answers(PAIR)
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+@pytest.mark.parametrize("more", [{}, {"system": "Be brief."}], ids=["", "system"])
+def test_other_trainers_preferences_are_those_of_trl(form: str, more: dict):
+    values = OTHER_FORMS[form] | more
+    expected = {"prompt": [*AT_FIRST, *ASKED], "chosen": [ANSWER], "rejected": [OTHER]}
+    system = [{"role": "system", "content": "Be brief."}] if more else []
+    assert answers(values) == answers(expected | {"prompt": [*system, *expected["prompt"]]})
+    assert answers(values | {"rejected": values.get("rejected"), "label": None}) == answers(values)
+
+
+def test_texts_have_the_prompt_that_both_begin_with_up_to_a_blank():
+    """As ``extract_prompt`` of TRL has it."""
+    both = {"chosen": "The sky is blue.", "rejected": "The sky is green."}
+    assert [[turn.content for turn in turns] for turns in answers(both)] == [
+        [("The sky is",), (" blue.",)],
+        [("The sky is",), (" green.",)],
+    ]
+    shorter = {"chosen": "One, two", "rejected": "One"}
+    assert [turns[0].content for turns in answers(shorter)] == [("On",)] * 2
 
 
 def test_texts_are_read_without_a_template():
@@ -78,14 +144,21 @@ def test_an_image_in_the_file_itself_is_found_again(tmp_path: Path, read):
         (PAIR | {"rejected": [ANSWER]}, "chosen and rejected are the same"),
         (PAIR | {"rejected": "A dog."}, 'rejected is "A dog."; a text, or a list of messages, and the same for prompt'),
         (PAIR | {"rejected": ASKED}, "a rejected that begins with one of the assistant's"),
-        ({"chosen": "a", "rejected": "b"}, "prompt is missing, and chosen and rejected are not both lists"),
+        ({"chosen": "a", "rejected": "b"}, "texts that begin with nothing alike; a prompt is needed"),
+        ({"chosen": "a", "rejected": [OTHER]}, "prompt is missing, and chosen and rejected are neither both texts nor"),
+        ({"prompt": "x", "chosen": "a", "rejected": "b", "system": "s"}, 'system is "s"; a prompt that is a text has'),
+        (
+            {"messages": [*ASKED, ANSWER], "rejected_images": ["a.png"]},
+            "rejected_images .*both answers are to the same",
+        ),
+        (PAIR | {"rejected": [OTHER | {"weight": 0}]}, "turn 1 of the completion is not to be learnt"),
         (PAIR | {"images": ["a.png", "b.png"], "prompt": [{"role": "user", "content": "<image>"}]}, "more images than"),
     ],
 )
 def test_what_is_no_preference_is_one_sentence(values: dict, sentence: str):
     with pytest.raises(InputError, match=r"some\.jsonl:7: ") as found:
         raw_preference(values, source="some.jsonl:7")
-    assert sentence in str(found.value)
+    assert re.search(sentence, str(found.value))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +167,10 @@ def test_what_is_no_preference_is_one_sentence(values: dict, sentence: str):
         ({"question": "x"}, "prompt is missing; --task grpo trains on prompts"),
         ({"prompt": []}, "a prompt of a message or more"),
         ({"prompt": [*ASKED, ANSWER]}, "a prompt ends with a turn of the user"),
-        ({"prompt": [{"role": "user", "content": "  "}]}, "a prompt ends with a turn of the user that is not empty"),
+        (
+            {"prompt": [{"role": "user", "content": "  "}]},
+            "a prompt ends with a turn of the user, or of a tool, that is not empty",
+        ),
         ({"prompt": 7}, "prompt is 7; a text, or a list of messages"),
     ],
 )

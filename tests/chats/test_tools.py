@@ -148,15 +148,32 @@ def test_an_answer_of_a_tool_shows_no_image():
         read({"messages": [*OPENAI["messages"][:2], shown]})
 
 
-@pytest.mark.parametrize("values", [OPENAI["messages"], OPENAI["messages"][:2]], ids=["answers", "calls"])
-def test_preferences_and_prompts_refuse_tools_which_their_trainers_rows_would_be_without(values: list):
-    asked, *others = values
-    preferred = {"prompt": [asked], "chosen": others, "rejected": [{"role": "assistant", "content": "No."}]}
-    for broken in (preferred, {**preferred, "chosen": [{"role": "assistant", "content": "21"}], "tools": [TOOL]}):
-        with pytest.raises(InputError, match="supervised fine-tuning"):
-            raw_preference(broken, source="x")
-    with pytest.raises(InputError, match="supervised fine-tuning"):
-        raw_prompt({"prompt": [*values, asked]}, source="x")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_preference_has_its_tools_and_calls_in_both_answers(form: str):
+    values = FORMS[form]
+    key = "messages" if "messages" in values else "conversations"
+    first, *others = values[key]
+    worse = {"from": "gpt", "value": "No."} if key == "conversations" else {"role": "assistant", "content": "No."}
+    chosen, rejected = raw_preference(
+        {"tools": values["tools"], "chosen": [first, *others], "rejected": [first, worse]}, source="x"
+    )
+    assert messages(chosen) == messages(read(OPENAI))
+    assert [json.loads(tool) for tool in chosen.tools] == [TOOL]
+    assert (chosen.tools, chosen.num_prompt_turns) == (rejected.tools, 1)
+    assert rejected.turns[1].content == ("No.",)
+
+
+def test_a_preference_with_images_has_no_tools():
+    asked = {"role": "user", "content": "<image>What is it?"}
+    pair = {key: [asked, {"role": "assistant", "content": key}] for key in ("chosen", "rejected")}
+    with pytest.raises(InputError, match="shows images and has tools; TRL's collator of images gives"):
+        raw_preference({**pair, "images": ["a.png"], "tools": [TOOL]}, source="x")
+
+
+def test_a_prompt_may_end_with_what_a_tool_answered():
+    raw = raw_prompt({"prompt": OPENAI["messages"][:4]}, source="x")
+    assert [turn.role for turn in raw.turns] == ["user", "assistant", "tool", "tool"]
+    assert raw.turns[1].more is not None
 
 
 def test_tools_beside_a_prompt_are_its_reward_functions():

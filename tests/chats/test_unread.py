@@ -40,6 +40,13 @@ def test_a_worse_answer_beside_the_chat_is_sent_to_its_task():
     assert read(asked("x", rejected_response=None)).turns == read(asked("x")).turns
 
 
+@pytest.mark.parametrize("more", [{"label": True}, {"kto_tag": False}, {"rejected_messages": asked("x")["messages"]}])
+def test_what_is_marked_as_good_or_bad_is_for_another_task(more: dict[str, Any]):
+    with pytest.raises(InputError, match=r"marked as good or bad|--task dpo"):
+        read(asked("x", **more))
+    assert read(asked("x", label=1)).turns == read(asked("x")).turns
+
+
 def test_objects_are_refused_where_the_text_has_places_for_them():
     objects = {"ref": ["cat"], "bbox": [[1, 2, 3, 4]]}
     with pytest.raises(InputError, match=r"objects.*<ref-object> and <bbox>"):

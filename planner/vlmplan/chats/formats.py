@@ -207,8 +207,6 @@ def _with_history(sample: JsonObject, asked: str, answer_key: str) -> Parts:
 
 def _prompt(sample: JsonObject, completion_key: str = "completion") -> _Read:
     kinds: dict[str, type[object]] = {key: type(sample.raw(key)) for key in ("prompt", completion_key)}
-    if isinstance(sample.values.get("label"), bool):
-        sample.complain("label", "samples that are marked as good or bad are not for supervised fine-tuning")
     if set(kinds.values()) == {str}:
         own = {"images": OWN_IMAGES, "videos": OWN_VIDEOS, "sounds": OWN_SOUNDS}
         for kind, key in ((kind, key) for kind, keys in own.items() for key in keys):

@@ -1,24 +1,23 @@
 """Files of what DPO and GRPO train on, in the forms of TRL 1.16 (``docs/source/dataset_formats``), one object each.
 
-    {"prompt": "text" or [messages], "chosen": ..., "rejected": ..., "images": [...]}     a preference
-    {"chosen": [messages], "rejected": [messages], "images": [...]}                       the same; both begin alike
-    {"prompt": "text" or [messages], "images": [...], "anything": ...}                    a prompt
+    {"prompt": "text" or [messages], "chosen": ..., "rejected": ..., "images": [...], "tools": [...]}   a preference
+    {"prompt": "text" or [messages], "images": [...], "anything": ...}                                  a prompt
 
-``chosen`` and ``rejected`` are texts where the prompt is one, else messages. Messages and images are those of
-``formats``. What a prompt has besides goes to the reward functions under its own name.
+``chosen`` and ``rejected`` are texts where the prompt is one, else messages; those of other trainers are of
+``preference_forms``. Messages, tools and images are those of ``formats``. What a prompt has besides goes to the reward
+functions under its own name, ``tools`` too: ``GRPOTrainer`` has its own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from vlmplan.chats.formats import RawSample, raw_sample
 from vlmplan.chats.image_files import PixelBudget
-from vlmplan.chats.references import OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS, PREFERENCE_KEYS, Reference
+from vlmplan.chats.preference_forms import with_prompt
+from vlmplan.chats.references import OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS, PREFERENCE_KEYS, REJECTED_BESIDE, Reference
 from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
-from vlmplan.chats.tools import NEITHER
 from vlmplan.data_file import Record
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
@@ -26,6 +25,8 @@ from vlmplan.json_reader import JsonDict
 CHOSEN, REJECTED = PREFERENCE_KEYS
 ANSWERED = "completion"
 """The key under which a sample's answer stands, which a prompt alone has not."""
+NO_TOOLS_BESIDE_IMAGES = "TRL's collator of images gives the chat template no tools"
+"""trl 1.16 ``DataCollatorForVisionPreference`` in ``trainer/dpo_trainer.py``."""
 STAND_IN = "-"
 """An answer that a prompt is read with; any will do."""
 SHOWN = (*OWN_IMAGES, *OWN_VIDEOS, *OWN_SOUNDS)
@@ -95,54 +96,21 @@ def read_prompts(path: Path, *, skips_bad: bool, image_root: Path | None = None)
 
 def raw_preference(values: JsonDict, *, source: str) -> tuple[RawSample, RawSample]:
     """Prompt and chosen, prompt and rejected. Raises InputError, with ``source`` in front, for another form."""
-    missing = [key for key in (CHOSEN, REJECTED) if key not in values]
-    if missing:
-        raise InputError(
-            f"{source}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; --task dpo trains on "
-            f"prompt, chosen and rejected"
-        )
-    _refuse_tools(values, source)
-    values = values if "prompt" in values else _with_prompt(values, source)
-    kept = {key: values[key] for key in ("prompt", *SHOWN) if key in values}
+    values = with_prompt(values, source=source)
+    kept = {key: values[key] for key in ("prompt", "tools", "objects", *SHOWN) if key in values}
     chosen, rejected = (
         raw_sample(
             kept | {key: values[key]}, source=source, completion_key=key, no_videos=NO_VIDEOS, no_sounds=NO_SOUNDS
         )
         for key in (CHOSEN, REJECTED)
     )
-    for raw in (chosen, rejected):
-        _refuse_calls(raw, source)
+    shows = any(isinstance(part, Reference) for turn in chosen.turns for part in turn.content)
+    if chosen.tools and shows:
+        raise InputError(f"{source}: the sample shows images and has tools; {NO_TOOLS_BESIDE_IMAGES}")
     if chosen.turns == rejected.turns:
         raise InputError(f"{source}: chosen and rejected are the same, so there is nothing to prefer")
     form = "prompt, chosen, rejected" + (" (texts)" if chosen.is_plain else " (messages)")
-    return _named(chosen, form), _named(rejected, form)
-
-
-def _refuse_tools(values: JsonDict, source: str) -> None:
-    if values.get("tools") not in (None, "", []):
-        raise InputError(f"{source}: tools are there, but {NEITHER}")
-
-
-def _refuse_calls(raw: RawSample, source: str) -> None:
-    if any(turn.more is not None or turn.role == "tool" for turn in raw.turns):
-        raise InputError(f"{source}: a tool is called or answers, but {NEITHER}")
-
-
-def _named(raw: RawSample, form: str) -> RawSample:
-    return RawSample(form=form, turns=raw.turns, num_prompt_turns=raw.num_prompt_turns, is_plain=raw.is_plain)
-
-
-def _with_prompt(values: JsonDict, source: str) -> JsonDict:
-    """``values`` with what both chats begin with as the prompt."""
-    chats = [values[key] for key in (CHOSEN, REJECTED)]
-    if not all(isinstance(chat, list) for chat in chats):
-        raise InputError(
-            f"{source}: prompt is missing, and chosen and rejected are not both lists of messages, so it cannot be seen"
-        )
-    chosen, rejected = cast("list[list[object]]", chats)
-    alike = list(takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
-    length = min(len(alike), len(chosen) - 1, len(rejected) - 1)
-    return {**values, "prompt": chosen[:length], CHOSEN: chosen[length:], REJECTED: rejected[length:]}
+    return replace(chosen, form=form), replace(rejected, form=form)
 
 
 def raw_prompt(values: JsonDict, *, source: str) -> RawSample:
@@ -153,17 +121,21 @@ def raw_prompt(values: JsonDict, *, source: str) -> RawSample:
     is_list = isinstance(values["prompt"], list)
     answer: object = [{"role": "assistant", "content": STAND_IN}] if is_list else STAND_IN
     raw = raw_sample(kept | {ANSWERED: answer}, source=source, no_videos=NO_VIDEOS, no_sounds=NO_SOUNDS)
-    _refuse_calls(raw, source)
     turns = raw.turns[: raw.num_prompt_turns]
-    if turns[-1].role != "user" or not any(isinstance(part, Reference) or part.strip() for part in turns[-1].content):
-        raise InputError(f"{source}: a prompt ends with a turn of the user that is not empty")
+    said = any(isinstance(part, Reference) or part.strip() for part in turns[-1].content)
+    if turns[-1].role not in ("user", "tool") or not said:
+        raise InputError(f"{source}: a prompt ends with a turn of the user, or of a tool, that is not empty")
     form = "prompt" + (" (text)" if raw.is_plain else " (messages)")
     return RawSample(form=form, turns=turns, num_prompt_turns=len(turns), is_plain=raw.is_plain)
 
 
+PREFERENCES = frozenset((CHOSEN, REJECTED_BESIDE, "rejected_messages", "preferred_output"))
+"""Keys that tell a preference."""
+
+
 def raw_of(values: JsonDict, *, source: str) -> RawSample:
     """A sample, a preference's chosen one or a prompt: what a file of either kind has under ``values``."""
-    if CHOSEN in values:
+    if not PREFERENCES.isdisjoint(values):
         return raw_preference(values, source=source)[0]
     is_prompt = "prompt" in values and ANSWERED not in values
     return (

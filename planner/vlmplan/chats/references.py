@@ -19,6 +19,9 @@ PREFERENCE_KEYS = ("chosen", "rejected")
 """Under which a sample has two answers."""
 REJECTED_BESIDE = "rejected_response"
 """Under which a sample of ms-swift has a worse answer than its chat."""
+WORSE = (REJECTED_BESIDE, "rejected_messages", "non_preferred_output")
+MARKS = ("label", "kto_tag")
+"""Under which TRL and ms-swift, and LLaMA-Factory, say whether an answer is good, for KTO."""
 OWN_IMAGES = ("image", "images")
 OWN_VIDEOS = ("video", "videos")
 OWN_SOUNDS = ("audio", "audios")
@@ -155,10 +158,11 @@ def own_videos(sample: JsonObject) -> list[Reference]:
 
 
 def refuse_pair(sample: JsonObject, completion_key: str) -> None:
-    """Raise InputError for a pair of answers where a sample with one is read."""
-    if sample.maybe(REJECTED_BESIDE, sample.raw) not in (None, "", []):
+    """Raise InputError for a pair of answers, or one that is marked as good or bad, where a sample with one is read."""
+    beside = next((key for key in WORSE if sample.maybe(key, sample.raw) not in (None, "", [])), None)
+    if beside is not None:
         sample.complain(
-            REJECTED_BESIDE,
+            beside,
             "it is a worse answer beside the chat: --task dpo trains on prompt, chosen and rejected, supervised "
             "fine-tuning on one answer",
         )
@@ -167,3 +171,6 @@ def refuse_pair(sample: JsonObject, completion_key: str) -> None:
             f"{sample.source}: the sample has {' and '.join(PREFERENCE_KEYS)}, a pair of answers, on which --task dpo "
             f"trains; supervised fine-tuning needs one answer"
         )
+    marked = next((key for key in MARKS if isinstance(sample.values.get(key), bool)), None)
+    if marked is not None:
+        sample.complain(marked, "samples that are marked as good or bad are not for supervised fine-tuning")

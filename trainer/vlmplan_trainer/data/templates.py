@@ -61,7 +61,11 @@ class ChatTemplate:
     def prompt(self, sample: Sample) -> str:
         """The text of a sample that has no answer yet, up to where one begins. Raises what ``rendered`` does."""
         self._refuse_what_cannot_be_written(sample)
-        return sample.turns[0].text if self.is_plain(sample) else self.written(sample, sample.turns, is_prompt=True)[0]
+        if self.is_plain(sample):
+            return sample.turns[0].text
+        self._refuse_unwritten_tools(sample)
+        refuse_unwritten_thoughts(sample, _Writer(self, sample))
+        return self.written(sample, sample.turns, is_prompt=True)[0]
 
     def is_plain(self, sample: Sample) -> bool:
         """Whether prompt and completion are read one after the other, as they stand."""

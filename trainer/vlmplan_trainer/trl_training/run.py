@@ -58,7 +58,7 @@ from vlmplan_trainer.trl_training.planned import (
     planned_trainer,
 )
 from vlmplan_trainer.trl_training.rewards import reward_functions
-from vlmplan_trainer.trl_training.samples import RowReader, TaskData, gathered_rows
+from vlmplan_trainer.trl_training.samples import RowReader, TaskData, gathered_rows, preference_dataset
 
 SPEED_STEPS = 20
 """Steps at the end of a run whose speed is reported, the followed ones left out."""
@@ -287,7 +287,7 @@ def _dataset(planned: PlannedRun, data: TaskData, task: TrainingTask) -> Any:
     datasets = importlib.import_module("datasets")
     datasets.disable_progress_bars()
     if task.is_dpo and not data.sees:
-        rows = datasets.Dataset.from_list(data.rows)
+        rows = preference_dataset(datasets, data.rows)
         if planned.plan.recipe.reference is not Reference.PRECOMPUTED or planned.ranks.num_ranks == 1:
             return rows
         folder = str(planned.options.output_dir / ROWS_FOLDER)

@@ -4,11 +4,12 @@ Images stay where they are until a micro batch needs them, and are then opened a
 fine-tuning.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.chats.preferences import Preference, Prompt, read_preferences, read_prompts
+from vlmplan.chats.preferences import NO_TOOLS_BESIDE_IMAGES, Preference, Prompt, read_preferences, read_prompts
 from vlmplan.chats.samples import ImagePart, ReadReport, Sample, TextPart, Turn
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
@@ -69,6 +70,10 @@ def gathered_rows(plan: Plan, options: TrainerOptions, task: TrainingTask) -> Ta
         rows, scan = _prompt_rows(encoder, prompts)
     account = account_of(str(options.train_data), report, scan, seq_len=plan.workload.seq_len)
     _refuse_too_few(plan, task, account)
+    if task.is_dpo and any("images" in row for row in rows) and any("tools" in row for row in rows):
+        raise InputError(
+            f"{options.train_data} has samples with images and others with tools; {NO_TOOLS_BESIDE_IMAGES}"
+        )
     rows = _alike(rows, is_vision=processing.is_vision)
     return TaskData(processing=processing, encoder=encoder, rows=rows, account=account, lengths=scan.lengths)
 
@@ -109,7 +114,8 @@ def _preference_row(pair: Preference, *, is_vision: bool) -> Row:
         "chosen": _messages(pair.chosen.turns[first:], in_parts=False),
         "rejected": _messages(pair.rejected.turns[first:], in_parts=False),
     }
-    return row | ({"images": list(pair.chosen.images)} if pair.chosen.images else {})
+    row |= {"images": list(pair.chosen.images)} if pair.chosen.images else {}
+    return row | ({"tools": [json.loads(tool) for tool in pair.chosen.tools]} if pair.chosen.tools else {})
 
 
 def _prompt_rows(encoder: Encoder, found: Sequence[Prompt]) -> tuple[list[Row], DatasetScan]:
@@ -129,7 +135,7 @@ def _prompt_row(sample: Sample) -> Row:
 
 def _messages(turns: Sequence[Turn], *, in_parts: bool) -> list[dict[str, Any]]:
     """``in_parts``: images stand in them, TRL's placeholder for each in its place."""
-    return [{"role": turn.role, "content": _parts(turn) if in_parts else turn.text} for turn in turns]
+    return [turn.message(_parts(turn) if in_parts else turn.text) for turn in turns]
 
 
 def _parts(turn: Turn) -> list[dict[str, str]]:
@@ -146,6 +152,27 @@ def _alike(rows: list[Row], *, is_vision: bool) -> list[Row]:
         rows = [row if "images" in row else row | {"images": []} for row in rows]
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def _refuse_unlike(name: str, rows: Sequence[Row], *, is_dpo: bool) -> None:
+    """Raise InputError for rows that TRL, which looks at the first of them, would not read alike."""
+    if len({type(row["prompt"]) for row in rows}) > 1:
+        raise InputError(f"{name} has prompts that are texts and others that are messages; TRL reads all as the first")
+    if is_dpo and any("images" in row for row in rows) and any("tools" in row for row in rows):
+        raise InputError(f"{name} has samples with images and others with tools; {NO_TOOLS_BESIDE_IMAGES}")
+
+
+def preference_dataset(datasets: Any, rows: Sequence[Row]) -> Any:
+    """``rows`` as a ``datasets.Dataset``. Messages that say more than role and content, and tools, are kept as JSON:
+    as structures of Arrow every one would have the keys of all, with None where it says nothing."""
+    answers = ("prompt", "chosen", "rejected")
+    messages = [one for row in rows for key in answers if isinstance(row[key], list) for one in row[key]]
+    says_more = any("tools" in row for row in rows) or any(one.keys() - {"role", "content"} for one in messages)
+    if not says_more:
+        return datasets.Dataset.from_list(rows)
+    columns = dict.fromkeys(name for row in rows for name in row)
+    features = datasets.Features({name: datasets.List(datasets.Json()) for name in columns})
+    return datasets.Dataset.from_list(rows, features=features)
 
 
 def _refuse_too_few(plan: Plan, task: TrainingTask, account: SampleCounts) -> None:
