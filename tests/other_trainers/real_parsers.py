@@ -13,11 +13,14 @@ import json
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
+from random import Random
 from typing import Any
 
+FILES_BY_CHANCE = 300
 GPUS = 1
 """Parsers start the processes' group, so they are asked of one process."""
 SETUPS = [
@@ -237,40 +240,57 @@ def parse(trainer: str, folder: Path) -> int:
         )
         if not is_same:
             print(f"  written {written}\n  parsed  {came_back}\n  not parsed {sorted(unparsed)}")
-    return num_others + (parse_shipped(folder / "shipped") if trainer == "axolotl" else 0)
+    if trainer == "axolotl":
+        num_others += parse_shipped(folder / "shipped") + parse_by_chance(folder / "chance.yml")
+    return num_others
 
 
 def parse_shipped(folder: Path) -> int:
     """Parse axolotl's own examples, and give both what stands in them and what the parser made of it to the reader; the
     number of those that it reads otherwise, or that it reads and the parser refuses."""
-    import yaml
     from shipped import shipped, stand_in, write_all
-
-    from vlmplan.errors import InputError
-    from vlmplan.yaml_reader import parse_yaml
 
     runs = [one for one in shipped() if one.trainer == "axolotl"]
     write_all(runs, folder)
     os.chdir(folder / "axolotl")
-    num_others = num_same = num_refused = 0
-    for run in (run for run in runs if run.is_run):
-        said = yaml.safe_load(run.text)
-        try:
-            mine = meaning("axolotl", parse_yaml(run.text, source=run.path)[0], Path(), stand_in)
-        except InputError:
-            num_refused += 1
-            continue
-        try:
-            its = meaning("axolotl", as_file(parsed_by_axolotl(Path(run.path)), said), Path(), stand_in)
-        except ValueError as error:
-            print(f"OTHER axolotl refuses {run.path}: {str(error).splitlines()[0]}")
-            its = None
-        num_same += mine == its
-        num_others += mine != its
-        if its is not None and mine != its:
-            print(f"OTHER axolotl {run.path}\n  file   {mine}\n  parsed {its}")
-    print(f"axolotl's own examples: {num_same} same, {num_others} other, {num_refused} not planned")
-    return num_others
+    found = Counter(_told_apart(Path(run.path), stand_in) for run in runs if run.is_run)
+    print(f"axolotl's own examples: {dict(found)}")
+    return found["other"]
+
+
+def parse_by_chance(file: Path) -> int:
+    """The same of files with keys by chance."""
+    import yaml
+    from axolotl_files import file_by_chance
+
+    from vlmplan.models import find_model
+
+    random, found = Random(0), Counter[str]()
+    for _ in range(FILES_BY_CHANCE):
+        values = file_by_chance(random, random.choice(("qwen2.5-0.5b", "qwen2.5-vl-3b")))
+        file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        found[_told_apart(file, find_model)] += 1
+    print(f"axolotl's files by chance: {dict(found)}")
+    return found["other"] + (found["same"] < FILES_BY_CHANCE // 10)
+
+
+def _told_apart(file: Path, model_of: Callable[[str], Any]) -> str:
+    """Whether a file of axolotl's means the ``same`` as what its schema makes of it, or ``other``; ``not planned``."""
+    from vlmplan.errors import InputError
+    from vlmplan.yaml_reader import parse_yaml
+
+    said = parse_yaml(file.read_text(encoding="utf-8"), source=str(file))[0]
+    try:
+        mine = meaning("axolotl", said, Path(), model_of)
+    except InputError:
+        return "not planned"
+    try:
+        its: Any = meaning("axolotl", as_file(parsed_by_axolotl(file), said), Path(), model_of)
+    except ValueError as error:
+        its = f"refused: {error}"
+    if mine != its:
+        print(f"OTHER axolotl {file} {said}\n  file   {mine}\n  parsed {its}")
+    return "same" if mine == its else "other"
 
 
 if __name__ == "__main__":
