@@ -65,6 +65,37 @@ def test_preferences(read):
     assert read(text).options["task"] == "dpo"
 
 
+def test_transformers_own_trainer(read):
+    config = read(
+        QLORA,
+        ("SFTTrainer(", "Trainer("),
+        ("SFTConfig(\n", "TrainingArguments(\n"),
+        ("    max_length=4096,\n", ""),
+    )
+    options = config.options
+    assert (options["loss"], options["adapter_dtype"], "seq_len" in options) == ("model", "float32", False)
+    assert (options["method"], options["upcasts_frozen"], options["lora_rank"]) == ("qlora", True, 64)
+    assert options["activation_checkpointing"] is True  # of prepare_model_for_kbit_training
+    assert any("--seq-len" in note for note in config.notes)
+
+
+def test_what_switches_checkpoints_on_beside_the_arguments(read):
+    plain = (
+        ("SFTTrainer(", "Trainer("),
+        ("SFTConfig(\n", "TrainingArguments(\n"),
+        ("    max_length=4096,\n", ""),
+        ("training(model)", "training(model, use_gradient_checkpointing=False)"),
+    )
+    assert read(QLORA, *plain).options["activation_checkpointing"] is False
+    enabled = ("model = get_peft", "model.gradient_checkpointing_enable()\nmodel = get_peft")
+    assert read(QLORA, *plain, enabled).options["activation_checkpointing"] is True
+
+
+def test_a_trainer_whose_model_no_call_loads_is_sent_to_rehearse(read):
+    with pytest.raises(InputError, match="vlmplan rehearse"):
+        read("from transformers import Trainer\nTrainer(model=Net(), args=arguments).train()")
+
+
 @pytest.mark.parametrize(
     ("text", "change", "words"),
     [

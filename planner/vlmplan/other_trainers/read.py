@@ -21,6 +21,7 @@ from vlmplan.other_trainers.ms_swift import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
 from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
 from vlmplan.other_trainers.programs import (
+    TRAINER_RUN,
     TRL_DPO_RUN,
     TRL_RUN,
     UNSLOTH_DPO_RUN,
@@ -34,7 +35,7 @@ from vlmplan.other_trainers.scripts import OTHER, TRL_DPO, ScriptRun, looks_like
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, read_trl
 from vlmplan.other_trainers.trl_dpo import read_trl_dpo
-from vlmplan.other_trainers.trl_program import read_trl_dpo_program, read_trl_program
+from vlmplan.other_trainers.trl_program import read_trainer_program, read_trl_dpo_program, read_trl_program
 from vlmplan.other_trainers.unsloth import UNSLOTH, read_unsloth, read_unsloth_dpo
 from vlmplan.other_trainers.unsloth_names import makers_name
 from vlmplan.other_trainers.whose import trainer_of
@@ -57,6 +58,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     OTHER: (TRAINER, read_plain_trainer),
     TRL_RUN: (TRL, read_trl_program),
     TRL_DPO_RUN: (TRL, read_trl_dpo_program),
+    TRAINER_RUN: (TRAINER, read_trainer_program),
     UNSLOTH_RUN: (UNSLOTH, read_unsloth),
     UNSLOTH_DPO_RUN: (UNSLOTH, read_unsloth_dpo),
 }
@@ -171,16 +173,16 @@ def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool =
 
 
 def _opened_program(path: Path, text: str, is_alone: bool) -> OpenedConfig:
-    """A program that trains with TRL's trainers, or with Unsloth. Raises InputError for others, which are run as they
-    are."""
+    """A program that trains with transformers' or TRL's trainers, or with Unsloth. Raises InputError for others, which
+    are run as they are."""
     source = str(path)
     code = program_source(text, source=source, is_notebook=path.suffix == NOTEBOOK_SUFFIX)
     program = run_of_program(code, source=source)
     if program is None:
         raise InputError(
-            f"{source} is a program, of which those are read that train with TRL's SFTTrainer or DPOTrainer, or load a "
-            f"model with Unsloth; vlmplan rehearse --gpu NAME:COUNT -- python {path.with_suffix('.py').name} runs one "
-            f"as it is, without a GPU"
+            f"{source} is a program, of which those are read that train with transformers' Trainer or TRL's SFTTrainer "
+            f"or DPOTrainer a model that they load there, or with Unsloth; vlmplan rehearse --gpu NAME:COUNT -- python "
+            f"{path.with_suffix('.py').name} runs one as it is, without a GPU"
         )
     return OpenedConfig(
         path=path,

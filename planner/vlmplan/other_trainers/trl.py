@@ -88,12 +88,12 @@ def of_any_task(
     options |= {"model": name} if name else {}
     options |= _length(settings, model)
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
-    method = _method(settings)
-    options |= _adapters(settings, model) if method is not Method.FULL else {}
+    method = method_of(settings)
+    options |= adapters_of(settings, model) if method is not Method.FULL else {}
     init = settings.table("model_init_kwargs")
     for key in init:
         settings.refuse("model_init_kwargs", f"{key} may change what is loaded; write dtype and attn_implementation")
-    weights, without_autocast = _weights(settings)
+    weights, without_autocast = weights_of(settings)
     is_quantized = method is Method.QLORA and arguments.deepspeed is None
     if is_quantized and arguments.precision is Precision.FP16:
         settings.refuse_whole("fp16 is set, but TRL makes adapters of 4-bit models bfloat16; set bf16: true instead")
@@ -148,7 +148,8 @@ def _offloaded_activations(settings: Settings, arguments: Arguments) -> dict[str
     return {"offload_activations": True}
 
 
-def _method(settings: Settings) -> Method:
+def method_of(settings: Settings) -> Method:
+    """What the keys of adapters and of quantised weights mean."""
     settings.only("load_in_8bit", f"8-bit weights: {NOT_PLANNED}")
     settings.only("bnb_4bit_quant_storage", NOT_PLANNED, "uint8")
     has_adapters = settings.flag("use_peft", False)
@@ -159,7 +160,8 @@ def _method(settings: Settings) -> Method:
     return Method.QLORA
 
 
-def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+def adapters_of(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """The options of adapters."""
     options = lora_options(settings, rank_key="lora_r", rank=16, alpha=32, dropout=0.05)
     targets = settings.names("lora_target_modules")
     stacked = settings.names("lora_target_parameters")
@@ -196,7 +198,7 @@ def _pattern(settings: Settings, name: str, *, has_more: bool) -> str:
     return REGEX + name
 
 
-def _weights(settings: Settings) -> tuple[WeightDtype, Precision]:
+def weights_of(settings: Settings) -> tuple[WeightDtype, Precision]:
     """TRL loads weights in float32 unless told otherwise (``create_model_from_path``); and what it computes in without
     autocast."""
     name = settings.text("dtype", settings.text("torch_dtype", "float32") if "torch_dtype" in settings else "float32")

@@ -1,16 +1,33 @@
-"""Programs that train with TRL's trainers, read as TRL 1.16 and peft 0.21 take their keywords."""
+"""Programs that train with transformers' or TRL's trainers, read as transformers 5.23, TRL 1.16 and peft 0.21 take
+their keywords."""
 
-from vlmplan.data_rules import DataRules
-from vlmplan.other_trainers.assembled import Surroundings, sees
+from vlmplan.data_rules import FOR_LONGEST, DataRules
+from vlmplan.models import stored_dtype
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
-from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
+from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.plain_trainer import TRAINER
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY, PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.trl_runs import KBIT
-from vlmplan.other_trainers.record import TrainerConfig
+from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl import DEFAULTS, TRL, Program, of_any_task, pads_to
+from vlmplan.other_trainers.trl import (
+    ATTENTION_NAMES,
+    DEFAULTS,
+    OF_ADAPTERS,
+    TRL,
+    Program,
+    adapters_of,
+    method_of,
+    of_any_task,
+    pads_to,
+    weights_of,
+)
 from vlmplan.other_trainers.trl_dpo import dpo_options, with_reentrant_checkpoints
+from vlmplan.recipe_choices import LossKind, Method, Precision, WeightDtype
+from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
 PLAIN_DEFAULTS = Defaults(evaluation=EvaluationRules(kept=loss_alone))
@@ -31,6 +48,36 @@ def read_trl_dpo_program(settings: Settings, model: ModelFiles | None, around: S
     own = dpo_options(settings)
     rules = DataRules(pads_to=pads_to(settings))
     return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
+
+
+def read_trainer_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What transformers' ``Trainer`` makes of them: its loss is of all logits, and samples are the program's own."""
+    arguments = read_arguments(settings, Defaults())
+    program = _program(settings)
+    name = settings.text("model_name_or_path", "")
+    method = method_of(settings)
+    options: dict[str, Value] = {"loss": LossKind.MODEL.value, **({"model": name} if name else {})}
+    options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES) | liger_options(settings)
+    options |= adapters_of(settings, model) if method is not Method.FULL else {}
+    settings.ignore(OF_ADAPTERS)
+    weights, without_autocast = weights_of(settings)
+    is_auto = settings.mentions("dtype", "auto")
+    if is_auto and model is not None and stored_dtype(model.config) is DType.FLOAT32:
+        weights, without_autocast = WeightDtype.FLOAT32, Precision.FP32
+    settings.note(f"how long samples are is the program's own: {FOR_LONGEST}")
+    doubles = settings.flag("use_bnb_nested_quant", False) if method is Method.QLORA else None
+    settings.ignore(("use_bnb_nested_quant",))
+    meaning = Meaning(
+        trainer=TRAINER,
+        model=model,
+        method=method,
+        options=options,
+        weights=weights,
+        use_double_quant=doubles,
+        without_autocast=without_autocast,
+        upcasts_frozen=program.upcasts_frozen,
+    )
+    return assembled(settings, arguments, meaning, around)
 
 
 def _program(settings: Settings) -> Program:

@@ -16,6 +16,8 @@ PLAIN_ARGUMENTS: Final = ("TrainingArguments", "Seq2SeqTrainingArguments")
 ARGUMENTS: Final = ("SFTConfig", "DPOConfig", *PLAIN_ARGUMENTS, "UnslothTrainingArguments")
 OF_TRAINER: Final = ("max_seq_length", "max_length", "packing")
 """Keywords of ``SFTTrainer`` that older versions of TRL have in place of ``SFTConfig``'s."""
+OTHERWISE: Final = "; vlmplan rehearse -- python FILE runs it as it is, without a GPU"
+"""On a program of which not everything is read."""
 ANY_TEXT: Final = ("output_dir",)
 """Keywords of which it only matters that they are there."""
 ARGUMENTS_KEY: Final = "arguments"
@@ -65,7 +67,7 @@ class Gathered:
         if found is None or found.name not in ARGUMENTS:
             raise InputError(
                 f"{self.program.source}: the arguments of {self.trainer.name} are not written as one call of "
-                f"{', '.join(ARGUMENTS[:3])}; only running the program tells them"
+                f"{', '.join(ARGUMENTS[:3])}; only running the program tells them{OTHERWISE}"
             )
         return found
 
@@ -82,7 +84,7 @@ class Gathered:
         if call.unpacked:
             raise InputError(
                 f"{self.program.source}: {call.name} takes **{call.unpacked[0]}, which only running the program tells; "
-                f"write its values"
+                f"write its values{OTHERWISE}"
             )
         found = dict(call.keywords)
         for name, node in zip(positions, call.node.args, strict=False):

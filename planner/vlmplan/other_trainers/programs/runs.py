@@ -5,14 +5,14 @@ from typing import Final
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.programs.calls import Call, Program
-from vlmplan.other_trainers.programs.gathered import DPO_TRAINERS, SFT_TRAINERS, Gathered, ProgramRun
+from vlmplan.other_trainers.programs.gathered import DPO_TRAINERS, OTHERWISE, SFT_TRAINERS, Gathered, ProgramRun
 from vlmplan.other_trainers.programs.source import ProgramSource
-from vlmplan.other_trainers.programs.trl_runs import trl_run
+from vlmplan.other_trainers.programs.trl_runs import TRAINERS, loads_model, trl_run
 from vlmplan.other_trainers.programs.unsloth_runs import unsloth_loaders, unsloth_run
 
 OTHER_TRAINERS: Final[Mapping[str, str]] = {
     **{name: name for name in ("KTOTrainer", "ORPOTrainer", "CPOTrainer", "RewardTrainer", "PPOTrainer", "BCOTrainer")},
-    **dict.fromkeys(("Trainer", "Seq2SeqTrainer", "SentenceTransformerTrainer"), "a trainer of another library"),
+    **dict.fromkeys((*TRAINERS, "SentenceTransformerTrainer"), "a trainer of another library"),
 }
 GRPO_TRAINERS: Final = ("GRPOTrainer", "UnslothGRPOTrainer")
 READ: Final = f"{SFT_TRAINERS[0]} and {DPO_TRAINERS[0]}"
@@ -25,24 +25,29 @@ def run_of_program(program: ProgramSource, *, source: str) -> ProgramRun | None:
     calls = parsed.calls()
     loaders = unsloth_loaders(calls)
     trainers = [call for call in calls if call.name in (*SFT_TRAINERS, *DPO_TRAINERS, *GRPO_TRAINERS, *OTHER_TRAINERS)]
-    if not loaders and not any(call.name in (*SFT_TRAINERS, *DPO_TRAINERS) for call in trainers):
+    if not loaders and not any(call.name in (*SFT_TRAINERS, *DPO_TRAINERS, *TRAINERS) for call in trainers):
         return None
-    found = Gathered(program=parsed, trainer=_one_of(trainers, source), all_calls=calls)
-    return unsloth_run(found, loaders, program) if loaders else trl_run(found, program)
+    trainer = _one_of(trainers, source, takes_plain=not loaders)
+    found = Gathered(program=parsed, trainer=trainer, all_calls=calls)
+    if loaders:
+        return unsloth_run(found, loaders, program)
+    return None if trainer.name in TRAINERS and not loads_model(found) else trl_run(found, program)
 
 
-def _one_of(trainers: list[Call], source: str) -> Call:
+def _one_of(trainers: list[Call], source: str, *, takes_plain: bool) -> Call:
     if not trainers:
         raise InputError(f"{source} holds no trainer; {READ} are read")
     if len(trainers) > 1:
         names = ", ".join(call.name for call in trainers)
-        raise InputError(f"{source} trains {len(trainers)} times ({names}); keep one of them in a file of its own")
+        raise InputError(
+            f"{source} trains {len(trainers)} times ({names}); keep one of them in a file of its own{OTHERWISE}"
+        )
     name = trainers[0].name
     if name in GRPO_TRAINERS:
         raise InputError(
             f"{source} trains with {name}, which is not read; --task grpo of vlmplan estimate and recommend plans it "
             f"by options"
         )
-    if name in OTHER_TRAINERS:
-        raise InputError(f"{source} trains with {name}, which is not read; {READ} are")
+    if name in OTHER_TRAINERS and not (takes_plain and name in TRAINERS):
+        raise InputError(f"{source} trains with {name}, which is not read; {READ} are{OTHERWISE}")
     return trainers[0]

@@ -8,14 +8,18 @@ from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.programs.calls import Call, Keyword
-from vlmplan.other_trainers.programs.gathered import Gathered, ProgramRun
+from vlmplan.other_trainers.programs.gathered import OTHERWISE, Gathered, ProgramRun
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.record import Unwritten
 
 TRL_RUN: Final = "trl program"
 TRL_DPO_RUN: Final = "trl dpo program"
+TRAINER_RUN: Final = "trainer program"
+TRAINERS: Final = ("Trainer", "Seq2SeqTrainer")
+"""Of transformers."""
 MODEL_CLASS: Final = re.compile(
-    r"(?:AutoModel\w*|\w+For(?:CausalLM|ConditionalGeneration|ImageTextToText|Vision2Seq))\.from_pretrained"
+    r"\w+For(?:CausalLM|ConditionalGeneration|ImageTextToText|MultimodalLM|Seq2SeqLM|SpeechSeq2Seq|Vision2Seq)"
+    r"\.from_pretrained"
 )
 KBIT: Final = "prepare_model_for_kbit_training"
 OF_LORA: Final = {
@@ -44,10 +48,10 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     found.take(of_training)
     loads = _take_model(found, init)
     _take_adapters(found)
-    if any(call.name == KBIT for call in found.all_calls):
-        found.values[KBIT] = True
+    _take_calls(found)
+    is_plain = found.trainer.name in TRAINERS
     return ProgramRun(
-        trainer=TRL_DPO_RUN if found.is_dpo else TRL_RUN,
+        trainer=TRAINER_RUN if is_plain else TRL_DPO_RUN if found.is_dpo else TRL_RUN,
         values=found.values,
         keywords=found.keywords,
         loads=loads,
@@ -56,6 +60,23 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
         source=source,
         notes=found.notes(),
     )
+
+
+def loads_model(found: Gathered) -> bool:
+    """Whether a class of transformers loads a model before the trainer is made."""
+    return found.last_before([call for call in found.all_calls if MODEL_CLASS.fullmatch(call.name)]) is not None
+
+
+def _take_calls(found: Gathered) -> None:
+    """Take what calls of the model's own do: ``prepare_model_for_kbit_training`` switches checkpoints on, too."""
+    for call in found.all_calls:
+        if call.name == KBIT:
+            found.values[KBIT] = True
+            own = call.keywords.get("use_gradient_checkpointing")
+            if own is None or (own.worth is not None and own.worth.value):
+                found.values.setdefault("gradient_checkpointing", True)
+        elif call.name == "gradient_checkpointing_enable":
+            found.values.setdefault("gradient_checkpointing", True)
 
 
 def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
@@ -73,7 +94,7 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
         text = "its model" if model is None else model.text
         raise InputError(
             f"{found.program.source}: what {text} of {found.trainer.name} is only running the program tells; a name is "
-            f"read, and from_pretrained of a class of transformers"
+            f"read, and from_pretrained of a class of transformers{OTHERWISE}"
         )
     keywords = found.named(loads, ("pretrained_model_name_or_path",))
     named = keywords.pop("pretrained_model_name_or_path", None)
@@ -102,7 +123,9 @@ def _entries(found: Gathered, init: Keyword | None) -> dict[str, Keyword]:
 def _take_loading(found: Gathered, keywords: dict[str, Keyword]) -> None:
     unknown = [name for name in keywords if name not in LOADED_WITHOUT_EFFECT and name not in OF_LOADING]
     if unknown:
-        raise InputError(f"{found.program.source}: {unknown[0]} may change what is loaded, which is not planned")
+        raise InputError(
+            f"{found.program.source}: {unknown[0]} may change what is loaded, which is not planned{OTHERWISE}"
+        )
     found.take({name: keywords[name] for name in OF_LOADING if name in keywords})
 
 
@@ -115,7 +138,9 @@ def _take_bits(found: Gathered, holder: Call) -> None:
         return
     config = found.program.call_of(given)
     if config is None or config.name != "BitsAndBytesConfig":
-        raise InputError(f"{found.program.source}: quantization_config is {keyword.text}; BitsAndBytesConfig is read")
+        raise InputError(
+            f"{found.program.source}: quantization_config is {keyword.text}; BitsAndBytesConfig is read{OTHERWISE}"
+        )
     own = found.named(config, ())
     found.take({OF_BITS.get(name, name): one for name, one in own.items() if name not in BITS_WITHOUT_EFFECT})
 
@@ -131,7 +156,7 @@ def _take_adapters(found: Gathered) -> None:
         given = call.node.args[1] if given is None and len(call.node.args) > 1 else given
     config = found.program.call_of(given)
     if config is None or config.name != "LoraConfig":
-        raise InputError(f"{found.program.source}: adapters are not written as one call of LoraConfig")
+        raise InputError(f"{found.program.source}: adapters are not written as one call of LoraConfig{OTHERWISE}")
     own = found.named(config, ())
     found.take({OF_LORA.get(name, name): one for name, one in own.items()})
     found.values["use_peft"] = True
