@@ -53,9 +53,10 @@ class DataRules:
 
     ``pads_to`` is the multiple of tokens that a micro batch is padded to. ``drops_long``: samples over the limit are
     left out, where others are cut. ``packs`` samples into rows of the limit. Without ``pads`` a micro batch has the
-    tokens of its samples alone. Images of more than ``max_pixels`` are made smaller, of fewer than ``min_pixels``
-    larger. ``names`` are the data sets of a dataset_info.json.
-    ``image_folder`` is where the trainer looks for images first, by its name in the configuration.
+    tokens of its samples alone; ``fills_rows``: but for packed rows, which are padded to the limit all the same.
+    Images of more than ``max_pixels`` are made smaller, of fewer than ``min_pixels`` larger. ``names`` are the data
+    sets of a dataset_info.json. ``image_folder`` is where the trainer looks for images first, by its name in the
+    configuration.
     ``videos`` is None where they are not planned. ``most_samples`` are taken where there are more. ``prefers``: a
     sample is a prompt with two answers, whose rows are both as long as the longer one (``DataCollatorForPreference`` in
     trl 1.16 ``trainer/dpo_trainer.py``).
@@ -66,6 +67,7 @@ class DataRules:
     pads_to: int = 8
     packs: bool = False
     pads: bool = True
+    fills_rows: bool = False
     drops_long: bool = False
     min_pixels: int = 0
     max_pixels: int | None = None
@@ -98,7 +100,7 @@ def rules_of(tool: str | None) -> DataRules:
         most, fewest = LLAMA_FACTORY_PIXELS
         return DataRules(trainer=tool, max_pixels=most, min_pixels=fewest, videos=VideoRules())
     if tool == "axolotl":
-        return DataRules(trainer=tool, pads_to=64, drops_long=True)
+        return DataRules(trainer=tool, pads_to=64, drops_long=True, fills_rows=True)
     return DataRules(trainer=tool, pads_to=1, drops_long=tool == "ms-swift")
 
 

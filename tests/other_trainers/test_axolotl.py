@@ -1,5 +1,6 @@
 """What axolotl's keys mean, as its source has it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from vlmplan.data_rules import Order
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.request import parse
 from vlmplan.saving import Interval
 
 SEES, READS = "qwen2.5-vl-3b", "qwen2.5-0.5b"
@@ -188,6 +190,18 @@ def test_long_samples_are_dropped_unless_they_are_cut(read):
     assert read(LORA | {"processor_type": "AutoProcessor"}, SEES).data_rules.drops_long is False
 
 
+@pytest.mark.parametrize(("pads", "expected"), [(None, True), (True, True), (False, False)])
+def test_packed_rows_of_samples_are_padded_to_the_whole_length_unless_told_otherwise(tmp_path, pads, expected):
+    turns = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
+    (tmp_path / "data.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 5, encoding="utf-8")
+    packs = FULL | {"sample_packing": True, "pad_to_sequence_len": pads}
+    (tmp_path / "train.yml").write_text(yaml.safe_dump(packs), encoding="utf-8")
+    request = parse({"config": tmp_path / "train.yml", "data": tmp_path / "data.jsonl", "gpu": "l4:1"})
+    assert request.from_data is not None
+    rules = request.from_data.source.rules
+    assert (rules.packs, rules.pads, rules.pads_to) == (True, expected, 1)
+
+
 # -- batches, evaluation, checkpoints --------------------------------------------------------------------------------
 
 
@@ -364,6 +378,13 @@ def test_its_command_names_a_file_and_goes_before_it(tmp_path, command, processe
     assert config.loader_workers == 8
     started = [note for note in config.notes if f"starts {processes} process" in note]
     assert len(started) == (processes is not None)
+
+
+def test_a_batch_that_its_deepspeed_file_says_otherwise_is_refused_in_its_words(tmp_path):
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 3}', encoding="utf-8")
+    (tmp_path / "train.yml").write_text(yaml.safe_dump(FULL | {"deepspeed": "ds.json"}), encoding="utf-8")
+    with pytest.raises(InputError, match="micro_batch_size is 2, but train_micro_batch_size_per_gpu of "):
+        parse({"config": tmp_path / "train.yml", "gpu": "l4:1"})
 
 
 def test_deepspeed_files_of_its_checkout_are_known_by_their_paths(read):

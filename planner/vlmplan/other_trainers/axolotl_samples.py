@@ -70,9 +70,15 @@ def _image_size(settings: Settings, model: ModelFiles | None) -> dict[str, Value
 
 def data_rules(settings: Settings, model: ModelFiles | None) -> DataRules:
     """Samples over ``sequence_len`` are dropped unless ``excess_length_strategy`` says truncate
-    (``handle_long_seq_in_dataset``); of images none is (``MultiModalChatDataCollator``)."""
+    (``handle_long_seq_in_dataset``); of images none is (``MultiModalChatDataCollator``). Packed rows are padded to the
+    whole length (``hint_sample_packing_padding``)."""
     has_images = sees_images(settings, model)
     packs = bool(settings.maybe_flag("sample_packing"))
     strategy = settings.text("excess_length_strategy", "drop").casefold()
     pads_to = 1 if has_images else _pads_to(settings, settings.count("sequence_len", 512, least=1))
-    return DataRules(pads_to=pads_to, packs=packs, drops_long=not has_images and strategy != "truncate")
+    return DataRules(
+        pads_to=pads_to,
+        packs=packs,
+        drops_long=not has_images and strategy != "truncate",
+        fills_rows=settings.maybe_flag("pad_to_sequence_len") is not False,
+    )

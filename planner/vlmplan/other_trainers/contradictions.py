@@ -6,6 +6,7 @@ from typing import Final
 
 from vlmplan.deepspeed_config import DsConfig
 from vlmplan.errors import InputError
+from vlmplan.other_trainers.axolotl_keys import RENAMED
 from vlmplan.other_trainers.record import TrainerConfig
 
 KEYS: Final = (
@@ -20,10 +21,11 @@ def refuse_contradictions(config: TrainerConfig, ds_config: DsConfig, given: Col
     """Raise InputError naming every key of ``config`` that says something else than ``ds_config``, but for the fields
     that are ``given`` in its place."""
     meant = {**config.options, "gradient_clipping": config.gradient_clipping}
-    defaults = {setting.key for setting in config.defaults}
+    defaults, said_keys = ({setting.key for setting in group} for group in (config.defaults, config.said))
+    own = {key: name for key, name in RENAMED.items() if name in defaults | said_keys}
     clashes = [
-        f"{key} is {meant[name]:g}{' by default' * (key in defaults)}, but {in_deepspeed} of {ds_config.source} is "
-        f"{said:g}"
+        f"{own.get(key, key)} is {meant[name]:g}{' by default' * (own.get(key, key) in defaults)}, but {in_deepspeed} "
+        f"of {ds_config.source} is {said:g}"
         for name, key, in_deepspeed in KEYS
         if name not in given and (said := getattr(ds_config, name)) is not None and meant.get(name) not in (None, said)
     ]

@@ -211,7 +211,8 @@ def _data_rules(whole: Request) -> "DataRules":
     if batching is None:
         return rules
     packs = batching is Batching.PACKED or (rules.packs and batching is Batching.PADDED)
-    return replace(rules, packs=packs, pads=not batching.is_flat, pads_to=1 if batching.is_flat else rules.pads_to)
+    pads = not batching.is_flat or (packs and rules.fills_rows)
+    return replace(rules, packs=packs, pads=pads, pads_to=1 if batching.is_flat else rules.pads_to)
 
 
 def with_samples(whole: Request, own: Request, sources: "DataSources", image_folder: Path | None = None) -> Request:
