@@ -86,3 +86,24 @@ def test_the_sound_tower_of_an_omni_model_has_its_table_of_positions_wherever_it
         workspaces = 0 if phase.name in ("load", "init") else workspace_bytes(cluster().node.gpu)
         expected = table_bytes if phase.name != "load" or is_loaded else 0
         assert phase.resident.total - tensors[phase.name].resident.total == expected + workspaces, phase.name
+
+
+@pytest.mark.parametrize(("model_type", "is_in_layers"), [("gpt_neo", True), ("gpt_bigcode", False)])
+def test_fsdp2_brings_tables_of_layers_before_the_embeddings_are_whole_and_others_last(model_type, is_in_layers):
+    """Masks of 1,024 by 1,024 positions, a byte each: of every layer, or one."""
+    sizes = {"hidden_size": 256, "vocab_size": 50_000, "num_layers": 2, "n_embd": 256, "n_layer": 2, "n_head": 4}
+    neo = {"num_heads": 4, "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 1024}
+    config = {"model_type": model_type, **sizes, **neo, "n_positions": 1024}
+    recipe = Recipe(zero_stage=None, fsdp=True)
+    estimator = Estimator(Workload(model=ModelFiles(id="small", config=config), seq_len=64), recipe)
+    table_bytes = 2**20 * (2 if is_in_layers else 1)
+    (tensors,), (init,) = (
+        [phase for phase in timeline.phases if phase.name == "init"]
+        for timeline in (
+            estimator.timeline_of_tensors(recipe, cluster(num_gpus=4)),
+            estimator.timeline(recipe, cluster(num_gpus=4)),
+        )
+    )
+    assert tensors.peak.total > tensors.resident.total + table_bytes
+    assert init.resident.total - tensors.resident.total == table_bytes
+    assert init.peak.total - tensors.peak.total == (table_bytes if is_in_layers else 0)

@@ -66,7 +66,13 @@ class ParameterTable(FlatBuffer):
     @cached_property
     def buffer_bytes(self) -> int:
         """Tables of the model that are no parameters, where they take more than some kB."""
-        return sum([getattr(one, "buffer_bytes", 0) for _, one in self._model.distinct_modules()])
+        beside = sum([getattr(one, "buffer_bytes", 0) for _, one in self._model.distinct_modules()])
+        return self.layer_buffer_bytes + beside
+
+    @cached_property
+    def layer_buffer_bytes(self) -> int:
+        """Of those the tables in the model's layers."""
+        return sum([getattr(one, "layer_buffer_bytes", 0) for _, one in self._model.distinct_modules()])
 
     @cached_property
     def idle(self) -> frozenset[int]:

@@ -29,7 +29,7 @@ from vlmplan.memory.host import (
     with_devices,
 )
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
-from vlmplan.memory.lasting import with_inference_engine, with_lasting
+from vlmplan.memory.lasting import Buffers, with_inference_engine, with_lasting
 from vlmplan.memory.overhead import process_group, workspace_sizes
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, Reservation, alike
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
@@ -134,8 +134,8 @@ class Estimator(TracedModel):
     def with_lasting(self, timeline: Timeline, recipe: Recipe, cluster: Cluster) -> Timeline:
         """``timeline`` of tensors with what lasts over steps."""
         copied = beside_bytes(self.table, recipe, cluster.num_gpus)
-        gpu, buffers = cluster.node.gpu, self.table.buffer_bytes
-        lasting = with_lasting(timeline, gpu, recipe, self.batch_bytes(recipe), copied, buffers)
+        buffers = Buffers(self.table.buffer_bytes, self.table.layer_buffer_bytes)
+        lasting = with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied, buffers)
         return with_inference_engine(lasting, self.inference_engine(recipe, cluster))
 
     def inference_engine(self, recipe: Recipe, cluster: Cluster) -> InferenceEngine | None:

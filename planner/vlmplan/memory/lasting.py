@@ -1,5 +1,7 @@
 """What is on a GPU through all optimizer steps beside what an engine and a micro batch tell of."""
 
+from typing import NamedTuple
+
 from vlmplan.engines.components import Components
 from vlmplan.hardware import Gpu
 from vlmplan.memory.inference_engine import InferenceEngine
@@ -12,14 +14,26 @@ from vlmplan.recipe import Recipe
 LASTING_PHASES = (*ROLLOUT_PHASES, *MICRO_BATCH_PHASES, STEP, EVALUATION, GENERATION, SAVE)
 
 
+class Buffers(NamedTuple):
+    """Bytes of the model's own tables, and of those among them that are in its layers."""
+
+    num_bytes: int
+    layer_bytes: int
+
+
 def with_lasting(
-    timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int, copy_bytes: int = 0, buffer_bytes: int = 0
+    timeline: Timeline,
+    gpu: Gpu,
+    recipe: Recipe,
+    batch_bytes: int,
+    copy_bytes: int,
+    buffers: Buffers,
 ) -> Timeline:
     """``timeline`` with cuBLAS' workspaces, which come with the first matrix product and stay, and with micro batches
     that wait for their turn or have had it: each takes ``batch_bytes``. Of those that a phase runs through one is in
     the timeline already; between the steps, where evaluations and checkpoints are, all of the last step's are there
-    still. A second model takes ``copy_bytes`` from the beginning, and the model's own tables ``buffer_bytes`` from when
-    its weights come to the GPU.
+    still. A second model takes ``copy_bytes`` from the beginning, and the model's own ``buffers`` from when its weights
+    come to the GPU.
     """
     workspaces = Components(temporaries=workspace_bytes(gpu))
     phases: list[Phase] = []
@@ -31,7 +45,8 @@ def with_lasting(
         if copy_bytes and phase.name == LOAD and not recipe.uses_deepspeed:
             phase = _whole_by_then(phase, timeline)
         if phase.name != LOAD or phase.peak.total:
-            phase = _with_buffers(phase, buffer_bytes, come_last=phase.name == INIT and recipe.fsdp)
+            is_sharded = phase.name == INIT and recipe.fsdp
+            phase = _with_sharded(phase, buffers) if is_sharded else _with_extra(phase, _weights(buffers.num_bytes))
         if copy_bytes:
             phase = _with_extra(phase, Components(weights=copy_bytes))
         phases.append(phase)
@@ -45,14 +60,17 @@ def _whole_by_then(load: Phase, timeline: Timeline) -> Phase:
     return max((load, moved), key=lambda phase: phase.peak.total)
 
 
-def _with_buffers(phase: Phase, num_bytes: int, *, come_last: bool) -> Phase:
-    """``come_last``: when all that the phase does is done, as FSDP2's shards are."""
-    found = _with_extra(phase, Components(weights=num_bytes))
-    if not come_last:
-        return found
-    return Phase(
-        name=phase.name, resident=found.resident, peak=max(phase.peak, found.resident, key=lambda one: one.total)
-    )
+def _with_sharded(init: Phase, buffers: Buffers) -> Phase:
+    """``fully_shard`` brings a module's tables with its weights (``_move_states_to_device`` in torch's
+    ``_fully_shard/_fsdp_init.py``), layers before the embeddings, whose whole weights are most: those of layers
+    are there by then, others come last."""
+    resident = init.resident + _weights(buffers.num_bytes)
+    peak = max(init.peak + _weights(buffers.layer_bytes), resident, key=lambda one: one.total)
+    return Phase(name=init.name, resident=resident, peak=peak)
+
+
+def _weights(num_bytes: int) -> Components:
+    return Components(weights=num_bytes)
 
 
 def _with_extra(phase: Phase, extra: Components) -> Phase:

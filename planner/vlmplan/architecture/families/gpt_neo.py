@@ -109,7 +109,7 @@ class GptNeoDecoder(GPT2Decoder):
 
     def __init__(self, shape: GPT2Shape) -> None:
         super().__init__(shape, stack_of_holding(lambda: GptNeoBlock(shape), shape.num_layers))
-        self.buffer_bytes = shape.num_layers * shape.num_positions**2 * DType.BOOL.num_bytes
+        self.layer_buffer_bytes = shape.num_layers * shape.num_positions**2 * DType.BOOL.num_bytes
 
     def context(self, x: Tensor, backend: AttentionBackend) -> HoldingContext:
         return HoldingContext(backend, causal_masks(x, backend, (None,)).get(None))

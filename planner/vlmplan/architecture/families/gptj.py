@@ -195,7 +195,7 @@ class GptjDecoder(Module):
 
     def __init__(self, shape: GptjShape, attention: Callable[[GptjShape], Module]) -> None:
         self.shape = shape
-        self.buffer_bytes = shape.num_layers * shape.num_positions * shape.rotary_width * DType.FLOAT32.num_bytes
+        self.layer_buffer_bytes = shape.num_layers * shape.num_positions * shape.rotary_width * DType.FLOAT32.num_bytes
         self.wte = Embedding(shape.vocab_size, shape.hidden_size)
         self.h = stack_of_holding(lambda: GptjLayer(shape, attention(shape)), shape.num_layers)
         self.ln_f = LayerNorm(shape.hidden_size)
