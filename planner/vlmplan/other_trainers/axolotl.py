@@ -54,6 +54,11 @@ OWN_FSDP2: Final = (
     "makes them float32, and makes units of adapters too; not planned. DeepSpeed's stage 3 shards as much"
 )
 """``fsdp2_prepare_model`` in ``monkeypatch/accelerate/fsdp2.py``."""
+OTHER_TASKS: Final = (
+    "supervised fine-tuning is planned; axolotl 0.18 keeps TRL at 1.8, whose DPO makes all logits, of the reference "
+    "too, where that of 1.16, which --task dpo plans, makes none"
+)
+"""``_compute_loss`` in ``trl/trainer/dpo_trainer.py``: ``selective_log_softmax`` of logits, and ``fused_lm_head``."""
 DEFAULTS: Final = Defaults(
     micro_batch=1,
     epochs=1.0,
@@ -72,7 +77,7 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     """What axolotl makes of these keys. Raises InputError with everything that is wrong."""
     around = replace(around, environment=_environment(around))
     if settings.is_on("rl"):
-        settings.refuse("rl", "supervised fine-tuning is planned; dpo and grpo are as TRL trains them (--task)")
+        settings.refuse("rl", OTHER_TASKS)
     settings.ignore(("rl",))
     refuse_contradictions(settings)
     derive_runs(settings)

@@ -80,5 +80,5 @@ def data_rules(settings: Settings, model: ModelFiles | None) -> DataRules:
         pads_to=pads_to,
         packs=packs,
         drops_long=not has_images and strategy != "truncate",
-        fills_rows=settings.maybe_flag("pad_to_sequence_len") is not False,
+        fills_rows=not has_images and settings.maybe_flag("pad_to_sequence_len") is not False,
     )
