@@ -246,3 +246,15 @@ def test_no_change_of_a_machine_without_a_known_speed_is_said_to_buy_nothing():
     found = advised("smollm2-135m", "--gpu", "cpu:2", "--method", "lora", "--seq-len", "256").document
     assert (found["base"]["hours"], found["best"]) == (None, None)
     assert found["advice"].startswith("no speed is known of it as it is")
+
+
+@pytest.mark.sweep
+def test_what_a_search_makes_room_for_advice_does_too():
+    """The base is the plan of ``recommend`` where layers' inputs go to the host since nothing fits otherwise."""
+    pinned = "--gpu rtx-4060:1 --seq-len 2048 --method lora --grad-accum 2 --loss liger --lora-dropout 0.05".split()
+    found = advised("qwen2.5-vl-3b", *pinned)
+    plan = call("recommend", "--model", "qwen2.5-vl-3b", *pinned, "--json").document["plans"][0]
+    assert found.code == DONE
+    assert found.document["base"]["estimate"] == plan["estimate"]
+    assert plan["recipe"]["offload_activations"]
+    assert any("--offload-activations" in note for note in found.document["notes"])

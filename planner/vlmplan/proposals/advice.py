@@ -27,9 +27,10 @@ from vlmplan.proposals.single_changes import (
 from vlmplan.proposals.way_out import UNLIMITED, WayOut, searched_way_out
 from vlmplan.request import Options, OptionValue, Request, on_other_machines
 from vlmplan.request.setup import RequestedSetup, in_words_of_file
-from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery, recommend
+from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.explanation import SAME_FRACTION
+from vlmplan.search.long_samples import recommend_or_stretch
 from vlmplan.search.step_samples import samples_of_every_step
 from vlmplan.workload import ModelFiles, Workload
 
@@ -108,9 +109,9 @@ def advice(request: Request, catalog: Catalog, model: ModelFiles, today: date) -
     does."""
     adviser = _Adviser(request, catalog, model, today)
     query = adviser.query(request)
-    found = recommend(query)
-    if not found.plans:
-        found = replace(recommend(replace(query, limits=Limits())), notes=found.notes)
+    found = recommend_or_stretch(query)
+    if not found.plans and query.limits != Limits():
+        found = replace(recommend_or_stretch(replace(query, limits=Limits())), notes=found.notes)
     try:
         found.refuse_rules()
     except InputError as error:
@@ -271,7 +272,7 @@ class _Adviser:
         }
         change = replace(change, options=options)
         try:
-            found = recommend(self.query(self._changed(request, options)))
+            found = recommend_or_stretch(self.query(self._changed(request, options)))
         except (InputError, DoesNotFitError) as error:
             return Outcome(change=change, plan=None, reason=str(error))
         if found.plans:
@@ -291,7 +292,7 @@ class _Adviser:
             return other.gpu.id != node.gpu.id and other.num_gpus == node.num_gpus
 
         try:
-            return recommend(self.query(request, wants)).plans
+            return recommend_or_stretch(self.query(request, wants)).plans
         except (DoesNotFitError, InputError):
             return ()
 

@@ -14,8 +14,9 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
-from vlmplan.search import Objective, SearchQuery, recommend
+from vlmplan.search import Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
+from vlmplan.search.long_samples import recommend_or_stretch
 from vlmplan.units import MAX_COUNT
 from vlmplan.workload import ModelFiles
 
@@ -93,7 +94,7 @@ def trainable_model(
             query = SearchQuery(
                 workload=workload, candidates=candidates, fixed=fixed, objective=Objective.TIME, today=today
             )
-            found = recommend(query)
+            found = recommend_or_stretch(query)
             reasons += [rejection.reason for rejection in found.rejected]
             for plan in found.plans:
                 estimate = plan.estimate

@@ -141,7 +141,7 @@ class Rejection(NamedTuple):
     """A cluster on which nothing fits, with the reason and the smallest change that would help, if one is known.
 
     ``share_of_limit``: where something fits that is over a limit, the least of it as a part of the limit. ``is_rule``
-    is of ``Reason``.
+    and ``needed_bytes`` are of ``Reason``.
     """
 
     cluster: Cluster
@@ -149,6 +149,7 @@ class Rejection(NamedTuple):
     smallest_change: str | None = None
     share_of_limit: float | None = None
     is_rule: bool = False
+    needed_bytes: int | None = None
 
     @property
     def label(self) -> str:

@@ -36,10 +36,16 @@ class Hosts:
         return self.machine(candidate, recipe) is None and not self.is_short_of_less(candidate, recipe)
 
     def scored(self, candidate: Candidate, setups: Iterable[BoundedSetup]) -> list[ScoredSetup]:
-        """The setups that one of the candidate's machines has enough host memory for."""
+        """The setups that one of the candidate's machines has enough host memory for; where inputs of layers wait
+        there, with a micro batch for which it has."""
         scored: list[ScoredSetup] = []
         for setup in setups:
             machine = self.machine(candidate, setup.recipe)
+            while machine is None and setup.recipe.offload_activations:
+                smaller = self._space.smaller(setup, candidate.cluster)
+                if smaller is None:
+                    break
+                setup, machine = smaller, self.machine(candidate, smaller.recipe)
             if machine is not None:
                 scored.append(self._scorer.score(candidate, *machine, setup))
                 continue

@@ -16,14 +16,17 @@ from itertools import combinations, product
 from typing import Any
 
 from vlmplan.architecture.config import Config
+from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.notes import listed
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LinearAttention, is_worth_tiling
 from vlmplan.request import Objective
 from vlmplan.rules import model_facts, objection
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
-from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
+from vlmplan.search.answer import RankedPlan, Recommendation, Rejection, SearchQuery
 from vlmplan.search.entries import rank_key
 from vlmplan.search.recommendation import recommend
+from vlmplan.switches import option_text
 
 NOTE = "no GPU has room for a sample as it is: tried because nothing fits otherwise, {techniques}"
 WORDS = {
@@ -47,14 +50,35 @@ def recommend_or_stretch(query: SearchQuery) -> Recommendation:
     kernels, kinds = _kernels(query), _kinds(query)
     if not kernels and not kinds:
         return found
-    if kinds and not recommend(_with(query, kernels, *[levels[-1] for levels in kinds])).plans:
-        return found
+    if kinds:
+        together = _with(query, kernels, *[levels[-1] for levels in kinds])
+        stretched = recommend(together)
+        if not stretched.plans:
+            return _of_least_needs(found, stretched, [name for (name, *_), *_ in kinds], together.fixed)
     for number in range(len(kinds) + 1):
         fitting = [one for chosen in _chosen(kinds, number) if (one := recommend(_with(query, kernels, *chosen))).plans]
         if fitting:
             best = min(fitting, key=rank_of_first)
             return replace(best, notes=(_note(best, [*kernels, *[name for (name, *_), *_ in kinds]]), *best.notes))
     return found
+
+
+def _of_least_needs(
+    found: Recommendation, stretched: Recommendation, names: list[str], fixed: DecidedRecipe
+) -> Recommendation:
+    """What was ``found``, with what machines lack where everything that makes room is tried, if they lack less then."""
+    tried = listed([option_text(name, getattr(fixed, name)) for name in names])
+    others = {one.cluster: one for one in stretched.rejected}
+
+    def least(one: Rejection) -> Rejection:
+        other = others.get(one.cluster)
+        if other is None or other.is_rule or one.needed_bytes is None:
+            return one
+        if other.needed_bytes is not None and other.needed_bytes >= one.needed_bytes:
+            return one
+        return other._replace(reason=f"with {tried} {other.reason}")
+
+    return replace(found, rejected=tuple(map(least, found.rejected)))
 
 
 def _chosen(kinds: list[list[Technique]], number: int) -> Iterator[tuple[Technique, ...]]:

@@ -257,7 +257,7 @@ class States:
         num_gpus, per_node = cluster.num_gpus, cluster.node.num_gpus
         is_cpu = cluster.node.gpu.is_cpu
         on = num_gpus, per_node, is_cpu, self._estimator.room_bytes(recipe, cluster)
-        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, recipe.task, *on)
+        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, recipe.task, _waiting_on_host(recipe), *on)
         if key not in self._host_bytes:
             host = self._estimator.host(recipe, cluster)
             self._host_bytes[key] = host.steady_bytes - per_node * PROCESS_BYTES if is_cpu else host.peak_bytes
@@ -266,7 +266,15 @@ class States:
     def resume_host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """Bytes that a node's host holds while the run goes on from a checkpoint."""
         num_gpus, per_node = cluster.num_gpus, cluster.node.num_gpus
-        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, recipe.task, num_gpus, per_node)
+        of_update = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, recipe.task)
+        key = (*of_update, _waiting_on_host(recipe), num_gpus, per_node)
         if key not in self._resume_host_bytes:
             self._resume_host_bytes[key] = self._estimator.resume_host_bytes(recipe, cluster)
         return self._resume_host_bytes[key]
+
+
+def _waiting_on_host(recipe: Recipe) -> Hashable:
+    """What the inputs of layers that wait for backward in host memory depend on; None where none do."""
+    if not recipe.offload_activations:
+        return None
+    return recipe.micro_batch, recipe.activation_checkpointing, recipe.vision_activation_checkpointing

@@ -213,8 +213,14 @@ class Ranking:
         return Rejection(cluster=candidate.cluster, reason=found.text, share_of_limit=found.share_of_limit)
 
     def _rejection(self, candidate: Candidate) -> Rejection:
-        reason, change, is_rule = self._reason(candidate)
-        return Rejection(cluster=candidate.cluster, reason=reason, smallest_change=change, is_rule=is_rule)
+        reason = self._reason(candidate)
+        return Rejection(
+            cluster=candidate.cluster,
+            reason=reason.sentence,
+            smallest_change=reason.change,
+            is_rule=reason.is_rule,
+            needed_bytes=reason.needed_bytes,
+        )
 
     def _reason(self, candidate: Candidate) -> Reason:
         """Why nothing fits: too little memory on the GPUs or the host; and what would help."""

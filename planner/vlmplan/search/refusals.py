@@ -13,11 +13,12 @@ from vlmplan.units import gib_text
 
 class Reason(NamedTuple):
     """Why nothing fits, and the smallest change that would help, if one is known. ``is_rule``: a rule or a trainer
-    refuses every setup, however much memory there is."""
+    refuses every setup, however much memory there is. ``needed_bytes``: of a GPU at the least, where it lacks them."""
 
     sentence: str
     change: str | None = None
     is_rule: bool = False
+    needed_bytes: int | None = None
 
 
 def refusal(space: SetupSpace, cluster: Cluster) -> Reason:
@@ -36,7 +37,8 @@ def refusal(space: SetupSpace, cluster: Cluster) -> Reason:
         f"needs {gib_text(needed)} a GPU at the least ({recipe.method.value}, {engine}{offload}, "
         f"micro batch {recipe.micro_batch}), {gib_text(budget)} are free for it"
     )
-    return Reason(reason, space.fitting_method(cluster) or _larger_hardware(recipe, needed - budget))
+    change = space.fitting_method(cluster) or _larger_hardware(recipe, needed - budget)
+    return Reason(reason, change, needed_bytes=needed)
 
 
 def _larger_hardware(recipe: Recipe, missing_bytes: int) -> str:
