@@ -1,6 +1,7 @@
 """Chats in files: what planning and training both read of them.
 
 formats.py        the forms of a sample in JSON, as turns of texts and references to images and videos
+other_forms.py    the same under other names
 messages.py       lists of messages as turns
 turn_keys.py      which turns are learnt, and thoughts, by what stands beside their roles
 tools.py          tools that may be called, calls and answers

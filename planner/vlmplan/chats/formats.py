@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.chats.messages import messages_of, said_in_texts
+from vlmplan.chats.other_forms import known_form
 from vlmplan.chats.references import (
     OWN_IMAGES,
     OWN_SOUNDS,
@@ -116,7 +117,7 @@ def raw_sample(
 
     Raises InputError, with ``source`` in front, for what is in none of the forms.
     """
-    sample = JsonObject(values, source=source)
+    sample = JsonObject(known_form(values, source=source), source=source)
     whys = {"video": no_videos, "sound": no_sounds}
     for kind in KINDS:
         refuse_own(sample, kind, whys[kind.name])
@@ -126,7 +127,7 @@ def raw_sample(
         raise InputError(
             f"{source}: the sample has {' and '.join(found) or 'none of ' + ', '.join(_READERS)}; one is needed: "
             "messages, conversations (LLaVA), instruction and output (Alpaca), query and response (ms-swift), or "
-            "prompt and completion (TRL)"
+            "prompt and completion (TRL)" + (TEXT_ALONE if "text" in sample else "")
         )
     read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS.get(found[0], _described)(sample)
     for kind in KINDS:
@@ -187,8 +188,10 @@ def _instruction(sample: JsonObject) -> _Read:
 
 
 def _query(sample: JsonObject) -> _Read:
-    """As ms-swift reads the form (``ResponsePreprocessor`` in ``dataset/preprocessor/core.py``)."""
-    return _Read(form="query, response (ms-swift)", turns=_with_history(sample, sample.text("query"), "response"))
+    """As ms-swift reads the form (``ResponsePreprocessor`` in ``dataset/preprocessor/core.py``), which shows images
+    without a tag first (``_add_default_tags`` in ``template/base.py``)."""
+    turns = _with_history(sample, sample.text("query"), "response")
+    return _Read(form="query, response (ms-swift)", turns=turns, shows_images_first=True)
 
 
 def _with_history(sample: JsonObject, asked: str, answer_key: str) -> Parts:
@@ -246,6 +249,9 @@ TRANSCRIPTS = ("text", "sentence", "transcription")
 """What data sets of speech call what is said: LibriSpeech, Common Voice and FLEURS on the Hub."""
 CAPTIONS = ("text", "caption")
 """What data sets of images call what is written in them or about them: IAM and image folders on the Hub, Flickr30k."""
+
+
+TEXT_ALONE = "; a text that answers nothing is for pretraining"
 
 
 def _transcripts(sample: JsonObject) -> list[str]:

@@ -10,7 +10,14 @@ from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
-LLAVA_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+OTHER_ROLES = {"developer": "system", "model": "assistant"}
+"""OpenAI's newer name for the system, and Gemma's for the assistant."""
+LLAVA_ROLES = {
+    "human": "user",
+    "user": "user",
+    "system": "system",
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard"), "assistant"),
+}
 OF_TOOLS = {**dict.fromkeys(CALL_ROLES, "assistant"), **dict.fromkeys(ANSWER_ROLES, "tool")}
 
 
@@ -18,11 +25,11 @@ def messages_of(sample: JsonObject, key: str) -> Parts:
     """The turns of a list of messages with role and content."""
     turns: Parts = []
     for message in sample.objects(key):
-        said = message.choice("role", {**ROLES, **OF_TOOLS})
+        said = message.choice("role", {**ROLES, **OF_TOOLS, **OTHER_ROLES})
         if said in CALL_ROLES:
             _add_calls(turns, message, "content")
             continue
-        role = OF_TOOLS.get(said, said)
+        role = {**OF_TOOLS, **OTHER_ROLES}.get(said, said)
         more = _beside(message, role)
         calls = any(isinstance(part, OfMessage) and part.calls for part in more)
         turns.append((role, [*_contents(message, role, may_be_empty=calls), *more]))

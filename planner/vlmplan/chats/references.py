@@ -8,7 +8,7 @@ from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject
 
 IMAGE_NAMES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of a list of frames, not of videos
-REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url")
+REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url", "source")
 VIDEO_KEYS = ("video", "path")
 SOUND_KEYS = ("audio", "path", "url", "base64", "audio_url", "input_audio")
 FRAME_RATE = "sample_fps"
@@ -65,8 +65,10 @@ def _of_part(part: JsonObject, keys: Sequence[str], kind: str) -> Reference | No
     if not isinstance(part.raw(key), dict):
         return Reference(text=part.text(key), is_base64=key == "base64", is_sound=is_sound)
     said = part.object(key)
-    if is_sound and "data" in said:  # OpenAI: {"input_audio": {"data": "...", "format": "wav"}}
-        return Reference(text=said.text("data"), is_base64=True, is_sound=True)
+    if (
+        "data" in said
+    ):  # OpenAI: {"input_audio": {"data": "...", "format": "wav"}}, Anthropic: {"source": {"data": ...}}
+        return Reference(text=said.text("data"), is_base64=True, is_sound=is_sound)
     return Reference(text=said.text("url"), is_sound=is_sound)  # OpenAI: {"image_url": {"url": "data:..."}}
 
 

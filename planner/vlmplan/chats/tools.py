@@ -5,9 +5,10 @@
     {"tools": ..., "messages": [..., {"role": "tool_call", "content": "{...}"}, {"role": "tool_response", ...}, ...]}
     {"tools": ..., "conversations": [..., {"from": "function_call", "value": "{...}"}, {"from": "observation", ...}]}
 
-Those of OpenAI, ms-swift (``_preprocess_tool_call`` in ``swift/template/base.py``: calls one behind the other are one
-turn) and LLaMA-Factory (``SharegptDatasetConverter`` in ``data/converter.py``). All become what chat templates get from
-transformers: arguments that are an object, and a function's description under ``function``.
+Those of OpenAI (and ``functions``, ``function_call`` and the role function, as it called them before), ms-swift
+(``_preprocess_tool_call`` in ``swift/template/base.py``: calls one behind the other are one turn) and LLaMA-Factory
+(``SharegptDatasetConverter`` in ``data/converter.py``). All become what chat templates get from transformers: arguments
+that are an object, and a function's description under ``function``.
 """
 
 import json
@@ -18,7 +19,10 @@ from typing import Any, cast
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, JsonObject, parse_json
 
-CALL_ROLES, ANSWER_ROLES = ("tool_call", "function_call"), ("tool", "tool_response", "observation")
+CALL_ROLES, ANSWER_ROLES = (
+    ("tool_call", "function_call"),
+    ("tool", "tool_response", "observation", "function"),
+)
 """What ms-swift and LLaMA-Factory call a turn that calls a tool, and one of what it answers."""
 OF_ANSWERS = ("name", "tool_call_id")
 """Keys of a tool's message that templates are given."""
@@ -60,7 +64,8 @@ class OfMessage:
 
 def tools_of(sample: JsonObject) -> tuple[str, ...]:
     """The tools of a sample, each as JSON. Raises InputError for what is no list of them."""
-    said = sample.maybe("tools", sample.raw)
+    key = "functions" if "tools" not in sample else "tools"
+    said = sample.maybe(key, sample.raw)
     if isinstance(said, str) and said.strip():
         said = parse_json(said, source=f"{sample.source}: tools")
     if said in (None, "", []) or (isinstance(said, str) and not said.strip()):
@@ -79,6 +84,8 @@ def called(message: JsonObject) -> list[OfMessage]:
     """The ``tool_calls`` of an assistant's message, as one part; none where it calls nothing."""
     said = message.maybe(CALLS, message.raw)
     if said in (None, []):
+        said = message.maybe("function_call", message.raw)
+    if said is None:
         return []
     return [_calls([_call(one, message, CALLS) for one in _objects(said, message, CALLS)])]
 

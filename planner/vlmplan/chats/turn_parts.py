@@ -39,9 +39,11 @@ Parts = list[tuple[str, list[Part]]]
 
 
 def part_of(part: JsonObject) -> Part:
-    kind = part.choice("type", (*TEXT_TYPES, *IMAGE_TYPES, VIDEO_TYPE, *SOUND_TYPES))
+    """A part of a content; qwen-vl-utils' has no type, and LLaMA-Factory 1's has a text under value."""
+    untyped = next((key for key in ("text", "image", VIDEO_TYPE, "audio") if key in part and "type" not in part), None)
+    kind = untyped or part.choice("type", (*TEXT_TYPES, *IMAGE_TYPES, VIDEO_TYPE, *SOUND_TYPES))
     if kind in TEXT_TYPES:
-        return part.text("text")
+        return part.text("value" if "text" not in part and "value" in part else "text")
     if kind == VIDEO_TYPE:
         return video_of_part(part) or VIDEO
     if kind in SOUND_TYPES:

@@ -13,6 +13,8 @@ from vlmplan.json_reader import JsonObject, read_json_object
 
 INFO = "dataset_info.json"
 SUFFIXES = (".jsonl", ".json")
+MOST_NAMED = 5
+"""Files of a folder that a sentence names."""
 SOURCES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 
@@ -45,7 +47,11 @@ def data_files(path: Path, names: Sequence[str] = (), *, takes: Collection[str] 
         return _of_info(path / INFO, names, takes)
     found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES and one.is_file())
     if not found:
-        raise InputError(f"{path} has no {INFO} and no file of samples; {' or '.join(SUFFIXES)} is needed")
+        names = ", ".join(sorted(one.name for one in path.iterdir())[:MOST_NAMED]) or "nothing"
+        raise InputError(
+            f"{path} has no {INFO} and no file of samples, {' or '.join(SUFFIXES)}; it has {names} (a folder with "
+            f'metadata.jsonl is read, pandas writes a table so: .to_json(..., orient="records", lines=True))'
+        )
     return [DataFile(path=one) for one in found]
 
 

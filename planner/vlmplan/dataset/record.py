@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vlmplan.chats.downscaling import Size
 from vlmplan.chats.video_files import VideoHeader
 
-RULES_VERSION = 10
+RULES_VERSION = 11
 """Of what is counted; another one makes kept results old."""
 MAX_SENTENCES = 5
 """Bad samples that are quoted; all are counted."""
