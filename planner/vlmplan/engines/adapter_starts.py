@@ -23,7 +23,7 @@ def bytes_for_start(
     entry: NamedParameter,
     adapted: Mapping[str, Sequence[Parameter]],
     recipe: Recipe,
-    gathered_bytes: Callable[[Parameter], int],
+    gathered: Callable[[Sequence[Parameter]], list[int]],
 ) -> list[int]:
     """Sizes of the tensors that are there at once while the adapter is made whose first factor is ``entry``; empty for
     any other weight. The adapter's own are among them, in float32."""
@@ -37,7 +37,7 @@ def bytes_for_start(
     sides = [side * smaller * wide for side in weight.shape]
     if recipe.lora_init == OLORA:
         scaled = factors[1]
-        return [gathered_bytes(weight), *copy, *sides, *factors, scaled, whole]
+        return [*gathered([weight]), *copy, *sides, *factors, scaled, whole]
     if recipe.lora_init != PISSA:
         smaller, sides = first.shape[0], factors  # randomised, of as many columns
-    return [gathered_bytes(weight), *copy, *sides, smaller * wide, *factors, whole, whole]
+    return [*gathered([weight]), *copy, *sides, smaller * wide, *factors, whole, whole]

@@ -29,7 +29,7 @@ def adapted_weights(entries: Iterable[NamedParameter]) -> Mapping[str, Sequence[
 def bytes_for_lengths(
     entry: NamedParameter,
     adapted: Mapping[str, Sequence[Parameter]],
-    gathered_bytes: Callable[[Parameter], int],
+    gathered: Callable[[Sequence[Parameter]], list[int]],
 ) -> list[int]:
     """Sizes of the tensors that are there at once while the vector ``entry`` is made; empty for any other weight."""
     if not entry.name.endswith(LENGTHS):
@@ -39,4 +39,4 @@ def bytes_for_lengths(
     if first.dtype is DType.FLOAT16:
         casts = [factor.numel * DType.FLOAT32.num_bytes for factor in (first, second)]
     product = weight.numel * first.dtype.num_bytes
-    return [*casts, *(gathered_bytes(one) for one in (weight, *bias)), product, product, product]
+    return [*casts, *gathered([weight, *bias]), product, product, product]

@@ -6,6 +6,7 @@ shards. With ``offload_params`` the shards live on the host, with ``offload_opti
 optimizer does, gradients included. With ``hpz`` there is a secondary partition of every weight, N/hpz as large.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -76,8 +77,8 @@ class Zero3(Zero3Formulas):
             sink.free("tied")
         for entries in modules:
             shards = [self.shards.shard_bytes(entry.parameter) for entry in entries]
-            whole = [self.num_ranks * num_bytes for num_bytes in shards]
-            arriving = shards if self.offloads_weights else []
+            whole = self._gathered([entry.parameter for entry in entries])
+            arriving = shards if self.offloads_weights and not self._is_read(len(entries)) else []
             sink.transient(Component.TEMPORARIES, whole + arriving if len(entries) == 1 else arriving + whole)
         if self.recipe.trains_adapters:
             self._add_adapters()
@@ -88,14 +89,27 @@ class Zero3(Zero3Formulas):
         ``ModulesToSaveWrapper.update``)."""
         sink, recipe, temporaries = self.sink, self.recipe, Component.TEMPORARIES
         adapted = adapted_weights(self.table.entries)
+        copied = Counter([entry.name.rpartition(".")[0] for entry in self.trained if is_copy(entry)])
         for entry in sorted(self.trained, key=is_copy):
-            sink.transient(temporaries, bytes_for_start(entry, adapted, recipe, self._gathered_bytes))
-            sink.transient(temporaries, bytes_for_lengths(entry, adapted, self._gathered_bytes))
-            sink.allocate("original", temporaries, self._gathered_bytes(entry.parameter) * is_copy(entry))
+            sink.transient(temporaries, bytes_for_start(entry, adapted, recipe, self._gathered))
+            sink.transient(temporaries, bytes_for_lengths(entry, adapted, self._gathered))
+            if is_copy(entry) and (self.offloads_weights or not self._is_read(copied[entry.name.rpartition(".")[0]])):
+                sink.allocate("original", temporaries, self._gathered_bytes(entry.parameter))
             sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
             sink.free("original")
             if is_copy(entry) and self.table.copies_tied_head:
                 sink.transient(temporaries, [self._gathered_bytes(entry.parameter), entry.parameter.num_bytes])
+
+    def _is_read(self, num_weights: int) -> bool:
+        """Whether weights that are gathered together are this rank's shards themselves: of a single rank all that are
+        no weight alone (``_no_gather_coalesced`` in ``_allgather_params_coalesced``, ``partition_parameters.py``)."""
+        return self.num_ranks == 1 and num_weights > 1
+
+    def _gathered(self, parameters: Sequence[Parameter]) -> list[int]:
+        """Sizes of what a gather of ``parameters`` together makes."""
+        if self._is_read(len(parameters)) and not self.offloads_weights:
+            return []
+        return [self._gathered_bytes(one) for one in parameters]
 
     def _gathered_bytes(self, parameter: Parameter) -> int:
         return self.num_ranks * self.shards.shard_bytes(parameter)
