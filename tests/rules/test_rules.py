@@ -72,6 +72,7 @@ QWEN3_MOE = ModelFacts(id="qwen3-30b-a3b", model_types=frozenset({"qwen3_moe"}))
 GLM_4_5V = ModelFacts(id="glm-4.5v", model_types=frozenset({"glm4v_moe", "glm4v_moe_text", "glm4v_moe_vision"}))
 XLNET = ModelFacts(id="xlnet", model_types=frozenset({"xlnet"}), attention=frozenset({"eager"}), can_checkpoint=False)
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
+ROBERTA = ModelFacts(id="roberta-base", model_types=frozenset({"roberta"}))
 FALCON_MAMBA = ModelFacts(id="falcon-mamba-7b", model_types=frozenset({"falcon_mamba"}))
 JAMBA = ModelFacts(id="jamba-v0.1", model_types=frozenset({"jamba"}))
 GROUPED = ModelFacts(id="a-llama", model_types=frozenset({"llama"}), num_heads=32, num_kv_heads=8)
@@ -246,6 +247,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "fsdp_has_no_fp16": (
         [case(FSDP.with_changes(precision=Precision.FP16))],
         [case(FSDP.with_changes(precision=Precision.BF16_PURE)), case(FSDP)],
+    ),
+    "fsdp_shards_no_bias_twice": (
+        [case(FSDP, model=ROBERTA), case(FSDP.with_changes(method=Method.LORA), model=ROBERTA)],
+        [case(FSDP, model=QWEN), case(PLAIN, model=ROBERTA)],
     ),
     "fsdp_shards_no_packed_weights": (
         [case(FSDP.with_changes(method=Method.QLORA))],

@@ -7,6 +7,8 @@ from vlmplan.rules.base import RuleBook, RuleContext
 
 FSDP_RULES = RuleBook()
 SHARDED_OPTIMIZERS = (OptimizerKind.ADAMW, OptimizerKind.SGD)
+TYPES_WITH_SHARED_BIAS = frozenset({"bert", "camembert", "data2vec-text", "ernie", "roberta", "xlm-roberta"})
+"""Whose class ties the bias of the head to one of the head's parent (``_tied_weights_keys``)."""
 ITS_SWITCHES = {"reshard_after_forward": "--no-reshard-after-forward", "sync_each_batch": "--no-sync-each-batch"}
 """Options that say otherwise than the default, by the field."""
 
@@ -57,6 +59,17 @@ def fsdp_has_no_fp16(context: RuleContext) -> str | None:
     if not context.recipe.fsdp or context.recipe.precision is not Precision.FP16:
         return None
     return "--precision fp16 does not go with --fsdp here, which scales no loss; give --precision bf16 or fp32"
+
+
+@FSDP_RULES.error("torch fsdp/_fully_shard/_fsdp_param.py: a weight is of one group (seen: the first forward ends)")
+def fsdp_shards_no_bias_twice(context: RuleContext) -> str | None:
+    model = context.model
+    if not context.recipe.fsdp or model is None or not model.model_types & TYPES_WITH_SHARED_BIAS:
+        return None
+    return (
+        f"--fsdp does not go with {model.id}, whose output head shares its bias with the module around it: a weight is "
+        f"of one group there; give --zero-stage 3"
+    )
 
 
 @FSDP_RULES.error(

@@ -1,0 +1,62 @@
+"""BERT, RoBERTa and their kin against transformers."""
+
+import pytest
+
+from text_steps import assert_step
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.tape import Tape
+from vlmplan.errors import InputError
+from vlmplan.recipe_choices import LossKind
+
+SIZES = {"vocab_size": 2048, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+SIZES |= {"intermediate_size": 1024}
+TYPES = ("bert", "camembert", "data2vec-text", "ernie", "roberta", "xlm-roberta")
+CONFIGS = {
+    **{model_type: {"model_type": model_type, **SIZES} for model_type in TYPES},
+    "bert as a decoder": {"model_type": "bert", **SIZES, "is_decoder": True},
+    "roberta as a decoder, without dropout": {
+        "model_type": "roberta",
+        **SIZES,
+        "is_decoder": True,
+        "hidden_dropout_prob": 0.0,
+    },
+}
+EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+@EACH
+def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
+    pytest.importorskip("transformers")
+    from family_checks import assert_parameters_and_linears_match
+
+    assert_parameters_and_linears_match(config)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@EACH
+def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoints):
+    if attention == "sdpa":  # with dropout in the attention it takes another kernel on CPU than on CUDA
+        config = {**config, "attention_probs_dropout_prob": 0.0}
+    assert_step(config, attention=attention, checkpoints=checkpoints)
+
+
+def test_what_cannot_be_is_refused():
+    bert, roberta = CONFIGS["bert"], CONFIGS["roberta"]
+    for config, changes, words in (
+        (bert, {"add_cross_attention": True}, "add_cross_attention"),
+        (CONFIGS["ernie"], {"use_task_id": True}, "use_task_id"),
+        (roberta, {"tie_word_embeddings": False}, "tie_word_embeddings"),
+    ):
+        with pytest.raises(InputError, match=words):
+            build_model({**config, **changes})
+
+
+def test_the_first_rows_of_robertas_table_are_of_padding():
+    longest = Batch(micro_batch=1, num_tokens=512)
+    build_model(CONFIGS["bert"]).run(Tape(), longest, AttentionBackend(), loss=LossKind.FULL)
+    with pytest.raises(InputError, match="positions for 510 tokens"):
+        build_model(CONFIGS["roberta"]).run(Tape(), longest, AttentionBackend(), loss=LossKind.FULL)
