@@ -68,6 +68,7 @@ class Settings:
             self._refuse_unwritten(key, value)
             return None
         if value is not None:
+            self._idle.discard(key)
             self._said[key] = Setting(key, shown(value, SHOWN_CHARACTERS) if not isinstance(value, str) else value)
         return self._made.get(key, value)
 
