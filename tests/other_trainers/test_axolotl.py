@@ -243,6 +243,14 @@ def test_checkpoints_come_once_an_epoch_unless_a_key_says_otherwise(read, keys, 
     assert every is None or saving.every == every
 
 
+def test_the_best_model_is_kept_where_saving_and_evaluation_go_together(read):
+    evaluates = FULL | {"val_set_size": 0.1, "load_best_model_at_end": True, "saves_per_epoch": 2, "num_epochs": 2}
+    assert read(evaluates | {"evals_per_epoch": 4}).saving.keeps_best is True
+    assert read(evaluates | {"evals_per_epoch": 3}).saving.keeps_best is False
+    assert read(evaluates).saving.keeps_best is False
+    assert read(evaluates | {"evals_per_epoch": 4, "val_set_size": None}).saving.keeps_best is False
+
+
 def test_loaders_are_as_many_as_gpus_unless_something_is_said_of_them(read):
     assert read(FULL, num_gpus=4).loader_workers == 4
     assert read(FULL | {"dataloader_pin_memory": True}, num_gpus=4).loader_workers == 0

@@ -3,6 +3,7 @@ arguments of the Trainer (0.18.0 ``utils/config/__init__.py``, ``core/builders/b
 
 from typing import Final
 
+from vlmplan.other_trainers.saving import DEFAULT_STEPS
 from vlmplan.other_trainers.settings import NO, Settings
 
 KEPT_CHECKPOINTS: Final = 4
@@ -58,19 +59,21 @@ def _derive_evaluation(settings: Settings) -> None:
 def _derive_saving(settings: Settings) -> None:
     """Once an epoch, or so often of one, or every so many steps; the last four stay. The best one is kept where saving
     and evaluation go together (``HFCausalTrainerBuilder.build``)."""
-    per_epoch = settings.maybe_count("saves_per_epoch")
-    if per_epoch:
-        part = 1.0 / (per_epoch * settings.number("num_epochs", 1.0))
-        if part < 1.0:
-            settings.make("save_steps", part)
-        elif part > 1.0:
-            settings.note("saves_per_epoch is less than one in the whole run: axolotl saves as if it were not set")
-    if settings.is_on("save_steps") or (per_epoch and "save_steps" in settings):
-        settings.make("save_strategy", "steps")
-    elif "save_strategy" not in settings:
-        settings.make("save_strategy", "epoch")
+    saves = _often(settings, "save_steps", "saves_per_epoch")
+    wants_best = settings.maybe_flag("load_best_model_at_end") or settings.is_on("early_stopping_patience")
+    evaluates_at = _often(settings, "eval_steps", "evals_per_epoch") if wants_best and _has_samples(settings) else 0.0
+    if saves or "save_strategy" not in settings:
+        settings.make("save_strategy", "steps" if saves else "epoch")
+    settings.make("save_steps", saves or DEFAULT_STEPS)
     if not settings.is_on("save_total_limit"):
         settings.make("save_total_limit", KEPT_CHECKPOINTS)
-    wants_best = settings.maybe_flag("load_best_model_at_end") or settings.is_on("early_stopping_patience")
-    steps = [settings.is_on(key) for key in ("save_steps", "eval_steps")]
-    settings.make("load_best_model_at_end", bool(wants_best) and all(steps) and _has_samples(settings))
+    settings.make("load_best_model_at_end", saves > 0 and evaluates_at > 0 and saves % evaluates_at == 0)
+
+
+def _often(settings: Settings, steps: str, per_epoch: str) -> float:
+    """Steps, or the part of a run, between two: one in a whole run or more is as if it were not said; 0 for never."""
+    times = settings.maybe_count(per_epoch)
+    in_all = times * settings.number("num_epochs", 1.0) if times else 0.0
+    if in_all > 1.0:
+        return 1.0 / in_all
+    return settings.number(steps, 0.0) if steps in settings else 0.0
