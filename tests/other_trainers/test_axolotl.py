@@ -178,6 +178,8 @@ def test_images_are_there_with_a_processor_alone_and_of_one_size(read):
     assert "image_size" not in read(sees, SEES).options  # no one size is in its config.json
     assert read(sees | {"image_size": 512}, SEES).options["image_size"] == "512x512"
     assert read(sees | {"image_size": [640, 480]}, SEES).options["image_size"] == "640x480"
+    for odd in (0, [640], [640, -480], "large"):
+        refused(read, sees | {"image_size": odd}, "image_size is", model=SEES)
     side = find_model("gemma-3-4b").config["vision_config"]["image_size"]
     assert read(sees, "gemma-3-4b").options["image_size"] == f"{side}x{side}"
     limited = sees | {"processor_kwargs": {"max_pixels": 256 * 256}}

@@ -58,12 +58,11 @@ def _image_size(settings: Settings, model: ModelFiles | None) -> dict[str, Value
     vision: object = None if model is None else model.config.get("vision_config")
     usual = cast("Mapping[str, Any]", vision).get("image_size") if isinstance(vision, Mapping) else None
     size = settings.raw("image_size") if "image_size" in settings else usual
-    sides = [size, size] if isinstance(size, int) else size
-    if isinstance(sides, list) and [type(side) for side in cast(list[Any], sides)] == [int, int]:
-        width, height = cast(list[int], sides)
-        return {"image_size": f"{width}x{height}"}
+    sides = cast(list[Any], size) if isinstance(size, list) else [size, size]
+    if len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
+        return {"image_size": f"{sides[0]}x{sides[1]}"}
     if "image_size" in settings:
-        settings.refuse("image_size", "a whole number, or two of them, is needed")
+        settings.refuse("image_size", "pixels of a square, or [width, height], are needed")
     largest = own.get("max_pixels")
     return {"image_size": largest_image(largest)} if isinstance(largest, int) and largest > 0 else {}
 
