@@ -11,7 +11,7 @@ from chat_files import asked, jsonl, png, png_header
 from vlmplan.data_rules import rules_of
 from vlmplan.dataset import dataset, scan
 from vlmplan.dataset.files import data_files
-from vlmplan.dataset.media import media_reading, sample_counter
+from vlmplan.dataset.media import MediaReading, media_reading, sample_counter
 from vlmplan.dataset.model_texts import model_texts
 from vlmplan.dataset.scan import LEAST_BYTES
 from vlmplan.dataset.unseen import dataset_of_text
@@ -146,12 +146,49 @@ def test_a_data_set_that_is_not_there_is_refused_by_name(described: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("pairs", "has ranking; preferences"), ("films", "has videos; vlmplan has no")]
+    ("name", "why"),
+    [("pairs", "has ranking; .* --task dpo trains"), ("films", "has videos; vlmplan has no")],
 )
 def test_what_is_not_planned_is_refused_by_name(name: str, why: str, described: Path):
     (described / "dataset_info.json").write_text(json.dumps(INFO))
     with pytest.raises(InputError, match=why):
         data_files(described, [name])
+
+
+RANKED = {
+    "texts": {
+        "file_name": "texts.json",
+        "ranking": True,
+        "columns": {"prompt": "ask", "chosen": "good", "rejected": "bad", "system": "sys"},
+    },
+    "turns": {
+        "file_name": "turns.json",
+        "formatting": "sharegpt",
+        "ranking": True,
+        "columns": {"messages": "said", "chosen": "good", "rejected": "bad", "images": "pictures"},
+        "tags": {"role_tag": "who", "content_tag": "what", "user_tag": "me", "assistant_tag": "you"},
+    },
+    "unnamed": {"file_name": "texts.json", "ranking": True, "columns": {"prompt": "ask"}},
+}
+
+
+def test_rankings_of_a_dataset_info_are_preferences_where_dpo_is_planned(tmp_path: Path):
+    (tmp_path / "dataset_info.json").write_text(json.dumps(RANKED))
+    (tmp_path / "texts.json").write_text(json.dumps([{"ask": "x" * 32, "good": "y" * 64, "bad": "z", "sys": "s" * 32}]))
+    said = [{"who": "me", "what": "<image>What?"}]
+    answers = {name: {"who": "you", "what": what} for name, what in (("good", "A cat."), ("bad", "Hm"))}
+    (tmp_path / "turns.json").write_text(json.dumps([{"said": said, "pictures": ["a.png"], **answers}]))
+    (tmp_path / "a.png").write_bytes(png(9, 5))
+    media = MediaReading(prefers=True)
+    [texts] = dataset(tmp_path, SEES, names=["texts"], media=media).samples
+    assert texts.text_tokens == (32 + 64 + 32) * 10 // 32 + 3 * 5
+    assert texts.shorter_tokens < texts.text_tokens
+    [turns] = dataset(tmp_path, SEES, names=["turns"], media=media).samples
+    assert turns.images == ((9, 5),)
+    with pytest.raises(InputError, match="names no column of chosen answers for unnamed"):
+        dataset(tmp_path, SEES, names=["unnamed"], media=media)
+    with pytest.raises(InputError, match="has ranking"):
+        dataset(tmp_path, SEES, names=["texts"])
 
 
 # What is kept

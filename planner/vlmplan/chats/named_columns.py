@@ -8,10 +8,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vlmplan.chats.references import PREFERENCE_KEYS
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, JsonObject
 
 ALPACA, SHAREGPT = "alpaca", "sharegpt"
+RANKING = "ranking"
+"""That a data set has two answers, under ``chosen`` and ``rejected``."""
 COLUMNS: Mapping[str, str] = {
     "prompt": "instruction",
     "query": "input",
@@ -29,8 +32,8 @@ TAGS: Mapping[str, str] = {
     "system_tag": "system",
 }
 NOT_PLANNED = {
-    "ranking": "preferences are not planned, supervised fine-tuning is",
-    "kto_tag": "preferences are not planned, supervised fine-tuning is",
+    RANKING: "it has two answers to each prompt, on which --task dpo trains; supervised fine-tuning needs one",
+    "kto_tag": "answers that are marked as good or bad are not planned, supervised fine-tuning and --task dpo are",
     "videos": "vlmplan has no memory model of videos",
     "audios": "sounds in samples are not read here; --audio-seconds says how much of them there is",
 }
@@ -38,12 +41,14 @@ NOT_PLANNED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedColumns:
-    """How one data set of a dataset_info.json is read. ``columns`` and ``tags`` by LLaMA-Factory's names for them."""
+    """How one data set of a dataset_info.json is read. ``columns`` and ``tags`` by LLaMA-Factory's names for them.
+    ``is_ranking``: it has two answers, and ``standard`` makes what ``preference_forms`` reads."""
 
     name: str
     formatting: str
     columns: Mapping[str, str]
     tags: Mapping[str, str]
+    is_ranking: bool = False
 
     def standard(self, row: JsonDict, *, source: str) -> JsonDict:
         """The sample of a row in one of the forms that ``chats.formats`` reads. Raises InputError naming ``source``."""
@@ -54,7 +59,22 @@ class NamedColumns:
             value = self._value(sample, column)
             own |= {} if value is None else {column: value}
         made = self._alpaca(sample) if self.formatting == ALPACA else self._sharegpt(sample)
-        return {**made, **own}
+        return {**made, **own, **(self._answers(sample) if self.is_ranking else {})}
+
+    def _answers(self, sample: JsonObject) -> JsonDict:
+        """Both answers: texts, or messages whose roles and contents have names of their own."""
+        found: JsonDict = {}
+        for column in PREFERENCE_KEYS:
+            key = self.columns.get(column)
+            if key is None:
+                raise InputError(f"dataset_info.json names no column of {column} answers for {self.name}")
+            if self.formatting == ALPACA:
+                found[column] = sample.text(key)
+                continue
+            message = sample.object(key)
+            message.choice(self.tags["role_tag"], (self.tags["assistant_tag"], self.tags["function_tag"]))
+            found[column] = {"from": "gpt", "value": message.text(self.tags["content_tag"])}
+        return found
 
     def _value(self, sample: JsonObject, column: str) -> Any:
         key = self.columns.get(column)
@@ -72,9 +92,8 @@ class NamedColumns:
         made: JsonDict = {
             "instruction": self._text(sample, "prompt"),
             "input": self._text(sample, "query"),
-            "output": self._text(sample, "response"),
             "system": self._system(sample),
-        }
+        } | ({} if self.is_ranking else {"output": self._text(sample, "response")})
         history = self._value(sample, "history")
         return made if history is None else made | {"history": history}
 
@@ -115,4 +134,5 @@ def named_columns(name: str, info: JsonObject, *, takes: Collection[str] = ()) -
     for key, value in (*columns.items(), *tags.items()):
         if not isinstance(value, str):
             raise InputError(f"{info.source}: {info.path}: {key} is no name of a column or a role; text is needed")
-    return NamedColumns(name=name, formatting=formatting, columns=dict(columns), tags=dict(tags))
+    is_ranking = bool(info.values.get(RANKING))
+    return NamedColumns(name=name, formatting=formatting, columns=dict(columns), tags=dict(tags), is_ranking=is_ranking)

@@ -15,6 +15,7 @@ from typing import Any
 
 from vlmplan.chats.formats import RawSample, raw_sample
 from vlmplan.chats.image_files import PixelBudget
+from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.preference_forms import with_prompt
 from vlmplan.chats.references import OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS, PREFERENCE_KEYS, REJECTED_BESIDE, Reference
 from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
@@ -72,10 +73,18 @@ def read_preferences(
 
 
 def preference_of(
-    record: Record, folders: tuple[Path, ...], budget: PixelBudget, *, file: Path
+    record: Record,
+    folders: tuple[Path, ...],
+    budget: PixelBudget,
+    *,
+    file: Path,
+    columns: NamedColumns | None = None,
 ) -> tuple[str, Preference]:
-    """The name of its form, and the preference. Raises InputError, naming the record, for one that cannot be used."""
-    raw = raw_preference(values_of(record), source=record.source)
+    """The name of its form, and the preference, whose columns may have names of their own. Raises InputError, naming
+    the record, for one that cannot be used."""
+    values = values_of(record)
+    values = values if columns is None else columns.standard(values, source=record.source)
+    raw = raw_preference(values, source=record.source)
     chosen, rejected = (checked_sample(one, record, folders, budget, file=file) for one in raw)
     return raw[0].form, Preference(chosen=chosen, rejected=rejected)
 

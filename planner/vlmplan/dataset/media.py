@@ -5,6 +5,7 @@ from enum import Enum
 
 from vlmplan.chats.formats import NO_SOUNDS, NO_VIDEOS
 from vlmplan.chats.frame_rules import FrameRule
+from vlmplan.chats.named_columns import RANKING
 from vlmplan.chats.samplers import no_videos
 from vlmplan.data_rules import DataRules, OwnVideoRules
 from vlmplan.dataset.counting import TokenCounter, token_counter
@@ -38,9 +39,9 @@ class MediaReading:
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """Columns of a dataset_info.json that are read beside images."""
+        """What is read of a dataset_info.json beside images: columns, and whether a data set is of preferences."""
         whys = {"videos": self.no_videos, "audios": self.no_sounds}
-        return tuple(name for name, why in whys.items() if why is None)
+        return (*(name for name, why in whys.items() if why is None), *((RANKING,) if self.prefers else ()))
 
 
 def media_reading(model: ModelFiles, rules: DataRules) -> MediaReading:

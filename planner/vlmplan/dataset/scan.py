@@ -196,7 +196,7 @@ def _read(chunk: _Chunk, record: Record) -> tuple[str, Sequence[Sample]]:
     """The name of its form, and the sample; of a preference both that begin with its prompt. Raises InputError, naming
     the record, for one that cannot be used."""
     if chunk.media.prefers:
-        form, preference = preference_of(record, chunk.folders, PixelBudget(0), file=chunk.file)
+        form, preference = preference_of(record, chunk.folders, PixelBudget(0), file=chunk.file, columns=chunk.columns)
         return form, (preference.chosen, preference.rejected)
     form, sample = sample_of(
         record,
