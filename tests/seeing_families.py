@@ -25,6 +25,8 @@ class Seeing:
     """Of the images that the processor has room for, whatever the tower here takes."""
     needs: str | None = None
     attention: str = "sdpa"
+    num_around: int = 0
+    """Tokens around an image that its processor wants to see, which a chat template writes."""
     has_processor: bool = True
     """Whether its processor writes the tokens of images: a chat template may."""
 
@@ -178,6 +180,30 @@ FAMILIES: Mapping[str, Seeing] = {
         towers=("model.vision_model.blocks", "model.vision_model.patch_embed"),
         projectors=("model.vision_model.merger", "model.projector"),
     ),
+    "hunyuan_vl": Seeing(
+        config={
+            "model_type": "hunyuan_vl",
+            "image_token_id": IMAGE_TOKEN,
+            "text_config": text(
+                "hunyuan_vl_text",
+                head_dim=32,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 4, 4, 4]},
+            ),
+            "vision_config": {
+                "hidden_size": 192,
+                "intermediate_size": 448,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "max_image_size": 512,
+            },
+        },
+        settings={"image_processor_type": "HunYuanVLImageProcessor"},
+        towers=("model.vision_tower.layers", "model.vision_tower.embeddings"),
+        projectors=("model.vision_tower.patch_merger",),
+        num_axes=4,
+        images=1,
+        num_around=2,
+    ),
     "video_llama_3": Seeing(
         config={
             "model_type": "video_llama_3",
@@ -230,6 +256,8 @@ def of_side(said: Seeing) -> tuple[dict[str, Any], Mapping[str, Any]]:
 
 
 DEFAULTS: Mapping[str, dict[str, Any]] = {
-    f"{name} by default": {"model_type": name} for name in FAMILIES if name not in ("glmga", "minicpm_ocr")
+    f"{name} by default": {"model_type": name}
+    for name in FAMILIES
+    if name not in ("glmga", "hunyuan_vl", "minicpm_ocr")
 }
 """As transformers' classes have them, where their parts fit."""

@@ -125,7 +125,7 @@ def test_images_become_as_many_tokens_and_patches_as_their_processors_make(famil
         asked = {"width": width, "height": height, "images_per_sample": said.images, "num_samples": 1}
         found = processed(configuration(copy.deepcopy(config)), dict(settings), **asked)
         shape = image_shape(config, settings, width=width, height=height, num_images_per_sample=said.images)
-        counts = (said.images * shape.num_tokens, said.images * shape.num_placeholder_tokens)
+        counts = (said.images * (shape.num_tokens + said.num_around), said.images * shape.num_placeholder_tokens)
         assert (found.num_tokens, found.num_placeholders) == counts, (width, height)
         batch = Batch(micro_batch=1, num_tokens=found.num_tokens, images_per_sample=said.images, image=shape)
         pixels = build_model(config).pixel_shape(batch)

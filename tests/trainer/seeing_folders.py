@@ -69,6 +69,33 @@ SEEING: Mapping[str, Published] = {
         },
         tokens=("<imgpad>", "<img>", "</img>"),
     ),
+    "hunyuan_vl": Published(
+        alias="qwen2-vl-2b",
+        config={
+            "text_config": {
+                **TEXT,
+                "model_type": "hunyuan_vl_text",
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2, 2]},
+            },
+            "vision_config": {
+                **{name: TOWER[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+                "num_attention_heads": 2,
+                "patch_size": 14,
+                "max_image_size": 112,
+            },
+            "image_token_id": "$<image>",
+        },
+        image="<img><image></img>",
+        settings={
+            "size": {"shortest_edge": 56 * 56, "longest_edge": 56 * 56},
+            "min_pixels": None,
+            "max_pixels": None,
+            "temporal_patch_size": 1,
+            "image_processor_type": "HunYuanVLImageProcessor",
+            "processor_class": "HunYuanVLProcessor",
+        },
+        named_tokens={"image_token": "<image>", "image_start_token": "<img>", "image_end_token": "</img>"},
+    ),
     "hyperclovax_vision_v2": replace(
         qwen(
             "qwen2.5-vl-3b",

@@ -119,6 +119,11 @@ class ImageMeter:
         text = written[:start] + (token if is_whole else written[start:end]) + written[last:]
         return text, len(self._ids(text))
 
+    @cached_property
+    def shown_text(self) -> str:
+        """A text that shows an image and nothing else."""
+        return image_text(self._processor)
+
     @property
     def takes_text(self) -> bool:
         """Whether the processor takes a text without an image."""
@@ -148,7 +153,7 @@ class ImageMeter:
 
         blank = Image.new("RGB", size, CANVAS_COLOUR)
         return self._processor(
-            text=[self._between.join([image_text(self._processor)] * number)],
+            text=[self._between.join([self.shown_text] * number)],
             images=images_of_sample(self._processor, [blank] * number),
             add_special_tokens=False,
             return_tensors="pt",

@@ -24,7 +24,7 @@ from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.learnt import Rendered
 from vlmplan.chats.samples import Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image, image_text, images_of_sample, text_of
+from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image, images_of_sample, text_of
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.places import ShownTokens, last, moved, overlapping
 from vlmplan_trainer.data.sounds import PlannedSounds, SoundMeter
@@ -210,10 +210,10 @@ class Encoder:
         """
         from PIL import Image
 
-        assert self.is_vision
+        assert self.meter is not None
         blank = Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "white")
         made = dict(self.processor(
-            text=[image_text(self.processor)],
+            text=[self.meter.shown_text],
             images=images_of_sample(self.processor, [blank]),
             add_special_tokens=False,
             return_tensors="pt",

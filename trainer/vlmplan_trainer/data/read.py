@@ -31,6 +31,7 @@ from vlmplan_trainer.data.seen_pairs import ANSWER, DecoderStart, SeenPairEncode
 from vlmplan_trainer.data.sounds import PlannedSounds, refuse_sounds_without_packages
 from vlmplan_trainer.data.speech import SpeechEncoder
 from vlmplan_trainer.data.videos import VideoLimits, refuse_videos_without_packages
+from vlmplan_trainer.data.wrapped_images import WrappedImageEncoder
 from vlmplan_trainer.models.decoder_inputs import start_token
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
@@ -209,6 +210,7 @@ def encoder_class(model_type: str) -> type[Encoder]:
     """What encodes samples of models that are a decoder."""
     kinds: Mapping[str, type[Encoder]] = {
         "mllama": CrossAttendedEncoder,
+        "hunyuan_vl": WrappedImageEncoder,
         "idefics2": FencedImageEncoder,
         "blip-2": QueriedImageEncoder,
         "instructblip": QueriedImageEncoder,

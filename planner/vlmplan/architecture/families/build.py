@@ -27,6 +27,7 @@ VISION_FAMILIES = {
     "glm_ocr": "glm_ocr",
     "glmga": "glm46v",
     "got_ocr2": "got_ocr2",
+    "hunyuan_vl": "hunyuan_vl",
     "hyperclovax_vision_v2": "hyperclovax_vision",
     "idefics2": "idefics2",
     "idefics3": "idefics3",

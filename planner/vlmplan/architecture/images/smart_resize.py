@@ -1,12 +1,14 @@
 """Native resolution: sides rounded to whole merged patches, the area kept within a budget of pixels.
 
 Follows transformers 5.23: ``smart_resize`` and ``get_number_of_image_patches`` in
-models/qwen2_vl/image_processing_qwen2_vl.py (``Qwen2VLImageProcessor``, which Qwen2.5-VL, Qwen3-VL and
-Qwen3.5 use too), in models/glm4v/image_processing_glm4v.py (``Glm4vImageProcessor``) and in
-models/{paddleocr_vl,video_llama_3}/image_processing_*.py. Python's ``round`` (half to even) is part of the rule.
+models/qwen2_vl/image_processing_qwen2_vl.py (``Qwen2VLImageProcessor``, which Qwen2.5-VL, Qwen3-VL and Qwen3.5 use
+too), in models/glm4v/image_processing_glm4v.py (``Glm4vImageProcessor``) and in
+models/{hunyuan_vl,paddleocr_vl,video_llama_3}/image_processing_*.py. Python's ``round`` (half to even) is part of
+the rule.
 """
 
 import math
+from dataclasses import replace
 
 from vlmplan.architecture.images.settings import Settings, count, edge, section, side
 from vlmplan.architecture.images.shape import Image, ImageShape
@@ -23,6 +25,14 @@ def qwen2_vl_shape(image: Image) -> ImageShape:
 def qwen3_vl_shape(image: Image) -> ImageShape:
     """Qwen3-VL and Qwen3.5, dense and MoE: as Qwen2-VL with patches of 16 pixels."""
     return _qwen_shape(image, default_patch_size=16)
+
+
+def hunyuan_vl_shape(image: Image) -> ImageShape:
+    """HunyuanOCR: as Qwen2-VL, with a token behind each row of an image, and one at either end."""
+    shape = _qwen_shape(image, default_patch_size=16, default_area=(512 * 512, 2048 * 2048))
+    merge_size = math.isqrt(shape.num_patches // shape.num_tokens)
+    num_tokens = shape.num_tokens + shape.num_patch_rows // merge_size + 2
+    return replace(shape, num_tokens=num_tokens, num_placeholder_tokens=num_tokens)
 
 
 def video_llama_3_shape(image: Image) -> ImageShape:
