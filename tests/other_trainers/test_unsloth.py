@@ -75,6 +75,14 @@ def test_modes_of_checkpoints(read):
     assert checkpoints("False") == (False, False)
 
 
+def test_on_several_gpus_only_rewritten_models_wait_on_the_host(read):
+    assert read(num_gpus=2).options["offload_activations"] is True
+    many = read(text=NOTEBOOK, suffix=".ipynb", num_gpus=2)
+    assert "offload_activations" not in many.options
+    assert any("on several GPUs" in note for note in many.notes)
+    assert read(text=NOTEBOOK, suffix=".ipynb").options["offload_activations"] is True
+
+
 def test_weights_in_16_bits_and_full_fine_tuning(read):
     lora = read(("load_in_4bit = True", "load_in_4bit = False")).options
     assert (lora["method"], lora["adapter_dtype"], "use_double_quant" in lora) == ("lora", "float32", False)

@@ -114,11 +114,14 @@ def _read(
     settings.only(NOT_THE_SAME, NOT_PLANNED)
     if method is not Method.FULL:
         options |= _adapters(settings, model, method)
-    options |= _images(settings, model, length or LENGTH) | _checkpoints(settings, length or LENGTH) | own
+    is_fast = settings.mentions(CLASS_KEY, "FastLanguageModel")
+    is_rewritten = is_fast and model is not None and model.model_type in REWRITTEN
+    offloads = is_rewritten or around.num_gpus in (None, 1)
+    options |= _images(settings, model, length or LENGTH) | _checkpoints(settings, length or LENGTH, offloads) | own
     is_half = (around.precision or arguments.precision) is Precision.FP16
     weights = _weights(settings, method, is_half=is_half)
-    is_like_published = method is Method.QLORA and model is not None and model.model_type in REWRITTEN
-    is_like_published = is_like_published and not is_half and "task" not in own and "offload_activations" in options
+    is_like_published = method is Method.QLORA and is_rewritten and not is_half
+    is_like_published = is_like_published and "task" not in own and "offload_activations" in options
     less = (OF_TOWERS if sees(model) else "") + (OF_OLD_GPUS if is_half else "")
     settings.note(Caveat(PLANNED_AS + less + (OF_LLAMA if is_like_published else OF_OTHERS)))
     _note_what_differs(settings, model, method, name)
@@ -211,16 +214,21 @@ def _parts(settings: Settings) -> dict[str, bool]:
     return {part: sees_by_default if part == "vision_layers" else part != "audio_layers" for part in PARTS}
 
 
-def _checkpoints(settings: Settings, length: int) -> dict[str, Value]:
-    """``"unsloth"``: inputs of checkpointed layers wait in host memory (``UnslothCheckpointFunction``)."""
+def _checkpoints(settings: Settings, length: int, may_offload: bool) -> dict[str, Value]:
+    """``"unsloth"``: inputs of checkpointed layers wait in host memory (``UnslothCheckpointFunction``), but on several
+    GPUs of models that Unsloth has not rewritten ('Under DDP, avoid the offloaded/re-entrant checkpoint patch')."""
     mode = settings.text("use_gradient_checkpointing", "unsloth").casefold()
     if mode not in ("unsloth", "true", "false"):
         settings.refuse("use_gradient_checkpointing", 'one of "unsloth", True, False is needed')
-    offloads = mode == "unsloth" and length >= LEAST_OFFLOADED
+    offloads = mode == "unsloth" and length >= LEAST_OFFLOADED and may_offload
     if offloads:
         settings.note(
             'use_gradient_checkpointing "unsloth": inputs of checkpointed layers wait in host memory, as planned; '
             "Unsloth keeps that of the last layer, and one or two buffers of such a size, on the GPU"
+        )
+    elif mode == "unsloth" and not may_offload:
+        settings.note(
+            'use_gradient_checkpointing "unsloth": on several GPUs Unsloth moves nothing of this model to the host'
         )
     return {"activation_checkpointing": mode != "false", **({"offload_activations": True} if offloads else {})}
 
