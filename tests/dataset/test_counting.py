@@ -113,6 +113,27 @@ def test_tools_that_the_models_template_leaves_out_are_told(llama_folder, tmp_pa
     assert "the model's chat template leaves out a tool that may be called" in found.sentences[0]
 
 
+def test_thoughts_that_the_template_drops_are_bad_for_the_bundled_trainer_and_counted_without_for_others(
+    llama_folder: Path, tmp_path: Path
+):
+    folder = shutil.copytree(llama_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(
+        TEMPLATE.replace("message.content", "message.content.split('</think>')[-1]")
+    )
+    answer = {"role": "assistant", "content": "<think>Hm.</think>A cat."}
+    path, model = (
+        jsonl(tmp_path, asked("x") | {"messages": [asked("x")["messages"][0], answer]}, asked("x")),
+        str(folder),
+    )
+    found = [
+        dataset(path, find_model(model), media=media_reading(find_model(model), rules_of(name)))
+        for name in (None, "trl")
+    ]
+    assert [(len(one.samples), one.num_bad) for one in found] == [(1, 1), (2, 0)]
+    assert "turn 2 has thoughts (<think>)" in found[0].sentences[0]
+    assert found[1].samples[0] == found[1].samples[1] == found[0].samples[0]
+
+
 def test_images_have_the_tokens_that_are_trained_on(processors, qwen_folder, tmp_path):
     sizes = [(56, 56), (300, 80), (29, 31), (1000, 700)]
     for index, (width, height) in enumerate(sizes):

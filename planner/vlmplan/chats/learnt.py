@@ -23,6 +23,8 @@ from typing import Protocol
 from vlmplan.chats.samples import Sample, TextPart, Turn
 from vlmplan.errors import InputError
 
+OPEN, CLOSE = "<think>", "</think>"
+"""Around thoughts in a content."""
 STAND_IN = "vlmplan\u2063stands\u2063in"
 """A text that no chat holds and no template takes apart."""
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -219,7 +221,7 @@ def _beginnings(text: str) -> Iterator[str]:
 def _last_word(turn: Turn) -> str:
     """Of what it says, or the name of the last tool that it calls: templates may take thoughts away from what stands
     before."""
-    words = turn.text.split()
+    words = turn.text.rpartition(CLOSE)[2].split() or turn.text.split()
     if words or turn.more is None:
         return words[-1]
     return str(turn.more.values["tool_calls"][-1]["function"]["name"])

@@ -114,8 +114,8 @@ class ExactCounter:
     """Counts with tokenizer.json, through the chat template. Raises MissingPackageError without the packages for it,
     InputError for files that are no tokenizer or no template."""
 
-    def __init__(self, texts: ModelTexts, frames: FrameRule | None = None) -> None:
-        self._texts, self._frames = texts, frames
+    def __init__(self, texts: ModelTexts, frames: FrameRule | None = None, *, may_lose_thoughts: bool = False) -> None:
+        self._texts, self._frames, self._may_lose_thoughts = texts, frames, may_lose_thoughts
         self._tokens_of = lru_cache(KEPT_TEXTS)(self._num_tokens)
         self._tokenizer = _tokenizer(texts)
         self._renderer = None
@@ -177,7 +177,7 @@ class ExactCounter:
         renderer = self._of_videos if sample.videos else self._renderer
         if renderer is None:
             raise InputError("the model has no chat template; samples with prompt and completion as texts can be used")
-        text, learnt = rendered_chat(renderer, sample, self._content)
+        text, learnt = rendered_chat(renderer, sample, self._content, may_lose_thoughts=self._may_lose_thoughts)
         num_tags = text.count(VIDEO_TAG) if self._writes_videos else len(sample.videos)
         if num_tags != len(sample.videos):
             raise InputError(f"the text has {num_tags} times {VIDEO_TAG}, and the sample shows {len(sample.videos)}")
@@ -337,13 +337,15 @@ def _tokenizer(texts: ModelTexts) -> Any:
     return made
 
 
-def token_counter(texts: ModelTexts | None, frames: FrameRule | None = None) -> TokenCounter:
+def token_counter(
+    texts: ModelTexts | None, frames: FrameRule | None = None, *, may_lose_thoughts: bool = False
+) -> TokenCounter:
     """The exact counter where tokenizer and packages are at hand, else the estimate. ``frames``: how the model's
-    processor takes them, where it writes what stands between them."""
+    processor takes them, where it writes what stands between them; ``may_lose_thoughts`` as of ``MediaReading``."""
     if texts is None:
         return BytesCounter("no tokenizer.json of the model is in its folder or the Hub's cache", frames)
     try:
-        return ExactCounter(texts, frames)
+        return ExactCounter(texts, frames, may_lose_thoughts=may_lose_thoughts)
     except MissingPackageError as error:
         return BytesCounter(str(error), frames)
 

@@ -29,13 +29,15 @@ class Pairs(Enum):
 class MediaReading:
     """``no_videos`` and ``no_sounds`` say why samples with such are not read; None: they are. ``frames`` is the rule by
     which the model's own processor takes frames, where the trainer leaves it to that. ``pairs``: of models with an
-    encoder and a decoder; None: a sample is one text. ``prefers``: a sample is a prompt with two answers."""
+    encoder and a decoder; None: a sample is one text. ``prefers``: a sample is a prompt with two answers.
+    ``may_lose_thoughts``: samples are trained on whose thoughts the chat template leaves out, as by other trainers."""
 
     no_videos: str | None = NO_VIDEOS
     no_sounds: str | None = NO_SOUNDS
     frames: FrameRule | None = None
     pairs: Pairs | None = None
     prefers: bool = False
+    may_lose_thoughts: bool = False
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -61,7 +63,13 @@ def media_reading(model: ModelFiles, rules: DataRules) -> MediaReading:
     has_limits = "size" in settings or {"min_pixels", "max_pixels"} <= settings.keys()
     no_sound = f"sounds of samples are not planned for {rules.trainer}, only for vlmplan's own trainer"
     why = None if is_known and has_limits else NO_VIDEOS
-    return MediaReading(no_videos=why, no_sounds=no_sound, pairs=_pairs(model), prefers=rules.prefers)
+    return MediaReading(
+        no_videos=why,
+        no_sounds=no_sound,
+        pairs=_pairs(model),
+        prefers=rules.prefers,
+        may_lose_thoughts=not (rules.is_bundled or rules.prefers),
+    )
 
 
 def _pairs(model: ModelFiles) -> Pairs | None:
@@ -72,5 +80,5 @@ def _pairs(model: ModelFiles) -> Pairs | None:
 
 def sample_counter(texts: ModelTexts | None, media: MediaReading) -> TokenCounter:
     """What counts the tokens of samples that are read so, by the model's ``texts`` where those are at hand."""
-    counter = token_counter(texts, media.frames)
+    counter = token_counter(texts, media.frames, may_lose_thoughts=media.may_lose_thoughts)
     return counter if media.pairs is None else PairCounter(counter, hears=media.pairs is Pairs.SOUND)

@@ -44,13 +44,14 @@ class _Writer:
 
 
 def rendered_chat(
-    renderer: ChatRenderer, sample: Sample, content: Callable[[Turn], Any]
+    renderer: ChatRenderer, sample: Sample, content: Callable[[Turn], Any], *, may_lose_thoughts: bool
 ) -> tuple[str, Rendered | None]:
     """The text of a chat, and what of it is learnt; None where that cannot be found. Raises InputError for what the
-    template refuses or leaves out."""
+    template refuses or leaves out, but for thoughts that a trainer ``may_lose``."""
     writer = _Writer(renderer, sample, content)
     refuse_unwritten(writer.said(sample.turns), lambda changed: renderer.text(changed.messages, changed.tools))
-    refuse_unwritten_thoughts(sample, writer)
+    if not may_lose_thoughts:
+        refuse_unwritten_thoughts(sample, writer)
     try:
         rendered = learnt_text(sample, writer)
     except TemplateError:

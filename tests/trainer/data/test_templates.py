@@ -277,6 +277,29 @@ def test_thoughts_that_the_template_leaves_out_of_a_learnt_turn_are_refused(temp
         said_of(template, llama, USER, answer("One.", reasoning_content="Hm."), USER, answer("Two."))
 
 
+def test_thoughts_in_the_content_are_looked_for_as_those_beside_it(llama: Any):
+    """As Qwen3's template, which takes the last content apart too, and R1's, which drops all thoughts."""
+    inside = "<think>Hm.</think>"
+    answered = (
+        "{% set said = message.content.split('</think>') %}{{ said[0] + '|' if KEEPS and said[1:] }}{{ said[-1] }}"
+    )
+    qwen, never = (
+        (CHATML + PROMPT).replace("{{ message.content }}", answered.replace("KEEPS", keeps))
+        for keeps in ("loop.last", "false")
+    )
+    first, last = answer(f"{inside}One."), answer(f"{inside}Two.")
+    context = answer(f"{inside}One.", loss=False)
+    assert said_of(qwen, llama, USER, context, USER, last) == ["<think>Hm.|Two.<|im_end|>"]
+    assert len(said_of(CHATML + PROMPT, llama, USER, first, USER, last)) == 2
+    assert said_of(never, llama, USER, answer("<think>\n</think>One.")) == ["One.<|im_end|>"]
+    with pytest.raises(InputError, match=r'turn 2 has thoughts \(<think>\), .* alone; give it "loss": false'):
+        said_of(qwen, llama, USER, first, USER, last)
+    with pytest.raises(
+        InputError, match=r"turn 2 has thoughts \(<think>\), and .* whose template writes them is needed$"
+    ):
+        said_of(never, llama, USER, first)
+
+
 @pytest.mark.parametrize("tags", ["", "{% generation %}"])
 def test_calls_that_are_not_learnt_leave_what_is_said_of_their_answers(tags: str, llama: Any):
     user, call, tool, last = CALLING["messages"]
