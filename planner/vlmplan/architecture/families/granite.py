@@ -68,7 +68,11 @@ class GraniteDecoder(Decoder):
 
     def embed(self, ids: Tensor) -> Tensor:
         with ids.tape.section("embedding"):
-            return ops.scale(self.embed_tokens(ids))
+            return self.scaled(self.embed_tokens(ids))
+
+    def scaled(self, embeddings: Tensor) -> Tensor:
+        """As the first layer gets them."""
+        return ops.scale(embeddings)
 
 
 def decoder(config: Config) -> GraniteDecoder:

@@ -9,7 +9,9 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.granite import GraniteDecoder
 from vlmplan.architecture.families.image_text import ImageTextModel
+from vlmplan.architecture.families.llama import Decoder
 from vlmplan.architecture.families.packed_patches import joined_features, num_patches, scattered
 from vlmplan.architecture.families.qwen2_5_vl import VisionTransformer
 from vlmplan.architecture.families.text import text_decoder
@@ -33,7 +35,9 @@ class HyperClovaModel(Module):
         self.language_model: Any = language_model
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
-        embeddings = self.language_model.embed(ids)
+        text = self.language_model
+        is_scaled = isinstance(text, GraniteDecoder)
+        embeddings = Decoder.embed(text, ids) if is_scaled else text.embed(ids)
         # What lives until this function returns: the encoder's output object, and the joined features.
         held: list[Tensor] = []
         if pixels is not None:
@@ -44,12 +48,15 @@ class HyperClovaModel(Module):
             with ids.tape.section("scatter"):
                 held.append(ops.to(joined_features(held[1], batch.num_images), embeddings.dtype))
                 embeddings = scattered(ids, embeddings, held[2])
-        return self.language_model(embeddings, backend)
+        with ids.tape.section("scaled embeddings"):
+            scaled = text.scaled(embeddings) if is_scaled else embeddings
+        return text(scaled, backend)
 
 
 class HyperClovaVision(ImageTextModel):
     """``HyperCLOVAXVisionV2ForConditionalGeneration``."""
 
+    scales_logits = True
     PARTS = {
         "model.vision_model": Part.VISION,
         "model.vision_model.merger": Part.PROJECTOR,
