@@ -72,6 +72,13 @@ def test_what_is_planned_so_makes_no_sample_longer():
     assert found["planned"]["planned_bytes"] == needed
 
 
+def test_a_model_that_hears_sounds_alone_has_no_longer_prompts():
+    hears = ("--model", "whisper-tiny", "--method", "lora", "--micro-batch", "2", *CARD)
+    found = diagnosed(message(2 * 6000 * 51_865 * 4, 20 * GIB), frames=[*TRAINER, STEP, CALL, *LOSS], options=hears)
+    assert found.code == DONE
+    assert found.document["planned"]["longer_samples"] is None
+
+
 def test_others_processes_leave_the_setup_as_it_is():
     processes = (
         "Process 7 has 18.00 GiB memory in use. Including non-PyTorch memory, this process has 4.50 GiB memory in use. "

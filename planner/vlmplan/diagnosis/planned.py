@@ -92,6 +92,8 @@ def beside_plan(
     needed = None if allocated is None or message.is_on_host else allocated + (requested or 0)
     request, present = _with_host(found, request, present, trials)
     longer = _longer(found, present, request, trials, tensors, widths, needed)
+    if longer is not None and not trials.is_possible(_with_samples(request, present.workload, longer)):
+        longer = None  # no such samples, as those of a model that hears sounds alone
     actual_request = request if longer is None else _with_samples(request, present.workload, longer)
     actual = present if longer is None else trials.estimate(actual_request)
     scores = Scores.of(tensors, actual)
