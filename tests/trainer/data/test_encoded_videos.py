@@ -40,6 +40,7 @@ from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.data.scan import scanned
 from vlmplan_trainer.data.sounds import PlannedSounds
 from vlmplan_trainer.data.videos import VideoLimits, VideoMeter, frames_of, refuse_videos_without_packages
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.models.processors import load_processor
 
 needs_torchvision = pytest.mark.skipif(
@@ -222,7 +223,11 @@ def test_the_model_gets_the_tokens_and_patches_that_are_planned(family: str, fol
     assert len(seen.sentences) == (family == "smolvlm")
     shapes = seen.shapes
     samples = [sample for sample in samples_of(path) if takes_both(sample, family)]
-    assert scanned(made, samples).lengths == [shape.tokens for shape in shapes]
+    scan = scanned(made, samples)
+    assert scan.lengths == [shape.tokens for shape in shapes]
+    assert family == "smolvlm" or found.learnt_tokens == scan.num_learnt  # plans one sample more
+    labels = [made.encode(sample)["labels"] for sample in samples]
+    assert scan.num_learnt == sum(int((one != IGNORED_LABEL).sum()) for one in labels)
     for sample, shape in zip(samples, shapes, strict=True):
         encoded = made.encode(sample)
         assert encoded["input_ids"].shape[1] == shape.tokens

@@ -22,6 +22,7 @@ from vlmplan_trainer.data.fenced_images import FencedImageEncoder
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.read import encoder_class
 from vlmplan_trainer.data.scan import scanned
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.models.processors import load_processor
 
 FAMILY = "idefics2"
@@ -91,9 +92,13 @@ def test_lengths_are_known_to_planner_and_trainer_before_images_are_read(
 ):
     made = encoder(processor)
     lengths = [made.encode(sample)["input_ids"].shape[1] for sample in samples]
-    assert scanned(made, samples).lengths == lengths
+    scan = scanned(made, samples)
+    assert scan.lengths == lengths
     files = find_model(str(folder))
-    found = sample_shapes(dataset(written(tmp_path), files), files, rules_of(None))
+    planned = dataset(written(tmp_path), files)
+    labels = [made.encode(sample)["labels"] for sample in samples]
+    assert planned.learnt_tokens == scan.num_learnt == sum(int((one != IGNORED_LABEL).sum()) for one in labels)
+    found = sample_shapes(planned, files, rules_of(None))
     assert [one.tokens for one in found.shapes] == lengths
 
 

@@ -18,7 +18,7 @@ from vlmplan.data_plan.lengths import sample_shapes
 from vlmplan.data_rules import rules_of
 from vlmplan.dataset import dataset
 from vlmplan.models import find_model
-from vlmplan_trainer.data.encode import Encoder, PlannedSamples
+from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder, PlannedSamples
 from vlmplan_trainer.data.scan import scanned
 from vlmplan_trainer.models.processors import load_processor
 
@@ -48,11 +48,17 @@ def folder_of(family: str, path: Path) -> Path:
     return folder
 
 
+def learnt_in(samples: list[Any], encoder: Encoder) -> int:
+    return sum(int((encoder.encode(sample)["labels"][:, 1:] != IGNORED_LABEL).sum()) for sample in samples)
+
+
 @pytest.mark.parametrize("family", ["gemma3", "ovis2", "idefics3"])
 def test_tokens_around_images_are_those_of_the_processor(family: str, tmp_path: Path):
     folder = folder_of(family, tmp_path)
     (tmp_path / "a.png").write_bytes(png(60, 50))
-    rows = [{"messages": [{"role": "user", "content": content}, ANSWER]} for content in SHOWN]
+    before = [{"role": "user", "content": [text("Hi.")]}, {**ANSWER, "loss": False}]
+    rows = [{"messages": [*before[: 2 * (index % 2)], {"role": "user", "content": content}, ANSWER]}
+            for index, content in enumerate(SHOWN)]  # fmt: skip
     data = jsonl(tmp_path, *rows)
     files = find_model(str(folder))
     processor: Any = load_processor(str(folder), is_vision=True)
@@ -61,8 +67,10 @@ def test_tokens_around_images_are_those_of_the_processor(family: str, tmp_path: 
     encoder = Encoder(processor, PlannedSamples(seq_len=100_000), model_type=family)
     samples = read_chats(data, skips_bad=False, no_videos=None)[0]
     made = [encoder.encode(sample)["input_ids"].shape[1] for sample in samples]
-    assert scanned(encoder, samples).lengths == made
-    found = sample_shapes(dataset(data, files), files, rules_of(None))
+    scan, planned = scanned(encoder, samples), dataset(data, files)
+    assert scan.lengths == made
+    assert planned.learnt_tokens == scan.num_learnt == learnt_in(samples, encoder)
+    found = sample_shapes(planned, files, rules_of(None))
     newlines = len(processor.tokenizer("\n\n", add_special_tokens=False)["input_ids"]) - 1
     assert newlines == 0 or family in ("idefics3", "ovis2")
     tiled = newlines if family == "idefics3" else 0  # published tokenizers have a token of two line breaks
