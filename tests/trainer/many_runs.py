@@ -20,6 +20,7 @@ RANK, NUM_RANKS = (int(os.environ.get(name, default)) for name, default in (("RA
 
 def main(jobs_file: str, results_file: str) -> None:
     from gloo_messages import let_go_of_messages
+    from gpu_head import HEAD_AS_ON_GPUS, make_head_as_on_gpus
 
     import vlmplan_trainer.__main__ as trainer
     from vlmplan_trainer import starting
@@ -32,6 +33,8 @@ def main(jobs_file: str, results_file: str) -> None:
 
         get_accelerator().is_fp16_supported = lambda: True
     let_go_of_messages()
+    if HEAD_AS_ON_GPUS in os.environ:
+        make_head_as_on_gpus()
     results = {}
     for job in json.loads(Path(jobs_file).read_text()):
         if job["stop_after"] is not None and RANK == NUM_RANKS - 1:
