@@ -9,9 +9,9 @@ import torch
 from family_checks import real_model, switch_checkpointing
 from torch_probe import Measured, measured_step
 from vlmplan.architecture.model import Batch
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan_trainer.labels import TARGET_LABELS
-from vlmplan_trainer.loss import language_loss, model_loss
+from vlmplan_trainer.losses.loss import language_loss, model_loss
 
 
 class WithLoss(torch.nn.Module):

@@ -18,7 +18,7 @@ from tape_probe import predicted_step
 from torch_probe import Measured, measured_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.encoder_decoder import HEARING_TYPES
+from vlmplan.model_types.encoder_decoder import HEARING_TYPES
 from vlmplan.units import DType
 from vlmplan.workload import EAGER_TOWER_TYPES
 

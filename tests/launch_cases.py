@@ -14,7 +14,7 @@ from vlmplan.launch.facts import FLASH_ATTENTION, PACKAGES, Facts, TorchSight
 from vlmplan.machine.nvml import NvmlCard, NvmlMachine
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe import Recipe
-from vlmplan.training import TrainerOptions
+from vlmplan.run.training import TrainerOptions
 from vlmplan.units import GIB, MIB
 from vlmplan.versions import CHECKED_VERSIONS
 

@@ -4,7 +4,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 
 def one_layer(config, *, checkpoints=False, frozen=False):

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Part
-from vlmplan.thinkers import thinker_config
+from vlmplan.model_types.thinkers import thinker_config
 
 TABLE = Path(__file__).parent / "data" / "models_table.csv"
 

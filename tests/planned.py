@@ -14,13 +14,13 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.catalog import Catalog, shipped_catalog
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster, Gpu, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 

@@ -3,11 +3,10 @@
 from hypothesis import strategies as st
 
 from vlmplan.deepspeed_config import deepspeed_config
-from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster, Gpu, Node, Vendor
 from vlmplan.plan import Expectation, ExpectedPhase, Plan, PlannedHardware, PlannedOffer
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     BatchesOnGpu,
@@ -20,10 +19,11 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
-from vlmplan.zero_settings import ZeroSettings
 
 SIZES = st.integers(1, 2 * 3 * 5 * 7 * 10**8)
 

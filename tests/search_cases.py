@@ -11,7 +11,7 @@ from typing import Any
 from planned import decided, shipped_gpus, workload
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search import Compared, Limits, Objective, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.setup_records import BoundedSetup

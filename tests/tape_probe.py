@@ -9,7 +9,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import GradientReady, Span, Trace
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
 

@@ -6,7 +6,7 @@ from planned import cluster, shortened
 from vlmplan.estimation import Estimator
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.workload import Workload
 
 TOKENS, ANSWER, LAYERS = 300, 70, 3

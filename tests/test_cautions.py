@@ -11,7 +11,7 @@ from vlmplan.estimation.cautions import STACKED_FRACTION, kernels_note, not_coun
 from vlmplan.models import packaged_files
 from vlmplan.notes import caveats
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES, STATE_SPACE_TYPES
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload

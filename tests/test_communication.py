@@ -34,9 +34,9 @@ from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, 
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.workload import Workload
-from vlmplan.zero_settings import ZeroSettings
 
 FILES = shortened("tinyllama-1.1b", num_hidden_layers=3)
 NOTHING_KEPT = ZeroSettings(

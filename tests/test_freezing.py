@@ -7,7 +7,7 @@ from vlmplan.answers.estimate import freezing_hints
 from vlmplan.estimation import estimate, estimate_with_sizes
 from vlmplan.freezing import NOTICEABLE_FRACTION, Freezing, freezing
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.units import gib_text
 
 LORA = Recipe(method=Method.LORA)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.memory_messages import Kind, MemoryMessage, messages_in, requested_bytes
-from vlmplan.shortage import Shortage
+from vlmplan.run.shortage import Shortage
 from vlmplan.units import GIB, KIB, MIB
 
 UNKNOWN = 2**64 - 1

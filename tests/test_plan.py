@@ -17,8 +17,8 @@ from vlmplan.files import write_atomically
 from vlmplan.hardware import Offer, Pricing
 from vlmplan.plan import SCHEMA, Plan, plan_from_estimate, plan_from_json, plan_text, read_plan, write_plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
-from vlmplan.recipe_json import recipe_from_json
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.from_json import recipe_from_json
 from vlmplan.versions import CHECKED_VERSIONS
 from vlmplan.workload import ModelFiles, Workload
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from chat_files import asked, jsonl, png_header, text
 from planned import cluster, decided, decided_fields, model_files
 from vlmplan.catalog import Catalog, shipped_catalog
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.deepspeed_config import settings_from_ds_config
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.other_trainers.writing import Tool, objection
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import (
     ENUM_OPTIONS,
     VALUE_OPTIONS,

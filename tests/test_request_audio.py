@@ -10,7 +10,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.models.description import files_of_texts
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Batching
+from vlmplan.recipe.choices import Batching
 from vlmplan.request import Request, WorkloadRequest, parse
 from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.sample_audio import audio_tokens, encoded_tokens, sample_audio

@@ -13,7 +13,7 @@ from vlmplan.errors import InputError, UnavailableError
 from vlmplan.estimation import Estimator
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 from vlmplan.sample_lengths import PADS_TO, SampleLengths, sample_lengths, with_sample_lengths
 from vlmplan.workload import Workload
 

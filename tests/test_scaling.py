@@ -18,10 +18,10 @@ from vlmplan.estimation import Estimator, estimate_with_sizes
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.scaling import NODE_COUNTS, PAYING_FRACTION, Scaling, ScalingPoint, nodes_paying, scaling
 from vlmplan.workload import Workload
-from vlmplan.zero_settings import ZeroSettings
 
 FILES = shortened("tinyllama-1.1b", num_hidden_layers=2)
 SMALL_BUCKETS = ZeroSettings(reduce_bucket_size=5_000_000, stage3_prefetch_bucket_size=5_000_000)

@@ -12,10 +12,10 @@ from vlmplan.estimation import Estimator, estimate_with_sizes
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.sizes import LATENCY_FRACTION, MAX_BUCKET_ELEMENTS, MIN_BUCKET_ELEMENTS, ModelSizes, even, zero_settings
 from vlmplan.workload import Workload
-from vlmplan.zero_settings import ZeroSettings
 
 LAYER, WIDTH = 2 * 3 * 5 * 7 * 11 * 13, 2 * 3 * 5 * 7
 MODEL = ModelSizes(largest_layer=LAYER, hidden_size=WIDTH)

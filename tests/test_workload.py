@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmplan.encoder_decoder import DEFAULT_TARGET_LEN
 from vlmplan.errors import InputError
+from vlmplan.model_types.encoder_decoder import DEFAULT_TARGET_LEN
 from vlmplan.workload import MAX_NUM_SAMPLES, ModelFiles, Workload
 
 FILES = ModelFiles(id="some", config={"model_type": "llama"})

@@ -10,13 +10,12 @@ import yaml
 from hypothesis import strategies as st
 
 from vlmplan.catalog import load_catalog
-from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.models import find_model
 from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, usual
 from vlmplan.other_trainers.writing.record import DS_CONFIG_FILE
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     LinearAttention,
@@ -27,10 +26,11 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.request import parse, requested_cluster
 from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.workload import ModelFiles, Workload
-from vlmplan.zero_settings import ZeroSettings
 
 SEES, READS = find_model("Qwen/Qwen2.5-VL-3B-Instruct"), find_model("Qwen/Qwen2.5-0.5B")
 CARD = "a100-sxm4-80gb"

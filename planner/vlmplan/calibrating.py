@@ -13,15 +13,15 @@ from vlmplan.catalog import Catalog
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.estimation import Estimator
 from vlmplan.files import write_atomically
+from vlmplan.files.json_reader import JsonDict, JsonObject
 from vlmplan.gpu_choice import CPU, LOCAL, GpuChoice
 from vlmplan.hardware import Gpu
-from vlmplan.json_reader import JsonDict, JsonObject
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.machine.gpus import local_node
 from vlmplan.machine.host import num_host_cpus
 from vlmplan.machine.nvml import read_machine
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Precision
+from vlmplan.recipe.choices import LossKind, Precision
 from vlmplan.rehearsal.process import answer_of
 from vlmplan.versions import INSTALL, installed_version
 from vlmplan.workload import ModelFiles, Workload

@@ -26,7 +26,7 @@ def compiled(text: str, documents: Iterable[object]) -> str:
 
 def compiled_text(text: str) -> str:
     """``text``, the catalog of this installation, compiled: as it came with it or was kept, else made and kept."""
-    from vlmplan.user_cache import keep_text, kept_text
+    from vlmplan.files.user_cache import keep_text, kept_text
 
     try:
         shipped = COMPILED_CATALOG.read_text(encoding="ascii")
@@ -35,7 +35,7 @@ def compiled_text(text: str) -> str:
     for content in (shipped, kept_text(*KEPT) or ""):
         if _is_of(text, content):
             return content
-    from vlmplan.yaml_reader import yaml_documents
+    from vlmplan.files.yaml_reader import yaml_documents
 
     made = compiled(text, yaml_documents("the catalog of this installation", text))
     keep_text(made, *KEPT)

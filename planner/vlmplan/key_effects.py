@@ -9,10 +9,10 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import Offload, OptimizerKind, Precision
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import check, model_facts
 from vlmplan.sizes import even
-from vlmplan.zero_settings import ZeroSettings
 
 ZERO_DEFAULTS = ZeroSettings()
 ZERO_PREFIX = "zero_optimization."

@@ -12,7 +12,7 @@ from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_sec
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.zero import ZeroSettings
 
 LATENCY_FRACTION = 0.05
 """Part of a collective's time that its fixed latency may take. A choice."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.version import __version__
 from vlmplan.workload import Workload
 

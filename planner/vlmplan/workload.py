@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from vlmplan.encoder_decoder import (
+from vlmplan.errors import InputError
+from vlmplan.files.json_reader import JsonDict
+from vlmplan.model_types.encoder_decoder import (
     DEFAULT_TARGET_LEN,
     IMAGE_ENCODER_TYPES,
     ONE_IMAGE_TYPES,
     hears_prompt,
     is_encoder_decoder,
 )
-from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict
-from vlmplan.saving import Saving
+from vlmplan.run.saving import Saving
 from vlmplan.units import MAX_COUNT
 
 DEFAULT_NUM_SAMPLES = 10_000

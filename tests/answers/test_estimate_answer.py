@@ -23,7 +23,7 @@ from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import Caveat, caveats
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.render.bars import LETTERS
 from vlmplan.render.lines import PIPE_COLUMNS
 from vlmplan.timing.step import HOST_LAUNCHES

@@ -12,7 +12,7 @@ from vlmplan.answers.front import WINS_BY
 from vlmplan.answers.offers import money_line, offer_text
 from vlmplan.answers.recommendation import SHOWN_REJECTIONS, document, print_nothing_fits, print_recommendation
 from vlmplan.hardware import PRICE_CURRENT_DAYS
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search import Objective, Recommendation
 from vlmplan.units import GIB, duration_text, usd_text
 

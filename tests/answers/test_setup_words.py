@@ -12,9 +12,9 @@ from vlmplan.answers.setups import recipe_text
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import estimate
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.rules import check
-from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 
 NUM_GPUS = 2
 BASES = {

@@ -5,7 +5,7 @@ from vlmplan.architecture.adapter_names import target_names
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 320, "num_attention_heads": 4}
 CONFIG = packaged_config("qwen2.5-0.5b", **SIZES, num_hidden_layers=6, num_key_value_heads=4)

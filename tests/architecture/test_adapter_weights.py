@@ -8,7 +8,7 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Fetch, Release
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 
 LLAMA = {
     "model_type": "llama",

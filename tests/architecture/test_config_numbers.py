@@ -15,7 +15,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.models import packaged_files, packaged_models
 from vlmplan.models.facts import model_facts
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
 from vlmplan.rules import default_attention, default_lora_exclude

@@ -12,7 +12,7 @@ from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.module_log import module_kind
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Trace
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 SIZES = {
     "vocab_size": 100,

@@ -4,10 +4,10 @@ import pytest
 
 from vlmplan.architecture.families import build_model, has_family
 from vlmplan.architecture.model import Batch
-from vlmplan.encoder_decoder import BART_TYPES
 from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.model_types.encoder_decoder import BART_TYPES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Precision
+from vlmplan.recipe.choices import LossKind, Method, Precision
 
 SMALL: dict[str, Any] = {
     "d_model": 256,
@@ -66,7 +66,7 @@ def test_more_tokens_than_positions_are_refused(num_tokens, target_tokens, optio
 def test_positions_that_are_computed_are_never_trained():
     from vlmplan.architecture.prepare import prepared_model
     from vlmplan.recipe import Recipe
-    from vlmplan.recipe_choices import Method
+    from vlmplan.recipe.choices import Method
 
     tree = prepared_model(TYPES["marian"], Recipe(method=Method.FULL))
     fixed = [entry.name for entry in tree.parameters() if not entry.parameter.requires_grad]

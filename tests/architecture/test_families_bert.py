@@ -8,7 +8,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 SIZES = {"vocab_size": 2048, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
 SIZES |= {"intermediate_size": 1024}

@@ -11,7 +11,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Span
 from vlmplan.errors import InputError, UnknownNameError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.sample_images import sample_image
 from vlmplan.units import DType
 

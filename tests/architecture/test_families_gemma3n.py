@@ -15,9 +15,9 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError
-from vlmplan.lora_targets import READ_WEIGHT
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.lora_targets import READ_WEIGHT
 
 BATCH = Batch(micro_batch=2, num_tokens=150)
 OWN = {

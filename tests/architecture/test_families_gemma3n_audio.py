@@ -16,7 +16,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import GradientReady, Span
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
 TOWER = {"hidden_size": 256, "conf_num_hidden_layers": 3, "conf_num_attention_heads": 4}

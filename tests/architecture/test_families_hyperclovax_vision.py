@@ -9,7 +9,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Span
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 CONFIG = FAMILIES["hyperclovax_vision_v2"].config
 TEXT = {**CONFIG["text_config"], "intermediate_size": 4096}

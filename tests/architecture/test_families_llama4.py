@@ -20,7 +20,7 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import packed_node
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 from vlmplan.units import DType
 
 ALIAS = "llama-4-scout"

@@ -9,7 +9,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 WIDTHS = {"hidden_size": 256, "intermediate_size": 384, "nemo_conv_channels": 64}
 TOWER = {**AUDIO, **WIDTHS, "ext_pw_out_channel": 256, "depthwise_separable_out_channel": 256, "num_blocks": 3}

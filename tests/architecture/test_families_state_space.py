@@ -12,7 +12,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Fetch, Release
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 SIZES = {
     "hidden_size": 96,

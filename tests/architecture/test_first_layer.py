@@ -23,7 +23,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.models import brings_own_code, packaged_models, qformer_positions
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.rules import default_attention, default_lora_exclude, model_facts
 from vlmplan.units import DType
 from vlmplan.workload import Workload

@@ -10,7 +10,7 @@ from vlmplan.architecture.packed_weight import Linear4bit, dequantised
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.units import DType
 
 HIDDEN, INNER, HALF_HIDDEN = 64, 128, 64 // 2

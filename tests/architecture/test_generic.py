@@ -45,7 +45,7 @@ from vlmplan.models import probe as model_probe
 from vlmplan.models.description import with_layout
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 from vlmplan.rehearsal.images import with_images
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of

@@ -21,7 +21,7 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.models import find_model
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.rehearsal.prefixes import shortened
 from vlmplan_trainer.probe import configuration, model_class
 

@@ -7,7 +7,7 @@ import pytest
 from planned import cluster, rehearsed_timeline, shortened, workload
 from vlmplan.estimation import Estimator, estimate
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 
 NUM_TOKENS, RANK, VOCAB_SIZE, WIDTH = 1024, 16, 151_936, 896
 """Of Qwen2.5 0.5B."""

@@ -17,7 +17,7 @@ from vlmplan.architecture.trace import Drop, Event, Hold, Trace
 from vlmplan.estimation import Estimator
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Precision
+from vlmplan.recipe.choices import Method, Precision
 from vlmplan.units import DType
 from vlmplan.workload import Workload
 

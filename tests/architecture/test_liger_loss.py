@@ -15,7 +15,7 @@ from vlmplan.architecture.tensor import packed_node
 from vlmplan.architecture.trace import Span
 from vlmplan.estimation import estimate
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, liger_chunk_tokens
+from vlmplan.recipe.choices import LossKind, liger_chunk_tokens
 from vlmplan.units import DType
 
 COUNTED = json.loads((Path(__file__).parent / "liger_storages.json").read_text())

@@ -16,7 +16,7 @@ from vlmplan.estimation import Estimate, Estimator
 from vlmplan.gpu_choice import chosen_node, parse_gpu_choice
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation
+from vlmplan.recipe.choices import AttentionImplementation
 from vlmplan.workload import Workload
 
 RUNS = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 10)), min_size=1, max_size=6)

@@ -8,8 +8,8 @@ from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError
-from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
-from vlmplan.recipe_choices import REGEX
+from vlmplan.recipe.choices import REGEX
+from vlmplan.recipe.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.units import DType
 
 # peft warns of patterns for ranks that match no module; they match parameters.

@@ -12,7 +12,7 @@ from vlmplan.communication import collective_seconds
 from vlmplan.communication.links import Links
 from vlmplan.engines.collectives import CollectiveKind, StepPhase, exchanges
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 HEAD_DIM, HEADS, KV_HEADS, LAYERS = 8, 12, 4, 3
 CONFIG = {

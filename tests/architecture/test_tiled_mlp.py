@@ -13,9 +13,9 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Span
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, num_tiles
+from vlmplan.recipe.choices import Method, num_tiles
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.timing.hooks import hooked_calls
-from vlmplan.zero_settings import ZeroSettings
 
 WIDTH, INNER, NUM_TOKENS = 64, 7 * 64, 64 * 11 - 3
 CONFIG = {

@@ -12,10 +12,10 @@ from encoder_decoder_folders import small_model  # noqa: E402
 from tape_probe import predicted_step  # noqa: E402
 from vlmplan.architecture.model import Batch  # noqa: E402
 from vlmplan.architecture.traced_stacks import LocalAttention, local_attention, stack_facts  # noqa: E402
-from vlmplan.encoder_decoder import OWN_LOSS_TYPES  # noqa: E402
+from vlmplan.model_types.encoder_decoder import OWN_LOSS_TYPES  # noqa: E402
 from vlmplan.models.description import with_layout  # noqa: E402
 from vlmplan.models.tree import model_tree  # noqa: E402
-from vlmplan.recipe_choices import LossKind  # noqa: E402
+from vlmplan.recipe.choices import LossKind  # noqa: E402
 from vlmplan.workload import ModelFiles  # noqa: E402
 from vlmplan_trainer.engines.base import LossModule  # noqa: E402
 from vlmplan_trainer.labels import TARGET_LABELS  # noqa: E402

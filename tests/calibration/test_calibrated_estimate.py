@@ -20,7 +20,7 @@ from vlmplan.memory.overhead import (
     workspace_bytes,
 )
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, Offload, Precision
+from vlmplan.recipe.choices import AttentionImplementation, Offload, Precision
 from vlmplan.timing import Scenario, gpu_rates, update_seconds
 from vlmplan.timing import rates as rates_module
 from vlmplan.timing.host import image_seconds, offload_seconds

@@ -17,7 +17,7 @@ from vlmplan.calibration import (
     read_calibration,
 )
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject, parse_json_object
+from vlmplan.files.json_reader import JsonObject, parse_json_object
 
 GPU = "a100-sxm4-80gb"
 

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmplan import compiled_catalog, yaml_reader
+from vlmplan import compiled_catalog
 from vlmplan.catalog import (
     Catalog,
     ShippedCatalog,
@@ -24,7 +24,7 @@ from vlmplan.catalog.file import CatalogFile, Sections, offers_with_price_lists,
 from vlmplan.catalog.layers import layered_gpus, layered_offers
 from vlmplan.catalog.objects import offer_from_fields
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
-from vlmplan.files import shipped_catalog_path
+from vlmplan.files import shipped_catalog_path, yaml_reader
 from vlmplan.gpu_choice import GpuChoice, chosen_node, parse_gpu_choice
 from vlmplan.hardware import DRIVER_RESERVE_BYTES, MAX_GPUS_PER_NODE, Pricing
 from vlmplan.machine import host as local_host
@@ -383,7 +383,7 @@ def test_file_both_found_and_named_applies_once(tmp_path: Path, shipped: Catalog
 
 
 def test_relative_config_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("vlmplan.user_config.sys.platform", "linux")
+    monkeypatch.setattr("vlmplan.files.user_config.sys.platform", "linux")
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     assert user_catalog_path() == tmp_path / ".config" / "vlmplan" / "gpu_catalog.yaml"

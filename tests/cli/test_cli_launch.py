@@ -16,9 +16,9 @@ from vlmplan.emit import write_files
 from vlmplan.launch.demo import MODEL_FOLDER, demo_folder
 from vlmplan.launch.finished import run_length
 from vlmplan.plan import read_plan
-from vlmplan.run_record import read_record
-from vlmplan.shortage import Shortage, write_shortage
-from vlmplan.training import CHECKPOINTS, EXIT_OUT_OF_MEMORY, MANIFEST, TrainerOptions
+from vlmplan.run.record import read_record
+from vlmplan.run.shortage import Shortage, write_shortage
+from vlmplan.run.training import CHECKPOINTS, EXIT_OUT_OF_MEMORY, MANIFEST, TrainerOptions
 from vlmplan.units import MIB, gib_text
 from vlmplan.versions import installed_version
 

@@ -10,7 +10,7 @@ from vlmplan.catalog import load_catalog
 from vlmplan.models import find_model
 from vlmplan.proposals import trainable as module
 from vlmplan.proposals.trainable import trainable, with_known_host
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.request import parse, requested_cluster
 
 GPU = ("--gpu", "rtx-4060")

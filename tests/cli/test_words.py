@@ -20,13 +20,13 @@ from vlmplan.cli.launch import launch
 from vlmplan.cli.option_words import given_options, words_of
 from vlmplan.cli.recommend import recommend
 from vlmplan.cli.rehearse import rehearse
-from vlmplan.decided_recipe import DecidedRecipe, decided_by
 from vlmplan.deepspeed_config import file
 from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS, read_ds_config
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_GPUS_PER_NODE, MAX_NUM_NODES, Pricing
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe_choices import LORA_INITS
+from vlmplan.recipe.choices import LORA_INITS
+from vlmplan.recipe.decided import DecidedRecipe, decided_by
 from vlmplan.request import HardwareRequest, Objective, Request, SearchRequest, WorkloadRequest, parse
 
 COUNTS = st.integers(1, 10**6)

@@ -16,7 +16,7 @@ from laws import law
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_json import recipe_from_json
+from vlmplan.recipe.from_json import recipe_from_json
 from vlmplan.units import GIB, gib_text
 
 COMPONENTS = (

@@ -13,8 +13,8 @@ from cli_calls import DOES_NOT_FIT, TINY, call, folder_of, refusal, says
 from vlmplan.models import find_model
 from vlmplan.other_trainers.writing import Tool, objection
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
-from vlmplan.recipe_json import recipe_from_json
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.from_json import recipe_from_json
 
 TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift", "axolotl")
 SETUPS = [

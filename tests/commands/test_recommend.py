@@ -20,7 +20,7 @@ from vlmplan.emit.wheel import wheel_name
 from vlmplan.hardware import Pricing
 from vlmplan.plan import read_plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_json import recipe_from_json
+from vlmplan.recipe.from_json import recipe_from_json
 from vlmplan.units import GIB, gib_text
 
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"

@@ -22,8 +22,8 @@ from vlmplan.launch.prepared import planned
 from vlmplan.models import find_model
 from vlmplan.request import Request, parse, requested_cluster
 from vlmplan.request.setup import requested_setup
+from vlmplan.run.training import TrainerOptions
 from vlmplan.sampler import epoch_order
-from vlmplan.training import TrainerOptions
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 TEXT, SEES = "llama-3.2-1b", "qwen2-vl-2b"

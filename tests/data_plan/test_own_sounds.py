@@ -10,8 +10,8 @@ from cli_calls import call
 from small_sounds import wav, write_wav
 from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, audio_shape
 from vlmplan.data_plan.lengths import BLANK_SECONDS
-from vlmplan.encoder_decoder import HEARING_TYPES
 from vlmplan.errors import InputError
+from vlmplan.model_types.encoder_decoder import HEARING_TYPES
 from vlmplan.models import find_model
 from vlmplan.request import parse
 from vlmplan.sample_audio import no_sounds

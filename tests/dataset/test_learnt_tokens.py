@@ -12,7 +12,7 @@ from tool_chats import CALLING, TEMPLATE
 from vlmplan.chats.samples import Sample, read_chats
 from vlmplan.dataset import dataset
 from vlmplan.models import find_model
-from vlmplan.recipe_choices import Batching
+from vlmplan.recipe.choices import Batching
 from vlmplan.sampler import Shares
 from vlmplan_trainer.data.encode import Encoder, PlannedSamples
 from vlmplan_trainer.data.flat_batches import BATCHES

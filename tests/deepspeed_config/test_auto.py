@@ -16,7 +16,7 @@ from vlmplan.deepspeed_config.keys import Kind
 from vlmplan.errors import InputError
 from vlmplan.models import find_model, packaged_models
 from vlmplan.models.hidden_size import hidden_size_of
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe.choices import Precision
 from vlmplan.request import parse
 from vlmplan.request.setup import fixed_recipe, resolved_recipe
 

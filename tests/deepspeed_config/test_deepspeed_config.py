@@ -15,8 +15,8 @@ from recipe_cases import DEEPSPEED_RECIPES
 from vlmplan.deepspeed_config import deepspeed_config, merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.zero import ZeroSettings
 
 COVERED = "zero_stage offload_optimizer offload_params precision micro_batch grad_accum gradient_clipping zero".split()
 """The fields of a recipe that a ds_config.json says."""

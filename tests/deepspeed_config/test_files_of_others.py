@@ -14,7 +14,7 @@ from planned import cluster, decided
 from vlmplan.deepspeed_config import deepspeed_config, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import Offload, OptimizerKind, Precision
 from vlmplan.request.setup import resolved_recipe
 
 BATCH = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")

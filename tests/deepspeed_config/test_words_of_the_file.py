@@ -5,7 +5,7 @@ import pytest
 from vlmplan.deepspeed_config import merged_recipe, settings_from_ds_config, with_keys_of_file
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe.choices import Precision
 
 BF16 = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
 

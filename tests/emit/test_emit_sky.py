@@ -30,7 +30,7 @@ from vlmplan.emit.sky import (
 from vlmplan.emit.wheel import wheel_name
 from vlmplan.plan import Plan, PlannedOffer, plan_from_json, read_plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation
+from vlmplan.recipe.choices import AttentionImplementation
 from vlmplan.units import GIB
 
 BASH = shutil.which("bash")

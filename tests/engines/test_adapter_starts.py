@@ -14,7 +14,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.adapter_starts import BOUND_BYTES, bytes_for_start
 from vlmplan.engines.dora_lengths import adapted_weights
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.units import DType
 
 RANK = 48

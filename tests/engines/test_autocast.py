@@ -14,7 +14,7 @@ from vlmplan.architecture.trace import KeptCast
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
 WIDTH, INNER, EXPERTS = 16, 24, 4

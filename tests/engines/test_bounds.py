@@ -20,9 +20,9 @@ from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_prof
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.workload import Workload
-from vlmplan.zero_settings import ZeroSettings
 
 LAYERS = {"smollm2-135m": 3, "tinyllama-1.1b": 2, "mixtral-8x7b": 2, "qwen2-vl-2b": 2, "qwen2-vl-2b, no images": 2}
 CAPABILITY = (8, 0)

@@ -8,7 +8,7 @@ from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Fetch, Release
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
 CONFIG = {

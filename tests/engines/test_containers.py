@@ -12,7 +12,7 @@ from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Fetch, Prefetch, Release
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 
 TEXT = {"model_type": "llama4_text", "hidden_size": 64, "intermediate_size": 96, "intermediate_size_mlp": 96}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100, "num_hidden_layers": 1}

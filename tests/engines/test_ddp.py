@@ -11,7 +11,7 @@ from vlmplan.engines import engine_of
 from vlmplan.engines.collectives import CollectiveKind
 from vlmplan.engines.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, DataParallel, Filling, filled
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe.choices import Precision
 from vlmplan.units import MIB, DType
 
 PHI = 40_000_000  # elements, in forty equal weights

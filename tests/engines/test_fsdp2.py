@@ -8,7 +8,7 @@ from vlmplan.engines.layer_groups import layer_groups
 from vlmplan.estimation import Estimator
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, Precision
+from vlmplan.recipe.choices import Method, Offload, Precision
 
 BF16, FP32 = 2, 4
 LAYERS = 3

@@ -5,7 +5,7 @@ import pytest
 from planned import cluster
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
 from vlmplan.workload import ModelFiles, Workload
 
 VOCAB_SIZE, WIDTH = 50_000, 256

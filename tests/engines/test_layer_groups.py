@@ -16,7 +16,7 @@ from planned import of_few_layers, workload
 from vlmplan.engines.layer_groups import LayerGroups, layer_groups
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.fsdp2 import shard
 from vlmplan_trainer.models.adapters import add_adapters

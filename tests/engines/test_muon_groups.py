@@ -14,9 +14,9 @@ from vlmplan.engines.muon12 import MuonZero12
 from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
-from vlmplan.muon import is_orthogonalised
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, OptimizerKind
+from vlmplan.recipe.choices import Method, OptimizerKind
+from vlmplan.recipe.muon import is_orthogonalised
 
 MUON = Recipe(optimizer=OptimizerKind.MUON)
 

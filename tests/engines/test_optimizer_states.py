@@ -4,7 +4,7 @@ import pytest
 
 from vlmplan.engines.optimizer_states import norm_sizes, paged_bytes, state_bytes, update_bytes
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind
+from vlmplan.recipe.choices import OptimizerKind
 from vlmplan.units import DType
 
 MATRIX = (4096, 11008)

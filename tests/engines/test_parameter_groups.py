@@ -9,7 +9,7 @@ from vlmplan.engines.events import HighWater
 from vlmplan.engines.parameter_groups import parameter_groups
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 
 LORA = Recipe(method=Method.LORA, fuses_optimizer=False)
 PLUS = LORA.with_changes(loraplus_lr_ratio=16.0)

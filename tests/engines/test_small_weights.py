@@ -5,9 +5,9 @@ import pytest
 from small_models import table_of
 from vlmplan.engines import engine_of
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import DType
-from vlmplan.zero_settings import ZeroSettings
 
 SMALL, LARGE, COUNT = 1000, 10**6, 7
 RECIPE = Recipe(

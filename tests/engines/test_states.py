@@ -6,9 +6,9 @@ from small_models import FlatModel, table_of
 from vlmplan.engines import ModelStates, engine_of
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AdapterDtype, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import AdapterDtype, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import DType
-from vlmplan.zero_settings import ZeroSettings
 
 PHI = 1_000_000  # elements, in forty equal weights: five for each rank
 NUM_RANKS = 8

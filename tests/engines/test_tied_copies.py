@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from planned import of_few_layers, workload
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan_trainer.models.load import configuration, model_class
 
 NUM_LAYERS = 2

@@ -12,8 +12,8 @@ from vlmplan.engines import ModelStates, engine_of
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision, WeightDtype
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision, WeightDtype
+from vlmplan.recipe.zero import ZeroSettings
 
 MODELS = {
     "tinyllama-1.1b": {"num_hidden_layers": 2},

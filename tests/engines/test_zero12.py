@@ -8,8 +8,8 @@ from small_models import table_of
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.zero12 import Zero12
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.zero import ZeroSettings
 
 BF16 = 2
 BUCKET = 40

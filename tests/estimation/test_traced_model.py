@@ -8,9 +8,8 @@ from planned import cluster, decided, of_few_layers, workload
 from vlmplan.answers.estimate import document
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator
-from vlmplan.evaluation import Evaluation
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     AttentionImplementation,
     BatchesOnGpu,
     Batching,
@@ -19,7 +18,8 @@ from vlmplan.recipe_choices import (
     LossKind,
     Method,
 )
-from vlmplan.recipe_settings import MICRO_BATCH_FIELDS, PROCESS_FIELDS
+from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.settings import MICRO_BATCH_FIELDS, PROCESS_FIELDS
 from vlmplan.request.setup import resolved_recipe
 
 OTHERS: dict[str, Any] = {

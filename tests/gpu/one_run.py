@@ -18,7 +18,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan_trainer.answering import Answering
 
 REPORTS_SYNCHRONIZED = 2

@@ -9,7 +9,7 @@ from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.launch.extensions import compiled_kernels, held_locks
 from vlmplan.launch.preflight import preflight
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 
 OFFLOADED = gpu_plan(Recipe(zero_stage=2, micro_batch=3, offload_optimizer=Offload.CPU))
 

@@ -7,7 +7,7 @@ import pytest
 from vlmplan.deepspeed_config import settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.launch.optimizer_settings import refuse_other_settings
-from vlmplan.training import TrainerOptions
+from vlmplan.run.training import TrainerOptions
 
 
 def options(**changes: object) -> TrainerOptions:

@@ -16,10 +16,10 @@ from vlmplan.cli.option_words import words_of
 from vlmplan.launch.facts import FLASH_ATTENTION
 from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smallest_remedy
 from vlmplan.plan import Plan, plan_from_estimate
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 from vlmplan.request import Request, parse
 from vlmplan.requested import requested_estimate
-from vlmplan.shortage import Shortage, read_shortages, remove_shortages, write_shortage
+from vlmplan.run.shortage import Shortage, read_shortages, remove_shortages, write_shortage
 from vlmplan.units import GIB, MIB
 from vlmplan.versions import needed_packages
 

@@ -11,8 +11,8 @@ from launch_cases import gpu_plan
 from vlmplan.launch.plan_changes import STAGES_ALIKE, plan_changes, plan_problems
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_settings import CHANGEABLE_FIELDS
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.settings import CHANGEABLE_FIELDS
+from vlmplan.recipe.zero import ZeroSettings
 
 FOLDER = Path("runs/1")
 BEFORE = Recipe(zero_stage=2, micro_batch=3)

@@ -17,8 +17,8 @@ from vlmplan.launch.preflight import disk_bytes, preflight
 from vlmplan.machine.host import free_bytes_at, host_ram_bytes
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, Method, OptimizerKind
-from vlmplan.training import CHECKPOINTS, MANIFEST
+from vlmplan.recipe.choices import AttentionImplementation, Method, OptimizerKind
+from vlmplan.run.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB, MIB
 from vlmplan.versions import CHECKED_VERSIONS, installed_version, needed_packages
 

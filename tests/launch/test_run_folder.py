@@ -25,9 +25,9 @@ from vlmplan.launch.run_folder import (
 )
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, OptimizerKind
-from vlmplan.recipe_settings import RESULT_FIELDS
-from vlmplan.training import ADAPTER_FOLDER, CHECKPOINTS, MANIFEST, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE
+from vlmplan.recipe.choices import Method, OptimizerKind
+from vlmplan.recipe.settings import RESULT_FIELDS
+from vlmplan.run.training import ADAPTER_FOLDER, CHECKPOINTS, MANIFEST, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE
 
 COMMAND = ["/env/python", "-m", "vlmplan_trainer", "--train-data", "my data.jsonl"]
 LORA = Recipe(zero_stage=2, micro_batch=3, method=Method.LORA)

@@ -8,8 +8,8 @@ from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Span
 from vlmplan.units import DType
-from vlmplan_trainer import cross_entropy
-from vlmplan_trainer.cross_entropy import LogitRule, Product, chunked_cross_entropy
+from vlmplan_trainer.losses import cross_entropy
+from vlmplan_trainer.losses.cross_entropy import LogitRule, Product, chunked_cross_entropy
 from vlmplan_trainer.measure import LiveStorages
 
 TOKENS, WIDTH, VOCABULARY = 2 * 64, 20, 3 * 7 * 11

@@ -9,8 +9,8 @@ from vlmplan.estimation import Estimator
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.models import packaged_files
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AdapterDtype, Method, OptimizerKind, Precision, WeightDtype
-from vlmplan.saving import Saving, saving_of
+from vlmplan.recipe.choices import AdapterDtype, Method, OptimizerKind, Precision, WeightDtype
+from vlmplan.run.saving import Saving, saving_of
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 

@@ -14,13 +14,13 @@ from vlmplan.engines import engine_of
 from vlmplan.engines.bounds import peak_bound, peak_floor
 from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.estimation import Estimator, estimate
-from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.evaluation import Generated, KeptOutputs, with_evaluation
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Offload
+from vlmplan.recipe.choices import LossKind, Method, Offload
+from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.requested import requested_estimate
 from vlmplan.units import GIB
 from vlmplan.workload import Workload

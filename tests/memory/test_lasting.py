@@ -15,7 +15,7 @@ from vlmplan.cli.estimate import estimate as command
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import BatchesOnGpu, Method
+from vlmplan.recipe.choices import BatchesOnGpu, Method
 from vlmplan.requested import requested_estimate
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles, Workload

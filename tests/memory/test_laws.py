@@ -16,10 +16,10 @@ from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.timeline import StartedRun
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import check, model_facts
 from vlmplan.workload import ModelFiles, Workload
-from vlmplan.zero_settings import ZeroSettings
 
 NOTHING_KEPT = ZeroSettings(stage3_param_persistence_threshold=0)
 SMALL_BUCKETS = ZeroSettings(reduce_bucket_size=10_000_000, allgather_bucket_size=10_000_000)

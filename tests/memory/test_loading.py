@@ -17,7 +17,7 @@ from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, Precision, WeightDtype
+from vlmplan.recipe.choices import Method, Offload, Precision, WeightDtype
 from vlmplan.units import MIB, DType
 from vlmplan.workload import ModelFiles, Workload
 

@@ -20,8 +20,8 @@ from vlmplan.engines.zero12 import Zero12
 from vlmplan.estimation import Estimator
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import BatchesOnGpu, LossKind, Method, Offload, OptimizerKind
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.choices import BatchesOnGpu, LossKind, Method, Offload, OptimizerKind
+from vlmplan.recipe.zero import ZeroSettings
 
 SHORT = {
     "smollm2-135m": {"num_hidden_layers": 4},

@@ -15,8 +15,8 @@ from vlmplan.estimation import Estimator, has_upper_bound, with_other_models
 from vlmplan.estimation.references import beside_bytes
 from vlmplan.memory.host import host_memory
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Offload, WeightDtype
-from vlmplan.training_task import Reference, TaskKind, TrainingTask
+from vlmplan.recipe.choices import LossKind, Method, Offload, WeightDtype
+from vlmplan.recipe.task import Reference, TaskKind, TrainingTask
 from vlmplan.workload import Workload
 
 WIDTH = 576

@@ -20,9 +20,9 @@ from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.reservation import MicroBatch, Reservation, alike
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Precision
+from vlmplan.recipe.choices import LossKind, Method, Precision
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import GIB, MIB
-from vlmplan.zero_settings import ZeroSettings
 
 
 class AllLayersTape(LoggingTape):

@@ -10,8 +10,8 @@ from vlmplan.estimation import Estimate, Estimator, Verdict
 from vlmplan.hardware import Cluster
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, WeightDtype
-from vlmplan.saving import Saving, saving_of
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, WeightDtype
+from vlmplan.run.saving import Saving, saving_of
 from vlmplan.workload import ModelFiles, Workload
 
 SIZES = {"vocab_size": 35, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}

@@ -11,8 +11,8 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups, whole_groups
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine, inference_weights
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Offload
-from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.choices import LossKind, Method, Offload
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.units import GIB
 
 KV_HEADS, HEAD_DIM = 3, 64

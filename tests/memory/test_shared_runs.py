@@ -10,8 +10,8 @@ import pytest
 from planned import cluster, of_few_layers, workload
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.training_task import TaskKind, TrainingTask
+from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.task import TaskKind, TrainingTask
 
 MODEL = of_few_layers("qwen2.5-0.5b")
 ON = cluster("a100-sxm4-80gb", 4)

@@ -22,9 +22,9 @@ from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method
+from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import GIB
-from vlmplan.zero_settings import ZeroSettings
 
 QWEN2_VL_2B = model_files("qwen2-vl-2b")
 

@@ -2,7 +2,7 @@
 
 from image_models import IMAGE_MODELS
 from image_types import stored_image_rows, traced_types_with_images
-from vlmplan.encoder_decoder import IMAGE_ENCODER_TYPES
+from vlmplan.model_types.encoder_decoder import IMAGE_ENCODER_TYPES
 
 
 def test_rows_are_of_types_without_a_family_that_take_images():

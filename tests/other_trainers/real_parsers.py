@@ -46,7 +46,7 @@ def write(folder: Path) -> None:
     from vlmplan.models import find_model
     from vlmplan.other_trainers.writing import DS_CONFIG_FILE, Tool, settings_for, usual
     from vlmplan.recipe import Recipe
-    from vlmplan.recipe_choices import Method
+    from vlmplan.recipe.choices import Method
     from vlmplan.workload import Workload
     from written_setups import cluster_of, within
 
@@ -277,7 +277,7 @@ def parse_by_chance(file: Path) -> int:
 def _told_apart(file: Path, model_of: Callable[[str], Any]) -> str:
     """Whether a file of axolotl's means the ``same`` as what its schema makes of it, or ``other``; ``not planned``."""
     from vlmplan.errors import InputError
-    from vlmplan.yaml_reader import parse_yaml
+    from vlmplan.files.yaml_reader import parse_yaml
 
     said = parse_yaml(file.read_text(encoding="utf-8"), source=str(file))[0]
     try:

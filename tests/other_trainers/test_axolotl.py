@@ -12,7 +12,7 @@ from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
 from vlmplan.request import parse
-from vlmplan.saving import Interval
+from vlmplan.run.saving import Interval
 
 SEES, READS = "qwen2.5-vl-3b", "qwen2.5-0.5b"
 BATCH: dict[str, Any] = {"micro_batch_size": 2, "gradient_accumulation_steps": 4, "sequence_len": 2048, "datasets": []}

@@ -7,7 +7,7 @@ import pytest
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing.batching import neat_packing_keys, packing_keys
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Batching
+from vlmplan.recipe.choices import Batching
 from vlmplan.request import parse
 
 TRL = {"model_name_or_path": "Qwen/Qwen3-0.6B", "dataset_name": "x", "use_peft": False}

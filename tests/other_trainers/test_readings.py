@@ -9,7 +9,7 @@ import pytest
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
-from vlmplan.recipe_choices import Method, Precision
+from vlmplan.recipe.choices import Method, Precision
 
 LLAMA_FACTORY: dict[str, Any] = {"stage": "sft", "finetuning_type": "lora", "bf16": True}
 MS_SWIFT: dict[str, Any] = {"tuner_type": "lora", "torch_dtype": "bfloat16"}

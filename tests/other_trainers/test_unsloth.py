@@ -16,7 +16,7 @@ from vlmplan.notes import Caveat
 from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
 from vlmplan.other_trainers.unsloth_names import TABLE, makers_name, same_repository
 from vlmplan.other_trainers.unsloth_targets import WORDS, adapted_modules
-from vlmplan.recipe_choices import REGEX, Precision
+from vlmplan.recipe.choices import REGEX, Precision
 
 
 @pytest.fixture

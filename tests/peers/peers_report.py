@@ -30,7 +30,7 @@ from vlmplan.catalog import Catalog, shipped_catalog  # noqa: E402
 from vlmplan.cli.estimate import estimate as command  # noqa: E402
 from vlmplan.estimation import Estimate  # noqa: E402
 from vlmplan.hardware import Vendor  # noqa: E402
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision  # noqa: E402
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision  # noqa: E402
 from vlmplan.requested import requested_estimate  # noqa: E402
 from vlmplan.units import GIB  # noqa: E402
 

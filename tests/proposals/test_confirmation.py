@@ -10,7 +10,7 @@ from search_cases import TODAY, card, offer, rented, search
 from vlmplan.estimation import Estimate
 from vlmplan.memory.device import Verdict
 from vlmplan.proposals.confirmation import _without, searched_until_one_fits, with_corrected_plans
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search import Recommendation, SearchQuery, recommend
 from vlmplan.search.long_samples import rank_of, rank_of_first
 from vlmplan.search.pareto import front_of

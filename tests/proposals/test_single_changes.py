@@ -14,7 +14,7 @@ from vlmplan.proposals.single_changes import (
     sample_changes,
 )
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 from vlmplan.request import HardwareRequest, image_size, parse
 from vlmplan.request.setup import RequestedSetup
 from vlmplan.sample_images import image_tokens

@@ -18,7 +18,7 @@ from vlmplan.cli.rehearse import OUTPUT, rehearse
 from vlmplan.cli.rehearse_script import SCRIPT
 from vlmplan.cli.task_options import TASK
 from vlmplan.estimation import Estimate
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.rehearsal import Comparison, compared
 from vlmplan.rehearsal.process import COMMAND, SOURCE, answer_of

@@ -18,7 +18,7 @@ from vlmplan.models import probe as model_probe
 from vlmplan.models.probe import probe_path
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, Method
+from vlmplan.recipe.choices import AttentionImplementation, Method
 from vlmplan.rehearsal import layers
 from vlmplan.rehearsal.layers import (
     TOKENS,

@@ -17,7 +17,7 @@ from vlmplan.models import find_model, takes_images
 from vlmplan.models import probe as model_probe
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.rehearsal import images
 from vlmplan.rehearsal.images import image_capture, with_images
 from vlmplan.request import WorkloadRequest

@@ -18,7 +18,7 @@ import pytest
 from recorded_rehearsal import ANSWER, planned, recorded
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, VlmplanError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.models import find_model
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.rehearsal import process, rehearse, together

@@ -8,7 +8,7 @@ import pytest
 from recorded_rehearsal import recorded, recorded_json
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 from vlmplan.rehearsal.result import CACHE_EMPTIED, rehearsed_from_json
 
 Answer = dict[str, Any]

@@ -18,7 +18,7 @@ from vlmplan.models import find_model
 from vlmplan.models import probe as model_probe
 from vlmplan.models.probe import probe_path
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.rehearsal.prefixes import num_layers_of
 from vlmplan.rehearsal.process import LongRehearsalError
 from vlmplan.rehearsal.setup_peaks import Peaks, Rehearse, RehearseAll, Setup, peaks_together, rehearsed_peaks

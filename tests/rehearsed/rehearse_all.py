@@ -12,7 +12,7 @@ from typing import Any
 
 from rehearsed_cases import HERE, NAMES, estimated, request_of
 
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 from vlmplan.memory.overhead import workspace_sizes
 from vlmplan.rehearsal.process import SOURCE, answer_of
 from vlmplan.rehearsal.reserved import replayed

@@ -16,7 +16,7 @@ from vlmplan.deepspeed_config import settings_from_ds_config
 from vlmplan.estimation import Estimate
 from vlmplan.models import PACKAGED_MODELS
 from vlmplan.plan import plan_from_estimate
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe.choices import Precision
 from vlmplan.rehearsal.request import request_json
 from vlmplan.request import Request
 from vlmplan.requested import requested_estimate

@@ -11,16 +11,16 @@ from planned import shortened
 from recipe_cases import cluster
 from vlmplan.communication import by_kind
 from vlmplan.estimation import Estimate, estimate
-from vlmplan.evaluation import Evaluation
 from vlmplan.memory.allocator import LARGE_SEGMENT_BYTES
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rehearsal.process import answer_of
 from vlmplan.rehearsal.request import request_json
 from vlmplan.workload import Workload
-from vlmplan.zero_settings import ZeroSettings
 
 SMALL = ZeroSettings(
     reduce_bucket_size=2_000_000,

@@ -13,7 +13,7 @@ from rehearsed_cases import CASES, HERE, NAMES, estimated
 from rehearsed_report import GOLDEN, TABLE, compared, highest, is_close, rehearsed_flops, reserved_error, table
 
 from planned import BUNDLED_LOSSES
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
 
 MEDIAN_ERROR, LARGEST_ERROR, LARGEST_SHORTFALL = 0.02, 0.05, 0.03
 SAMPLE = ("gpt2 lora stage 1 4", "qwen2-vl-2b full stage 3 4")

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from recipe_cases import RECIPES, card, cluster
 from vlmplan.errors import InputError
-from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     Batching,
@@ -25,6 +24,9 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import (
     RULES,
     ModelFacts,
@@ -39,9 +41,7 @@ from vlmplan.rules import (
 from vlmplan.rules.adapters import HEADS
 from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
 from vlmplan.rules.models import TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
-from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.workload import ModelFiles
-from vlmplan.zero_settings import ZeroSettings
 
 T4 = {"name": "Tesla T4", "compute_capability": (7, 5), "supports_bf16": False, "supports_flash_attention_2": False}
 GTX_1080 = T4 | {"name": "GTX 1080 Ti", "compute_capability": (6, 1)}

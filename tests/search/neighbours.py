@@ -19,7 +19,7 @@ from vlmplan.estimation import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.other_trainers.writing import Tool, behaviour
-from vlmplan.recipe_choices import SEARCHED_LOSSES, Method, Offload
+from vlmplan.recipe.choices import SEARCHED_LOSSES, Method, Offload
 from vlmplan.request import parse
 from vlmplan.request.setup import resolved_recipe
 from vlmplan.search import Objective, RankedPlan, SearchQuery

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cli_calls import call
 from vlmplan.estimation import fewer_at_once, with_answers_of
 from vlmplan.recipe import Recipe
-from vlmplan.training_task import TaskKind, TrainingTask
+from vlmplan.recipe.task import TaskKind, TrainingTask
 
 GROUPS = ("--task", "grpo", "--num-generations", "8", "--seq-len", "2048", "--max-completion-tokens", "64")
 ON_SMALL_CARDS = ("--model", "qwen3-4b", "--gpu", "v100-sxm2-16gb:2", *GROUPS)

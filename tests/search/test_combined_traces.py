@@ -10,7 +10,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search.choices import RecipeChoices
 from vlmplan.search.combined_traces import Switches, TracePair, language_labels, tied_weight
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from search_cases import card, offer, rented, search
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search import Objective
 from vlmplan.search.explanation import explanation, label, runner_up
 from vlmplan.units import GIB

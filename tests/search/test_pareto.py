@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from laws import law
 from search_cases import bounded_setups, card, cluster, offer, owned, rented, search, space
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search import Compared, Limits, Objective, Recommendation
 from vlmplan.search.pareto import front, front_of, settled
 from vlmplan.units import GIB

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from planned import decided
 from search_cases import card, cluster, space
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
 from vlmplan.search.recipe_space import RecipeSpace
 
 SMALL = space(seq_len=256)

@@ -15,7 +15,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Gpu
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
 from vlmplan.search import MAX_PLANS, Limits, Objective, RankedPlan, Recommendation
 from vlmplan.search.clusters import Candidate
 from vlmplan.units import GIB

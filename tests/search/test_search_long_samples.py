@@ -4,7 +4,7 @@ import pytest
 
 from search_cases import TODAY
 from vlmplan.catalog import load_catalog
-from vlmplan.recipe_choices import LinearAttention
+from vlmplan.recipe.choices import LinearAttention
 from vlmplan.request import parse
 from vlmplan.search import recommend
 from vlmplan.search.long_samples import recommend_or_stretch

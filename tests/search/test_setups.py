@@ -14,7 +14,7 @@ from vlmplan.estimation import Estimate
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     SEARCHED_LOSSES,
     AttentionImplementation,
     LossKind,
@@ -23,13 +23,13 @@ from vlmplan.recipe_choices import (
     OptimizerKind,
     Precision,
 )
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import Severity, model_facts, problems
 from vlmplan.search.micro_batches import TracedBatches
 from vlmplan.search.refusals import refusal
 from vlmplan.search.setup_records import BoundedSetup
 from vlmplan.search.setups import SetupSpace
 from vlmplan.units import GIB, MIB
-from vlmplan.zero_settings import ZeroSettings
 
 SMALL = space(seq_len=256)
 WITH_IMAGES = space("qwen2-vl-2b", global_batch=8)

@@ -11,7 +11,7 @@ from search_cases import TODAY, card, cluster, owned
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.trace import Trace
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search import Compared, Objective, Recommendation, SearchQuery, recommend, recommendation
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.shared_traces import MOST_KEPT, RecentTraces, SharedTraces

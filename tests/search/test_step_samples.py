@@ -5,7 +5,7 @@ from math import lcm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.search.step_samples import samples_of_step, step_sizes
 
 small = st.integers(1, 24)

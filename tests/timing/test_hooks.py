@@ -7,7 +7,7 @@ import pytest
 from planned import cluster, shortened, workload
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.timing import Scenario, gpu_rates
 from vlmplan.timing.hooks import HookedCalls, hooked_calls
 from vlmplan.timing.rates import HOOK_SECONDS

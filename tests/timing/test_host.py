@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planned import cluster, model_files
 from small_models import table_of
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 from vlmplan.timing import Scenario
 from vlmplan.timing.host import (
     HOST_ADAM_BYTES_PER_SECOND,

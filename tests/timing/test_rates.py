@@ -8,7 +8,7 @@ from calibrations import calibration
 from planned import shipped_gpus
 from vlmplan.hardware import Gpu, MatmulPeaks, Vendor
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe.choices import Precision
 from vlmplan.timing import RangedValue, Scenario, gpu_rates, host, overlap, peak_flops_per_second, rates, rollout
 
 GPUS = shipped_gpus()

@@ -9,7 +9,8 @@ from planned import cluster, model_files, of_few_layers
 from vlmplan.architecture.trace import Run, Section, Trace, Work
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.timing import GenerationWork, RolloutWork, Scenario, gpu_rates
 from vlmplan.timing.rollout import (
     TOKEN_OPERATIONS,
@@ -18,7 +19,6 @@ from vlmplan.timing.rollout import (
     generation_seconds,
     rollout_seconds,
 )
-from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.workload import Workload
 
 TOKENS, ANSWER = 300, 100

@@ -15,7 +15,7 @@ from planned import model_files
 from vlmplan.architecture.trace import Run, Section, Trace, Work
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 from vlmplan.timing import BusySeconds, MicroBatchSeconds, Rates, phases_between, saved_between, step_flops
 from vlmplan.timing.rates import HOOK_SECONDS, CheckpointSeconds, HookSeconds
 from vlmplan.timing.roofline import busy_seconds

@@ -14,7 +14,8 @@ from vlmplan.communication import communication_seconds, step_collectives
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.hardware import Cluster, Gpu, MatmulPeaks, Node
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.timing import (
     BusySeconds,
     StepTime,
@@ -24,7 +25,6 @@ from vlmplan.timing import (
     peak_flops_per_second,
 )
 from vlmplan.workload import Workload
-from vlmplan.zero_settings import ZeroSettings
 
 GPU = shipped_gpus()["a100-sxm4-80gb"]
 FILES = shortened("tinyllama-1.1b", num_hidden_layers=2)

@@ -8,7 +8,7 @@ import pytest
 from planned import shipped_gpus
 from small_models import table_of
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind, Precision
+from vlmplan.recipe.choices import OptimizerKind, Precision
 from vlmplan.timing.rates import BANDWIDTH_FRACTION
 from vlmplan.timing.update import update_bytes_per_weight, update_seconds
 from vlmplan.units import DType

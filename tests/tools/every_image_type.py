@@ -23,8 +23,8 @@ from torchvision_shim import import_torchvision
 from vlmplan.architecture.captured.capture import capture_from_json
 from vlmplan.architecture.captured.operations import unknown_operations
 from vlmplan.architecture.layout import layout_from_json
-from vlmplan.encoder_decoder import ONE_IMAGE_TYPES
 from vlmplan.errors import InputError
+from vlmplan.model_types.encoder_decoder import ONE_IMAGE_TYPES
 from vlmplan.plain_text import one_line
 from vlmplan_trainer.capture.run import captured, refuse_images_as_words
 from vlmplan_trainer.probe import configuration, layout

@@ -32,7 +32,7 @@ from vlmplan.models.description import with_layout
 from vlmplan.models.tree import model_tree
 from vlmplan.plain_text import one_line
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.rehearsal.layers import with_kept_layers
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from vlmplan.training import MANIFEST
-from vlmplan_trainer.manifest import read_manifest, synced_marks
+from vlmplan.run.training import MANIFEST
+from vlmplan_trainer.saving.manifest import read_manifest, synced_marks
 
 FLIPPED = 0x10
 

@@ -6,11 +6,11 @@ PYTHONPATH=tests/trainer python tests/trainer/chunked_beside_plain.py [TOKENS]
 import sys
 
 import torch
-from test_loss import batch, distance_fraction, gradients, small_model
+from loss_models import batch, distance_fraction, gradients, small_model
 
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.units import MIB
-from vlmplan_trainer.loss import language_loss
+from vlmplan_trainer.losses.loss import language_loss
 from vlmplan_trainer.measure import LiveStorages
 
 VOCAB_SIZE = 151_936

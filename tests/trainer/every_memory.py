@@ -30,7 +30,7 @@ from vlmplan.errors import InputError
 from vlmplan.memory.host import PROCESS_BYTES, host_memory
 from vlmplan.models import find_model
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 WORDS = ("--dummy-data", "16", "--learning-rate", "1e-3", "--max-steps", "3")

@@ -37,7 +37,7 @@ def kill_in_step(grad_accum: int) -> None:
 
 def kill_in_checkpoint() -> None:
     """Once its files are there, and nothing yet that says so."""
-    from vlmplan_trainer import checkpoint
+    from vlmplan_trainer.saving import checkpoint
 
     def summed(folder: Any, names: Any, sums: Callable[..., Any] = checkpoint.synced_marks) -> Any:
         if folder.name.startswith(KILLED_CHECKPOINT):

@@ -17,7 +17,7 @@ from vlmplan.catalog import load_catalog
 from vlmplan.files import proc_bytes
 from vlmplan.launch.out_of_memory import Planner, correction_of, smallest_remedy
 from vlmplan.plan import plan_from_estimate, read_plan, write_plan
-from vlmplan.shortage import read_shortages
+from vlmplan.run.shortage import read_shortages
 from vlmplan_trainer.__main__ import main
 
 LIMIT_MIB = 160

@@ -33,7 +33,7 @@ from trainer_runs import MANY_RUNS, planned
 from vlmplan.launch.rank_locks import LOCK_FILE, ROW_BYTES
 from vlmplan.launch.run_folder import has_checkpoint
 from vlmplan.plan import Plan, write_plan
-from vlmplan.training import CHECKPOINTS
+from vlmplan.run.training import CHECKPOINTS
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 NUM_STEPS = 40

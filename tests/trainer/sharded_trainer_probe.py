@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prepared import run_prepared
 
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 NUM_RANKS = 2
 NUM_STEPS = 3
@@ -52,9 +52,9 @@ def outcome(folder: Path, changes: dict, *, stage: int, kind: LossKind, rank: in
     from tiny_plans import tiny_plan
 
     from vlmplan.recipe import Recipe
-    from vlmplan.recipe_choices import Method, Precision
-    from vlmplan.zero_settings import ZeroSettings
-    from vlmplan_trainer.loss import language_loss
+    from vlmplan.recipe.choices import Method, Precision
+    from vlmplan.recipe.zero import ZeroSettings
+    from vlmplan_trainer.losses.loss import language_loss
     from vlmplan_trainer.measure import LiveStorages
     from vlmplan_trainer.models.load import load_model, num_elements
 

@@ -10,12 +10,12 @@ import sys
 
 import torch
 import torch.distributed as dist
-from test_loss import VOCAB_SIZE, batch, distance_fraction, gradients, small_model
+from loss_models import VOCAB_SIZE, batch, distance_fraction, gradients, small_model
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LossKind
+from vlmplan.recipe.choices import AttentionImplementation, LossKind
 from vlmplan_trainer.engines.make import init_gloo
-from vlmplan_trainer.loss import language_loss
+from vlmplan_trainer.losses.loss import language_loss
 from vlmplan_trainer.sequence_parallel import part_of_samples, share_attention
 
 SHARED_LOSSES = (LossKind.FULL, LossKind.CHUNKED, LossKind.LIGER)

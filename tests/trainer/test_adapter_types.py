@@ -8,7 +8,7 @@ from torch import nn
 
 from planned import BUNDLED_LOSSES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AdapterDtype, Method, WeightDtype
+from vlmplan.recipe.choices import AdapterDtype, Method, WeightDtype
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.models.load import load_model
 from vlmplan_trainer.models.tiny import write_tiny_model

@@ -16,11 +16,11 @@ from trainer_runs import Outcome, planned, train_here
 
 from vlmplan.errors import InputError
 from vlmplan.launch.finished import finished_problem
-from vlmplan.run_record import read_record
-from vlmplan.training import CHECKPOINTS, MANIFEST
-from vlmplan_trainer.checkpoint import newest_checkpoint, whole_checkpoints
+from vlmplan.run.record import read_record
+from vlmplan.run.training import CHECKPOINTS, MANIFEST
 from vlmplan_trainer.models.tiny import write_tiny_model
-from vlmplan_trainer.progress import ProgressReporter
+from vlmplan_trainer.reporting.progress import ProgressReporter
+from vlmplan_trainer.saving.checkpoint import newest_checkpoint, whole_checkpoints
 
 NUM_STEPS = 6
 WORDS = ("--dummy-data", "64", "--learning-rate", "1e-2", "--measured-steps", "0", "--keep-last", "3")

@@ -8,9 +8,9 @@ from trainer_runs import assert_goes_on_alike, planned, train_here
 
 from encoder_decoder_folders import END, PAD, small_model, tokenizer, write_model
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, read_chats
-from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES, ONE_IMAGE_TYPES, OWN_LOSS_TYPES
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.model_types.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES, ONE_IMAGE_TYPES, OWN_LOSS_TYPES
+from vlmplan.recipe.choices import LossKind
 from vlmplan.sampler import Shares
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.encode import PlannedSamples
@@ -18,7 +18,7 @@ from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.labels import IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.loop import label_tokens, real_tokens
-from vlmplan_trainer.loss import language_loss
+from vlmplan_trainer.losses.loss import language_loss
 from vlmplan_trainer.models.decoder_inputs import decoder_input_ids
 
 WITHOUT_CHANCE = dict.fromkeys(

@@ -8,7 +8,7 @@ import pytest
 from trainer_runs import planned, train_here
 
 from vlmplan.plan import Plan
-from vlmplan.training import TrainerOptions
+from vlmplan.run.training import TrainerOptions
 from vlmplan_trainer.data.read import read_data
 from vlmplan_trainer.models.tiny import write_tiny_model
 

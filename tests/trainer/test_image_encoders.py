@@ -14,14 +14,14 @@ from encoder_decoder_folders import BEGIN, END, PAD
 from image_encoder_folders import CONFIGS, image_tokenizer, small_image_model, write_image_model
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.sampler import Shares
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.encode import PlannedSamples
 from vlmplan_trainer.data.seen_pairs import DecoderStart, Prompting, SeenPairEncoder, is_donut, prompting_of
 from vlmplan_trainer.labels import DECODER_INPUTS, IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.loop import label_tokens, real_tokens
-from vlmplan_trainer.loss import language_loss, model_inputs
+from vlmplan_trainer.losses.loss import language_loss, model_inputs
 from vlmplan_trainer.models.decoder_inputs import start_token
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.probe import configuration

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_loss import VOCAB_SIZE, batch, distance_fraction, exact_gradients, gradients, small_model
+from loss_models import VOCAB_SIZE, batch, distance_fraction, exact_gradients, gradients, small_model
 from torch.nn.functional import cross_entropy
 
 from vlmplan.architecture.liger_loss import liger_loss
@@ -13,12 +13,12 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import packed_node
 from vlmplan.architecture.trace import Span
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
-from vlmplan_trainer import liger_loss as trained
-from vlmplan_trainer.cross_entropy import LogitRule, Product
 from vlmplan_trainer.labels import IGNORED_LABEL
-from vlmplan_trainer.loss import language_loss
+from vlmplan_trainer.losses import liger as trained
+from vlmplan_trainer.losses.cross_entropy import LogitRule, Product
+from vlmplan_trainer.losses.loss import language_loss
 from vlmplan_trainer.measure import LiveStorages
 
 

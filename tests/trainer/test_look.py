@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from trainer_runs import planned, train_here
 
-from vlmplan.data_file import num_records_in
+from vlmplan.files.data_file import num_records_in
 from vlmplan.launch.data_look import looked_at
 from vlmplan.launch.run_folder import result_in
 from vlmplan.plan import Plan, read_plan, write_plan
-from vlmplan.training import TrainerOptions
+from vlmplan.run.training import TrainerOptions
 from vlmplan_trainer.data.dummy import coloured_png
 from vlmplan_trainer.look import main
 from vlmplan_trainer.models.tiny import write_tiny_model

@@ -12,8 +12,8 @@ from trainer_runs import planned
 
 from vlmplan.memory_messages import requested_bytes
 from vlmplan.plan import read_plan, write_plan
-from vlmplan.shortage import read_shortages
-from vlmplan.training import EXIT_OUT_OF_MEMORY
+from vlmplan.run.shortage import read_shortages
+from vlmplan.run.training import EXIT_OUT_OF_MEMORY
 from vlmplan_trainer.models.tiny import write_tiny_model
 from vlmplan_trainer.out_of_memory import is_out_of_memory
 

@@ -9,9 +9,9 @@ from checkpoint_faults import flip, poisoned
 from trainer_runs import Outcome, planned, train_all
 
 from vlmplan.errors import InputError
-from vlmplan.training import CHECKPOINTS
+from vlmplan.run.training import CHECKPOINTS
 from vlmplan_trainer.models.tiny import write_tiny_model
-from vlmplan_trainer.safe_loading import data_only, refuse_paths
+from vlmplan_trainer.saving.safe_loading import data_only, refuse_paths
 
 WORDS = ("--dummy-data", "48", "--learning-rate", "1e-2", "--measured-steps", "0", "--save-every", "1")
 FIRST, LONGER = (*WORDS, "--max-steps", "2"), (*WORDS, "--max-steps", "3", "--resume")

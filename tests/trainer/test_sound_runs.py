@@ -14,8 +14,8 @@ from trainer_runs import train_here
 from chat_files import asked, jsonl, text
 from small_sounds import write_wav
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Precision
-from vlmplan.training import LENGTHS_FILE
+from vlmplan.recipe.choices import Method, Precision
+from vlmplan.run.training import LENGTHS_FILE
 from vlmplan.workload import Workload
 
 SECONDS, NUM_SAMPLES = 1.5, 4

@@ -15,7 +15,7 @@ from transformers import AutoProcessor
 from small_sounds import write_wav
 from vlmplan.chats.samples import Sample, SoundPart, TextPart, Turn
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.sampler import Shares
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.encode import LeftOutError, PlannedSamples
@@ -23,7 +23,7 @@ from vlmplan_trainer.data.sounds import PlannedSounds
 from vlmplan_trainer.data.speech import SpeechEncoder
 from vlmplan_trainer.labels import HEARD, IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.loop import label_tokens, real_tokens
-from vlmplan_trainer.loss import language_loss
+from vlmplan_trainer.losses.loss import language_loss
 
 TONES = {"low": 220.0, "high": 880.0}
 LABELS = torch.tensor([[257, 7, 8, 9, 256], [257, 11, 256, IGNORED_LABEL, IGNORED_LABEL]])

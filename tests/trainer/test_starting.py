@@ -9,7 +9,7 @@ import pytest
 from recipe_cases import plan
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind
+from vlmplan.recipe.choices import OptimizerKind
 from vlmplan_trainer.starting import UNIVERSAL_OPTIMIZERS, refuse_unreadable_states
 
 

@@ -15,7 +15,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
-from vlmplan_trainer.cross_entropy import LogitRule, Product, chunked_cross_entropy
+from vlmplan_trainer.losses.cross_entropy import LogitRule, Product, chunked_cross_entropy
 from vlmplan_trainer.measure import LiveStorages
 
 ROWS, WIDTH, TOKENS = 4001, 32, 16

@@ -16,7 +16,7 @@ from trainer_runs import train_here
 
 from chat_files import ANSWER, jsonl, png, text
 from small_videos import write_video
-from vlmplan.training import LENGTHS_FILE
+from vlmplan.run.training import LENGTHS_FILE
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 NUM_SAMPLES = 4

@@ -9,11 +9,11 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.deepspeed_config import deepspeed_config
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.launch.prepared import planned
+from vlmplan.model_types.thinkers import thinker_config
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe import Recipe
 from vlmplan.request import parse
-from vlmplan.thinkers import thinker_config
-from vlmplan.training import TrainerOptions
+from vlmplan.run.training import TrainerOptions
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 

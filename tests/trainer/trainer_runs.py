@@ -17,7 +17,7 @@ from prepared import free_port, run_prepared
 from vlmplan.plan import Plan, plan_from_estimate, write_plan
 from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
-from vlmplan.training import CHECKPOINTS
+from vlmplan.run.training import CHECKPOINTS
 
 MANY_RUNS = Path(__file__).parent / "many_runs.py"
 WORKLOADS = {

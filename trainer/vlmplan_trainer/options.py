@@ -11,8 +11,8 @@ from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan, read_plan
-from vlmplan.run_record import no_record, read_record, resumed
-from vlmplan.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, SPEECH_TASKS, TrainerOptions
+from vlmplan.run.record import no_record, read_record, resumed
+from vlmplan.run.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, SPEECH_TASKS, TrainerOptions
 from vlmplan_trainer.phases import is_first, rank_here
 
 

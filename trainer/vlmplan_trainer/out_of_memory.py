@@ -14,8 +14,8 @@ from vlmplan.errors import VlmplanError
 from vlmplan.files import proc_bytes
 from vlmplan.memory_messages import Kind, messages_in, requested_bytes
 from vlmplan.plan import Plan
-from vlmplan.shortage import Shortage, write_shortage
-from vlmplan.training import EXIT_OUT_OF_MEMORY
+from vlmplan.run.shortage import Shortage, write_shortage
+from vlmplan.run.training import EXIT_OUT_OF_MEMORY
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.options import Options
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from vlmplan.training import STARTED
+from vlmplan.run.training import STARTED
 
 _BEGUN = time.time()
 

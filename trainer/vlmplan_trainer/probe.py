@@ -134,7 +134,7 @@ def model_class(config: Any) -> Any:
         MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     )
 
-    from vlmplan.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES, ONE_IMAGE_TYPES
+    from vlmplan.model_types.encoder_decoder import ENCODER_DECODER_TYPES, HEARING_TYPES, ONE_IMAGE_TYPES
 
     if config.is_encoder_decoder and config.model_type not in ONE_IMAGE_TYPES:
         if config.model_type in HEARING_TYPES:

@@ -19,16 +19,10 @@ from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.phase_names import INIT, LOAD, RESUME, SAVE
 from vlmplan.plan import Plan
-from vlmplan.run_record import keep_record
+from vlmplan.run.record import keep_record
+from vlmplan.run.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.sampler import Shares
-from vlmplan.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted
-from vlmplan_trainer.checkpoint import (
-    FoundCheckpoint,
-    load_checkpoint,
-    save_checkpoint,
-    universal_form,
-)
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.flat_batches import BATCHES
@@ -37,20 +31,26 @@ from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32
 from vlmplan_trainer.engines.zero import TAG
-from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.loop import Rates, StepReport, StepRules, Trainer
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.models.delta_kernels import require_delta_kernels
 from vlmplan_trainer.models.load import LoadedModel, load_model
-from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.phases import rank_here, say_building, say_phase
-from vlmplan_trainer.progress import ProgressReporter
 from vlmplan_trainer.ranks import of_all_ranks
-from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
+from vlmplan_trainer.reporting.monitors import Monitors, check_monitors
+from vlmplan_trainer.reporting.progress import ProgressReporter
+from vlmplan_trainer.reporting.report import SCHEMA, lines, print_report, usd_so_far
+from vlmplan_trainer.reporting.result import about_result, result_folder
 from vlmplan_trainer.resized_storages import telling_of_resized_storages
-from vlmplan_trainer.result import about_result, result_folder
+from vlmplan_trainer.saving.checkpoint import (
+    FoundCheckpoint,
+    load_checkpoint,
+    save_checkpoint,
+    universal_form,
+)
+from vlmplan_trainer.saving.export import export, merge
 from vlmplan_trainer.signature import run_signature
 from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
 from vlmplan_trainer.stopping import exit_code

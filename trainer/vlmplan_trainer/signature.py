@@ -10,9 +10,9 @@ from typing import Any
 
 from vlmplan.launch.plan_changes import STAGES_ALIKE
 from vlmplan.plan import Plan
-from vlmplan.recipe_settings import CHANGEABLE_FIELDS
-from vlmplan.run_record import data_mark
-from vlmplan.training import LEARNING_RATES
+from vlmplan.recipe.settings import CHANGEABLE_FIELDS
+from vlmplan.run.record import data_mark
+from vlmplan.run.training import LEARNING_RATES
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.phases import is_first
 

@@ -11,10 +11,10 @@ from vlmplan.errors import InputError, UnavailableError
 from vlmplan.launch.finished import finished_sentence, reported_steps
 from vlmplan.plan import Plan
 from vlmplan.units import counted
-from vlmplan_trainer.checkpoint import FoundCheckpoint, check_run, newest_checkpoint
 from vlmplan_trainer.engines.make import start_process_group
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.phases import is_first, rank_here, say_phase
+from vlmplan_trainer.saving.checkpoint import FoundCheckpoint, check_run, newest_checkpoint
 
 UNIVERSAL_OPTIMIZERS = ("adamw", "torchao-adamw")
 """Whose states are two moments by those names, in tensors that can be cut (tried; those of 8 and 4 bits cannot)."""

@@ -9,7 +9,7 @@ from vlmplan.answers.front import recipe_essentials
 from vlmplan.answers.offers import machine_json, money_line
 from vlmplan.answers.recommendation import plan_json
 from vlmplan.answers.setups import engine_text
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.notes import caveats, footnotes
 from vlmplan.proposals.advice import Advice, Outcome, binding
 from vlmplan.render.lines import say

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vlmplan.calibration import QUANTITIES, Calibration, MeasuredValue, Unit, calibration_json
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.memory.allocator import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 from vlmplan.notes import listed
 from vlmplan.render.lines import say

@@ -6,7 +6,7 @@ import click
 
 from vlmplan.answers import estimate as estimates
 from vlmplan.answers.estimate import hardware_text, setup_text, workload_text
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.proposals.comparison import Variant
 from vlmplan.render.lines import say

@@ -7,7 +7,7 @@ import click
 
 from vlmplan.data_plan import DataSource
 from vlmplan.data_plan.lengths import PERCENTILES, percentile
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.lines import picture_width, say
 from vlmplan.units import counted
 

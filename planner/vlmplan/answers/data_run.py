@@ -10,7 +10,7 @@ from vlmplan.data_plan.options import MOST_MICRO_BATCH, Largest, Option
 from vlmplan.data_plan.source import DataSource
 from vlmplan.data_rules import Order
 from vlmplan.estimation import Estimate
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import counted, duration_text, gib_text, size_text

@@ -14,7 +14,7 @@ from vlmplan.diagnosis import BESIDE_TRAINING, Cause, Diagnosis, Planned, Tensor
 from vlmplan.diagnosis.places import Phase
 from vlmplan.engines.components import Components
 from vlmplan.estimation import evaluation_hints
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.render.lines import say
 from vlmplan.units import gib_text

@@ -14,7 +14,7 @@ from vlmplan.answers.estimate import (
     verdict_line,
 )
 from vlmplan.estimation import Estimate
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 
 
 def drawn(found: Estimate, notes: Sequence[str]) -> JsonDict:

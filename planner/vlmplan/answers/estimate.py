@@ -11,9 +11,9 @@ from vlmplan.architecture.model import Part
 from vlmplan.communication import volume_json
 from vlmplan.engines.components import COMPONENT_NAMES
 from vlmplan.estimation import Estimate, VaryingLengths
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import cluster_text
-from vlmplan.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import caveats, footnotes, listed
 from vlmplan.render.bars import bar, legend

@@ -7,7 +7,7 @@ import click
 
 from vlmplan.answers.estimate import hardware_text, setup_text
 from vlmplan.deepspeed_config import Effect, Key, auto_text
-from vlmplan.json_reader import JsonDict, shown
+from vlmplan.files.json_reader import JsonDict, shown
 from vlmplan.key_effects import KeyInPlan, OtherValue
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table

@@ -11,7 +11,7 @@ from vlmplan.answers.offers import about_text, offer_text
 from vlmplan.changes.kinds import engine_title
 from vlmplan.data_plan.data_run import DataRun
 from vlmplan.estimation import evaluation_hints
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.plain_text import printable_line
 from vlmplan.proposals.fixes import WORTH_FRACTION, Fix, Fixes

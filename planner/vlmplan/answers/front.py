@@ -7,7 +7,7 @@ import click
 
 from vlmplan.answers.offers import machine_json
 from vlmplan.answers.setups import engine_text
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.recipe import Recipe
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.scatter import MARKS, PLAIN_MARKS, scatter_lines

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from vlmplan.answers.offers import money_line
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.render.picture import (
     HEIGHT,
     LEFT,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from vlmplan.answers.offers import age_text, offer_json
 from vlmplan.catalog import Catalog
 from vlmplan.catalog.listing import GpuRow
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
-from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import GIB, counted, usd_text

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from vlmplan.estimation import Estimate, keep_last_key
-from vlmplan.json_reader import JsonDict
-from vlmplan.training import DEFAULT_KEEP_LAST
+from vlmplan.files.json_reader import JsonDict
+from vlmplan.run.training import DEFAULT_KEEP_LAST
 from vlmplan.units import counted, gib_text
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import date
 
 from vlmplan.answers.to_fit import Command, way_out_parts
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.launch.curriculum import PlannedStage
 from vlmplan.launch.prepared import PreparedRun
 from vlmplan.launch.run_folder import LOG_FILE

@@ -9,7 +9,7 @@ import click
 
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Part
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.models import packaged_models, why_unsupported
 from vlmplan.models.facts import LORA_RANK, ModelAnatomy, ModelFacts
 from vlmplan.render.lines import say

@@ -4,7 +4,7 @@ from vlmplan.architecture.module_log import ModuleTape, followed, kept_bytes, mo
 from vlmplan.architecture.trace import Kind
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.estimation.micro_batch import tape_for
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 
 WRAPPED = ".base_layer"
 """What peft puts between an adapted Linear and its weight."""

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from datetime import date
 from typing import TYPE_CHECKING
 
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Cluster, Offer
-from vlmplan.json_reader import JsonDict
 from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, usd_text
 
 if TYPE_CHECKING:

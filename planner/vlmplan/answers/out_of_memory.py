@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vlmplan.launch.out_of_memory import Correction, Remedy
 from vlmplan.plan import Plan
-from vlmplan.shortage import Shortage
+from vlmplan.run.shortage import Shortage
 from vlmplan.units import gib_text
 
 

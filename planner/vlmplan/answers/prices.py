@@ -8,8 +8,8 @@ import click
 from vlmplan.answers.offers import age_text, spread_json
 from vlmplan.catalog import Catalog
 from vlmplan.catalog.price_lists import PriceList, Spread
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import PRICE_CURRENT_DAYS
-from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import counted

@@ -10,8 +10,8 @@ from vlmplan.answers.estimate import caveat_lines
 from vlmplan.answers.offers import about_text, age_text, offer_json
 from vlmplan.cost.owning import WEEKS_PER_MONTH
 from vlmplan.cost.purchase import SHOWN_HOURS_PER_WEEK, Purchase
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Offer
-from vlmplan.json_reader import JsonDict
 from vlmplan.notes import footnotes
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers import TrainerConfig
 from vlmplan.render.lines import say
 

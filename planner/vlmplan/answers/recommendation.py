@@ -22,10 +22,10 @@ from vlmplan.answers.host_and_disk import host_line, resume_line
 from vlmplan.answers.offers import age_text, cost_lines, machine_json, money_line, price_json
 from vlmplan.answers.setups import engine_text
 from vlmplan.catalog.price_lists import Spread
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Pricing
-from vlmplan.json_reader import JsonDict
 from vlmplan.notes import caveats, footnotes
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search import RankedPlan, Recommendation, Rejection

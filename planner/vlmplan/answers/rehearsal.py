@@ -7,7 +7,7 @@ import click
 
 from vlmplan.answers import estimate as estimates
 from vlmplan.answers.estimate import VERDICTS, caveat_lines, heading, setup_text, without_text
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import footnotes
 from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error

@@ -2,7 +2,7 @@
 
 import click
 
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.scaling import Scaling, ScalingPoint, nodes_paying

@@ -18,8 +18,8 @@ from vlmplan.answers.rehearsal import (
     print_over_time,
     step_seconds_json,
 )
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import cluster_text
-from vlmplan.json_reader import JsonDict
 from vlmplan.rehearsal.result import RehearsedPhase
 from vlmplan.rehearsal.script import ScriptRehearsal
 from vlmplan.render.lines import say

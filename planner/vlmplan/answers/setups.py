@@ -1,8 +1,7 @@
 """A recipe in words: everything of it that decides memory and time."""
 
-from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.recipe import Recipe, engine_name
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     ALL_LINEAR,
     DEFAULT_INIT,
     BatchesOnGpu,
@@ -13,7 +12,8 @@ from vlmplan.recipe_choices import (
     Offload,
     OptimizerKind,
 )
-from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.units import DType
 
 LOSS_WORDS = {

@@ -9,8 +9,8 @@ import click
 
 from vlmplan.answers.estimate import hardware_text
 from vlmplan.answers.offers import about_text, machine_json, offer_text
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import cluster_text
-from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say, say_command
 from vlmplan.units import SECONDS_PER_HOUR, duration_text, gib_text, usd_text
 

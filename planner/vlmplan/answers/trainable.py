@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Cluster, cluster_text
-from vlmplan.json_reader import JsonDict
 from vlmplan.models.facts import ModelFacts
 from vlmplan.proposals.trainable import FastestSetup, TrainableModel
 from vlmplan.recipe import Recipe, engine_name
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import GIB, SECONDS_PER_HOUR, count_text, counted, duration_text, gib_text

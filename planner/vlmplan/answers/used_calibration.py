@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 
 if TYPE_CHECKING:
     from vlmplan.calibration import Calibration

@@ -16,7 +16,7 @@ from vlmplan.api.kinds import checked
 from vlmplan.api.options import File, Model
 from vlmplan.cli.option_words import argument_name, options_of
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
-from vlmplan.json_reader import json_text, parse_json_object
+from vlmplan.files.json_reader import json_text, parse_json_object
 from vlmplan.models import given_model
 from vlmplan.plain_text import printable_sentence
 from vlmplan.request import Request, own_request, parse

@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import shown
+from vlmplan.files.json_reader import shown
 from vlmplan.notes import listed
 
 Members = tuple[Any, ...]

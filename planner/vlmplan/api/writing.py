@@ -14,7 +14,7 @@ from vlmplan.emit.trainer_files import START_FILE
 from vlmplan.emit.write import write_texts
 from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
-from vlmplan.json_reader import parse_json_object
+from vlmplan.files.json_reader import parse_json_object
 from vlmplan.other_trainers import open_trainer_config
 from vlmplan.other_trainers.editing.keys import KeyChanges
 from vlmplan.other_trainers.editing.patch import patched

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.errors import InputError
-from vlmplan.lora_targets import pattern_of
-from vlmplan.recipe_choices import ALL_LINEAR, ATTENTION, REGEX
+from vlmplan.recipe.choices import ALL_LINEAR, ATTENTION, REGEX
+from vlmplan.recipe.lora_targets import pattern_of
 
 Marks = Callable[[str], list[frozenset[str]]]
 """What options mean a module of this name."""

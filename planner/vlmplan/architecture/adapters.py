@@ -28,7 +28,7 @@ from vlmplan.architecture.parameter_adapters import (
 )
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError, nearest
-from vlmplan.lora_targets import is_stacked, layer_targets, stacked_targets
+from vlmplan.recipe.lora_targets import is_stacked, layer_targets, stacked_targets
 from vlmplan.units import DType
 
 ADAPTABLE = (Linear, PatchEmbedding, Embedding)

@@ -6,7 +6,7 @@ Source: transformers 5.23 ``models/deepseek_v4/configuration_deepseek_v4.py``.
 from collections.abc import Sequence
 
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 SLIDING, CHOOSING, HEAVY = KINDS = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 """Names of ``layer_types``: a window alone, and with it compressed keys that an indexer chooses, or all of them."""

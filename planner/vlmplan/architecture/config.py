@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed, shown
+from vlmplan.files.json_reader import not_allowed, shown
 
 CONFIG = "config.json"
 MAX_INTEGER = 10**8

@@ -18,7 +18,7 @@ from vlmplan.architecture.read_weights import begin_forward, end_forward
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
 

@@ -27,8 +27,8 @@ from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.traced_stacks import PLAIN_STACKS, StackFacts
 from vlmplan.errors import InputError
-from vlmplan.lora_targets import unpacked_linears
 from vlmplan.notes import Caveat
+from vlmplan.recipe.lora_targets import unpacked_linears
 from vlmplan.units import DType
 
 ENCODER, DECODER = "encoder", "decoder"

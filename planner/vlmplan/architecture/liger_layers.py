@@ -4,7 +4,7 @@ from vlmplan.architecture.families.llama import Attention, Decoder, GatedMlp
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.modules import Module, RMSNorm
 from vlmplan.errors import InputError
-from vlmplan.liger_types import LAYER_TYPES, TYPES_WITH_VISION_NORMS, TYPES_WITHOUT_MLP
+from vlmplan.model_types.liger import LAYER_TYPES, TYPES_WITH_VISION_NORMS, TYPES_WITHOUT_MLP
 
 LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
 HEAD_NORMS = ("q_norm", "k_norm")

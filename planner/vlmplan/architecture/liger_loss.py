@@ -25,7 +25,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
-from vlmplan.recipe_choices import liger_chunk_tokens
+from vlmplan.recipe.choices import liger_chunk_tokens
 from vlmplan.units import DType
 
 ACCESSES_PER_LOGIT = 3

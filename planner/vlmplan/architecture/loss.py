@@ -10,7 +10,7 @@ backward two float32 gradients and their 16-bit cast. The logits are in the mode
 outputs under autocast (``convert_outputs_to_fp32``) comes when the loss's own has gone, so the peak stays.
 
 ``chunked`` computes loss and gradients chunk by chunk in the forward, so that no more than one chunk of logits exists
-(the trainer's ``cross_entropy.py``).
+(the trainer's ``losses/cross_entropy.py``).
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
-from vlmplan.recipe_choices import chunk_tokens
+from vlmplan.recipe.choices import chunk_tokens
 from vlmplan.units import DType
 
 PIECES_PER_CHUNK = 8
-"""The trainer's softmax runs over one of them at a time (``vlmplan_trainer.cross_entropy.PIECES_PER_CHUNK``)."""
+"""The trainer's softmax runs over one of them at a time (``vlmplan_trainer.losses.cross_entropy.PIECES_PER_CHUNK``)."""
 KERNELS_PER_PIECE = 13
 """Operations of the trainer's ``_Run._add_losses``, of which few are as wide as the logits."""
 

@@ -16,7 +16,7 @@ from vlmplan.architecture.modules import Embedding, Linear, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, is_gated_mlp
+from vlmplan.recipe.choices import Method, is_gated_mlp
 
 
 def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:

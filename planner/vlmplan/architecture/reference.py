@@ -13,7 +13,7 @@ from vlmplan.architecture.evaluation import evaluation_pass
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import NO_PARTS, Event, Fetch, Parts, Release, Run, Section, Span, Trace, add_parts
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 REFERENCE = "reference."
 """What sections of the reference's forward begin with."""

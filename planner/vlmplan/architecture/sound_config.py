@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmplan.architecture.config import CONFIG, MAX_LAYERS, Config, class_table
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed, shown
+from vlmplan.files.json_reader import not_allowed, shown
 
 NUM_LAYERS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "depth", "layers"),

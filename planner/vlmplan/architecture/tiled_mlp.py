@@ -24,7 +24,7 @@ from vlmplan.architecture.ops import only
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import WHOLE, GradientPart
-from vlmplan.recipe_choices import num_tiles
+from vlmplan.recipe.choices import num_tiles
 
 RUN_FIRST, RUN_LAST = 2, 2
 """Tiles that are not like others, see ``_run_tiles``."""

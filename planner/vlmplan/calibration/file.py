@@ -9,8 +9,8 @@ from vlmplan.calibration.quantities import QUANTITIES, Unit
 from vlmplan.calibration.record import Calibration, MeasuredValue
 from vlmplan.errors import InputError
 from vlmplan.files import NOT_JSON, text_if_there
-from vlmplan.json_reader import JsonDict, JsonObject, parse_json_object
-from vlmplan.user_config import user_config_dir
+from vlmplan.files.json_reader import JsonDict, JsonObject, parse_json_object
+from vlmplan.files.user_config import user_config_dir
 
 SCHEMA = "vlmplan.calibration/2"
 """Files of schema 1 say of an operation a quarter less than it took: it was divided by operations some of which the

@@ -13,8 +13,8 @@ from vlmplan.catalog.places import PROJECT_FILE_NAME, refreshed_catalog_path, us
 from vlmplan.catalog.rules import Fields
 from vlmplan.catalog.shipped import ShippedCatalog, shipped_catalog
 from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.files.user_config import user_config_dir
 from vlmplan.hardware import Gpu, Offer
-from vlmplan.user_config import user_config_dir
 
 CALIBRATIONS = "calibration"
 """The folder of ``vlmplan.calibration``."""

@@ -12,7 +12,7 @@ from vlmplan.catalog import rules as catalog_rules
 from vlmplan.catalog.rules import MAX_SELECTORS, SECTIONS, Fields, checked, checked_mapping, checked_selector
 from vlmplan.errors import InputError, nearest
 from vlmplan.files import text_of
-from vlmplan.json_reader import not_allowed, read_json_object, unknown_key
+from vlmplan.files.json_reader import not_allowed, read_json_object, unknown_key
 
 SELECTING = ("hide", "discounts")
 REFRESHED_FILE_NAME = "refreshed_prices.json"
@@ -98,7 +98,7 @@ def read_catalog_file(path: Path, *, may_be_empty: bool) -> CatalogFile:
     """
     if path.name == REFRESHED_FILE_NAME:
         return _refreshed_file(path)
-    from vlmplan.yaml_reader import parse_yaml
+    from vlmplan.files.yaml_reader import parse_yaml
 
     text = text_of(path, name=str(path))
     sections = Sections(str(path), iter(parse_yaml(text, source=str(path))))

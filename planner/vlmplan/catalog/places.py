@@ -4,8 +4,8 @@ from pathlib import Path
 
 from vlmplan.catalog.file import REFRESHED_FILE_NAME
 from vlmplan.files import SHIPPED_CATALOG
-from vlmplan.user_cache import user_cache_dir
-from vlmplan.user_config import user_config_dir
+from vlmplan.files.user_cache import user_cache_dir
+from vlmplan.files.user_config import user_config_dir
 
 PROJECT_FILE_NAME = "vlmplan_catalog.yaml"
 

@@ -23,8 +23,8 @@ from vlmplan.catalog.rules import MAX_GPUS_PER_NODE, OFFER_REQUIRED, SCHEMA, Fie
 from vlmplan.catalog.shipped import shipped_catalog
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import write_atomically
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.json_reader import JsonDict
 from vlmplan.plain_text import one_line
 from vlmplan.units import counted
 

@@ -11,8 +11,8 @@ from datetime import date
 from typing import Any, cast
 
 from vlmplan.errors import InputError
+from vlmplan.files.json_reader import JsonObject, not_allowed, unknown_key
 from vlmplan.hardware import MAX_GPUS_PER_NODE, PCIE_BYTES_PER_SECOND_PER_LANE, Pricing, Vendor
-from vlmplan.json_reader import JsonObject, not_allowed, unknown_key
 
 SCHEMA = "vlmplan.catalog/1"
 SECTIONS = ("schema", "sources", "gpus", "price_lists", "offers", "hide", "discounts")

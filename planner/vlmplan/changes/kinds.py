@@ -17,9 +17,8 @@ from vlmplan.architecture.config import Config
 from vlmplan.changes.change import Change, Levels
 from vlmplan.changes.rollouts import answers_at_once, shared_vllm, sleeping_vllm
 from vlmplan.errors import InputError
-from vlmplan.evaluation import Kept
 from vlmplan.recipe import PLAIN, Recipe, engine_name
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     AttentionImplementation,
     LinearAttention,
     LossKind,
@@ -30,6 +29,7 @@ from vlmplan.recipe_choices import (
     WeightDtype,
     is_worth_tiling,
 )
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.request import Options, OptionValue
 from vlmplan.request.setup import RequestedSetup
 from vlmplan.rules import attention_implementations, losses, model_facts

@@ -18,7 +18,7 @@ from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.evaluation import with_evaluation
 from vlmplan.memory.overhead import process_group
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 from vlmplan.request import HardwareRequest, Request, requested_cluster
 from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.timing import timed_step

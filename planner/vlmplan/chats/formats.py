@@ -64,7 +64,7 @@ from vlmplan.chats.turn_parts import (
 )
 from vlmplan.chats.unread import refuse_unread_of_sample
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 from vlmplan.units import counted
 
 NO_VIDEOS = NO_SOUNDS = "samples of text and images are read, video and sound are not"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from vlmplan.chats.references import Reference
 from vlmplan.errors import InputError
-from vlmplan.json_reader import shown
+from vlmplan.files.json_reader import shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image

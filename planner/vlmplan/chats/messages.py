@@ -7,7 +7,7 @@ from vlmplan.chats.tools import ANSWER_ROLES, CALL_ROLES, OfMessage, answering, 
 from vlmplan.chats.turn_keys import is_learnt, refuse_learnt, thoughts_of
 from vlmplan.chats.turn_parts import UNLEARNT, Part, Parts, part_of, tagged
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 OTHER_ROLES = {"developer": "system", "model": "assistant"}

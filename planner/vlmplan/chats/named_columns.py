@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmplan.chats.references import PREFERENCE_KEYS
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict, JsonObject
+from vlmplan.files.json_reader import JsonDict, JsonObject
 
 ALPACA, SHAREGPT = "alpaca", "sharegpt"
 RANKING = "ranking"

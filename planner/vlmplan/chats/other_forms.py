@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from vlmplan.chats.references import IMAGE_NAMES, OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS
-from vlmplan.json_reader import JsonDict, JsonObject
+from vlmplan.files.json_reader import JsonDict, JsonObject
 
 CHATS = ("messages", "conversations")
 QUESTIONS = ("query", "question", "problem", "input", "prompt")

@@ -24,7 +24,7 @@ from vlmplan.chats.messages import LLAVA_ROLES
 from vlmplan.chats.references import PREFERENCE_KEYS, REJECTED_BESIDE, listed_values
 from vlmplan.chats.tools import ANSWER_ROLES
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict, JsonObject
+from vlmplan.files.json_reader import JsonDict, JsonObject
 
 CHOSEN, REJECTED = PREFERENCE_KEYS
 PREFERRED, NOT_PREFERRED = "preferred_output", "non_preferred_output"

@@ -19,9 +19,9 @@ from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.preference_forms import with_prompt
 from vlmplan.chats.references import OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS, PREFERENCE_KEYS, REJECTED_BESIDE, Reference
 from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
-from vlmplan.data_file import Record
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.data_file import Record
+from vlmplan.files.json_reader import JsonDict
 
 CHOSEN, REJECTED = PREFERENCE_KEYS
 ANSWERED = "completion"

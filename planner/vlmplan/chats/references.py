@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 
 IMAGE_NAMES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of a list of frames, not of videos
 REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url", "source")

@@ -16,9 +16,9 @@ from vlmplan.chats.references import Reference
 from vlmplan.chats.sound_files import sound_seconds
 from vlmplan.chats.tools import OfMessage
 from vlmplan.chats.video_files import VideoHeader, video_header
-from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict, parse_json_object
+from vlmplan.files.data_file import Record, records_in
+from vlmplan.files.json_reader import JsonDict, parse_json_object
 
 T = TypeVar("T")
 LISTED_FRAMES_PER_SECOND = 2.0

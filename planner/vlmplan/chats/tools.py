@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict, JsonObject, parse_json
+from vlmplan.files.json_reader import JsonDict, JsonObject, parse_json
 
 CALL_ROLES, ANSWER_ROLES = (
     ("tool_call", "function_call"),

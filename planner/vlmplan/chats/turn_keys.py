@@ -14,7 +14,7 @@ ms-swift's "Custom Dataset" (``swift/loss_scale/base.py``); ``loss_weight`` in L
 """
 
 from vlmplan.chats.tools import THOUGHT, THOUGHT_KEYS, OfMessage
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 
 WHOLE_TURNS = ("weight", "loss", "loss_scale", "loss_weight", "train")
 OF_EVERY_ROLE = ("loss_weight", "train")

@@ -15,7 +15,7 @@ from vlmplan.chats.references import (
 )
 from vlmplan.chats.tools import OfMessage
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject, shown
+from vlmplan.files.json_reader import JsonObject, shown
 from vlmplan.units import counted
 
 IMAGE_TAG = "<image>"

@@ -1,7 +1,7 @@
 """What a sample may say beside its turns, and nobody reads here: it is refused by name, where it would change what is
 learnt or what stands in the text."""
 
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 
 PLACEHOLDERS = ("<ref-object>", "<bbox>")
 """In whose place ms-swift writes what ``objects`` of a sample has."""

@@ -26,14 +26,14 @@ from vlmplan.cli.output import print_document
 from vlmplan.cli.start import start
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.files import text_of, write_atomically
-from vlmplan.json_reader import JsonObject, not_allowed, read_json_object
+from vlmplan.files.json_reader import JsonObject, not_allowed, read_json_object
+from vlmplan.files.yaml_reader import parse_yaml
 from vlmplan.launch.curriculum import CurriculumOptions, PlannedStage, Stage, changes, planned_stages
 from vlmplan.launch.prepared import PreparedRun, prepare, with_data
 from vlmplan.launch.resuming import kept_options
 from vlmplan.render import lines
 from vlmplan.render.lines import tell
-from vlmplan.run_record import OF_EACH_START
-from vlmplan.yaml_reader import parse_yaml
+from vlmplan.run.record import OF_EACH_START
 
 PARTS = ("vision", "projector", "language")
 OF_ALL_STAGES = {

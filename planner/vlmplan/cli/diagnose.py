@@ -69,6 +69,6 @@ def _request(plan_file: Path | None, given: dict[str, Any], catalog_files: tuple
 
 
 def _flag(name: str) -> str:
-    from vlmplan.recipe_settings import option_name
+    from vlmplan.recipe.settings import option_name
 
     return option_name(name)

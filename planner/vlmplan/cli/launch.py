@@ -19,8 +19,8 @@ from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.commands.day import today
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
-from vlmplan.run_record import RECORD_FILE
-from vlmplan.training import TrainerOptions
+from vlmplan.run.record import RECORD_FILE
+from vlmplan.run.training import TrainerOptions
 
 if TYPE_CHECKING:
     from vlmplan.cli.curriculum import CurriculumOptions

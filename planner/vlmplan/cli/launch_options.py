@@ -19,7 +19,7 @@ from vlmplan.cli.options import (
 )
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
-from vlmplan.training import MONITOR_PACKAGES, SCHEDULES, SPEECH_TASKS
+from vlmplan.run.training import MONITOR_PACKAGES, SCHEDULES, SPEECH_TASKS
 
 CURRICULUM_FILE = "curriculum.json"
 """In the output folder of a curriculum: what it is."""

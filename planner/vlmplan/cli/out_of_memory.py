@@ -17,8 +17,8 @@ from vlmplan.files import write_atomically
 from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smallest_remedy
 from vlmplan.launch.prepared import PreparedRun
 from vlmplan.render.lines import tell
-from vlmplan.shortage import Shortage, read_shortages
-from vlmplan.training import EXIT_OUT_OF_MEMORY, TrainerOptions, default_of
+from vlmplan.run.shortage import Shortage, read_shortages
+from vlmplan.run.training import EXIT_OUT_OF_MEMORY, TrainerOptions, default_of
 
 DS_CONFIG_TO_FIT = "ds_config-to-fit.json"
 

@@ -3,8 +3,7 @@
 import click
 
 from vlmplan.cli.option_kinds import FILE, Decorator, choice, count, switch, under
-from vlmplan.evaluation import Kept
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     BatchesOnGpu,
@@ -18,7 +17,8 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.switches import SWITCHES
+from vlmplan.recipe.evaluation import Kept
+from vlmplan.recipe.switches import SWITCHES
 
 OPTIMIZERS = tuple(kind.value for kind in OptimizerKind)
 

@@ -16,8 +16,8 @@ from vlmplan.launch.run_folder import (
 )
 from vlmplan.launch.start import CUT_OFF, ending, follow
 from vlmplan.render.lines import tell
-from vlmplan.shortage import remove_shortages
-from vlmplan.training import EXIT_OUT_OF_MEMORY
+from vlmplan.run.shortage import remove_shortages
+from vlmplan.run.training import EXIT_OUT_OF_MEMORY
 
 
 def start(prepared: PreparedRun) -> int:

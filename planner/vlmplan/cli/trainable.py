@@ -18,7 +18,7 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
     from vlmplan.answers.trainable import document, print_trainable
     from vlmplan.catalog import load_catalog
     from vlmplan.proposals.trainable import trainable, with_known_host
-    from vlmplan.recipe_choices import Method
+    from vlmplan.recipe.choices import Method
     from vlmplan.request import parse, requested_cluster
 
     hardware = parse({name: given[name] for name in ("gpu", "host_ram")}).hardware

@@ -25,7 +25,7 @@ from vlmplan.commands import estimate, recommend
 from vlmplan.commands.document import document_text
 from vlmplan.commands.other_trainer import for_trainer, trainer_texts
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError, VlmplanError
-from vlmplan.json_reader import JsonDict, shown
+from vlmplan.files.json_reader import JsonDict, shown
 from vlmplan.plain_text import one_line, printable_sentence
 
 if TYPE_CHECKING:

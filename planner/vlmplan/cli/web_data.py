@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmplan.cli.web_files import file_name
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict, JsonObject, shown
+from vlmplan.files.json_reader import JsonDict, JsonObject, shown
 from vlmplan.units import MIB, counted
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.json_reader import JsonDict, JsonObject, shown
+from vlmplan.files.json_reader import JsonDict, JsonObject, shown
 from vlmplan.plain_text import one_line
 from vlmplan.units import MIB
 

@@ -15,7 +15,7 @@ from vlmplan.cli.options import FOR, ONE_CLUSTER, SAVING, WORKLOAD
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.recommend import recommend
 from vlmplan.cli.task_options import TASK
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 
 GROUPS: tuple[tuple[str, tuple[Decorator, ...]], ...] = (
     ("Samples", WORKLOAD),

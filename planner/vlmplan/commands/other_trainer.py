@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
-    from vlmplan.json_reader import JsonDict
+    from vlmplan.files.json_reader import JsonDict
     from vlmplan.other_trainers.writing import WrittenSetup
     from vlmplan.request import Request
 

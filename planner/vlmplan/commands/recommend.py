@@ -13,7 +13,7 @@ from vlmplan.commands.estimate import freezing_of
 from vlmplan.commands.other_trainer import ForTrainer
 from vlmplan.commands.other_trainer import document as made_for_json
 from vlmplan.errors import InputError
-from vlmplan.training_task import Generation
+from vlmplan.recipe.task import Generation
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vlmplan.chats.named_columns import NamedColumns, named_columns
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
-from vlmplan.json_reader import JsonObject, read_json_object
+from vlmplan.files.json_reader import JsonObject, read_json_object
 
 INFO = "dataset_info.json"
 SUFFIXES = (".jsonl", ".json")

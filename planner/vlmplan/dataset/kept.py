@@ -21,7 +21,7 @@ from vlmplan.dataset.record import RULES_VERSION, Dataset, SampleSize
 from vlmplan.dataset.scan import ImageMark, image_mark, scan
 from vlmplan.errors import UnavailableError
 from vlmplan.files import open_regular
-from vlmplan.user_cache import keep_text, kept_text
+from vlmplan.files.user_cache import keep_text, kept_text
 from vlmplan.workload import ModelFiles
 
 FOLDER = "datasets"

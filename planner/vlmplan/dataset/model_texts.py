@@ -14,7 +14,7 @@ from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.dataset.image_texts import IMAGE_TEXTS, ImageTexts
 from vlmplan.errors import InputError
 from vlmplan.files import MAX_TEXT_BYTES, text_if_there
-from vlmplan.json_reader import JsonDict, parse_json_object
+from vlmplan.files.json_reader import JsonDict, parse_json_object
 from vlmplan.models.hub import cached_snapshot
 from vlmplan.models.hub_names import hub_id
 from vlmplan.workload import ModelFiles

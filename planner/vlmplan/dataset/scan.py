@@ -16,7 +16,6 @@ from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.preferences import preference_of
 from vlmplan.chats.samples import Sample, nothing_to_train_on, sample_of
-from vlmplan.data_file import Record, records_in
 from vlmplan.dataset.counting import TokenCounter
 from vlmplan.dataset.files import DataFile
 from vlmplan.dataset.media import MediaReading, sample_counter
@@ -24,6 +23,7 @@ from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.progress import reading_progress
 from vlmplan.dataset.record import MAX_SENTENCES, Dataset, PairTokens, SampleSize, TextTokens
 from vlmplan.errors import InputError, MissingPackageError
+from vlmplan.files.data_file import Record, records_in
 
 CHUNK_BYTES, CHUNK_SAMPLES = 2**20, 500
 """What a process is given at once: some tenths of a second. A choice."""

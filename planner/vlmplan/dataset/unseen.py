@@ -9,10 +9,10 @@ from vlmplan.chats.downscaling import Size
 from vlmplan.chats.formats import RawSample, raw_sample
 from vlmplan.chats.references import Reference
 from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, nothing_to_train_on, values_of
-from vlmplan.data_file import Record, records_of
 from vlmplan.dataset.counting import TokenCounter
 from vlmplan.dataset.record import MAX_SENTENCES, Dataset, PairTokens, SampleSize
 from vlmplan.errors import InputError
+from vlmplan.files.data_file import Record, records_of
 
 UNSEEN = Path("unseen")
 

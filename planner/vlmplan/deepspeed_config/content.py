@@ -20,7 +20,7 @@ from vlmplan.deepspeed_config.zero_keys import (
     ZERO_KEYS,
 )
 from vlmplan.errors import UnknownNameError
-from vlmplan.json_reader import JsonDict, JsonObject
+from vlmplan.files.json_reader import JsonDict, JsonObject
 
 KEYS: Mapping[str, Key] = {**RUN_KEYS, **ZERO_KEYS, **SECTION_KEYS}
 """Every key that DeepSpeed 0.19.8 reads, by its path."""

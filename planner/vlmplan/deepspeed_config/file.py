@@ -17,10 +17,10 @@ from vlmplan.deepspeed_config.other_files import read_ds_config, refuse_other_fi
 from vlmplan.deepspeed_config.precision import open_precisions
 from vlmplan.deepspeed_config.schedules import check_scheduler
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject, shown
-from vlmplan.muon import MOMENTUM as MUON_MOMENTUM
-from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.files.json_reader import JsonObject, shown
+from vlmplan.recipe.choices import Offload, OptimizerKind, Precision
+from vlmplan.recipe.muon import MOMENTUM as MUON_MOMENTUM
+from vlmplan.recipe.zero import ZeroSettings
 
 DEFAULT_STAGE = 0
 """Without a stage, ZeRO is off."""

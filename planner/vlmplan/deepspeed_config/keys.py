@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
 
-from vlmplan.json_reader import JsonObject, shown
+from vlmplan.files.json_reader import JsonObject, shown
 
 
 class Kind(Enum):

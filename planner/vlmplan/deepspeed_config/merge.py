@@ -4,13 +4,13 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.deepspeed_config.file import DEFAULT_STAGE, DsConfig
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import InputError
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe_choices import Precision
-from vlmplan.recipe_settings import option_name
+from vlmplan.recipe.choices import Precision
+from vlmplan.recipe.decided import DecidedRecipe, Stage
+from vlmplan.recipe.settings import option_name
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
 """``GRADIENT_CLIPPING_DEFAULT`` of DeepSpeed 0.19.8; older releases did not clip."""

@@ -9,7 +9,7 @@ from vlmplan.deepspeed_config.run_keys import REMOVED_TOP_KEYS, UNREAD_KEYS
 from vlmplan.deepspeed_config.zero_keys import ZERO_ALIASES
 from vlmplan.errors import InputError
 from vlmplan.files import NOT_JSON, text_of
-from vlmplan.json_reader import JsonDict, parse_json_object
+from vlmplan.files.json_reader import JsonDict, parse_json_object
 
 PLAN_COMMANDS = "vlmplan launch, rehearse, explain and diagnose"
 """Commands that have ``--plan``."""
@@ -58,7 +58,7 @@ def _refuse_yaml(text: str, source: str) -> None:
     """Raise InputError for a mapping in YAML's own form, with keys at the beginning of lines."""
     if text.lstrip().startswith(("{", "[")):
         return
-    from vlmplan.yaml_reader import parse_yaml
+    from vlmplan.files.yaml_reader import parse_yaml
 
     try:
         values = parse_yaml(text, source=source)[0]

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from vlmplan.deepspeed_config.mistakes import Mistakes
-from vlmplan.json_reader import shown
-from vlmplan.recipe_choices import Precision
+from vlmplan.files.json_reader import shown
+from vlmplan.recipe.choices import Precision
 
 
 def open_precisions(

@@ -11,7 +11,7 @@ from typing import Any
 from vlmplan.deepspeed_config.auto import auto_problem
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import UnknownNameError
-from vlmplan.json_reader import shown
+from vlmplan.files.json_reader import shown
 
 _WARMUP = "warmup_num_steps warmup_type last_batch_iteration"
 PARAMETERS: Mapping[str, tuple[str, str]] = {

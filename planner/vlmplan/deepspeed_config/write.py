@@ -20,12 +20,12 @@ from typing import Any, cast
 from vlmplan.deepspeed_config.content import NEVER_PLANNED
 from vlmplan.deepspeed_config.file import DsConfig
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict
-from vlmplan.muon import LR_RATIO as MUON_LR_RATIO
-from vlmplan.muon import MOMENTUM as MUON_MOMENTUM
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
-from vlmplan.training import ADAM_BETAS, ADAM_EPSILON, LEARNING_RATES
+from vlmplan.recipe.choices import Offload, OptimizerKind, Precision
+from vlmplan.recipe.muon import LR_RATIO as MUON_LR_RATIO
+from vlmplan.recipe.muon import MOMENTUM as MUON_MOMENTUM
+from vlmplan.run.training import ADAM_BETAS, ADAM_EPSILON, LEARNING_RATES
 
 NVME_BUFFER_ELEMENTS = 100_000_000
 """``offload_param.buffer_size``: a buffer has to hold the largest shard of one weight

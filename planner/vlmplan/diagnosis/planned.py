@@ -21,7 +21,6 @@ from vlmplan.diagnosis.record import Diagnosis, Longer, Narrower, Planned
 from vlmplan.diagnosis.tensors import TensorSize, Widths, tensor_sizes, weight_of_size, widths_of
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
-from vlmplan.evaluation import Kept
 from vlmplan.launch.out_of_memory import correction_by
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import reserve_bytes
@@ -29,10 +28,11 @@ from vlmplan.memory.phases import Phase
 from vlmplan.models import takes_images
 from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATION, INIT, RESUME, SAVE, STEP
 from vlmplan.proposals.way_out import WayOut, way_out
-from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method
+from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.request import Options, OptionValue, Request
+from vlmplan.run.shortage import Shortage
 from vlmplan.sample_images import image_tokens, sample_image
-from vlmplan.shortage import Shortage
 from vlmplan.units import GIB
 from vlmplan.workload import Workload
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from vlmplan.memory_messages import line_start
-from vlmplan.training import STEP_LINE
+from vlmplan.run.training import STEP_LINE
 
 MAX_MARKS = 400
 """Of one kind that are looked at, from the message backwards. A choice."""

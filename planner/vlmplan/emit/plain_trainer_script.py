@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
+from vlmplan.model_types.thinkers import thinker_class
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX, AttentionImplementation, Method, WeightDtype
-from vlmplan.thinkers import thinker_class
+from vlmplan.recipe.choices import ALL_LINEAR, DEFAULT_INIT, REGEX, AttentionImplementation, Method, WeightDtype
+from vlmplan.recipe.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.workload import ModelFiles, Workload
 
 CAUSAL_TYPES_WITH_IMAGES = frozenset({"phi4_multimodal"})

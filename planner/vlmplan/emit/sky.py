@@ -26,12 +26,12 @@ from vlmplan.emit.sky_facts import (
     SKYPILOT_VERSION,
 )
 from vlmplan.emit.wheel import wheel_name
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import AttentionImplementation
-from vlmplan.saving import Interval, Saving
-from vlmplan.training import CHECKPOINTS, MANIFEST
+from vlmplan.recipe.choices import AttentionImplementation
+from vlmplan.run.saving import Interval, Saving
+from vlmplan.run.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB
 
 SKYPILOT_ACCELERATORS: Mapping[str, str] = {

@@ -15,7 +15,7 @@ from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomically
 from vlmplan.plan import PLAN_FILE, Plan, plan_text
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind
+from vlmplan.recipe.choices import OptimizerKind
 
 DS_CONFIG_FILE, LAUNCH_FILE, HOSTFILE = "ds_config.json", "launch.sh", "hostfile"
 SLURM_FILE, SKY_FILE = "job.slurm", "sky.yaml"

@@ -11,7 +11,7 @@ from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.dora_lengths import FACTORS
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OLORA, PISSA
+from vlmplan.recipe.choices import OLORA, PISSA
 from vlmplan.units import DType
 
 BOUND_BYTES = 32

@@ -7,7 +7,7 @@ from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Sink
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind
+from vlmplan.recipe.choices import OptimizerKind
 
 STAGES: tuple[int | None, ...] = (None, 0, 1, 2, 3)
 """Values of ``Recipe.zero_stage``, the simplest engine first."""

@@ -26,7 +26,7 @@ from vlmplan.engines.optimizer_states import state_sizes, update_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
 from vlmplan.units import DType
 
 if TYPE_CHECKING:

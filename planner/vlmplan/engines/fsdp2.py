@@ -32,7 +32,7 @@ from vlmplan.engines.layer_groups import ROOT, BackwardOrder, LayerGroup, backwa
 from vlmplan.engines.optimizer_states import norm_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 WAITING = "reduce-scatter input"
 

@@ -28,7 +28,7 @@ from vlmplan.engines.partitions import (
 )
 from vlmplan.engines.zero12 import PARTITION, ZEROS, Zero12
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 
 
 class GroupedZero12(Zero12):

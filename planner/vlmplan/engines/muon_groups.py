@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vlmplan.engines.parameter_groups import OptimizerGroup
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
-from vlmplan.muon import is_orthogonalised
+from vlmplan.recipe.muon import is_orthogonalised
 
 
 def muon_groups(table: ParameterTable, *, is_sorted: bool) -> Sequence[OptimizerGroup]:

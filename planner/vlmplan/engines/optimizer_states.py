@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import TORCHAO_BITS, TORCHAO_BLOCK, OptimizerKind, Precision
+from vlmplan.recipe.choices import TORCHAO_BITS, TORCHAO_BLOCK, OptimizerKind, Precision
 from vlmplan.units import DType
 
 NORM_BYTES = 8

@@ -7,7 +7,7 @@ from vlmplan.engines.collectives import padded
 from vlmplan.engines.parameter_groups import parameter_groups
 from vlmplan.engines.parameters import ParameterTable, sub_group_elements
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 
 
 class Shards:

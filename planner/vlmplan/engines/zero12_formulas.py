@@ -27,7 +27,7 @@ from vlmplan.engines.partitions import (
 )
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 from vlmplan.units import DType
 
 

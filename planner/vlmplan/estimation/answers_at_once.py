@@ -10,7 +10,7 @@ from vlmplan.errors import InputError
 from vlmplan.memory.phases import ROLLOUT_PHASES
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
-from vlmplan.training_task import TrainingTask
+from vlmplan.recipe.task import TrainingTask
 from vlmplan.units import divisors
 
 

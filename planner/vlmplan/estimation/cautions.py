@@ -1,15 +1,15 @@
 """What an estimate's numbers leave out or mean otherwise than its options say, as caveats (see ``notes``)."""
 
-from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, MOST_ASLEEP_BYTES
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
 from vlmplan.phase_names import EVALUATION, GENERATION
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LinearAttention, Offload
+from vlmplan.recipe.choices import LinearAttention, Offload
+from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.task import Generation
 from vlmplan.rules import model_facts
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES, SELECTIVE_TYPES, STATE_SPACE_TYPES
-from vlmplan.training_task import Generation
 from vlmplan.units import counted, gib_text
 from vlmplan.workload import ModelFiles
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from vlmplan.estimation.record import Estimate
 from vlmplan.notes import Caveat
-from vlmplan.saving import Saving
+from vlmplan.run.saving import Saving
 from vlmplan.units import gib_text
 
 

@@ -36,7 +36,7 @@ from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import RolloutWork, TimedStep, step_flops, timed_step
 from vlmplan.workload import Workload

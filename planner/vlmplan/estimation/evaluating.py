@@ -15,12 +15,12 @@ from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
-from vlmplan.evaluation import Kept
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.evaluation import Evaluated, Generated, kept_outputs
 from vlmplan.memory.reservation import EvaluatedOperations
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Batching, LossKind
+from vlmplan.recipe.choices import Batching, LossKind
+from vlmplan.recipe.evaluation import Kept
 
 
 class EvaluationRuns:

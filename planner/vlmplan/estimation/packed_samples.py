@@ -3,7 +3,7 @@
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Batching
+from vlmplan.recipe.choices import Batching
 from vlmplan.workload import Workload
 
 

@@ -26,7 +26,7 @@ from vlmplan.memory.resume import ResumeMemory
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat
 from vlmplan.recipe import Recipe
-from vlmplan.saving import RunDisk, Saving, run_disk
+from vlmplan.run.saving import RunDisk, Saving, run_disk
 from vlmplan.timing import StepTime, TimedStep, speed_note
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload

@@ -14,8 +14,8 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.shards import Shards
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
-from vlmplan.training_task import Reference
+from vlmplan.recipe.choices import Offload
+from vlmplan.recipe.task import Reference
 from vlmplan.units import DType
 
 RUNS_BESIDE = (Reference.ADAPTER_OFF, Reference.COPY)

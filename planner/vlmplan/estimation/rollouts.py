@@ -21,9 +21,9 @@ from vlmplan.memory.evaluation import Generated, KeptOutputs
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Offload
+from vlmplan.recipe.choices import LossKind, Offload
+from vlmplan.recipe.task import Generation, Reference
 from vlmplan.timing import GenerationWork, RolloutWork
-from vlmplan.training_task import Generation, Reference
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
 

@@ -18,8 +18,8 @@ from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LinearAttention
-from vlmplan.training_task import Reference
+from vlmplan.recipe.choices import AttentionImplementation, LinearAttention
+from vlmplan.recipe.task import Reference
 from vlmplan.workload import Workload
 
 

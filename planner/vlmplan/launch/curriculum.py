@@ -16,9 +16,9 @@ from vlmplan.launch.prepared import planned
 from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import PLAN_FILE, Plan, read_plan
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.request import Request, parse
-from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
+from vlmplan.run.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 
 OptionValues = dict[str, Any]
 """Values by the names of options, as the command line reads them."""

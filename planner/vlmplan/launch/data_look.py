@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.child_process import empty_folder, last_words, run_python
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.plan import PLAN_FILE, Plan, write_plan
-from vlmplan.training import TrainerOptions
+from vlmplan.run.training import TrainerOptions
 
 LOOK = "vlmplan_trainer.look"
 

@@ -10,7 +10,7 @@ from vlmplan.child_process import last_words, run_python
 from vlmplan.errors import MissingPackageError, UnavailableError
 from vlmplan.launch.run_folder import RUN_FILES, held_run_problem
 from vlmplan.request import Options
-from vlmplan.training import METRICS_FILE
+from vlmplan.run.training import METRICS_FILE
 from vlmplan.versions import INSTALL, installed_version
 
 FOLDER = "vlmplan-demo"

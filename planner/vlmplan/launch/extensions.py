@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 
 LOCK = "lock"
 CPU_ADAM, ASYNC_IO = "cpu_adam", "async_io"

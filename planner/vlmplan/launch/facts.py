@@ -16,7 +16,7 @@ from pathlib import Path
 from vlmplan.child_process import last_words, run_python
 from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.files import proc_bytes
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.launch.extensions import held_locks
 from vlmplan.machine.host import free_bytes_at, host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import NvmlMachine, read_machine

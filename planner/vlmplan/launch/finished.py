@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.errors import VlmplanError
-from vlmplan.json_reader import read_json_object
+from vlmplan.files.json_reader import read_json_object
 from vlmplan.plan import Plan
-from vlmplan.training import CHECKPOINTS, MANIFEST, REPORT_FILE, TrainerOptions
+from vlmplan.run.training import CHECKPOINTS, MANIFEST, REPORT_FILE, TrainerOptions
 from vlmplan.units import counted
 
 STEPS, LENGTH = "steps", "length"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
-from vlmplan.json_reader import shown
+from vlmplan.files.json_reader import shown
 
 LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,9})\s*(#.*)?")
 HOST = re.compile(r"(\w[\w.-]*@)?\w[\w.:-]*", re.ASCII)

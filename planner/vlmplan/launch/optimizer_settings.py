@@ -5,10 +5,10 @@ from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import shown
-from vlmplan.muon import LR_RATIO
-from vlmplan.recipe_choices import OptimizerKind
-from vlmplan.training import ADAM_BETAS, ADAM_EPSILON, TrainerOptions, flag
+from vlmplan.files.json_reader import shown
+from vlmplan.recipe.choices import OptimizerKind
+from vlmplan.recipe.muon import LR_RATIO
+from vlmplan.run.training import ADAM_BETAS, ADAM_EPSILON, TrainerOptions, flag
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig

@@ -16,8 +16,8 @@ from vlmplan.changes.trials import Trials
 from vlmplan.deepspeed_config import DEFAULT_GRADIENT_CLIPPING, deepspeed_config, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Cluster
-from vlmplan.json_reader import JsonDict
 from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.preflight import missing_packages
 from vlmplan.memory.device import Verdict
@@ -25,7 +25,7 @@ from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.plan import Plan
 from vlmplan.request import Options, Request, requested_cluster
 from vlmplan.request.setup import RequestedSetup, requested_setup
-from vlmplan.shortage import Shortage
+from vlmplan.run.shortage import Shortage
 from vlmplan.sizes import zero_settings
 
 

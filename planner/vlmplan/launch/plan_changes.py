@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.plan import Plan
-from vlmplan.recipe_settings import CHANGEABLE_FIELDS
-from vlmplan.run_record import SCHEDULE_ENDS, refusal
+from vlmplan.recipe.settings import CHANGEABLE_FIELDS
+from vlmplan.run.record import SCHEDULE_ENDS, refusal
 
 STAGES_ALIKE = {1, 2}
 """ZeRO stages that read each other's checkpoints; all other pairs fail in DeepSpeed 0.19.8 (tried on two CPU ranks)."""

@@ -5,14 +5,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from vlmplan.catalog import Catalog
-from vlmplan.decided_recipe import decided_by
 from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.gpu_choice import CPU, LOCAL, chosen_node, parse_gpu_choice
 from vlmplan.machine.host import host_ram_bytes
 from vlmplan.models import find_model
 from vlmplan.plan import Plan, PlannedHardware
-from vlmplan.recipe_choices import Method
-from vlmplan.recipe_settings import ADAPTER_FIELDS
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.decided import decided_by
+from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.request import EvaluationRequest, HardwareRequest, Request, TaskRequest, WorkloadRequest
 from vlmplan.request.idle_options import without_idle
 from vlmplan.units import GIB

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmplan.catalog import Catalog
-from vlmplan.data_file import num_records_in
 from vlmplan.errors import VlmplanError
 from vlmplan.files import open_regular
+from vlmplan.files.data_file import num_records_in
 from vlmplan.launch.devices import gpu_problems
 from vlmplan.launch.extensions import lock_sentence
 from vlmplan.launch.facts import FLASH_ATTENTION, Facts
@@ -21,9 +21,9 @@ from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.launch.task_runs import task_problems
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import AttentionImplementation
-from vlmplan.saving import Interval, Saving
-from vlmplan.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, monitor_problems
+from vlmplan.recipe.choices import AttentionImplementation
+from vlmplan.run.saving import Interval, Saving
+from vlmplan.run.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, monitor_problems
 from vlmplan.units import counted, gib_text
 from vlmplan.versions import install_command, needed_packages
 

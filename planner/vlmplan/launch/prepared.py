@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmplan.catalog import load_catalog
-from vlmplan.data_file import num_records_in
+from vlmplan.files.data_file import num_records_in
 from vlmplan.launch.data_look import DataLook, looked_at
 from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
 from vlmplan.launch.finished import finished_problem
@@ -18,7 +18,7 @@ from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import PLAN_FILE, Plan, plan_from_estimate
 from vlmplan.request import Request
 from vlmplan.requested import requested_estimate
-from vlmplan.training import TrainerOptions
+from vlmplan.run.training import TrainerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

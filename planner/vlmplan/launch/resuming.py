@@ -8,14 +8,14 @@ from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import without_plain_options
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.run_folder import has_checkpoint, result_in
 from vlmplan.plan import Plan
 from vlmplan.recipe import PLAIN
 from vlmplan.request import Options, OptionValue, Request, requested_cluster
-from vlmplan.run_record import RECORD_FILE, RunRecord, no_record, read_record, record_of, resumed, said
-from vlmplan.training import DATA_SOURCES, TrainerOptions
+from vlmplan.run.record import RECORD_FILE, RunRecord, no_record, read_record, record_of, resumed, said
+from vlmplan.run.training import DATA_SOURCES, TrainerOptions
 
 OF_DS_CONFIG = (
     *("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "precision", "optimizer"),

@@ -5,7 +5,7 @@ ds_config.json    the same numbers for DeepSpeed, to look at; not for plain PyTo
 command.txt       the command, as a shell would run it
 environment.txt   the variables that were set for it, NAME=VALUE
 versions.json     of Python, the driver and the packages
-run.json          every option of the run, for --resume; see ``run_record``
+run.json          every option of the run, for --resume; see ``run.record``
 run.log           everything that the run printed; whoever trains holds its lock
 
 A folder belongs to one training: once it has results, another plan, or a second start without ``--resume``, is refused.
@@ -26,9 +26,9 @@ from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import READABLE, text_if_there, write_atomically
 from vlmplan.launch.plan_changes import plan_changes, plan_problems
 from vlmplan.plan import PLAN_FILE, Plan, read_plan
-from vlmplan.recipe_settings import RESULT_FIELDS
-from vlmplan.run_record import RECORD_FILE, RunRecord, record_text
-from vlmplan.training import (
+from vlmplan.recipe.settings import RESULT_FIELDS
+from vlmplan.run.record import RECORD_FILE, RunRecord, record_text
+from vlmplan.run.training import (
     ADAPTER_FOLDER,
     CHECKPOINTS,
     MANIFEST,

@@ -32,8 +32,8 @@ from vlmplan.launch.facts import Facts
 from vlmplan.launch.run_folder import ENVIRONMENT_FILE
 from vlmplan.launch.silence import Silence
 from vlmplan.plan import Plan
-from vlmplan.step_bar import StepBar, can_draw
-from vlmplan.training import REPORT_FILE, STARTED
+from vlmplan.run.step_bar import StepBar, can_draw
+from vlmplan.run.training import REPORT_FILE, STARTED
 
 GRACE_SECONDS = 60.0
 """How long a run may take to end after a signal. A choice: DeepSpeed gives each rank 30 seconds."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from vlmplan.plan import Plan
 from vlmplan.plan.task_problems import plan_problems
 from vlmplan.recipe import Recipe
-from vlmplan.training import TrainerOptions, flag
-from vlmplan.training_task import SFT, Reference, TrainingTask
+from vlmplan.recipe.task import SFT, Reference, TrainingTask
+from vlmplan.run.training import TrainerOptions, flag
 
 DPO_BETA, GRPO_BETA = 0.1, 0.04
 """How much the reference counts where nothing else is said: ``DPOConfig.beta``; in GRPO with a reference that of

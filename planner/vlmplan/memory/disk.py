@@ -18,8 +18,8 @@ from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.optimizer_states import paged_bytes, state_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind
-from vlmplan.saving import Saving
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind
+from vlmplan.run.saving import Saving
 from vlmplan.units import DType
 
 

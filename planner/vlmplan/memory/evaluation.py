@@ -15,10 +15,10 @@ from vlmplan.architecture.trace import Event, Fetch, Prefetch, Run, Span, Trace
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import NULL_SINK, Component
 from vlmplan.engines.profile import MicroBatchProfile, forward_rise
-from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.phase_names import EVALUATION, GENERATION
+from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.units import DType
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, 
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import partition_size, shares
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, Precision
-from vlmplan.training_task import Reference
+from vlmplan.recipe.choices import Method, Offload, Precision
+from vlmplan.recipe.task import Reference
 from vlmplan.units import GIB, DType
 
 PROCESS_BYTES = 3 * GIB

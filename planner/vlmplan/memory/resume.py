@@ -20,7 +20,7 @@ from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
 from vlmplan.phase_names import INIT, RESUME, STEP
 from vlmplan.recipe import Recipe
-from vlmplan.saving import Saving
+from vlmplan.run.saving import Saving
 
 
 class ResumeMemory(NamedTuple):

@@ -10,14 +10,14 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import FAMILIES, has_family
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.architecture.sound_config import check_config
-from vlmplan.encoder_decoder import hears_prompt
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict, parse_json_object
-from vlmplan.lora_targets import INDEXING_TYPES
+from vlmplan.files.json_reader import JsonDict, parse_json_object
+from vlmplan.model_types.encoder_decoder import hears_prompt
+from vlmplan.model_types.thinkers import thinker_config, thinker_note
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.models.untrainable import check_trainable
-from vlmplan.thinkers import thinker_config, thinker_note
+from vlmplan.recipe.lora_targets import INDEXING_TYPES
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 

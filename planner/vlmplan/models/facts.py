@@ -11,7 +11,7 @@ from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
 from vlmplan.models.description import context_length, takes_images
 from vlmplan.models.tree import ProbedModelFiles, model_tree
-from vlmplan.recipe_choices import ALL_LINEAR, ATTENTION
+from vlmplan.recipe.choices import ALL_LINEAR, ATTENTION
 from vlmplan.workload import ModelFiles
 
 LORA_RANK = 16

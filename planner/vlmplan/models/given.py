@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vlmplan.json_reader import json_text
+from vlmplan.files.json_reader import json_text
 from vlmplan.models.description import files_of_texts, with_layout
 from vlmplan.models.hub_names import CONFIG
 from vlmplan.workload import ModelFiles

@@ -21,6 +21,8 @@ from urllib.parse import quote, urlsplit
 from vlmplan.architecture.images.videos import VIDEO_MODEL_TYPES
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import text_if_there
+from vlmplan.files.user_cache import keep_text, kept_text
+from vlmplan.model_types.thinkers import THINKERS
 from vlmplan.models.description import parsed_config, parsed_settings
 from vlmplan.models.hub_names import (
     CONFIG,
@@ -34,8 +36,6 @@ from vlmplan.models.hub_names import (
     is_revision,
 )
 from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file, within_deadline
-from vlmplan.thinkers import THINKERS
-from vlmplan.user_cache import keep_text, kept_text
 
 KEPT_SCHEMA = 2
 FRESH_SECONDS = 24 * 3600.0

@@ -19,9 +19,9 @@ from typing import Any
 
 from vlmplan.architecture.layout import LAYOUT_SCHEMA, ModelLayout, layout_from_json
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
+from vlmplan.files.user_cache import keep_text, kept_text
 from vlmplan.plain_text import one_line
-from vlmplan.user_cache import keep_text, kept_text
 
 TIMEOUT_SECONDS = 180.0
 """Importing torch and transformers takes some seconds, on a busy machine or a network drive many."""

@@ -12,14 +12,14 @@ from vlmplan.data_rules import FOR_LARGEST, FOR_LONGEST, DataRules
 from vlmplan.deepspeed_config import DsConfig, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
-from vlmplan.json_reader import parse_json_object
+from vlmplan.files.json_reader import parse_json_object
 from vlmplan.models import context_length
 from vlmplan.other_trainers.fsdp import read_fsdp, unread_losses
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe_choices import AdapterDtype, Method, Precision, WeightDtype
-from vlmplan.recipe_settings import ADAPTER_FIELDS
+from vlmplan.recipe.choices import AdapterDtype, Method, Precision, WeightDtype
+from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, ModelFiles
 
 LOADED_WIDE = (

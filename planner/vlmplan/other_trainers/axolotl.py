@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vlmplan.data_rules import Order
-from vlmplan.liger_types import FUSED_LOSS_TYPES
+from vlmplan.model_types.liger import FUSED_LOSS_TYPES
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.axolotl_adapters import adapter_options, adapters_without_effect, double_quant
 from vlmplan.other_trainers.axolotl_contradictions import refuse_contradictions
@@ -39,7 +39,7 @@ from vlmplan.other_trainers.hugging_face import (
 from vlmplan.other_trainers.liger import HEAD_IS_READ
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     AttentionImplementation,
     LossKind,
     Method,

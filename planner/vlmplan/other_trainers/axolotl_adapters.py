@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from vlmplan.lora_targets import is_lora_init
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe_choices import ALL_LINEAR, REGEX
+from vlmplan.recipe.choices import ALL_LINEAR, REGEX
+from vlmplan.recipe.lora_targets import is_lora_init
 from vlmplan.workload import ModelFiles
 
 KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")

@@ -9,7 +9,7 @@ Sources: TRL 1.16 ``trainer/sft_trainer.py`` (``self.padding_free``), ms-swift 4
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe_choices import AttentionImplementation, Batching
+from vlmplan.recipe.choices import AttentionImplementation, Batching
 
 Options = dict[str, Value]
 FLASH = AttentionImplementation.FLASH_ATTENTION_2.value

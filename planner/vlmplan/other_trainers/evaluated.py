@@ -8,9 +8,9 @@ LLaMA-Factory 0.9.5 ``train/sft/workflow.py``; ms-swift 4.6.0 ``arguments/sft_ar
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, Kept
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import NO, Settings
+from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Kept
 
 KEYS = frozenset(
     """do_eval eval_strategy evaluation_strategy eval_steps per_device_eval_batch_size eval_on_start

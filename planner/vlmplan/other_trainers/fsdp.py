@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe_choices import LossKind, Offload
+from vlmplan.recipe.choices import LossKind, Offload
 
 VERSION: Final = 2
 TRANSFORMER_WRAP: Final = "TRANSFORMER_BASED_WRAP"

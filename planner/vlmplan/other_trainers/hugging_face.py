@@ -13,8 +13,8 @@ from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import read_saving
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe import PLAIN
-from vlmplan.recipe_choices import AttentionImplementation, BatchesOnGpu, InputGradients, OptimizerKind, Precision
-from vlmplan.saving import Saving
+from vlmplan.recipe.choices import AttentionImplementation, BatchesOnGpu, InputGradients, OptimizerKind, Precision
+from vlmplan.run.saving import Saving
 
 ORDERS: Mapping[str, Order] = {
     "random": Order.RANDOM,

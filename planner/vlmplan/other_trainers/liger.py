@@ -6,7 +6,7 @@ Source: transformers 5.23 ``integrations/liger.py``; liger-kernel 0.8.5 ``_apply
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 LIGER_LAYERS = ("rms_norm", "rope", "swiglu")
 """Kernels of layers, which are on unless ``liger_kernel_config`` says otherwise."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules, VideoRules
 from vlmplan.errors import InputError
-from vlmplan.evaluation import Kept
+from vlmplan.model_types.thinkers import NUMBERED, THINKERS
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.batching import llama_factory_batching
@@ -19,7 +19,7 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     ALL_LINEAR,
     PISSA,
     PISSA_ITERATIONS,
@@ -31,7 +31,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.thinkers import NUMBERED, THINKERS
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules, loader_workers_of
-from vlmplan.evaluation import Kept
 from vlmplan.files import text_of
-from vlmplan.json_reader import parse_json_object
-from vlmplan.lora_targets import is_lora_init
+from vlmplan.files.json_reader import parse_json_object
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import (
     MAX_BYTES,
@@ -39,7 +37,7 @@ from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.ms_swift_datasets import dataset_samples
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     ALL_LINEAR,
     REGEX,
     AttentionImplementation,
@@ -49,6 +47,8 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe.evaluation import Kept
+from vlmplan.recipe.lora_targets import is_lora_init
 from vlmplan.workload import ModelFiles
 
 MS_SWIFT: Final = "ms-swift 4.6.0"

@@ -10,7 +10,7 @@ from vlmplan.other_trainers.hugging_face import Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe_choices import LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import text_of
-from vlmplan.json_reader import JsonDict, parse_json_object, shown
+from vlmplan.files.json_reader import JsonDict, parse_json_object, shown
 from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accelerate
 from vlmplan.other_trainers.assembled import Surroundings, found_file
 from vlmplan.other_trainers.axolotl import AXOLOTL, read_axolotl
@@ -39,7 +39,7 @@ from vlmplan.other_trainers.trl_program import read_trainer_program, read_trl_dp
 from vlmplan.other_trainers.unsloth import UNSLOTH, read_unsloth, read_unsloth_dpo
 from vlmplan.other_trainers.unsloth_names import makers_name
 from vlmplan.other_trainers.whose import trainer_of
-from vlmplan.recipe_choices import Method, Precision
+from vlmplan.recipe.choices import Method, Precision
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -301,7 +301,7 @@ def _processes_of_file(opened: OpenedConfig) -> int | None:
 def _mapping(text: str, source: str) -> JsonDict:
     if text.lstrip().startswith("{"):
         return parse_json_object(text, source=source)
-    from vlmplan.yaml_reader import parse_yaml
+    from vlmplan.files.yaml_reader import parse_yaml
 
     documents = parse_yaml(text, source=source)
     values = documents[0] if documents else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from vlmplan.data_rules import DataRules
 from vlmplan.deepspeed_config import DsConfig
-from vlmplan.saving import Saving
+from vlmplan.run.saving import Saving
 
 Value = bool | int | float | str
 

@@ -1,7 +1,7 @@
 """What ``TrainingArguments`` say of checkpoints (transformers 5.23 ``training_args.py``, ``trainer.py``)."""
 
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.saving import Interval, Saving
+from vlmplan.run.saving import Interval, Saving
 
 INTERVALS = {"steps": Interval.STEPS, "epoch": Interval.EPOCHS, "no": Interval.NEVER}
 DEFAULT_STEPS = 500.0

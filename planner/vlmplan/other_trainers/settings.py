@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import nearest
-from vlmplan.json_reader import JsonDict, parse_json_object, shown, unknown_key
+from vlmplan.files.json_reader import JsonDict, parse_json_object, shown, unknown_key
 from vlmplan.other_trainers.record import Setting, Unwritten
 
 YES = frozenset(("true", "yes", "y", "t", "on", "1"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import shown
+from vlmplan.files.json_reader import shown
 from vlmplan.other_trainers.shell_words import Kind, Part, Span, Word, simple_commands
 
 MAX_CHARACTERS = 2**15

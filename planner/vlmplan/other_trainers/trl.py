@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from vlmplan.data_rules import DataRules
-from vlmplan.lora_targets import is_stacked
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
@@ -22,7 +21,8 @@ from vlmplan.other_trainers.hugging_face import (
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe.lora_targets import is_stacked
 from vlmplan.workload import ModelFiles
 
 TRL: Final = "TRL 1.16.0"

@@ -12,8 +12,8 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, of_any_task, pads_to
-from vlmplan.recipe_choices import Method
-from vlmplan.training_task import Reference, TaskKind
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.task import Reference, TaskKind
 from vlmplan.workload import ModelFiles
 
 OWN_KEYS = frozenset(

@@ -26,7 +26,7 @@ from vlmplan.other_trainers.trl import (
     weights_of,
 )
 from vlmplan.other_trainers.trl_dpo import dpo_options, with_reentrant_checkpoints
-from vlmplan.recipe_choices import LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 

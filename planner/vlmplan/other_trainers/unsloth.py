@@ -27,8 +27,8 @@ from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl_dpo import dpo_options
 from vlmplan.other_trainers.unsloth_names import DYNAMIC, OF_FOUR_BITS, makers_name
 from vlmplan.other_trainers.unsloth_targets import REWRITTEN, adapted_modules, has_experts
-from vlmplan.recipe_choices import LossKind, Method, Precision, WeightDtype
-from vlmplan.saving import Interval, Saving
+from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
+from vlmplan.run.saving import Interval, Saving
 from vlmplan.workload import ModelFiles
 
 UNSLOTH: Final = "Unsloth 2026.8.19"

@@ -14,9 +14,9 @@ from vlmplan.architecture.families import has_family
 from vlmplan.architecture.families.build import build_model
 from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
-from vlmplan.lora_targets import is_stacked
 from vlmplan.other_trainers.record import Value
-from vlmplan.recipe_choices import ALL_LINEAR, REGEX
+from vlmplan.recipe.choices import ALL_LINEAR, REGEX
+from vlmplan.recipe.lora_targets import is_stacked
 from vlmplan.workload import ModelFiles
 
 REWRITTEN: Final = frozenset(("llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3", "qwen3_moe"))

@@ -5,7 +5,7 @@ from typing import Any
 
 from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError
-from vlmplan.json_reader import shown
+from vlmplan.files.json_reader import shown
 from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO
 from vlmplan.other_trainers.trl_dpo import is_dpo
 

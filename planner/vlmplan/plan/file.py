@@ -8,8 +8,8 @@ from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
+from vlmplan.files.json_reader import JsonObject, read_json_object
 from vlmplan.hardware import MAX_GPUS_PER_NODE, MAX_NUM_NODES
-from vlmplan.json_reader import JsonObject, read_json_object
 from vlmplan.plan.record import (
     SCHEMA,
     VENDORS,
@@ -20,7 +20,7 @@ from vlmplan.plan.record import (
     PlannedHardware,
     PlannedOffer,
 )
-from vlmplan.recipe_json import recipe_from_json
+from vlmplan.recipe.from_json import recipe_from_json
 from vlmplan.versions import VLMPLAN_VERSION
 from vlmplan.workload import ModelFiles, Workload
 

@@ -14,8 +14,8 @@ from vlmplan.plan.record import (
     PlannedOffer,
 )
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
-from vlmplan.saving import Saving
+from vlmplan.recipe.choices import Offload
+from vlmplan.run.saving import Saving
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from vlmplan.deepspeed_config import NEVER_PLANNED, merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnknownNameError
-from vlmplan.json_reader import JsonDict, shown
+from vlmplan.files.json_reader import JsonDict, shown
 from vlmplan.recipe import Recipe, engine_name
-from vlmplan.recipe_choices import Offload
-from vlmplan.saving import RunDisk, Saving, run_disk
+from vlmplan.recipe.choices import Offload
+from vlmplan.run.saving import RunDisk, Saving, run_disk
 from vlmplan.versions import CHECKED_VERSIONS, VLMPLAN_VERSION
 from vlmplan.workload import Workload
 

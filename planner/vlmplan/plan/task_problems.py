@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from vlmplan.plan.record import Plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import InputGradients, Precision
-from vlmplan.training_task import Generation, TrainingTask
+from vlmplan.recipe.choices import InputGradients, Precision
+from vlmplan.recipe.task import Generation, TrainingTask
 
 
 def plan_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import FSDP_OPTIONS, engine_title, options_of_file, without_plain_options
 from vlmplan.changes.trials import Trials
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines import STAGES
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
-from vlmplan.recipe_settings import ADAPTER_FIELDS
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.workload import ModelFiles
 

@@ -24,7 +24,7 @@ from vlmplan.other_trainers import OpenedConfig
 from vlmplan.other_trainers.editing.patch import Patch, patched, require_own_words
 from vlmplan.proposals.data_fixes import run_on_samples, sampling_keys, saves
 from vlmplan.proposals.other_machine import OtherMachine, cheapest_other_machine
-from vlmplan.recipe_choices import AttentionImplementation, Offload, OptimizerKind
+from vlmplan.recipe.choices import AttentionImplementation, Offload, OptimizerKind
 from vlmplan.request import Request, requested_cluster
 from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.requested import requested_estimate

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from vlmplan.changes.change import Change
 from vlmplan.changes.kinds import SHARES, Space, all_changes, image_change, text_change
-from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.recipe_settings import ADAPTER_FIELDS
+from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.request import HardwareRequest, Options, OptionValue, Request
 from vlmplan.request.setup import RequestedSetup
 from vlmplan.rules import losses, model_facts

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.machine.host import num_host_cpus
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
 from vlmplan.search import Objective, SearchQuery

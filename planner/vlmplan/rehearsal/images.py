@@ -13,12 +13,12 @@ from typing import Any
 from vlmplan.architecture.captured.capture import SCHEMA, ImageCapture, capture_from_json
 from vlmplan.architecture.captured.operations import unknown_operations
 from vlmplan.errors import InputError, MissingPackageError, VlmplanError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
+from vlmplan.files.user_cache import keep_text, kept_text
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.rehearsal.prefixes import num_layers_of, shortened
 from vlmplan.rehearsal.process import answer_of
 from vlmplan.request.parts import WorkloadRequest
-from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.versions import INSTALL, installed_version
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, ModelFiles, Workload
 

@@ -16,17 +16,17 @@ from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedL
 from vlmplan.architecture.layout import EXPERT_WIDTH, ModuleKind, recurrent_classes
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, estimate
+from vlmplan.files.user_cache import keep_text, kept_text
 from vlmplan.hardware import Cluster, Gpu, Node, Vendor
-from vlmplan.lora_targets import STATE_OUTPUT, TYPES_WITHOUT_OUT_PROJ
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.phase_names import BACKWARD, FORWARD
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.lora_targets import STATE_OUTPUT, TYPES_WITHOUT_OUT_PROJ
 from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, num_first_layers, shortened
 from vlmplan.rehearsal.setup_peaks import Rehearse, rehearsed_peaks
 from vlmplan.rules import default_attention, losses, model_facts
-from vlmplan.user_cache import keep_text, kept_text
 from vlmplan.workload import ModelFiles, Workload
 
 TOKENS = (256, 512)

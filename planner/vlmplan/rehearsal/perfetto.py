@@ -6,7 +6,7 @@ A rehearsal has no clock of the device: time is the number of allocations and re
 import json
 from collections.abc import Iterator, Sequence
 
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
 
 PHASES_TRACK = 1

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from vlmplan.architecture.generic import build_generic
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.models.description import TEXT_SECTIONS
 from vlmplan.models.tree import ProbedModelFiles
 

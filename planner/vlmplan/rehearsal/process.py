@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from vlmplan.child_process import child_environment, empty_folder
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
-from vlmplan.json_reader import JsonDict, JsonObject, parse_json_object
+from vlmplan.files.json_reader import JsonDict, JsonObject, parse_json_object
 from vlmplan.plan import Plan
 from vlmplan.rehearsal.result import Rehearsed, rehearsed_from_json
 from vlmplan.versions import install_command, installed_version, needed_packages

@@ -4,15 +4,15 @@ from dataclasses import asdict
 
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, packed_samples
-from vlmplan.evaluation import Evaluation, Kept
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Gpu
-from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan
 from vlmplan.plan.task_problems import plan_problems
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.task import TrainingTask
 from vlmplan.sample_audio import sample_audio
 from vlmplan.sample_images import sample_image
-from vlmplan.training_task import TrainingTask
 from vlmplan.workload import Workload
 
 LEAST_STEPS = 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from vlmplan.engines.components import Components
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 from vlmplan.timing import CountedWork
 
 SCHEMA = "vlmplan.rehearsed/1"

@@ -11,8 +11,8 @@ from typing import Any
 
 from vlmplan.child_process import empty_folder
 from vlmplan.errors import InputError
+from vlmplan.files.json_reader import JsonDict, JsonObject
 from vlmplan.hardware import Cluster
-from vlmplan.json_reader import JsonDict, JsonObject
 from vlmplan.memory.overhead import ProcessGroup
 from vlmplan.rehearsal.process import SOURCE, answer_of
 from vlmplan.rehearsal.rehearsed_device import RehearsedDevice

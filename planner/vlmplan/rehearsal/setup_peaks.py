@@ -8,7 +8,7 @@ from vlmplan.estimation import Estimate
 from vlmplan.plan import plan_from_estimate
 
 if TYPE_CHECKING:
-    from vlmplan.json_reader import JsonDict
+    from vlmplan.files.json_reader import JsonDict
     from vlmplan.plan import Plan
     from vlmplan.rehearsal.result import Rehearsed
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from vlmplan.errors import UnavailableError, VlmplanError
-from vlmplan.json_reader import JsonDict, JsonObject
+from vlmplan.files.json_reader import JsonDict, JsonObject
 from vlmplan.plan import Plan
 from vlmplan.rehearsal.process import COMMAND, SOURCE, answer_of, missing_packages, rehearsed_of, run_rehearsal
 from vlmplan.rehearsal.result import Rehearsed

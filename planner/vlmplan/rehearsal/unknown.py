@@ -23,6 +23,7 @@ from vlmplan.architecture.layout import recurrent_classes
 from vlmplan.engines.components import Components
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, estimate
+from vlmplan.files.user_cache import keep_text, kept_text
 from vlmplan.memory.phases import Phase
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
@@ -32,8 +33,7 @@ from vlmplan.rehearsal.layers import layers_json
 from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, num_first_layers, shortened
 from vlmplan.rehearsal.process import LongRehearsalError
 from vlmplan.rehearsal.setup_peaks import Peaks, RehearseAll, Setup, peaks_together
-from vlmplan.step_bar import can_draw
-from vlmplan.user_cache import keep_text, kept_text
+from vlmplan.run.step_bar import can_draw
 from vlmplan.versions import installed_version
 
 DRAWN_ON_TERMS = (

@@ -7,7 +7,7 @@ from vlmplan.answers.drawn import drawn
 from vlmplan.answers.estimate import component_table, document
 from vlmplan.engines.components import COMPONENT_NAMES
 from vlmplan.estimation import Estimate
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.tables import Table
 from vlmplan.reports.elements import chart, folded, lines, paragraphs, preformatted, section, table, verdict
 from vlmplan.reports.memory_picture import memory_picture

@@ -7,14 +7,14 @@ from vlmplan.answers.launch import document
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate
 from vlmplan.files import text_if_there
-from vlmplan.json_reader import JsonObject, parse_json_object
+from vlmplan.files.json_reader import JsonObject, parse_json_object
 from vlmplan.launch.prepared import PreparedRun
 from vlmplan.launch.start import shell_text
 from vlmplan.render.tables import Table
 from vlmplan.reports.elements import lines, preformatted, section, table
 from vlmplan.reports.estimate import drawn_estimate, said, setup_sections
 from vlmplan.reports.page import page
-from vlmplan.training import REPORT_FILE
+from vlmplan.run.training import REPORT_FILE
 from vlmplan.units import duration_text, gib_text, usd_text
 
 UNKNOWN = "-"

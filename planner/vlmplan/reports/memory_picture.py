@@ -5,7 +5,7 @@ SVG that stands still, of what the page's chart is drawn of.
 from collections.abc import Iterator, Mapping
 
 from vlmplan.engines.components import Components
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.picture import WIDTH, markup, round_ticks
 from vlmplan.units import GIB, gib_text
 

@@ -11,7 +11,7 @@ import base64
 import zlib
 from collections.abc import Iterable, Sequence
 
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.rehearsal.moments import NAMES, WORKSPACES
 from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
 from vlmplan.rehearsal.reserved import workspace_place

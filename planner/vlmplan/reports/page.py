@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.reports.bundle import script, style
 from vlmplan.reports.elements import cleaned, escaped
 from vlmplan.version import __version__

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vlmplan.estimation import Estimate
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.tables import Table
 from vlmplan.reports.elements import section, table
 from vlmplan.reports.estimate import drawn_estimate

@@ -6,7 +6,7 @@ from vlmplan.answers.front import drawn_points, front_table, wins_by
 from vlmplan.answers.front_picture import front_picture
 from vlmplan.answers.offers import money_line
 from vlmplan.answers.recommendation import assumed_lines, plans_table, rejection_lines
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.tables import Table
 from vlmplan.reports.elements import chart, folded, lines, paragraphs, section, table
 from vlmplan.reports.estimate import besides, command_section, drawn_estimate, said, setup_sections

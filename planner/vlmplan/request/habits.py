@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from vlmplan.data_rules import loader_workers_of
 from vlmplan.request.record import Request
-from vlmplan.saving import Interval, Saving, saving_of
+from vlmplan.run.saving import Interval, Saving, saving_of
 
 GATHERS_SHARDS = "stage3_gather_16bit_weights_on_model_save"
 

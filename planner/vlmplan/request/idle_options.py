@@ -8,12 +8,12 @@ beside its engine is that trainer's own habit, and is not named.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.models import sees_nothing
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe_choices import Method, Offload, Precision
+from vlmplan.recipe.choices import Method, Offload, Precision
+from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.switches import option_text
 from vlmplan.request.record import Request
-from vlmplan.switches import option_text
 from vlmplan.workload import ModelFiles
 
 FSDP_SWITCHES = ("reshard_after_forward", "sync_each_batch")

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.recipe import PLAIN
-from vlmplan.recipe_choices import Batching
+from vlmplan.recipe.choices import Batching
+from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.switches import option_text
 from vlmplan.request.parts import HardwareRequest, VideoRequest, WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
-from vlmplan.saving import LAUNCHED_TASK
-from vlmplan.switches import option_text
+from vlmplan.run.saving import LAUNCHED_TASK
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.errors import InputError
-from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
-from vlmplan.saving import Saving
-from vlmplan.training_task import (
+from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
+from vlmplan.recipe.task import (
     OF_BOTH,
     OF_DPO,
     OF_VLLM,
@@ -20,6 +19,7 @@ from vlmplan.training_task import (
     TaskKind,
     TrainingTask,
 )
+from vlmplan.run.saving import Saving
 from vlmplan.units import GIB, MAX_COUNT
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, check_audio
 

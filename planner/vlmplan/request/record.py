@@ -12,13 +12,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vlmplan.decided_recipe import WITHOUT_OPTION, DecidedRecipe, completed
-from vlmplan.evaluation import Kept
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
-from vlmplan.recipe_choices import enum_value
-from vlmplan.recipe_settings import RecipeSettings, option_name
+from vlmplan.recipe.choices import enum_value
+from vlmplan.recipe.decided import WITHOUT_OPTION, DecidedRecipe, completed
+from vlmplan.recipe.evaluation import Kept
+from vlmplan.recipe.settings import RecipeSettings, option_name
+from vlmplan.recipe.task import SFT, TASK_OPTION_NAMES, Generation, Reference, TaskKind
 from vlmplan.request.parts import (
     EvaluationRequest,
     HardwareRequest,
@@ -29,7 +30,6 @@ from vlmplan.request.parts import (
     WorkloadRequest,
     image_size,
 )
-from vlmplan.training_task import SFT, TASK_OPTION_NAMES, Generation, Reference, TaskKind
 from vlmplan.units import size_text
 from vlmplan.workload import ModelFiles
 

@@ -6,8 +6,8 @@ from vlmplan.architecture.audio import heard_seconds
 from vlmplan.errors import InputError
 from vlmplan.models import context_length, qformer_positions, sees_nothing, takes_images
 from vlmplan.request.parts import WorkloadRequest
+from vlmplan.run.saving import Saving
 from vlmplan.sample_audio import audio_tokens, encoded_kinds, encoded_tokens, sample_audio
-from vlmplan.saving import Saving
 from vlmplan.units import MAX_COUNT, counted
 from vlmplan.workload import (
     DEFAULT_EPOCHS,

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe_choices import Method, Offload, Precision
-from vlmplan.recipe_settings import option_name
+from vlmplan.recipe.choices import Method, Offload, Precision
+from vlmplan.recipe.decided import DecidedRecipe, Stage
+from vlmplan.recipe.settings import option_name
+from vlmplan.recipe.task import TrainingTask
 from vlmplan.request.habits import requested_loader_workers, requested_saving
 from vlmplan.request.idle_options import idle_notes, typed_recipe, with_engine_of_options
 from vlmplan.request.record import Request
@@ -22,7 +23,6 @@ from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
 from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, losses, model_facts
 from vlmplan.sample_images import sample_image
-from vlmplan.training_task import TrainingTask
 from vlmplan.units import counted
 from vlmplan.workload import (
     MAX_NUM_SAMPLES,

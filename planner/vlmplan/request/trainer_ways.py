@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request.record import Request
 from vlmplan.workload import ModelFiles
 

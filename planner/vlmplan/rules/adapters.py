@@ -2,7 +2,10 @@
 
 from collections.abc import Set
 
-from vlmplan.lora_targets import (
+from vlmplan.model_types.thinkers import NUMBERED, PATCH_CONVOLUTION, PATCH_CONVOLUTION_TYPES
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AdapterDtype, LossKind, Method, Precision
+from vlmplan.recipe.lora_targets import (
     CLAMPING_TYPES,
     GROUPED_LINEAR,
     INDEXER_LINEARS,
@@ -16,11 +19,8 @@ from vlmplan.lora_targets import (
     pattern_of,
     stacked_targets,
 )
-from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AdapterDtype, LossKind, Method, Precision
-from vlmplan.recipe_settings import ADAPTER_FIELDS, option_name
+from vlmplan.recipe.settings import ADAPTER_FIELDS, option_name
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
-from vlmplan.thinkers import NUMBERED, PATCH_CONVOLUTION, PATCH_CONVOLUTION_TYPES
 
 ADAPTER_RULES = RuleBook()
 

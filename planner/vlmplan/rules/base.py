@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, cast
 from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
 from vlmplan.hardware import Gpu, Vendor
-from vlmplan.lora_targets import INDEXING_TYPES
 from vlmplan.recipe import PLAIN, Recipe
+from vlmplan.recipe.lora_targets import INDEXING_TYPES
 from vlmplan.workload import ModelFiles
 
 

@@ -1,6 +1,6 @@
 """How micro batches are made: what cannot be laid out without padding. "seen": tests/trainer/data/test_flat_rows.py."""
 
-from vlmplan.recipe_choices import AttentionImplementation, Batching
+from vlmplan.recipe.choices import AttentionImplementation, Batching
 from vlmplan.rules.base import RuleBook, RuleContext
 
 BATCH_RULES = RuleBook()

@@ -1,6 +1,6 @@
 """What a card or a processor can do."""
 
-from vlmplan.recipe_choices import AttentionImplementation, Method, Precision
+from vlmplan.recipe.choices import AttentionImplementation, Method, Precision
 from vlmplan.rules.base import RuleBook, RuleContext
 
 DEVICE_RULES = RuleBook()

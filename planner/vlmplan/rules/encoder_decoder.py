@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from vlmplan.encoder_decoder import OWN_LOSS_TYPES
-from vlmplan.evaluation import Kept
+from vlmplan.model_types.encoder_decoder import OWN_LOSS_TYPES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import SEARCHED_LOSSES, AttentionImplementation, LossKind
+from vlmplan.recipe.choices import SEARCHED_LOSSES, AttentionImplementation, LossKind
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.rules.base import RuleBook, RuleContext
 
 ENCODER_DECODER_RULES = RuleBook()

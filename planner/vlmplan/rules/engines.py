@@ -1,7 +1,7 @@
 """ZeRO stages, offload and optimizers. Paths are of deepspeed 0.19.8, "seen" is a run of it on CPU."""
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.rules.base import RuleBook, RuleContext, stage_text
 
 ENGINE_RULES = RuleBook()

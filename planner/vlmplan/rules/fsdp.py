@@ -1,8 +1,8 @@
 """FSDP2 (``torch.distributed.fsdp.fully_shard``, torch 2.13), as the trainer applies it."""
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AdapterDtype, Method, Offload, OptimizerKind, Precision, WeightDtype
-from vlmplan.recipe_settings import option_name
+from vlmplan.recipe.choices import AdapterDtype, Method, Offload, OptimizerKind, Precision, WeightDtype
+from vlmplan.recipe.settings import option_name
 from vlmplan.rules.base import RuleBook, RuleContext
 
 FSDP_RULES = RuleBook()

@@ -1,7 +1,7 @@
 """What Liger's kernels run on, and for which models there are any."""
 
-from vlmplan.liger_types import FUSED_LOSS_TYPES, LAYER_TYPES, TYPES_BEHIND_TRANSFORMERS
-from vlmplan.recipe_choices import LossKind
+from vlmplan.model_types.liger import FUSED_LOSS_TYPES, LAYER_TYPES, TYPES_BEHIND_TRANSFORMERS
+from vlmplan.recipe.choices import LossKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
 LIGER_RULES = RuleBook()
@@ -30,7 +30,7 @@ def liger_needs_ampere(context: RuleContext) -> str | None:
     )
 
 
-@LIGER_RULES.warning("vlmplan_trainer liger_loss.py: Triton kernels run on GPUs alone")
+@LIGER_RULES.warning("vlmplan_trainer losses/liger.py: Triton kernels run on GPUs alone")
 def liger_on_cpu_is_torch(context: RuleContext) -> str | None:
     if context.recipe.loss is not LossKind.LIGER or not context.is_on_cpu:
         return None

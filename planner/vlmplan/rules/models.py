@@ -1,8 +1,7 @@
 """Attention, checkpoints, types of weights, loss and batch: what cannot be combined with a model or a method."""
 
-from vlmplan.encoder_decoder import OWN_LOSS_TYPES
-from vlmplan.evaluation import Kept
-from vlmplan.recipe_choices import (
+from vlmplan.model_types.encoder_decoder import OWN_LOSS_TYPES
+from vlmplan.recipe.choices import (
     SEARCHED_LOSSES,
     AttentionImplementation,
     LossKind,
@@ -10,6 +9,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
 from vlmplan.units import DType
 

@@ -1,7 +1,7 @@
 """DeepSpeed's Muon. Paths are of deepspeed 0.19.8."""
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload, OptimizerKind
+from vlmplan.recipe.choices import Offload, OptimizerKind
 from vlmplan.rules.base import RuleBook, RuleContext, stage_text
 
 MUON_RULES = RuleBook()

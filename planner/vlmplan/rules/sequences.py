@@ -1,7 +1,7 @@
 """Sequence parallelism: what DeepSpeed's Ulysses can share among ranks, and what not."""
 
-from vlmplan.evaluation import Kept
-from vlmplan.recipe_choices import AttentionImplementation, LossKind
+from vlmplan.recipe.choices import AttentionImplementation, LossKind
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.rules.base import RuleBook, RuleContext, stage_text
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 

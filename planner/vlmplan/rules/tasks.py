@@ -1,7 +1,7 @@
 """Preferences and rewards: what TRL's DPOTrainer and GRPOTrainer can do with a recipe, and what is planned of it."""
 
+from vlmplan.recipe.task import Generation, Reference
 from vlmplan.rules.base import RuleBook, RuleContext
-from vlmplan.training_task import Generation, Reference
 
 TASK_RULES = RuleBook()
 

@@ -1,7 +1,7 @@
 """What runs MLPs tile by tile, and gated delta nets as kernels: what makes room for long samples."""
 
 from vlmplan.recipe import engine_name
-from vlmplan.recipe_choices import LinearAttention
+from vlmplan.recipe.choices import LinearAttention
 from vlmplan.rules.base import RuleBook, RuleContext
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 

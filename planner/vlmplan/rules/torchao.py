@@ -1,6 +1,6 @@
 """torchao's AdamW (``torchao/optim``, 0.18)."""
 
-from vlmplan.recipe_choices import TORCHAO_BITS, OptimizerKind
+from vlmplan.recipe.choices import TORCHAO_BITS, OptimizerKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
 TORCHAO_RULES = RuleBook()

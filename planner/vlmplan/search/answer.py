@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.catalog.price_lists import Spread
 from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.disk import DiskSpace
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import Objective
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point

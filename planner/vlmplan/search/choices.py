@@ -6,17 +6,17 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines import STAGES
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe_choices import LossKind, Method, Offload, Precision
+from vlmplan.recipe.choices import LossKind, Method, Offload, Precision
+from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.switches import option_text
 from vlmplan.rules import default_attention, default_lora_exclude, losses, model_facts, objection
 from vlmplan.rules.base import Rule
 from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.step_samples import step_objection
-from vlmplan.switches import option_text
 from vlmplan.workload import Workload
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import Event, GradientReady, Hold, Run, Section, Span, Trace
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 GAP = "between."
 """What the recorder calls a stretch between two sections, in which a caller's last reference is freed."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import expandable_device_bytes
 from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
 from vlmplan.search.answer import Limits, Objective, RankedPlan
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point

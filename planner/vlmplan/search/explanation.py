@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from vlmplan.hardware import Cluster
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search import Objective, RankedPlan
 from vlmplan.units import SECONDS_PER_HOUR, duration_text, gib_text, usd_text
 

@@ -7,7 +7,7 @@ its ways to compute a micro batch, one more the setups of these that fit one of 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search.answer import Limits, Objective, SearchQuery, cost_of_run
 from vlmplan.search.choices import Engine
 from vlmplan.search.clusters import Candidate

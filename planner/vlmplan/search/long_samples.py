@@ -16,17 +16,17 @@ from itertools import combinations, product
 from typing import Any
 
 from vlmplan.architecture.config import Config
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.notes import listed
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LinearAttention, is_worth_tiling
+from vlmplan.recipe.choices import LinearAttention, is_worth_tiling
+from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.switches import option_text
 from vlmplan.request import Objective
 from vlmplan.rules import model_facts, objection
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 from vlmplan.search.answer import RankedPlan, Recommendation, Rejection, SearchQuery
 from vlmplan.search.entries import rank_key
 from vlmplan.search.recommendation import recommend
-from vlmplan.switches import option_text
 
 NOTE = "no GPU has room for a sample as it is: tried because nothing fits otherwise, {techniques}"
 WORDS = {

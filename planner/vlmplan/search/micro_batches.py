@@ -14,7 +14,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, InputGradients, Precision, chunk_tokens
+from vlmplan.recipe.choices import AttentionImplementation, InputGradients, Precision, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import (
     PhaseDemands,

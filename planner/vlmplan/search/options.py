@@ -7,11 +7,11 @@ from itertools import product
 
 from vlmplan.catalog import Catalog
 from vlmplan.cost import CostAssumptions
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import Request, SearchRequest, network_notes
 from vlmplan.request.habits import requested_loader_workers, requested_saving
 from vlmplan.request.idle_options import idle_notes_of_search, typed_recipe

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.search.answer import Compared, Objective, RankedPlan, Rejection, SearchQuery
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.entries import OverLimits, ScoredSetup, UnexploredMethod, pareto_point, rank_key

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.search.choices import Engine, RecipeChoices
 from vlmplan.search.identity_cache import IdentityCache
 from vlmplan.search.memoized_estimates import BatchSize, MemoizedEstimates, checkpoints
@@ -14,7 +15,6 @@ from vlmplan.search.shared_traces import SharedTraces
 from vlmplan.search.step_samples import step_sizes
 from vlmplan.sizes import zero_settings
 from vlmplan.workload import Workload
-from vlmplan.zero_settings import ZeroSettings
 
 if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from vlmplan.hardware import Cluster
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.recipe import Recipe, engine_name
-from vlmplan.recipe_choices import Method, Offload
+from vlmplan.recipe.choices import Method, Offload
 from vlmplan.search.setups import SetupSpace
 from vlmplan.units import gib_text
 

@@ -11,13 +11,13 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.estimation import Estimate, fewer_at_once, is_too_large_by_answers, sized_estimate, with_answers_of
 from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.search.choices import Engine
 from vlmplan.search.identity_cache import IdentityCache
 from vlmplan.search.memoized_estimates import BatchSize, Bounds

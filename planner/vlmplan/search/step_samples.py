@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from math import gcd
 
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups
 from vlmplan.hardware import Cluster
 from vlmplan.notes import Caveat
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request.setup import batch_sizes
 from vlmplan.search.answer import RankedPlan
 from vlmplan.search.memoized_estimates import BatchSize

@@ -13,7 +13,7 @@ from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.phase_names import BACKWARD, FORWARD, GENERATE, REFERENCE, SCORE, STEP, SYNC
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe.choices import Precision
 from vlmplan.timing.overlap import shown_seconds
 from vlmplan.timing.rates import (
     STEP_SECONDS,

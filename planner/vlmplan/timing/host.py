@@ -3,7 +3,7 @@
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 from vlmplan.timing.rates import RangedValue, Scenario, host_copy_bytes_per_second, measured, measured_or
 from vlmplan.units import DType
 from vlmplan.workload import Workload

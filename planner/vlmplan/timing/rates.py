@@ -15,7 +15,7 @@ from typing import NamedTuple
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.notes import Caveat
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, Precision
+from vlmplan.recipe.choices import AttentionImplementation, Precision
 from vlmplan.units import Choice
 
 

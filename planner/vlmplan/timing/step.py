@@ -13,7 +13,7 @@ from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 from vlmplan.timing.host import image_seconds, offload_seconds
 from vlmplan.timing.overlap import shown_seconds
 from vlmplan.timing.rates import STEP_SECONDS, Scenario, memory_bytes_per_second

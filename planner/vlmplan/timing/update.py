@@ -15,7 +15,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import partition_size
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind, Precision
+from vlmplan.recipe.choices import OptimizerKind, Precision
 from vlmplan.timing.rates import Scenario, gpu_rates, measured, memory_bytes_per_second
 from vlmplan.units import DType
 

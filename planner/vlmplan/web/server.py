@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.json_reader import JsonDict, parse_json_object
+from vlmplan.files.json_reader import JsonDict, parse_json_object
 from vlmplan.web.files import page_files, type_of
 
 LOOPBACK = "127.0.0.1"

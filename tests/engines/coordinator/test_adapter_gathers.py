@@ -6,7 +6,7 @@ from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Trace
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method
 
 WIDTH, INNER, NUM_EXPERTS, RANK = 2 * 64, 3 * 32, 5, 7
 EXPERTS = {

@@ -15,8 +15,8 @@ from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.walk import PhaseGathers, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.choices import LossKind
+from vlmplan.recipe.zero import ZeroSettings
 
 WIDTH, VOCABULARY, NUM_LAYERS = 64, 500, 6
 LLAMA = {

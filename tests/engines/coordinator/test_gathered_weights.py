@@ -19,9 +19,9 @@ from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.memory.blocks import BlockLog
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LossKind, Precision
+from vlmplan.recipe.choices import AttentionImplementation, LossKind, Precision
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.workload import ModelFiles
-from vlmplan.zero_settings import ZeroSettings
 
 LLAMA = {
     "model_type": "llama",

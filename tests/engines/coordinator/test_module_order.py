@@ -4,8 +4,8 @@ import pytest
 
 from vlmplan.engines.coordinator.module_order import Lost, loses_order_at, training_sizes
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 
 OFF = Reference.ADAPTER_OFF
 

@@ -15,10 +15,10 @@ from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
 from vlmplan.engines.events import Component, Sink, Stream
-from vlmplan.evaluation import Evaluation
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.zero import ZeroSettings
 
 SIZES = ZeroSettings(
     stage3_prefetch_bucket_size=60_000,

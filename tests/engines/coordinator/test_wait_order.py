@@ -19,8 +19,8 @@ from vlmplan.engines.coordinator.records import Gather, GatheredModule, Gathered
 from vlmplan.engines.coordinator.repeated_layers import of_weights
 from vlmplan.engines.coordinator.wait_order import FIRST_STAYS, Wait, waits
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.zero import ZeroSettings
 
 EXPERTS = {
     "model_type": "qwen3_moe",

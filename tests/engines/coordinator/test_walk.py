@@ -20,8 +20,8 @@ from vlmplan.engines.events import Component, Sink, Stream
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method, Offload
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.choices import LossKind, Method, Offload
+from vlmplan.recipe.zero import ZeroSettings
 
 NUM_LAYERS = 31
 LLAMA = {

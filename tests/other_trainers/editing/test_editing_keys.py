@@ -13,7 +13,7 @@ from vlmplan.other_trainers.editing.engine import deepspeed_changes
 from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, key_changes
 from vlmplan.other_trainers.editing.patch import Patch, patched
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind
+from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind
 from vlmplan.request import configured_request, own_request, requested_cluster
 from vlmplan.request.setup import requested_setup
 

@@ -6,7 +6,7 @@ from model_table import packaged_config
 from vlmplan.emit.plain_trainer_script import script_text
 from vlmplan.other_trainers.writing.hugging_face import attention_setting
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation
+from vlmplan.recipe.choices import AttentionImplementation
 from vlmplan.workload import ModelFiles, Workload
 
 EAGER = Recipe(attention=AttentionImplementation.EAGER)

@@ -5,7 +5,7 @@ import pytest
 from model_table import packaged_config
 from vlmplan.other_trainers.writing import Tool, objection
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.workload import ModelFiles
 
 GEMMA_3N, GEMMA_3 = (ModelFiles(id=name, config=packaged_config(name)) for name in ("gemma-3n-e2b", "gemma-3-4b"))

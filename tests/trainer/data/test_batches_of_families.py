@@ -9,7 +9,7 @@ from other_processors import FAMILIES
 
 from vlmplan_trainer.data.batches import collated, with_blank
 from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder, PlannedSamples
-from vlmplan_trainer.loss import model_inputs
+from vlmplan_trainer.losses.loss import model_inputs
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.models.tiny import write_tiny_model
 

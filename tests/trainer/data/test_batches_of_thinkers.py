@@ -10,14 +10,14 @@ from published_folders import write_published
 from test_batches_of_families import loss_sum
 from tiny_plans import tiny_plan
 
+from vlmplan.model_types.thinkers import THINKERS
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Precision
-from vlmplan.thinkers import THINKERS
+from vlmplan.recipe.choices import Method, Precision
 from vlmplan_trainer.data.batches import collated, with_blank
 from vlmplan_trainer.data.encode import Encoder, PlannedSamples
 from vlmplan_trainer.data.flat_rows import flat_row, for_the_model
 from vlmplan_trainer.models.load import load_model, load_processing
-from vlmplan_trainer.result import loading_lines
+from vlmplan_trainer.reporting.result import loading_lines
 
 GRIDS = "image_grid_thw"
 FULL = Recipe(method=Method.FULL, precision=Precision.FP32)

@@ -25,7 +25,7 @@ from vlmplan.dataset import dataset
 from vlmplan.dataset.media import media_reading
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Precision
+from vlmplan.recipe.choices import Method, Precision
 from vlmplan.sampler import Shares
 from vlmplan_trainer.data.batches import Batches, collated, with_blank
 from vlmplan_trainer.data.dummy import coloured_png

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loss import gradients, small_model
+from loss_models import gradients, small_model
 
 from planned import BUNDLED_LOSSES
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.rules.batches import TYPES_WITHOUT_PADDING
 from vlmplan.sampler import packed
 from vlmplan_trainer.data.flat_batches import filled

@@ -7,7 +7,7 @@ pytest.importorskip("bitsandbytes")
 
 from vlmplan.engines.optimizer_states import paged_bytes, state_bytes
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind
+from vlmplan.recipe.choices import OptimizerKind
 from vlmplan.units import DType
 from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate
 

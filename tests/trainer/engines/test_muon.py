@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("deepspeed")
 
-from vlmplan.muon import LR_RATIO
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind
+from vlmplan.recipe.choices import OptimizerKind
+from vlmplan.recipe.muon import LR_RATIO
 from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate
 
 NAMES = {"model.layers.0.weight": (6, 4), "model.embed_tokens.weight": (8, 4), "model.norm.weight": (4,)}

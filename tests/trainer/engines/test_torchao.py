@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("torchao")
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import OptimizerKind, Precision
+from vlmplan.recipe.choices import OptimizerKind, Precision
 from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate
 
 KINDS = [kind for kind in OptimizerKind if kind.is_torchao]

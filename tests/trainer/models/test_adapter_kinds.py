@@ -7,7 +7,7 @@ from tiny_plans import tiny_plan
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Precision
+from vlmplan.recipe.choices import Method, Precision
 from vlmplan_trainer.engines.groups import LR_FACTOR
 from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate, trained_of
 from vlmplan_trainer.models.adapters import converted_config, load_adapter, with_what_was_taken_out

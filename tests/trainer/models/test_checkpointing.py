@@ -8,7 +8,7 @@ from tiny_plans import tiny_plan
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method, Precision
+from vlmplan.recipe.choices import Method, Precision
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.load import load_model
 from vlmplan_trainer.models.parts import Parts

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AdapterDtype, AttentionImplementation, Method, Precision, WeightDtype
+from vlmplan.recipe.choices import AdapterDtype, AttentionImplementation, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles, Workload
 from vlmplan_trainer.models.adapters import load_adapter
 from vlmplan_trainer.models.load import load_model, load_processing, model_source, num_elements

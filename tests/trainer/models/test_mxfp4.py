@@ -9,7 +9,7 @@ from tiny_plans import tiny_plan
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, Method
+from vlmplan.recipe.choices import AttentionImplementation, Method
 from vlmplan_trainer.models.load import load_base, load_model
 
 SIZES = {

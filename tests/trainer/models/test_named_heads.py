@@ -4,7 +4,7 @@ import torch
 from transformers import Blip2Config, Blip2ForConditionalGeneration, BlipConfig, BlipForConditionalGeneration
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan_trainer.models.adapters import add_adapters
 from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.probe import layout, name_head

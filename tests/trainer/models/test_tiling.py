@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_loss import batch, distance_fraction, gradients, small_model
+from loss_models import batch, distance_fraction, gradients, small_model
 
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan.rules.tiles import TILED_TYPES
-from vlmplan_trainer.loss import language_loss
+from vlmplan_trainer.losses.loss import language_loss
 from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.models.tiling import gated_mlps, tile_mlps
 from vlmplan_trainer.models.tiny import write_tiny_model

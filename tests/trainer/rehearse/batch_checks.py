@@ -16,7 +16,7 @@ from forked import main
 from worlds import rehearsing
 
 from vlmplan_trainer.data.downscaling import PIXELS
-from vlmplan_trainer.loss import model_inputs
+from vlmplan_trainer.losses.loss import model_inputs
 from vlmplan_trainer.probe import configuration, model_class
 from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.run import MicroBatches

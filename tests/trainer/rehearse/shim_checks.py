@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from worlds import gpu, join, rehearsing
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
-from vlmplan_trainer import liger_loss
-from vlmplan_trainer.cross_entropy import LogitRule, Product
+from vlmplan.recipe.choices import Offload
 from vlmplan_trainer.engines.optimizers import make_optimizer
+from vlmplan_trainer.losses import liger as liger_loss
+from vlmplan_trainer.losses.cross_entropy import LogitRule, Product
 from vlmplan_trainer.rehearse import autocast, flash, shims
 from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.dispatch import Rehearsal

@@ -12,7 +12,7 @@ from torch_probe import measured_step
 from vlmplan.architecture.model import Batch
 from vlmplan.errors import MissingPackageError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LinearAttention
+from vlmplan.recipe.choices import LinearAttention
 from vlmplan_trainer.models import delta_kernels as packages
 from vlmplan_trainer.rehearse.fla import delta_kernels
 

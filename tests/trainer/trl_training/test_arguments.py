@@ -7,9 +7,9 @@ import pytest
 
 from launch_cases import cpu_plan
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import Method, Precision
-from vlmplan.training import TrainerOptions
-from vlmplan.training_task import Reference, TaskKind, TrainingTask
+from vlmplan.recipe.choices import Method, Precision
+from vlmplan.recipe.task import Reference, TaskKind, TrainingTask
+from vlmplan.run.training import TrainerOptions
 from vlmplan_trainer.trl_training.arguments import num_prompts_at_once, steps_of, trl_arguments
 
 DPO = TrainingTask(kind=TaskKind.DPO)

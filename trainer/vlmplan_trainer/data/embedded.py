@@ -3,7 +3,7 @@
 from vlmplan.chats.image_files import Embedded, base64_bytes, decoded_base64
 from vlmplan.chats.preferences import raw_of
 from vlmplan.chats.references import Reference
-from vlmplan.json_reader import parse_json_object
+from vlmplan.files.json_reader import parse_json_object
 
 
 def embedded_content(source: Embedded, *, kind: str) -> bytes:

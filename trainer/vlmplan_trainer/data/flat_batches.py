@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from vlmplan.recipe_choices import Batching
+from vlmplan.recipe.choices import Batching
 from vlmplan.sampler import packed
 from vlmplan_trainer.data.batches import Batches, joined, with_masks_of_frames
 from vlmplan_trainer.data.encode import SEQUENCE_KEYS, Encoded

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
-from vlmplan.training import TrainerOptions
+from vlmplan.run.training import TrainerOptions
 from vlmplan_trainer.models.load import Processing
 from vlmplan_trainer.models.processor_files import GENERATION
 

@@ -13,8 +13,8 @@ from vlmplan.chats.samplers import no_videos
 from vlmplan.chats.samples import MAX_SENTENCES, ReadReport, Sample, read_chats
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
+from vlmplan.run.training import TrainerOptions
 from vlmplan.sample_audio import no_sounds
-from vlmplan.training import TrainerOptions
 from vlmplan.units import counted
 from vlmplan.workload import Workload
 from vlmplan_trainer.data.batches import PADS_TO, refuse_too_few

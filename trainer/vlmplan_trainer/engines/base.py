@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 from vlmplan_trainer.data.flat_rows import for_the_model
-from vlmplan_trainer.loss import language_loss, model_loss
+from vlmplan_trainer.losses.loss import language_loss, model_loss
 
 """What a checkpoint keeps beside weights and optimizer: position, learning rate schedule, random numbers."""
 

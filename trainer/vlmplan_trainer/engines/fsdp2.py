@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
 from vlmplan_trainer.engines.plain import PlainEngine

@@ -7,7 +7,7 @@ import torch
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import InputGradients, Offload, Precision
+from vlmplan.recipe.choices import InputGradients, Offload, Precision
 from vlmplan.units import counted
 from vlmplan_trainer.engines.base import Engine, LossModule
 from vlmplan_trainer.engines.ddp import DdpEngine

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from vlmplan.muon import LR_RATIO, MOMENTUM, is_orthogonalised
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.muon import LR_RATIO, MOMENTUM, is_orthogonalised
 from vlmplan_trainer.engines.groups import LR_FACTOR, num_dimensions
 
 

@@ -12,8 +12,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from vlmplan.errors import UnavailableError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
-from vlmplan.training import ADAM_BETAS, ADAM_EPSILON
+from vlmplan.recipe.choices import Offload, OptimizerKind, Precision
+from vlmplan.run.training import ADAM_BETAS, ADAM_EPSILON
 from vlmplan_trainer.engines.groups import LR_FACTOR, num_dimensions
 from vlmplan_trainer.phases import say_phase
 

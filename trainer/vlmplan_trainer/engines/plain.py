@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe.choices import Precision
 from vlmplan_trainer.engines.base import LossModule, StepResult
 from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer, set_learning_rate, trained_of
 

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from vlmplan.errors import UnavailableError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import TORCHAO_BLOCK, OptimizerKind, Precision
+from vlmplan.recipe.choices import TORCHAO_BLOCK, OptimizerKind, Precision
 from vlmplan_trainer.phases import say_phase
 
 COMPILERS = ("cc", "gcc", "clang")

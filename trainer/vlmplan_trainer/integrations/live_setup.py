@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vlmplan.errors import InputError
-from vlmplan.recipe_choices import ALL_LINEAR, REGEX
+from vlmplan.recipe.choices import ALL_LINEAR, REGEX
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.parts import Part, Parts
 

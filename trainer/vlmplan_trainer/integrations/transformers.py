@@ -31,7 +31,7 @@ from vlmplan_trainer.integrations.live_setup import (
 )
 from vlmplan_trainer.integrations.trainer_phases import TrainerPhases
 from vlmplan_trainer.measure import Meter
-from vlmplan_trainer.report import ReportedFigure, print_report
+from vlmplan_trainer.reporting.report import ReportedFigure, print_report
 
 PLANNED_PHASES = (LOAD, INIT, FORWARD, BACKWARD, STEP, EVALUATION)
 SCHEMA = "vlmplan.callback/1"

@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from torch import nn
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import shown
-from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets, unpacked_linears
+from vlmplan.files.json_reader import shown
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX
-from vlmplan.training import adapter_problem
+from vlmplan.recipe.choices import ALL_LINEAR, DEFAULT_INIT, REGEX
+from vlmplan.recipe.lora_targets import layer_targets, listed_targets, stacked_targets, unpacked_linears
+from vlmplan.run.training import adapter_problem
 from vlmplan_trainer.models.parts import Part, Parts, frozen_parts
 from vlmplan_trainer.probe import kind_of, name_of
 

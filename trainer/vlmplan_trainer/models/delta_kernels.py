@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from vlmplan.errors import MissingPackageError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LinearAttention
+from vlmplan.recipe.choices import LinearAttention
 
 DISTRIBUTIONS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
 """By the name of the module."""

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
-from vlmplan.lora_targets import unpacked_linears
+from vlmplan.model_types.thinkers import THINKERS
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
-from vlmplan.thinkers import THINKERS
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.lora_targets import unpacked_linears
 from vlmplan.units import DType
 from vlmplan.workload import EAGER_TOWER_TYPES, ModelFiles
 from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize
@@ -221,8 +221,8 @@ def _configuration(plan: Plan, source: Source, *, random_weights: bool) -> Any:
 
 
 def thinker_of(config: Any) -> Any:
-    """What is trained of a model that speaks too (``vlmplan.thinkers``): the configuration of its thinker, whose
-    class takes its own weights out of the whole checkpoint. Any other configuration as it is."""
+    """What is trained of a model that speaks too (``vlmplan.model_types.thinkers``): the configuration of its thinker,
+    whose class takes its own weights out of the whole checkpoint. Any other configuration as it is."""
     return config.thinker_config if config.model_type in THINKERS else config
 
 

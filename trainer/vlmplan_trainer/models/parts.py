@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from vlmplan.encoder_decoder import HEARING_TYPES
+from vlmplan.model_types.encoder_decoder import HEARING_TYPES
 from vlmplan.recipe import Recipe
 from vlmplan_trainer.probe import PROJECTOR_WORDS, name_of, text_names, vision_names
 

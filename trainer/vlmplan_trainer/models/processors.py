@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.thinkers import THINKERS
+from vlmplan.model_types.thinkers import THINKERS
 
 VIDEO = "video_processor"
 

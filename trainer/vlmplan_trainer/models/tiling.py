@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import is_gated_mlp, num_tiles
+from vlmplan.recipe.choices import is_gated_mlp, num_tiles
 from vlmplan_trainer.models.parts import Part, Parts
 
 

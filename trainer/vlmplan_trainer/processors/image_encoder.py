@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from vlmplan.encoder_decoder import IMAGE_ENCODER_TYPES
 from vlmplan.errors import InputError
+from vlmplan.model_types.encoder_decoder import IMAGE_ENCODER_TYPES
 from vlmplan_trainer.labels import DECODER_INPUTS
 from vlmplan_trainer.probe import model_class
 from vlmplan_trainer.processors.processing import Processed, image_processor_of

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vlmplan.phase_names import INIT, LOAD, SAVE
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import LinearAttention, Method
+from vlmplan.recipe.choices import LinearAttention, Method
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.loop import Rates, StepRules, Trainer
 from vlmplan_trainer.models.load import load_model

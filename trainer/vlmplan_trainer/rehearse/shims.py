@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from vlmplan_trainer import liger_loss
 from vlmplan_trainer.engines.optimizers import CPU_ADAM
+from vlmplan_trainer.losses import liger as liger_loss
 from vlmplan_trainer.rehearse import ranks
 from vlmplan_trainer.rehearse.components import inner_tensors, tensors_in
 from vlmplan_trainer.rehearse.device_shims import DEVICE_SHIMS, paging_in_host_memory

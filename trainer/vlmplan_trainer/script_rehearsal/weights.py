@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from vlmplan.errors import InputError
 from vlmplan.files import open_regular
-from vlmplan.json_reader import parse_json_object
+from vlmplan.files.json_reader import parse_json_object
 from vlmplan_trainer.rehearse.replaced import replaced
 
 NO_FILE = "weights-that-are-not-read.safetensors"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from vlmplan.phase_names import GENERATE, REFERENCE, RESUME, SCORE
-from vlmplan.training_task import TrainingTask
+from vlmplan.recipe.task import TrainingTask
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.rehearse.components import Owners

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlmplan.phase_names import LOAD
 from vlmplan.plan import Plan
-from vlmplan.training import CHECKPOINTS
-from vlmplan.training_task import TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.run.training import CHECKPOINTS
 from vlmplan_trainer.data.read import SampleCounts
 from vlmplan_trainer.engines.make import device_of
 from vlmplan_trainer.loop import Position

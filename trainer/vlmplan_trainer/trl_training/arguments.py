@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.launch.task_runs import beta_of
-from vlmplan.lora_targets import INDEXING_TYPES
 from vlmplan.plan import Plan
-from vlmplan.recipe_choices import Precision
-from vlmplan.training import LEARNING_RATES, TrainerOptions
-from vlmplan.training_task import Reference, TrainingTask
+from vlmplan.recipe.choices import Precision
+from vlmplan.recipe.lora_targets import INDEXING_TYPES
+from vlmplan.recipe.task import Reference, TrainingTask
+from vlmplan.run.training import LEARNING_RATES, TrainerOptions
 
 
 def trl_arguments(

@@ -9,10 +9,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from vlmplan.phase_names import LOAD
-from vlmplan.training_task import Reference
+from vlmplan.recipe.task import Reference
 from vlmplan_trainer.engines.zero import forget_empty_step
 from vlmplan_trainer.loop import StepReport
-from vlmplan_trainer.progress import ProgressReporter
+from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.stopping import StopRequest, agreed
 from vlmplan_trainer.trl_training.planned import PlannedRun, keep_adapters
 

@@ -19,7 +19,6 @@ from vlmplan.phase_names import INIT, REFERENCE, RESUME, SAVE, SCORE
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
 from vlmplan.units import counted
-from vlmplan_trainer.checkpoint import published
 from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate, trained_of
 from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.loop import Position, Rates
@@ -28,6 +27,7 @@ from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.load import set_types
 from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.options import Options
+from vlmplan_trainer.saving.checkpoint import published
 from vlmplan_trainer.trl_training.phases import TaskPhases
 
 REFERENCE_ADAPTER = "ref"

@@ -24,15 +24,13 @@ from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.launch.task_runs import task_problems
 from vlmplan.phase_names import LOAD
 from vlmplan.plan import Plan
-from vlmplan.run_record import data_mark, keep_record
-from vlmplan.training import LENGTHS_FILE, REPORT_FILE
-from vlmplan.training_task import Reference, TrainingTask
+from vlmplan.recipe.task import Reference, TrainingTask
+from vlmplan.run.record import data_mark, keep_record
+from vlmplan.run.training import LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted
 from vlmplan.versions import INSTALL_TASKS
-from vlmplan_trainer.checkpoint import UNFINISHED, FoundCheckpoint
 from vlmplan_trainer.engines.make import device_of
 from vlmplan_trainer.engines.ranks import RanksHere
-from vlmplan_trainer.export import export
 from vlmplan_trainer.loop import Position, Rates
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.models.delta_kernels import require_delta_kernels
@@ -40,10 +38,12 @@ from vlmplan_trainer.models.load import LoadedModel, load_model
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.phases import is_first, rank_here, say_building, say_phase
-from vlmplan_trainer.progress import ProgressReporter
-from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
-from vlmplan_trainer.result import about_result, result_folder
-from vlmplan_trainer.safe_loading import data_only
+from vlmplan_trainer.reporting.progress import ProgressReporter
+from vlmplan_trainer.reporting.report import SCHEMA, lines, print_report, usd_so_far
+from vlmplan_trainer.reporting.result import about_result, result_folder
+from vlmplan_trainer.saving.checkpoint import UNFINISHED, FoundCheckpoint
+from vlmplan_trainer.saving.export import export
+from vlmplan_trainer.saving.safe_loading import data_only
 from vlmplan_trainer.signature import run_signature
 from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
 from vlmplan_trainer.stopping import StopRequest, exit_code

@@ -13,8 +13,8 @@ from vlmplan.chats.preferences import NO_TOOLS_BESIDE_IMAGES, Preference, Prompt
 from vlmplan.chats.samples import ImagePart, ReadReport, Sample, TextPart, Turn
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
-from vlmplan.training import TrainerOptions
-from vlmplan.training_task import TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.run.training import TrainerOptions
 from vlmplan.units import counted
 from vlmplan_trainer.data.downscaling import downscaled_image
 from vlmplan_trainer.data.encode import Encoder

@@ -7,8 +7,8 @@ from typing import Any
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.text import TEXT_FAMILIES, text_model
 from vlmplan.architecture.model import Model
-from vlmplan.encoder_decoder import BART_TYPES, ENCODER_DECODER_TYPES, HEARING_TYPES, is_encoder_decoder
 from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.model_types.encoder_decoder import BART_TYPES, ENCODER_DECODER_TYPES, HEARING_TYPES, is_encoder_decoder
 
 VISION_FAMILIES = {
     "aya_vision": "aya_vision",

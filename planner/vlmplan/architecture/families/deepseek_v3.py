@@ -13,7 +13,7 @@ from vlmplan.architecture.families.latent_attention import LatentAttention, Late
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, stack_of_kinds
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 DENSE, SPARSE = "dense", "sparse"
 

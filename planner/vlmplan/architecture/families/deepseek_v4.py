@@ -31,7 +31,7 @@ from vlmplan.architecture.families.llama import (
 from vlmplan.architecture.modules import Module, Stack, WideRMSNorm
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 RATES = {CHOOSING: 4, HEAVY: 128}
 """``default_compress_rates``."""

@@ -34,7 +34,7 @@ from vlmplan.architecture.families.llama import GatedMlp
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tensor import GraphNode, Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 PATTERN = 5

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import Choice
 
 FULL, SLIDING = "full_attention", "sliding_attention"

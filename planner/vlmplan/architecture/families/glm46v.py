@@ -8,7 +8,7 @@ from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families import glm4v, glm4v_moe
 from vlmplan.architecture.families.glm4v import Glm4v, VisionTransformer
 from vlmplan.architecture.families.qwen2_vl import VisionLanguageModel
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 DECODERS = {"glm4v_text": glm4v.decoder, "glm4v_moe_text": glm4v_moe.decoder}
 """The decoders by the model_type of ``text_config``."""

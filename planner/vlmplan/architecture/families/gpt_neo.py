@@ -18,7 +18,7 @@ from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 KINDS = frozenset({"global", "local"})

@@ -28,7 +28,7 @@ from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 LINEAR, FULL = "linear_attention", "full_attention"

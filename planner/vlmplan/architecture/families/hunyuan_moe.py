@@ -14,7 +14,7 @@ from vlmplan.architecture.families.llama import Decoder, DecoderShape, GatedMlp,
 from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 

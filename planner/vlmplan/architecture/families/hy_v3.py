@@ -23,7 +23,7 @@ from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 

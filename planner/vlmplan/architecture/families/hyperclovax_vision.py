@@ -18,7 +18,7 @@ from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 TOWER, TOWER_OF_FILES = "qwen2_5_vl_vision", "qwen2_5_vl"

@@ -17,7 +17,7 @@ from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 
 class Projector(Module):

@@ -12,7 +12,7 @@ from vlmplan.architecture.families.selective_mixer import SelectiveMixer, Select
 from vlmplan.architecture.families.smollm3 import PositionlessAttention
 from vlmplan.architecture.modules import Module, RMSNorm
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 
 class JambaMixer(SelectiveMixer):

@@ -19,7 +19,7 @@ from vlmplan.architecture.families.llama import Decoder, DecoderLayer, RotaryCon
 from vlmplan.architecture.families.qwen3_5 import FULL, LINEAR
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 INTERVAL = 4
 """Every how many layers one behind the first has full attention where the file does not say (``__post_init__``)."""

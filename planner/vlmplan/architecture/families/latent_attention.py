@@ -16,7 +16,7 @@ from vlmplan.architecture.families.llama import RotaryContext
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 

@@ -22,7 +22,7 @@ from vlmplan.architecture.families.llama import (
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 ATTENTION, CONVOLUTION = "full_attention", "conv"
 

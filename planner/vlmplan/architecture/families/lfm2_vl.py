@@ -18,7 +18,7 @@ from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Kind
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 TOWER = "siglip2_vision_model"

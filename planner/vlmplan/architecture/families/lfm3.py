@@ -14,7 +14,7 @@ from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, dec
 from vlmplan.architecture.families.olmo import PositionsByWindow, WidePositionsAttention
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 SLIDING = "sliding_attention"

@@ -27,7 +27,7 @@ from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, RMSNorm
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 

@@ -31,7 +31,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 CHUNKED, FULL = "chunked_attention", "full_attention"

@@ -16,7 +16,7 @@ from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 

@@ -17,7 +17,7 @@ from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 

@@ -15,7 +15,7 @@ from vlmplan.architecture.images.anyres import POOLED_SIDE
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 
 class VideoPooler(Module):

@@ -16,7 +16,7 @@ from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 
 class LlavaOnevisionModel(LlavaNextModel):

@@ -11,7 +11,7 @@ from vlmplan.architecture.families.group_router import NamedExpertsLM
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, decoder_shape, stack_of_kinds, windows_by_type
 from vlmplan.architecture.families.moe import moe_block
 from vlmplan.architecture.families.olmo import PositionsByWindow
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 
 def decoder(config: Config) -> Decoder:

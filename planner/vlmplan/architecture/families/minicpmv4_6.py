@@ -24,7 +24,7 @@ from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 MERGED_SIDE = 2

@@ -16,7 +16,7 @@ from vlmplan.architecture.families.olmo import WholeNormAttention
 from vlmplan.architecture.families.partial_rotary import PartlyRotatedAttention, rotary_fraction
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 

@@ -27,7 +27,7 @@ from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 NUM_EXTRA_TOKENS = 8

@@ -17,7 +17,7 @@ from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, P
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 PADDING_MULTIPLE = 8

@@ -21,7 +21,7 @@ from vlmplan.architecture.families.state_space import StateSpaceKeys, StateSpace
 from vlmplan.architecture.layer_calls import Calls
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}

@@ -9,7 +9,7 @@ from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderSh
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
 from vlmplan.architecture.families.olmo import WholeNormAttention
 from vlmplan.architecture.modules import Stack
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 
 class OlmoeLayer(DecoderLayer):

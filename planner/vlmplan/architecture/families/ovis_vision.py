@@ -17,7 +17,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 

@@ -18,7 +18,7 @@ from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 MAX_POSITIONS = 500

@@ -17,7 +17,7 @@ from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 

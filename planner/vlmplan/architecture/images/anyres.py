@@ -15,7 +15,7 @@ from vlmplan.architecture.images.fixed import num_extra_features
 from vlmplan.architecture.images.settings import Settings, file_settings, flag, section, side, sides
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError
-from vlmplan.json_reader import shown
+from vlmplan.files.json_reader import shown
 
 _LLAVA_NEXT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 FRAME_SIDE = 224

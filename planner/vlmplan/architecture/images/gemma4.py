@@ -11,7 +11,7 @@ from dataclasses import replace
 from vlmplan.architecture.images.settings import count
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """``max_soft_tokens`` that the processor takes (``_SUPPORTED_SOFT_TOKENS``)."""

@@ -8,7 +8,7 @@ import math
 
 from vlmplan.architecture.images.settings import count, flag
 from vlmplan.architecture.images.shape import Image, ImageShape
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 TOLERANCE = 2.0
 """``max_pixels_tolerance`` of the class."""

@@ -15,7 +15,7 @@ from typing import Any
 from vlmplan.architecture.images.settings import count, flag
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed
+from vlmplan.files.json_reader import not_allowed
 
 DOWNSAMPLE_MODES = {"16x": 4, "4x": 2}
 """``downsample_mode``, and how many patches a side are one token in it."""

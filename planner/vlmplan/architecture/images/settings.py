@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from vlmplan.architecture.config import MAX_INTEGER
 from vlmplan.errors import InputError
-from vlmplan.json_reader import not_allowed, shown
+from vlmplan.files.json_reader import not_allowed, shown
 
 Settings = Mapping[str, Any]
 

@@ -12,8 +12,8 @@ from urllib.parse import quote, urlsplit
 from vlmplan.catalog.collectors.response import Fetch, object_at, plain_text, price
 from vlmplan.catalog.price_listing import Listing
 from vlmplan.errors import InputError
+from vlmplan.files.json_reader import JsonObject
 from vlmplan.hardware import Pricing
-from vlmplan.json_reader import JsonObject
 
 PROVIDER = "azure"
 HOST = "prices.azure.com"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from vlmplan.catalog.collectors.response import Fetch, amount, object_at, plain_text, price, require_one_page
 from vlmplan.catalog.price_listing import Listing
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 
 PROVIDER = "linode"
 URL = "https://api.linode.com/v4/linode/types?page_size=500"

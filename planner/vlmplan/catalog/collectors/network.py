@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vlmplan.errors import UnavailableError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.plain_text import one_line
 from vlmplan.version import __version__
 

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict, JsonObject, parse_json, shown
+from vlmplan.files.json_reader import JsonDict, JsonObject, parse_json, shown
 from vlmplan.units import GIB
 
 Fetch = Callable[[str, JsonDict | None], bytes]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from vlmplan.catalog.collectors.response import Fetch, object_at, plain_text, price
 from vlmplan.catalog.price_listing import Listing
 from vlmplan.errors import InputError
+from vlmplan.files.json_reader import JsonObject, shown
 from vlmplan.hardware import Pricing
-from vlmplan.json_reader import JsonObject, shown
 
 PROVIDER = "runpod"
 URL = "https://api.runpod.io/graphql"

@@ -11,7 +11,7 @@ from vlmplan.catalog.collectors.exchange_rate import usd_per_eur
 from vlmplan.catalog.collectors.response import Fetch, amount, gib, object_at, plain_text, price
 from vlmplan.catalog.price_listing import Listing
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject
 
 PROVIDER = "scaleway"
 URL = "https://api.scaleway.com/instance/v1/zones/{zone}/products/servers?per_page=100"

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from vlmplan.catalog.collectors.response import Fetch, amount, object_at, plain_text, price
 from vlmplan.catalog.price_listing import Listing
+from vlmplan.files.json_reader import JsonDict, JsonObject
 from vlmplan.hardware import Pricing
-from vlmplan.json_reader import JsonDict, JsonObject
 
 PROVIDER = "vast"
 URL = "https://console.vast.ai/api/v0/search/asks/"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from vlmplan.catalog.collectors.response import Fetch, amount, answered, plain_text, price
 from vlmplan.catalog.price_listing import Listing
+from vlmplan.files.json_reader import JsonObject
 from vlmplan.hardware import Pricing
-from vlmplan.json_reader import JsonObject
 
 PROVIDER = "verda"
 URL = "https://api.datacrunch.io/v1/instance-types"

@@ -26,7 +26,7 @@ from vlmplan.engines.coordinator.walk import (
     what_decides,
 )
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.zero import ZeroSettings
 
 NUM_FORWARDS = 2
 """Batches of the evaluation: the second finds what the first leaves, and every other what the second does."""

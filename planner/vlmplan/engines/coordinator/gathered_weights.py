@@ -21,7 +21,7 @@ from vlmplan.engines.coordinator.records import Gather, GatheredModule, Gathered
 from vlmplan.engines.coordinator.wait_order import waits
 from vlmplan.engines.coordinator.wrapper_modules import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
 from vlmplan.engines.events import NULL_SINK, Sink
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.zero import ZeroSettings
 
 
 class GatheredWeights(GatheredBytes):

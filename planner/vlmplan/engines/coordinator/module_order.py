@@ -9,8 +9,8 @@ from dataclasses import replace
 from enum import IntEnum
 
 from vlmplan.recipe import Recipe
-from vlmplan.training_task import Generation, Reference
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.task import Generation, Reference
+from vlmplan.recipe.zero import ZeroSettings
 
 UNKNOWN_ORDER = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
 """What DeepSpeed does with weights while it does not know which module comes next."""

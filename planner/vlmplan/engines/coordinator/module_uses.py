@@ -9,7 +9,7 @@ from vlmplan.architecture.reference import is_of_copy, is_own
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Trace
 from vlmplan.engines.coordinator.records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
 from vlmplan.engines.coordinator.wait_order import FIRST_STAYS
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.zero import ZeroSettings
 
 
 class GatherSteps:

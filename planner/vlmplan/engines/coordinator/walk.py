@@ -19,7 +19,7 @@ from vlmplan.engines.coordinator.records import Key, Passed, passed_by
 from vlmplan.engines.coordinator.repeated_layers import SectionUses, Stretch, places_of, section_uses, shortened
 from vlmplan.engines.coordinator.shapes import shape_of_uses
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
-from vlmplan.zero_settings import ZeroSettings
+from vlmplan.recipe.zero import ZeroSettings
 
 EventBytes = tuple[int, int, Sequence[tuple[int, int]]]
 """Of one event about weights: the bytes after it, the most during it, and for each gather the bytes just after it and

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vlmplan.engines.coordinator.module_order import Lost, loses_order_at
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind
+from vlmplan.recipe.choices import LossKind
 
 OUTSIDE_HEAD, INSIDE_HEAD, OF_ADAPTERS = 2, 1, 2
 """The trainer's ``LossModule`` and the model with its head; the model without its head; peft's two around the model."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.accelerate import ACCELERATE
 from vlmplan.other_trainers.editing.engine import ENGINE_FIELDS, same_engine
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload
+from vlmplan.recipe.choices import Offload
 
 SECTION = "deepspeed_config"
 OF_ENGINES = (*ENGINE_FIELDS, "zero", "nvme_path", "fuses_optimizer", "caches_casts", "uses_autocast", "upcasts_frozen")

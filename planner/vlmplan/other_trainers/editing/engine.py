@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
-from vlmplan.json_reader import JsonDict, parse_json_object
+from vlmplan.files.json_reader import JsonDict, parse_json_object
 from vlmplan.other_trainers.assembled import found_file
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED, zero_file
 from vlmplan.other_trainers.read import SHIPPED_FILES, OpenedConfig
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Offload, OptimizerKind
+from vlmplan.recipe.choices import Offload, OptimizerKind
 
 ZERO = "zero_optimization"
 ENGINE_FIELDS = ("zero_stage", "offload_optimizer", "offload_params", "hpz")

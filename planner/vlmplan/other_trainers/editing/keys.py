@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmplan.errors import InputError
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Cluster
-from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES
 from vlmplan.other_trainers.axolotl_keys import ATTENTION_FLAGS
 from vlmplan.other_trainers.editing.accelerate_keys import accelerate_changes

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.editing.engine import DeepSpeedSource, deepspeed_source, written_json
 from vlmplan.other_trainers.editing.json_text import object_in_json
 from vlmplan.other_trainers.editing.keys import KeyChanges, deepspeed_name

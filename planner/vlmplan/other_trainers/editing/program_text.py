@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.editing.splices import Splice, indentation, line_start, newline_of, spliced
 from vlmplan.other_trainers.programs import UNSLOTH_DPO_RUN, UNSLOTH_RUN, ProgramRun, ProgramSource
 from vlmplan.other_trainers.programs.calls import Call, Keyword

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import shown
+from vlmplan.files.json_reader import shown
 from vlmplan.other_trainers.editing.splices import Splice, indentation, line_start, newline_of, spliced
 from vlmplan.other_trainers.shell import Command
 

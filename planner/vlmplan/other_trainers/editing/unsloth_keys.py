@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.unsloth import UNSLOTH
 from vlmplan.other_trainers.writing.hugging_face import optimizer_name
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe.choices import Method
 from vlmplan.workload import Workload
 
 FOLLOWING: Final = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict, parse_json_object
+from vlmplan.files.json_reader import JsonDict, parse_json_object
 
 MAGIC = re.compile(r"\s*(?:[%!?]|[\w.,\s\[\]]+=\s*[%!])")
 """A line of IPython's own: ``%magic``, ``!command``, ``?name``, ``x = !command``."""

@@ -6,7 +6,6 @@ started.
 
 from typing import Any, Final
 
-from vlmplan.evaluation import Evaluation
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.axolotl import AXOLOTL, OWN_FSDP2
@@ -38,7 +37,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     ALL_LINEAR,
     DEFAULT_INIT,
     REGEX,
@@ -50,6 +49,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, Batching
+from vlmplan.recipe.choices import AttentionImplementation, Batching
 
 
 def _of_text(context: LimitContext) -> tuple[Batching, ...]:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext
-from vlmplan.recipe_choices import InputGradients
+from vlmplan.recipe.choices import InputGradients
 
 
 def _input_gradients(kind: InputGradients, words: str, source: str) -> Limit:

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.deepspeed_config import DsConfig, deepspeed_config
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
-from vlmplan.lora_targets import CLAMPING_TYPES
+from vlmplan.model_types.thinkers import thinker_class
 from vlmplan.other_trainers.assembled import largest_image, sees
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing import axolotl, llama_factory, ms_swift, plain_trainer, trl
@@ -16,8 +15,9 @@ from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Batching, Method
-from vlmplan.thinkers import thinker_class
+from vlmplan.recipe.choices import Batching, Method
+from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.lora_targets import CLAMPING_TYPES
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
 
 TOOLS: Final[Mapping[Tool, KnownTool]] = {

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, Evaluation, Kept
 from vlmplan.hardware import Cluster
-from vlmplan.lora_targets import layer_targets, listed_targets
 from vlmplan.other_trainers.fsdp import LAYER_CLASSES, TRANSFORMER_WRAP, layer_classes
 from vlmplan.other_trainers.fsdp import VERSION as FSDP_VERSION
 from vlmplan.other_trainers.hugging_face import ATTENTION, OPTIMIZERS
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.record import ALLOCATOR_VARIABLE, DS_CONFIG_FILE, EXPANDABLE
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import REGEX, AttentionImplementation, Offload, OptimizerKind, Precision, WeightDtype
+from vlmplan.recipe.choices import REGEX, AttentionImplementation, Offload, OptimizerKind, Precision, WeightDtype
+from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Evaluation, Kept
+from vlmplan.recipe.lora_targets import layer_targets, listed_targets
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles, Workload
 

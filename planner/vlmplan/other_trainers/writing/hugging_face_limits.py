@@ -3,12 +3,11 @@
 Read in transformers 5.23, accelerate 1.15, peft 0.21 and the trainers that each ``source`` names.
 """
 
-from vlmplan.lora_targets import stacked_targets
 from vlmplan.other_trainers.fsdp import unread_losses
 from vlmplan.other_trainers.hugging_face import OPTIMIZERS
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     REGEX,
     AdapterDtype,
     BatchesOnGpu,
@@ -18,6 +17,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe.lora_targets import stacked_targets
 
 KNOWN_OPTIMIZERS = tuple(dict.fromkeys(kind for kind, _ in OPTIMIZERS.values()))
 

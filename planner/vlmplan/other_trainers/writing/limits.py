@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe.choices import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ Sources: ``hparams/*.py`` for keys, ``hparams/parser.py`` for what they do not g
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY, OLDER_FSDP2
@@ -38,7 +37,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     ALL_LINEAR,
     DEFAULT_INIT,
     PISSA,
@@ -50,6 +49,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"

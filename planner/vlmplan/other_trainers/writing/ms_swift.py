@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.ms_swift import MS_SWIFT
@@ -39,7 +38,8 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX, LossKind, Method
+from vlmplan.recipe.choices import ALL_LINEAR, DEFAULT_INIT, REGEX, LossKind, Method
+from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"

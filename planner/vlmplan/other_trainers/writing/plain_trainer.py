@@ -32,7 +32,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import DEFAULT_INIT, LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe.choices import DEFAULT_INIT, LossKind, Method, Precision, WeightDtype
 from vlmplan.rules import default_attention, model_facts
 from vlmplan.workload import Workload
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from vlmplan.evaluation import Evaluation
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Cluster
-from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, LossKind
+from vlmplan.recipe.choices import AttentionImplementation, LossKind
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.units import Choice
 from vlmplan.workload import Workload
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
-from vlmplan.lora_targets import stacked_targets
 from vlmplan.other_trainers.trl import TRL
 from vlmplan.other_trainers.writing.batching import TRL_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
@@ -39,7 +38,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import (
+from vlmplan.recipe.choices import (
     ALL_LINEAR,
     DEFAULT_INIT,
     REGEX,
@@ -49,6 +48,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"

@@ -1,0 +1,180 @@
+"""Samples in a file: one JSON object in each line (JSONL), or one list of objects. Each is cut out with its place.
+
+A list is recognised by its first character. Objects are not looked into here, but a list has to be JSON up to each.
+"""
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from vlmplan.errors import InputError, UnavailableError
+from vlmplan.files.json_reader import json_mistakes
+from vlmplan.files.read_write import open_regular
+
+BOM = b"\xef\xbb\xbf"
+MAX_SAMPLE_BYTES = 64 * 2**20
+"""Longest sample: some dozen images in base64. What is made of it in memory is many times as much."""
+MAX_LIST_BYTES = 2 * 2**30
+"""Longest list, which is read as a whole; the largest published one (LLaVA's 665k chats) has 1 GiB."""
+MOST_OF_A_BEGINNING = 1024
+"""Bytes of a line that opens an object and has nothing of it."""
+OTHER_KINDS = {
+    b"PAR1": "a Parquet file",
+    b"ARRO": "an Arrow file",
+    b"\x1f\x8b": "packed by gzip",
+    b"PK\x03\x04": "a ZIP archive",
+}
+"""By how a file begins."""
+TABLES = {".csv": "a table of CSV", ".tsv": "a table of TSV"}
+BLANKS = re.compile(r"[ \t\n\r]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One sample as its bytes stand in the file. ``source`` names it: ``FILE:LINE`` from 1, ``FILE[INDEX]`` from 0."""
+
+    source: str
+    offset: int
+    content: bytes
+
+
+def records_in(path: Path) -> Iterator[Record]:
+    """The samples of a file, in order. Blank lines are none.
+
+    Raises UnavailableError for a file that cannot be read, InputError for a list that is broken, at the place.
+    """
+    try:
+        with open_regular(path) as file:
+            _refuse_other_kinds(path, file.read(4))
+            file.seek(0)
+            is_list = _first_letter(file) == b"["
+            file.seek(0)
+            yield from _records_of_list(path, _whole(path, file)) if is_list else _records_of_lines(path, file)
+    except FileNotFoundError:
+        raise UnavailableError(f"{path} does not exist") from None
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _refuse_other_kinds(path: Path, begin: bytes) -> None:
+    """Raise InputError for a file that is none of JSON by its first bytes or its name."""
+    kind = next((kind for mark, kind in OTHER_KINDS.items() if begin.startswith(mark)), None)
+    kind = kind or TABLES.get(path.suffix.casefold())
+    if kind is not None:
+        raise InputError(
+            f"{path} is {kind}, which is not read; samples are JSONL or a JSON list (pandas writes a table so: "
+            f'.to_json("samples.jsonl", orient="records", lines=True))'
+        )
+
+
+def records_of(name: str, content: bytes) -> Iterator[Record]:
+    """The samples of a file of this ``name`` that would hold ``content``. Raises InputError as ``records_in`` does."""
+    path, file = Path(name), io.BytesIO(content)
+    is_list = _first_letter(file) == b"["
+    file.seek(0)
+    yield from _records_of_list(path, content) if is_list else _records_of_lines(path, file)
+
+
+def num_records_in(path: Path) -> int:
+    """How many there are. Raises what ``records_in`` does."""
+    return sum(1 for _ in records_in(path))
+
+
+def _first_letter(file: BinaryIO) -> bytes:
+    """The first byte that is no blank and no byte order mark."""
+    if file.read(len(BOM)) != BOM:
+        file.seek(0)
+    while (letter := file.read(1)).isspace():
+        pass
+    return letter
+
+
+def _records_of_lines(path: Path, file: BinaryIO) -> Iterator[Record]:
+    _refuse_object_over_lines(path, file)
+    offset = 0
+    for number, line in enumerate(iter(lambda: file.readline(MAX_SAMPLE_BYTES + 1), b""), start=1):
+        _check_length(f"{path}:{number}", len(line))
+        if line.removeprefix(BOM).strip():
+            yield Record(source=f"{path}:{number}", offset=offset, content=line)
+        offset += len(line)
+
+
+def _refuse_object_over_lines(path: Path, file: BinaryIO) -> None:
+    """Raise InputError where the first line of a file opens an object that the second goes on with."""
+    first, second = (file.readline(MOST_OF_A_BEGINNING).strip() for _ in range(2))
+    file.seek(0)
+    if first.removeprefix(BOM).startswith(b"{") and first.endswith((b"{", b"[")) and second.startswith(b'"'):
+        raise InputError(
+            f"{path} begins with a JSON object over several lines; samples are one object in each line (JSONL), or one "
+            f"list of objects"
+        )
+
+
+def _check_length(source: str, num_bytes: int) -> None:
+    if num_bytes > MAX_SAMPLE_BYTES:
+        raise InputError(
+            f"{source} has more than {MAX_SAMPLE_BYTES // 2**20} MiB; that is the most that a sample may have"
+        )
+
+
+def _whole(path: Path, file: BinaryIO) -> bytes:
+    if os.fstat(file.fileno()).st_size > MAX_LIST_BYTES:
+        raise InputError(
+            f"{path} is a list of more than {MAX_LIST_BYTES // 2**30} GiB, which is read as a whole; with an object in "
+            f"each line (JSONL) it may have any length"
+        )
+    return file.read()
+
+
+def _records_of_list(path: Path, content: bytes) -> Iterator[Record]:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text in UTF-8") from None
+    offset = len(BOM) if content.startswith(BOM) else 0
+    del content
+    decoder, before, index = json.JSONDecoder(), 0, 0
+    at = _after_blanks(text, _after_blanks(text, 0) + 1)
+    if text[at : at + 1] == "]":
+        _check_end(path, text, at + 1)
+        return
+    while True:
+        end = _end_of_value(decoder, text, at, source=f"{path}[{index}]")
+        offset += len(text[before:at].encode())
+        item = text[at:end].encode()
+        _check_length(f"{path}[{index}]", len(item))
+        yield Record(source=f"{path}[{index}]", offset=offset, content=item)
+        offset, before, index = offset + len(item), end, index + 1
+        at = _after_blanks(text, end)
+        if text[at : at + 1] == "]":
+            _check_end(path, text, at + 1)
+            return
+        if text[at : at + 1] != ",":
+            raise InputError(f"{path} is not JSON: , or ] is missing after [{index - 1}] in line {_line(text, at)}")
+        at = _after_blanks(text, at + 1)
+
+
+def _end_of_value(decoder: json.JSONDecoder, text: str, at: int, *, source: str) -> int:
+    with json_mistakes(source):
+        return decoder.raw_decode(text, at)[1]
+
+
+def _check_end(path: Path, text: str, at: int) -> None:
+    at = _after_blanks(text, at)
+    if at < len(text):
+        raise InputError(f"{path} goes on after its list, in line {_line(text, at)}; one list, or one object a line")
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = BLANKS.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1

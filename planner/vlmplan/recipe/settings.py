@@ -1,0 +1,199 @@
+"""The settings of a training run that decide bytes and seconds, each checked, and in groups by what depends on them."""
+
+from dataclasses import dataclass
+
+from vlmplan.errors import InputError
+from vlmplan.recipe.choices import (
+    ALL_LINEAR,
+    DEFAULT_INIT,
+    LORA_INITS,
+    PISSA_ITERATIONS,
+    REGEX,
+    AdapterDtype,
+    AttentionImplementation,
+    BatchesOnGpu,
+    Batching,
+    InputGradients,
+    LinearAttention,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    WeightDtype,
+)
+from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.lora_targets import is_lora_init, pattern_of
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.zero import DEFAULT_ZERO_SETTINGS, ZeroSettings
+from vlmplan.units import MAX_COUNT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeSettings:
+    """Every setting of a training run that the planner decides, resolved."""
+
+    method: Method = Method.FULL
+    lora_rank: int = 16
+    lora_targets: str = ALL_LINEAR
+    lora_alpha: int | None = None
+    """peft's numerator of the adapters' scale; None: ``ALPHA_PER_RANK`` times the rank."""
+    lora_dropout: float = 0.0
+    """Probability with which an input of ``lora_A`` is dropped."""
+    use_rslora: bool = False
+    """The scale is alpha by the root of the rank, not by the rank."""
+    use_dora: bool = False
+    """Adapters turn weights, and a trained vector says how long each row of the result is (peft's ``use_dora``)."""
+    lora_init: str = DEFAULT_INIT
+    """peft's ``init_lora_weights``: ``default``, ``gaussian``, ``olora``, ``pissa`` or ``pissa_niter_N``."""
+    loraplus_lr_ratio: float | None = None
+    """LoRA+: how many times the learning rate of ``lora_A`` that of ``lora_B`` is; None: they have one."""
+    lora_exclude: str | None = None
+    """Modules that take no adapter though ``lora_targets`` means them, written as those are."""
+    use_double_quant: bool = True
+    """The scales of 4-bit weights are quantised too (bitsandbytes' ``compress_statistics``), in QLoRA."""
+    adapter_dtype: AdapterDtype = AdapterDtype.TABLE
+    weight_dtype: WeightDtype = WeightDtype.TABLE
+    uses_autocast: bool = True
+    """``torch.autocast`` around forward, in plain PyTorch with bf16 and fp16; DeepSpeed never does."""
+    train_embeddings: bool = False
+    train_vision: bool = True
+    train_projector: bool = True
+    train_language: bool = True
+    precision: Precision = Precision.BF16
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
+    fuses_optimizer: bool = True
+    """One kernel for the whole update; without it torch's foreach implementation, which needs a copy of a state."""
+    liger_layers: bool = False
+    """Norms, MLPs and rotary positions are Liger's kernels."""
+    upcasts_frozen: bool = False
+    """peft's ``prepare_model_for_kbit_training``: weights of a 4-bit model that are not 4-bit become float32."""
+    caches_casts: bool = False
+    """torch.autocast's default: 16-bit copies of float32 weights stay until forward ends."""
+    expandable_segments: bool = True
+    """``PYTORCH_ALLOC_CONF=expandable_segments:True``: memory that is free inside torch can take any shape."""
+    zero_stage: int | None = None
+    """0 to 3, or None for PyTorch without DeepSpeed: plain on one GPU, ``DistributedDataParallel`` on several."""
+    gradient_as_bucket_view: bool = True
+    """Gradients lie in DistributedDataParallel's buckets; without it (torch's default) beside them."""
+    fsdp: bool = False
+    """PyTorch shards weights, gradients and states by itself (FSDP2, ``torch.distributed.fsdp.fully_shard``), layer by
+    layer; ``zero_stage`` is None then."""
+    reshard_after_forward: bool = True
+    """Under FSDP2 the weights of a layer are whole only while it runs; without it from its forward to its backward."""
+    sync_each_batch: bool = True
+    """Under FSDP2 every micro batch reduces its gradients to shards; without it (accelerate's default) the last of a
+    step does, and whole gradients wait for it."""
+    reduces_in_float32: bool = False
+    """Under FSDP2 gradients are reduced in float32 (``MixedPrecisionPolicy.reduce_dtype``), and wait so for the last
+    micro batch, not in the type of the computation."""
+    offload_optimizer: Offload = Offload.NONE
+    offload_params: Offload = Offload.NONE
+    hpz: int = 1
+    """ZeRO++'s hpZ (stage 3): ranks, neighbours of one another, that keep a copy of all weights between them, from
+    which a weight is made whole again after its first use in a step. 1: none."""
+    sequence_parallel: int = 1
+    """Ranks, neighbours of one another, that share every sample: each has its part of the tokens, and in attention all
+    tokens of its part of the heads (DeepSpeed's Ulysses). 1: every rank has samples of its own."""
+    nvme_path: str | None = None
+    """The folder on every node's NVMe drive that offload to nvme writes to."""
+    micro_batch: int = 1
+    grad_accum: int = 1
+    batching: Batching = Batching.PADDED
+    batches_on_gpu: BatchesOnGpu = BatchesOnGpu.TURN
+    input_gradients: InputGradients = InputGradients.NONE
+    activation_checkpointing: bool = True
+    vision_activation_checkpointing: bool = True
+    offload_activations: bool = False
+    """Inputs of checkpointed layers wait for backward in pinned host memory."""
+    tiled_mlp: bool = False
+    """MLPs of the language model run on a tile of the tokens at a time (DeepSpeed's TiledMLP)."""
+    attention: AttentionImplementation = AttentionImplementation.SDPA
+    linear_attention: LinearAttention = LinearAttention.TORCH
+    loss: LossKind = LossKind.CHUNKED
+    gradient_clipping: float = 1.0
+    zero: ZeroSettings = DEFAULT_ZERO_SETTINGS
+    evaluation: Evaluation | None = None
+    task: TrainingTask | None = None
+    """Preferences or rewards that are trained on; None: samples as they are (SFT)."""
+
+    def __post_init__(self) -> None:
+        for name in ("lora_rank", "hpz", "sequence_parallel", "micro_batch", "grad_accum"):
+            value = getattr(self, name)
+            if not 1 <= value <= MAX_COUNT:
+                allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
+                raise InputError(f"{option_name(name)} is {value}; {allowed} is needed")
+        self._check_adapters()
+        if self.zero_stage not in (None, 0, 1, 2, 3):
+            raise InputError(f"--zero-stage is {self.zero_stage}; none, 0, 1, 2 or 3 is needed")
+        if self.nvme_path is not None and not self.nvme_path.strip():
+            raise InputError("--nvme-path is empty; a folder on the NVMe drive of every node is needed")
+        if self.gradient_clipping < 0:
+            raise InputError(f"gradient_clipping is {self.gradient_clipping}; 0 (off) or more is needed")
+
+    def _check_adapters(self) -> None:
+        if self.lora_alpha is not None and not 1 <= self.lora_alpha <= MAX_COUNT:
+            raise InputError(f"--lora-alpha is {self.lora_alpha}; a whole number from 1 to {MAX_COUNT:,} is needed")
+        if not 0 <= self.lora_dropout < 1:
+            raise InputError(f"--lora-dropout is {self.lora_dropout}; 0 or more and less than 1 is needed")
+        if not is_lora_init(self.lora_init):
+            raise InputError(
+                f"--lora-init is {self.lora_init}; one of {', '.join(LORA_INITS)}, or {PISSA_ITERATIONS}N with N "
+                f"iterations is needed"
+            )
+        if self.loraplus_lr_ratio is not None and not 1 <= self.loraplus_lr_ratio <= MAX_COUNT:
+            raise InputError(f"--loraplus-lr-ratio is {self.loraplus_lr_ratio:g}; 1 or more is needed")
+        for name in ("lora_targets", "lora_exclude"):
+            if (getattr(self, name) or "").startswith(REGEX):
+                pattern_of(getattr(self, name), option_name(name))
+
+
+MODEL_FIELDS = (
+    *("method", "lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
+    *("lora_init", "loraplus_lr_ratio", "use_double_quant"),
+    *("adapter_dtype", "train_embeddings", "train_vision", "train_projector", "train_language"),
+    *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen", "liger_layers"),
+)
+"""What a prepared model depends on."""
+ENGINE_FIELDS = (
+    *("zero_stage", "gradient_as_bucket_view", "fsdp", "reshard_after_forward", "sync_each_batch"),
+    "reduces_in_float32",
+    *("offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
+    "sequence_parallel",
+)
+UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
+MICRO_BATCH_FIELDS = (
+    *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "linear_attention", "loss"),
+    *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
+    "input_gradients",
+    *("evaluation", "task"),
+)
+"""How a micro batch is computed, and how many there are, of evaluation and of what is generated too."""
+PROCESS_FIELDS = ("caches_casts", "expandable_segments")
+"""What is said to torch's autocast and allocator."""
+GROUPS = (MODEL_FIELDS, ENGINE_FIELDS, UPDATE_FIELDS, MICRO_BATCH_FIELDS, PROCESS_FIELDS)
+"""Every field of ``RecipeSettings`` is in one of them."""
+ADAPTER_FIELDS = (
+    *("lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
+    *("lora_init", "loraplus_lr_ratio", "adapter_dtype", "train_embeddings"),
+)
+"""Settings that mean nothing where all weights are trained (``Method.FULL``)."""
+RESULT_FIELDS = (
+    *("method", "lora_rank", "lora_targets", "lora_alpha", "use_rslora", "use_dora", "lora_init", "lora_exclude"),
+    *("train_embeddings", "train_vision", "train_projector", "train_language", "optimizer"),
+)
+"""Settings that two runs must share for one to start from the weights or the adapter of the other."""
+CHANGEABLE_FIELDS = (
+    *("micro_batch", "grad_accum", "offload_optimizer", "offload_params", "nvme_path", "hpz", "zero"),
+    *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
+    *("attention", "linear_attention", "loss", "liger_layers", "input_gradients"),
+    *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
+    *("reshard_after_forward", "sync_each_batch", "reduces_in_float32"),
+)
+"""Settings that a run may change when it goes on from a checkpoint: how a step is computed and where its memory is, not
+what it computes. All others stay as they were, also those that are not in this list yet."""
+
+
+def option_name(field: str) -> str:
+    """The command-line option of a recipe field: ``micro_batch`` → ``--micro-batch``."""
+    return "--" + field.replace("_", "-")

@@ -1,0 +1,177 @@
+"""What a run optimises: the samples themselves, preferences between two answers (DPO), or rewards of answers (GRPO).
+
+Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``), whose trainers run them.
+"""
+
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Final
+
+from vlmplan.errors import InputError
+from vlmplan.files.json_reader import JsonDict, JsonObject
+from vlmplan.units import MAX_COUNT, Choice
+
+SFT: Final = "sft"
+"""The ``--task`` that a recipe without a ``TrainingTask`` has."""
+DEFAULT_COMPLETION_TOKENS: Final = 512
+"""``GRPOConfig.max_completion_length``."""
+
+
+class TaskKind(Choice):
+    """What TRL trains beside samples as they are."""
+
+    DPO = "dpo"
+    """``DPOTrainer``: a sample is a pair of answers to one prompt, so that a micro batch has two rows for each."""
+    GRPO = "grpo"
+    """``GRPOTrainer``: a sample of a micro batch is one answer, which the model has generated itself."""
+
+
+class Reference(Choice):
+    """The source of log-probabilities of the model before training."""
+
+    NONE = "none"
+    """They are not needed (GRPO with ``beta`` 0)."""
+    ADAPTER_OFF = "adapter-off"
+    """The trained model with its adapters switched off."""
+    COPY = "copy"
+    """A second model."""
+    PRECOMPUTED = "precomputed"
+    """Computed once before training (``precompute_ref_log_probs``), and read with the samples."""
+
+
+class Generation(Choice):
+    """What generates GRPO's answers."""
+
+    TRANSFORMERS = "transformers"
+    """The trained model itself, by ``generate``."""
+    VLLM = "vllm"
+    """vLLM on the same GPUs (``vllm_mode="colocate"``)."""
+    SERVER = "server"
+    """vLLM on GPUs of its own (``vllm_mode="server"``), which a plan does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTask:
+    """A task and what it needs beside a recipe. What DPO does not read has its default there.
+
+    ``reference`` None: as TRL has it by itself, see ``Recipe.reference``. Of the tokens of a row ``completion_tokens``
+    are of the answer, which alone is scored; None: 512 in GRPO, and all but the first in DPO.
+    """
+
+    kind: TaskKind
+    reference: Reference | None = None
+    completion_tokens: int | None = None
+    num_generations: int = 8
+    """Answers to each prompt, over all GPUs."""
+    steps_per_generation: int | None = None
+    """Micro batches whose answers are generated together; None: those of an optimizer step (``grad_accum``)."""
+    generation: Generation = Generation.TRANSFORMERS
+    vllm_memory: float | None = None
+    """Part of a GPU's whole memory that vLLM takes (``vllm_gpu_memory_utilization``); None: what its weights and all
+    answers need, which an estimate says."""
+    vllm_sleep_level: int = 0
+    """vLLM's memory while the trainer trains: 0 stays, 1 weights go to the host, 2 weights are dropped; the cache is
+    dropped in both."""
+    vllm_tensor_parallel: int = 1
+    reward_params: int = 0
+    """Parameters of reward models, all together; 0: functions alone."""
+    reentrant_checkpoints: bool = False
+    """DPO: checkpoints of activations are reentrant, as TRL's own script forces with adapters under stage 3
+    (``dpo_trainer.py``); those of this project's trainer are not."""
+
+    def __post_init__(self) -> None:
+        least = {"completion_tokens": 1, "num_generations": 2, "steps_per_generation": 1, "vllm_tensor_parallel": 1}
+        most = dict.fromkeys([*least, "reward_params"], MAX_COUNT) | {"reward_params": 10**13}
+        for name in most:
+            value = getattr(self, name)
+            if value is not None and not least.get(name, 0) <= value <= most[name]:
+                allowed = f"{least.get(name, 0)} or more" if value < least.get(name, 0) else f"at most {most[name]:,}"
+                raise InputError(f"{TASK_OPTION_NAMES[name]} is {value}; {allowed} is needed")
+        if self.vllm_memory is not None and not 0 < self.vllm_memory <= 1:
+            raise InputError(f"--vllm-memory-utilization is {self.vllm_memory:g}; above 0 and at most 1 is needed")
+        if self.vllm_sleep_level not in (0, 1, 2):
+            raise InputError(f"--vllm-sleep-level is {self.vllm_sleep_level}; 0, 1 or 2 is needed")
+
+    @property
+    def is_dpo(self) -> bool:
+        return self.kind is TaskKind.DPO
+
+    @property
+    def is_grpo(self) -> bool:
+        return self.kind is TaskKind.GRPO
+
+    @property
+    def rows_per_sample(self) -> int:
+        """Rows of the model's input for one sample of a micro batch: the chosen and the rejected answer in DPO."""
+        return 2 if self.is_dpo else 1
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """Samples that one entry of the dataset makes."""
+        return self.num_generations if self.is_grpo else 1
+
+    @property
+    def uses_vllm_here(self) -> bool:
+        """Whether vLLM has a part of the training GPUs."""
+        return self.is_grpo and self.generation is Generation.VLLM
+
+    def answer_tokens(self, seq_len: int, *, least_prompt: int = 1) -> int:
+        """Scored tokens of a row of ``seq_len``. Raises InputError where no ``least_prompt`` is left before them."""
+        default = DEFAULT_COMPLETION_TOKENS if self.is_grpo else seq_len - least_prompt
+        tokens = default if self.completion_tokens is None else self.completion_tokens
+        if not 1 <= tokens <= seq_len - least_prompt:
+            of_images = f", of which images take {least_prompt:,}" if least_prompt > 1 else ""
+            raise InputError(
+                f"--max-completion-tokens is {tokens:,}, but a row (--seq-len) has {seq_len:,} tokens, prompt and "
+                f"answer together{of_images}; give fewer, or a larger --seq-len"
+            )
+        return tokens
+
+    def as_json(self) -> JsonDict:
+        """The fields; enumerations as the command line has them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+TASK_OPTION_NAMES = {
+    "kind": "--task",
+    "reference": "--reference",
+    "completion_tokens": "--max-completion-tokens",
+    "num_generations": "--num-generations",
+    "steps_per_generation": "--steps-per-generation",
+    "generation": "--generation",
+    "vllm_memory": "--vllm-memory-utilization",
+    "vllm_sleep_level": "--vllm-sleep-level",
+    "vllm_tensor_parallel": "--vllm-tensor-parallel",
+    "reward_params": "--reward-model-parameters",
+    "reentrant_checkpoints": "--reentrant-checkpoints",
+}
+"""The option of the command line for each field."""
+OF_BOTH: Final = ("kind", "reference", "completion_tokens")
+"""What DPO reads too."""
+OF_DPO: Final = ("reentrant_checkpoints",)
+"""What DPO alone reads."""
+OF_VLLM: Final = ("vllm_memory", "vllm_sleep_level", "vllm_tensor_parallel")
+"""What only vLLM on the same GPUs reads."""
+
+
+def task_from_json(section: JsonObject) -> TrainingTask:
+    """The inverse of ``TrainingTask.as_json``. Raises InputError for unknown keys and values."""
+    section.close(field.name for field in fields(TrainingTask))
+
+    def reference(key: str) -> Reference:
+        return Reference(section.choice(key, [member.value for member in Reference]))
+
+    return TrainingTask(
+        kind=TaskKind(section.choice("kind", [member.value for member in TaskKind])),
+        reference=section.maybe("reference", reference),
+        completion_tokens=section.maybe("completion_tokens", section.count),
+        num_generations=section.count("num_generations"),
+        steps_per_generation=section.maybe("steps_per_generation", section.count),
+        generation=Generation(section.choice("generation", [member.value for member in Generation])),
+        vllm_memory=section.maybe("vllm_memory", section.number),
+        vllm_sleep_level=section.count("vllm_sleep_level"),
+        vllm_tensor_parallel=section.count("vllm_tensor_parallel"),
+        reward_params=section.count("reward_params"),
+        reentrant_checkpoints="reentrant_checkpoints" in section and section.flag("reentrant_checkpoints"),
+    )

@@ -1,0 +1,78 @@
+"""Samples are cut out of a file with their places; lines and lists have a length that is said."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from vlmplan.errors import InputError, UnavailableError
+from vlmplan.files import data_file
+from vlmplan.files.data_file import records_in
+
+
+def test_line_that_is_too_long_is_named_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_file, "MAX_SAMPLE_BYTES", 2**20)
+    path = tmp_path / "data.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"text": "short"}\n' + b"x" * 2**20)
+        file.truncate(2**40)
+    with pytest.raises(InputError, match=r"data.jsonl:2 has more than 1 MiB"):
+        list(records_in(path))
+
+
+def test_line_as_long_as_is_allowed_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_file, "MAX_SAMPLE_BYTES", 6)
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"12345\n1234\n123456")
+    assert [record.content for record in records_in(path)] == [b"12345\n", b"1234\n", b"123456"]
+    assert [record.offset for record in records_in(path)] == [0, 6, 11]
+
+
+def test_list_that_is_too_long_is_sent_to_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_file, "MAX_LIST_BYTES", 2**20)
+    path = tmp_path / "data.json"
+    path.write_bytes(b"[{}" + b" " * 2**20)
+    with pytest.raises(InputError, match=r"data.json is a list of more than .* \(JSONL\)"):
+        list(records_in(path))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes in the file system")
+def test_pipe_is_no_data(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnavailableError, match="only regular files are read"):
+        list(records_in(tmp_path / "pipe"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("data.parquet", b"PAR1\x15\x04PAR1", "a Parquet file"),
+        ("data.json", b"PAR1\x15\x04PAR1", "a Parquet file"),
+        ("data.arrow", b"ARROW1\0\0", "an Arrow file"),
+        ("data.jsonl.gz", b"\x1f\x8b\x08\0", "packed by gzip"),
+        ("data.zip", b"PK\x03\x04", "a ZIP archive"),
+        ("data.csv", b"question,answer\n", "a table of CSV"),
+    ],
+)
+def test_files_of_other_kinds_are_refused_with_what_to_give(name: str, content: bytes, kind: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{name} is {kind}, which is not read; samples are JSONL or a JSON list"):
+        list(records_in(tmp_path / name))
+
+
+def test_a_list_that_is_cut_off_is_named_at_the_place(tmp_path: Path):
+    (tmp_path / "data.json").write_text('[{"a": "b"}, {"c')
+    with pytest.raises(InputError, match=r"data.json\[1\] is not JSON: Unterminated string in line 1, column 15$"):
+        list(records_in(tmp_path / "data.json"))
+
+
+@pytest.mark.parametrize("indent", [1, "\t"])
+@pytest.mark.parametrize("values", [{"messages": []}, {"train": {"messages": []}}])
+def test_an_object_over_several_lines_is_told_once(tmp_path: Path, values: dict, indent: int | str):
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(values, indent=indent), encoding="utf-8-sig")
+    with pytest.raises(InputError, match=r"data\.json begins with a JSON object over several lines; samples are one"):
+        list(records_in(path))
+    path.write_text(json.dumps(values) + "\n" + json.dumps([values], indent=1))
+    assert next(iter(records_in(path))).content == json.dumps(values).encode() + b"\n"

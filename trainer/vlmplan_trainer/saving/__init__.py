@@ -1,0 +1,1 @@
+"""What a run leaves: whole checkpoints, and a result that others load."""

@@ -1,0 +1,126 @@
+"""The result: a folder that transformers (or peft) loads without anything of this trainer.
+
+A model comes with all that its checkpoint had beside the weights, an adapter with the processor or tokenizer and the
+name of the model that it belongs to.
+"""
+
+import copy
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from vlmplan.errors import UnavailableError
+from vlmplan.files import READABLE
+from vlmplan.plan import Plan
+from vlmplan.run.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
+from vlmplan_trainer.engines import Engine
+from vlmplan_trainer.models.adapters import converted_config, with_what_was_taken_out
+from vlmplan_trainer.models.load import LoadedModel, Processing, load_base
+from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_classes, say_speech
+
+
+def export(engine: Engine, loaded: LoadedModel, processing: Processing, output_dir: Path, *, is_adapter: bool) -> Path:
+    """Write the trained model, or the adapter; every rank calls it."""
+    weights = engine.weights()
+    place = output_dir / (ADAPTER_FOLDER if is_adapter else MODEL_FOLDER)
+    if engine.rank == 0 and weights is not None:
+        with _unfinished(place) as folder:
+            if is_adapter:
+                with _for_plain_weights(engine.model, is_changed=bool(loaded.taken_out)):
+                    config: Any = next(iter(engine.model.peft_config.values()))  # pyright: ignore[reportCallIssue]
+                    whole = with_what_was_taken_out(weights, loaded.taken_out, config.r)
+                    _write_adapter(engine.model, processing, folder, whole)
+            else:
+                with _untrained_config(engine.model, loaded):
+                    _write_model(engine.model, processing, folder, state_dict=weights)
+    engine.barrier()
+    return place
+
+
+def merge(plan: Plan, engine: Engine, processing: Processing, output_dir: Path) -> None:
+    """Write the model with the exported adapter merged in; every rank calls it, rank 0 works.
+
+    The model is loaded again in the recipe's 16 bits (32 in a float32 recipe), in host memory: what an engine has may
+    be sharded, or rounded to 4 bits, and adapters are merged into the weights that they will be used with.
+    """
+    if engine.rank == 0:
+        from peft import PeftModel
+
+        adapted = PeftModel.from_pretrained(load_base(plan), str(output_dir / ADAPTER_FOLDER))
+        with _unfinished(output_dir / MERGED_FOLDER) as folder:
+            _write_model(adapted.merge_and_unload(), processing, folder)
+    engine.barrier()
+
+
+@contextmanager
+def _unfinished(place: Path) -> Iterator[Path]:
+    """A folder that becomes ``place`` in the end: a killed run leaves no half model.
+
+    Raises UnavailableError where it cannot be written. Its files are for those that the umask lets read them, also
+    where safetensors makes them for their owner alone (0600, safetensors 0.8).
+    """
+    writing = place.with_name(place.name + ".unfinished")
+    try:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        yield writing
+        mode = READABLE & ~_umask()
+        for path in writing.rglob("*"):
+            if path.is_file():
+                path.chmod(mode)
+        shutil.rmtree(place, ignore_errors=True)
+        writing.rename(place)
+    except (OSError, SafetensorError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
+        raise UnavailableError(
+            f"the result {place} cannot be written: {why}; the last checkpoint is whole, and --resume writes it again"
+        ) from None
+
+
+def _umask() -> int:
+    """What the process takes from the modes of new files; it can only be read by setting it."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+def _write_adapter(model: Any, processing: Processing, folder: Path, weights: dict[str, Any]) -> None:
+    for config in model.peft_config.values():  # random weights have no name of their own
+        config.base_model_name_or_path, config.revision = processing.source.name, processing.source.revision
+    model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
+    copy_files({name: path for name, path in processing.files.items() if name != GENERATION}, folder)
+    say_speech(folder, processing.speech)
+    name_classes(folder, processing.processor)
+
+
+def _write_model(model: Any, processing: Processing, folder: Path, **more: Any) -> None:
+    model.save_pretrained(folder, safe_serialization=True, **more)
+    copy_files(processing.files, folder)
+    say_speech(folder, processing.speech)
+
+
+@contextmanager
+def _for_plain_weights(model: Any, *, is_changed: bool) -> Iterator[None]:
+    """Inside, ``model`` has the settings of adapters that belong to the weights as they were before PiSSA or OLoRA."""
+    kept = dict(model.peft_config)
+    if is_changed:
+        model.peft_config.update({name: converted_config(config) for name, config in kept.items()})
+    try:
+        yield
+    finally:
+        model.peft_config.update(kept)
+
+
+@contextmanager
+def _untrained_config(model: Any, loaded: LoadedModel) -> Iterator[None]:
+    """Inside, ``model`` has its checkpoint's settings: those of training are not exported."""
+    of_training, model.config = model.config, copy.deepcopy(loaded.config)
+    try:
+        yield
+    finally:
+        model.config = of_training
