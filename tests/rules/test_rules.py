@@ -300,6 +300,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(Recipe(zero_stage=stage, optimizer=kind)) for stage in (1, 2, 3) for kind in TORCHAO[1:]],
         [case(PLAIN.with_changes(optimizer=TORCHAO[1])), case(ZERO_2.with_changes(optimizer=TORCHAO[0]))],
     ),
+    "parts_of_slices_are_whole_blocks": (
+        [case(Recipe(zero_stage=stage, optimizer=kind)) for stage in (1, 2) for kind in TORCHAO[1:]],
+        [case(Recipe(zero_stage=3, optimizer=TORCHAO[1])), case(ZERO_2.with_changes(optimizer=TORCHAO[0]))],
+    ),
     "bf16_needs_ampere": (
         [case(PLAIN.with_changes(precision=p), cluster(1, **T4)) for p in (Precision.BF16, Precision.BF16_PURE)],
         [

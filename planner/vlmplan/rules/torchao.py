@@ -1,6 +1,6 @@
 """torchao's AdamW (``torchao/optim``, 0.18)."""
 
-from vlmplan.recipe.choices import TORCHAO_BITS, OptimizerKind
+from vlmplan.recipe.choices import TORCHAO_BITS, TORCHAO_BLOCK, OptimizerKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
 TORCHAO_RULES = RuleBook()
@@ -40,5 +40,20 @@ def slices_are_rarely_whole_blocks(context: RuleContext) -> str | None:
         taken = ", and then an update takes 24 bytes a weight of a slice for a moment"
     return (
         f"--optimizer {recipe.optimizer.value} at --zero-stage {recipe.zero_stage} sees flat slices of weights, whose "
-        f"moments are quantised only where a rank's is a multiple of 256 weights{taken}; adamw-8bit quantises every one"
+        f"moments are quantised only where a rank's is a multiple of {TORCHAO_BLOCK} weights{taken}; adamw-8bit "
+        f"quantises every one"
+    )
+
+
+@TORCHAO_RULES.warning("torchao/optim subclass_8bit.py, _4bit.py aten.slice: blocks stay whole, or ValueError")
+def parts_of_slices_are_whole_blocks(context: RuleContext) -> str | None:
+    """DeepSpeed takes each weight's part of a rank's moments behind the first step
+    (``lazy_init_hp_params_optimizer_state`` in ``utils/mixed_precision_linkage.py``)."""
+    recipe = context.recipe
+    if recipe.optimizer not in TORCHAO_BITS or recipe.zero_stage not in (1, 2):
+        return None
+    return (
+        f"--optimizer {recipe.optimizer.value} at --zero-stage {recipe.zero_stage} ends in its first step where a "
+        f"quantised slice holds a weight that is no multiple of {TORCHAO_BLOCK}, such as some biases and norms; "
+        f"vlmplan rehearse shows whether this one does"
     )
