@@ -161,3 +161,14 @@ def test_stage_3_gathers_the_embedding_that_adapters_train_a_copy_of_while_that_
     assert copied.trained_bytes - plain.trained_bytes == 2 * embedding  # the head's too
     adapters_before_the_last_copy = copied.trained_bytes - embedding
     assert peak == adapters_before_the_last_copy + embedding + embedding
+
+
+def test_an_engine_with_its_optimizer_on_the_host_is_built_to_the_staging_buffer_that_stays():
+    """On six ranks the buffer of the embeddings' gradient is more than a rank's slice of all weights."""
+    recipe = Recipe(method=Method.FULL, zero_stage=1, offload_optimizer=Offload.CPU)
+    table = table_of("qwen2.5-0.5b", recipe, (0.0, 0.0))
+    engine = engine_of(table, recipe, num_ranks=6, room_bytes=table.total_bytes)
+    embedding = 151_936 * 896
+    assert engine.states().init_peak == engine.states().resident
+    assert engine.states().resident.communication_buffers == embedding * 2
+    assert walked(table, recipe, 6, table.total_bytes)[1].init_peak == engine.states().init_peak

@@ -132,7 +132,7 @@ class Zero12Formulas(Engine):
         flattening = Components(weights=table.total_bytes + (0 if on_host else flat_buffer))
         if self.offloads_optimizer:
             resident = weights + Components(communication_buffers=table.largest_trained * p)
-            init = higher(flattening, weights + Components(temporaries=size * p))
+            init = higher(higher(flattening, weights + Components(temporaries=size * p)), resident)
             return ModelStates(at_start=resident, resident=resident, init_peak=init, step_peak=resident)
         start = weights + Components(optimizer_states=size * m)
         init = higher(flattening, start + Components(temporaries=size * max(p, m)))
