@@ -14,10 +14,10 @@ from transformers import TrainingArguments
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers.assembled import Surroundings
-from vlmplan.other_trainers.axolotl_keys import ABSENT, DROPPED, RENAMED
+from vlmplan.other_trainers.axolotl.keys import ABSENT, DROPPED, RENAMED
 from vlmplan.other_trainers.evaluated import KEYS as OF_EVALUATION
 from vlmplan.other_trainers.hugging_face import OPTIMIZERS, WITHOUT_EFFECT
-from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
+from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.read import READERS, settings_of
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import OTHER

@@ -112,7 +112,7 @@ def test_peft_chooses_targets_where_trl_names_none(read):
 def test_trls_default_targets_are_pefts():
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as theirs
 
-    from vlmplan.other_trainers.trl import LORA_TARGETS
+    from vlmplan.other_trainers.trl.sft import LORA_TARGETS
 
     assert {kind: ",".join(theirs[kind]) for kind in LORA_TARGETS} == dict(LORA_TARGETS)
 

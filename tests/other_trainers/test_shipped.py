@@ -9,8 +9,8 @@ from shipped import KEPT, outcome, reading, shipped, write_all
 
 from vlmplan.deepspeed_config import DsConfig
 from vlmplan.errors import VlmplanError
-from vlmplan.other_trainers.axolotl_zero import SHIPPED_DEEPSPEED as OF_AXOLOTL
-from vlmplan.other_trainers.llama_factory_zero import SHIPPED_DEEPSPEED
+from vlmplan.other_trainers.axolotl.shipped import SHIPPED_DEEPSPEED as OF_AXOLOTL
+from vlmplan.other_trainers.llama_factory.shipped import SHIPPED_DEEPSPEED
 
 FILES = shipped()
 RUNS = [file for file in FILES if file.is_run]

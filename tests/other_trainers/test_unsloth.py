@@ -14,8 +14,8 @@ from vlmplan.models import find_model
 from vlmplan.models.packaged import alias_by_hub_id
 from vlmplan.notes import Caveat
 from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
-from vlmplan.other_trainers.unsloth_names import TABLE, makers_name, same_repository
-from vlmplan.other_trainers.unsloth_targets import WORDS, adapted_modules
+from vlmplan.other_trainers.unsloth.names import TABLE, makers_name, same_repository
+from vlmplan.other_trainers.unsloth.targets import WORDS, adapted_modules
 from vlmplan.recipe.choices import REGEX, Precision
 
 

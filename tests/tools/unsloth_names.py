@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.models.packaged import alias_by_hub_id
-from vlmplan.other_trainers.unsloth_names import ORGANISATION, TABLE, same_repository
+from vlmplan.other_trainers.unsloth.names import ORGANISATION, TABLE, same_repository
 
 
 def names_of_mapper(text: str) -> list[list[str]]:

@@ -1,11 +1,14 @@
 """Configurations of other trainers: what their keys mean, as vlmplan's options
 
 record            ``TrainerConfig``: what a file says, and the setup that it means
-read              whose a file is, by its keys
+read, whose       whose a file is, by its keys
 settings          keys by kind, each accounted for
 shell, scripts    the training command of a shell script, which is never run
 hugging_face      what TRL, LLaMA-Factory, ms-swift and axolotl have in common: ``TrainingArguments``
 assembled         the engine and the types of weights that follow
+axolotl, llama_factory, ms_swift, trl, unsloth
+                  a trainer each, with what is its alone
+programs          what of a Python program says how it trains
 """
 
 from vlmplan.other_trainers.assembled import deepspeed_optimizer, found_folder

@@ -6,7 +6,7 @@ from typing import Final
 
 from vlmplan.deepspeed_config import DsConfig
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.axolotl_keys import RENAMED
+from vlmplan.other_trainers.axolotl.keys import RENAMED
 from vlmplan.other_trainers.record import TrainerConfig
 
 KEYS: Final = (

@@ -11,14 +11,14 @@ from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict, parse_json_object, shown
 from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accelerate
 from vlmplan.other_trainers.assembled import Surroundings, found_file
-from vlmplan.other_trainers.axolotl import AXOLOTL, read_axolotl
-from vlmplan.other_trainers.axolotl_keys import own_name
-from vlmplan.other_trainers.axolotl_zero import shipped_file as shipped_by_axolotl
+from vlmplan.other_trainers.axolotl.keys import own_name
+from vlmplan.other_trainers.axolotl.reading import AXOLOTL, read_axolotl
+from vlmplan.other_trainers.axolotl.shipped import shipped_file as shipped_by_axolotl
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
-from vlmplan.other_trainers.llama_factory import LLAMA_FACTORY, read_llama_factory
-from vlmplan.other_trainers.llama_factory_zero import shipped_file as shipped_by_llama_factory
-from vlmplan.other_trainers.ms_swift import MS_SWIFT, read_ms_swift
-from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
+from vlmplan.other_trainers.llama_factory.reading import LLAMA_FACTORY, read_llama_factory
+from vlmplan.other_trainers.llama_factory.shipped import shipped_file as shipped_by_llama_factory
+from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
+from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
 from vlmplan.other_trainers.programs import (
     TRAINER_RUN,
@@ -33,11 +33,11 @@ from vlmplan.other_trainers.programs import (
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import OTHER, TRL_DPO, ScriptRun, looks_like_script, run_of_script
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl import TRL, read_trl
-from vlmplan.other_trainers.trl_dpo import read_trl_dpo
-from vlmplan.other_trainers.trl_program import read_trainer_program, read_trl_dpo_program, read_trl_program
-from vlmplan.other_trainers.unsloth import UNSLOTH, read_unsloth, read_unsloth_dpo
-from vlmplan.other_trainers.unsloth_names import makers_name
+from vlmplan.other_trainers.trl.dpo import read_trl_dpo
+from vlmplan.other_trainers.trl.program import read_trainer_program, read_trl_dpo_program, read_trl_program
+from vlmplan.other_trainers.trl.sft import TRL, read_trl
+from vlmplan.other_trainers.unsloth.names import makers_name
+from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo
 from vlmplan.other_trainers.whose import trainer_of
 from vlmplan.recipe.choices import Method, Precision
 from vlmplan.units import counted

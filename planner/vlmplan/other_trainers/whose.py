@@ -7,7 +7,7 @@ from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
 from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO
-from vlmplan.other_trainers.trl_dpo import is_dpo
+from vlmplan.other_trainers.trl.dpo import is_dpo
 
 PLAN = "a plan of vlmplan"
 KEYS_OF: Mapping[str, frozenset[str]] = {

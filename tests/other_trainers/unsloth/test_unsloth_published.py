@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from unsloth_programs import SCRIPT
-from vlmplan.other_trainers.unsloth import LEAST_TAKEN, MOST_TAKEN
+from vlmplan.other_trainers.unsloth.reading import LEAST_TAKEN, MOST_TAKEN
 from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
 from vlmplan.units import GIB

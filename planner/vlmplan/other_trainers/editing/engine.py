@@ -10,7 +10,7 @@ from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict, parse_json_object
 from vlmplan.other_trainers.assembled import found_file
-from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED, zero_file
+from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED, zero_file
 from vlmplan.other_trainers.read import SHIPPED_FILES, OpenedConfig
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload, OptimizerKind

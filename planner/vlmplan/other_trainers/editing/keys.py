@@ -9,7 +9,7 @@ from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES
-from vlmplan.other_trainers.axolotl_keys import ATTENTION_FLAGS
+from vlmplan.other_trainers.axolotl.keys import ATTENTION_FLAGS
 from vlmplan.other_trainers.editing.accelerate_keys import accelerate_changes
 from vlmplan.other_trainers.editing.engine import (
     changed,

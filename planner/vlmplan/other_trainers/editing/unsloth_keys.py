@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
-from vlmplan.other_trainers.unsloth import UNSLOTH
+from vlmplan.other_trainers.unsloth.reading import UNSLOTH
 from vlmplan.other_trainers.writing.hugging_face import optimizer_name
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method

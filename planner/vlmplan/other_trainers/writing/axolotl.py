@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.axolotl import AXOLOTL, OWN_FSDP2
-from vlmplan.other_trainers.axolotl_adapters import KERNELS
-from vlmplan.other_trainers.axolotl_keys import LIGER, LIGER_LAYERS, own_name
-from vlmplan.other_trainers.axolotl_samples import PADS_TO
+from vlmplan.other_trainers.axolotl.adapters import KERNELS
+from vlmplan.other_trainers.axolotl.keys import LIGER, LIGER_LAYERS, own_name
+from vlmplan.other_trainers.axolotl.reading import AXOLOTL, OWN_FSDP2
+from vlmplan.other_trainers.axolotl.samples import PADS_TO
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.batching import AXOLOTL_BATCHING
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY, OLDER_FSDP2
+from vlmplan.other_trainers.llama_factory.reading import ATTENTION, LLAMA_FACTORY, OLDER_FSDP2
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_BY_PEFT, TRAINED_LAYERS_CHECKPOINTED
 from vlmplan.other_trainers.writing.hugging_face import (

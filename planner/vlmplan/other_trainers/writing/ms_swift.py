@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.ms_swift import MS_SWIFT
+from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT
 from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_TEXT_INPUTS
 from vlmplan.other_trainers.writing.hugging_face import (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
-from vlmplan.other_trainers.trl import TRL
+from vlmplan.other_trainers.trl.sft import TRL
 from vlmplan.other_trainers.writing.batching import TRL_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
 from vlmplan.other_trainers.writing.hugging_face import (

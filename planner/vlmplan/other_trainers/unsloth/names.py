@@ -14,7 +14,7 @@ from typing import Final
 
 from vlmplan.models.packaged import packaged_models
 
-TABLE: Final = Path(__file__).parents[1] / "data" / "unsloth_names.json"
+TABLE: Final = Path(__file__).parents[2] / "data" / "unsloth_names.json"
 ORGANISATION: Final = "unsloth/"
 OF_FOUR_BITS: Final = "-bnb-4bit"
 DYNAMIC: Final = "-unsloth-bnb-4bit"

@@ -11,7 +11,7 @@ from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl import TRL, of_any_task, pads_to
+from vlmplan.other_trainers.trl.sft import TRL, of_any_task, pads_to
 from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task import Reference, TaskKind
 from vlmplan.workload import ModelFiles

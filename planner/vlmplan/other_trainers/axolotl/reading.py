@@ -11,9 +11,9 @@ from typing import Any, Final
 from vlmplan.data_rules import Order
 from vlmplan.model_types.liger import FUSED_LOSS_TYPES
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, sees
-from vlmplan.other_trainers.axolotl_adapters import adapter_options, adapters_without_effect, double_quant
-from vlmplan.other_trainers.axolotl_contradictions import refuse_contradictions
-from vlmplan.other_trainers.axolotl_keys import (
+from vlmplan.other_trainers.axolotl.adapters import adapter_options, adapters_without_effect, double_quant
+from vlmplan.other_trainers.axolotl.contradictions import refuse_contradictions
+from vlmplan.other_trainers.axolotl.keys import (
     ATTENTION_FLAGS,
     CUT_CROSS_ENTROPY,
     DROPPED,
@@ -24,8 +24,8 @@ from vlmplan.other_trainers.axolotl_keys import (
     WITHOUT_EFFECT,
     refuse_techniques,
 )
-from vlmplan.other_trainers.axolotl_runs import derive_runs, evaluates, num_evaluated
-from vlmplan.other_trainers.axolotl_samples import data_rules, samples, sees_images
+from vlmplan.other_trainers.axolotl.runs import derive_runs, evaluates, num_evaluated
+from vlmplan.other_trainers.axolotl.samples import data_rules, samples, sees_images
 from vlmplan.other_trainers.batching import axolotl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import (

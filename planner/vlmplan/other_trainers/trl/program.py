@@ -13,7 +13,8 @@ from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY, PLAIN_ARGUME
 from vlmplan.other_trainers.programs.trl_runs import KBIT
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl import (
+from vlmplan.other_trainers.trl.dpo import dpo_options, with_reentrant_checkpoints
+from vlmplan.other_trainers.trl.sft import (
     ATTENTION_NAMES,
     DEFAULTS,
     OF_ADAPTERS,
@@ -25,7 +26,6 @@ from vlmplan.other_trainers.trl import (
     pads_to,
     weights_of,
 )
-from vlmplan.other_trainers.trl_dpo import dpo_options, with_reentrant_checkpoints
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from vlmplan.other_trainers.ms_swift_zero import zero_file
+from vlmplan.other_trainers.ms_swift.shipped import zero_file
 
 FOLDER = ("examples", "deepspeed")
 _BUCKETS: Mapping[str, Any] = {

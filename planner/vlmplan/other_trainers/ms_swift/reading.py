@@ -34,7 +34,7 @@ from vlmplan.other_trainers.hugging_face import (
     read_arguments,
 )
 from vlmplan.other_trainers.liger import liger_options
-from vlmplan.other_trainers.ms_swift_datasets import dataset_samples
+from vlmplan.other_trainers.ms_swift.datasets import dataset_samples
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe.choices import (

@@ -24,9 +24,9 @@ from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY, PLAIN_ARGUME
 from vlmplan.other_trainers.programs.unsloth_runs import ADAPTERS_KEY, CLASS_KEY, COLLATOR
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl_dpo import dpo_options
-from vlmplan.other_trainers.unsloth_names import DYNAMIC, OF_FOUR_BITS, makers_name
-from vlmplan.other_trainers.unsloth_targets import REWRITTEN, adapted_modules, has_experts
+from vlmplan.other_trainers.trl.dpo import dpo_options
+from vlmplan.other_trainers.unsloth.names import DYNAMIC, OF_FOUR_BITS, makers_name
+from vlmplan.other_trainers.unsloth.targets import REWRITTEN, adapted_modules, has_experts
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.run.saving import Interval, Saving
 from vlmplan.workload import ModelFiles

@@ -1,0 +1,1 @@
+"""LLaMA-Factory's configurations, and the DeepSpeed files that come with it."""

@@ -1,0 +1,1 @@
+"""TRL's trainers: their configurations, and programs that build them."""
