@@ -1,7 +1,7 @@
 """A language model on lines of numbers, or one that sees on pictures, with transformers' Trainer."""
 
 import torch
-from parts import Collator, Lines, Pictures, make_model, options
+from parts import Collator, Lines, Pictures, make_model, options, sees
 from transformers import Trainer, TrainingArguments
 
 parser = options()
@@ -15,7 +15,7 @@ arguments = TrainingArguments(
     gradient_checkpointing=given.checkpointing,
     deepspeed=given.deepspeed,
     logging_steps=1,
-    eval_strategy="no" if "vl" in given.model else "steps",
+    eval_strategy="no" if sees(given) else "steps",
     eval_steps=3,
     save_strategy="steps" if given.save else "no",
     save_steps=3,
@@ -24,7 +24,7 @@ arguments = TrainingArguments(
 )
 torch.manual_seed(0)
 model = make_model(given)
-if "vl" in given.model:
+if sees(given):
     trainer = Trainer(model, arguments, train_dataset=Pictures(), data_collator=Collator(given.model))
 else:
     trainer = Trainer(model, arguments, train_dataset=Lines(64), eval_dataset=Lines(16))

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +27,13 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
+def sees(given: argparse.Namespace) -> bool:
+    """By the folder's own name: that of a temporary folder around it may have these letters too."""
+    return "vl" in Path(given.model).name
+
+
 def make_model(given: argparse.Namespace) -> Any:
-    kind = AutoModelForImageTextToText if "vl" in given.model else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if sees(given) else AutoModelForCausalLM
     four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
     more = {"quantization_config": four_bits} if given.method == "qlora" else {}
     model = kind.from_pretrained(given.model, dtype=torch.float32, **more)
