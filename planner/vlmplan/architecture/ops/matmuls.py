@@ -34,10 +34,7 @@ def linear(
     ``copies_input``: x lies in memory in another order than rows, see ``_in_rows``.
     """
     tape = x.tape
-    if tape.autocast is not None:
-        x = to(x, tape.autocast)
-        weight = cast_weight(weight, tape.autocast, tape, is_saved=x.requires_grad)
-        bias = None if bias is None else cast_weight(bias, tape.autocast, tape)
+    x, weight, bias = _cast_operands(x, weight, bias)
     if copies_input and not tape.keeps_linear_inputs:
         x = _in_rows(x, weight)
     out_width, in_width = weight.shape[0], prod(weight.shape[1:])
@@ -60,6 +57,16 @@ def linear(
     if is_replaced:
         tape.save(node, x)
     return out
+
+
+def _cast_operands(x: Tensor, weight: Operand, bias: Operand | None) -> tuple[Tensor, Operand, Operand | None]:
+    """What autocast makes of a product's operands; outside of it they are as they were."""
+    tape, dtype = x.tape, x.tape.autocast
+    if dtype is None:
+        return x, weight, bias
+    x = to(x, dtype)
+    weight = cast_weight(weight, dtype, tape, is_saved=x.requires_grad)
+    return x, weight, None if bias is None else cast_weight(bias, dtype, tape)
 
 
 def _in_rows(x: Tensor, weight: Operand) -> Tensor:
