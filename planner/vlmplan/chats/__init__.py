@@ -3,10 +3,14 @@
 formats.py        the forms of a sample in JSON, as turns of texts and references to images and videos
 other_forms.py    the same under other names
 messages.py       lists of messages as turns
+turn_parts.py     parts of a turn: texts, tags, and what is shown in their place
+references.py     where images, videos and sounds of a sample are
 turn_keys.py      which turns are learnt, and thoughts, by what stands beside their roles
 tools.py          tools that may be called, calls and answers
 learnt.py         what of a chat's text is learnt, by the model's chat template
 learnt_tokens.py  the tokens of it
+pairs.py          what an encoder is given and a decoder is to write
+unread.py         what nobody reads, and is refused by name
 thoughts.py       whether the template writes thoughts
 image_files.py    image files and base64: found, and their size read from the header
 video_files.py    videos: their length and size by the container's header
