@@ -34,6 +34,7 @@ def linear(
     ``copies_input``: x lies in memory in another order than rows, see ``_in_rows``.
     """
     tape = x.tape
+    before_cast = x  # whoever calls torch's holds it until the product is there
     x, weight, bias = _cast_operands(x, weight, bias)
     if copies_input and not tape.keeps_linear_inputs:
         x = _in_rows(x, weight)
@@ -56,6 +57,7 @@ def linear(
     tape.matmul(2 * rows * out_width * in_width, hbm_bytes, x.dtype)
     if is_replaced:
         tape.save(node, x)
+    del before_cast
     return out
 
 
