@@ -1,36 +1,92 @@
-"""What a product has at once under autocast, as torch has it."""
+"""What operations have at once under autocast, as torch has it: its callers hold what they give until it returns."""
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
-from torch_probe import FAKE_MODE, ByteCounter
 
+from torch_probe import FAKE_MODE, ByteCounter
+from vlmplan.architecture import ops
+from vlmplan.architecture.ops import chunks, norms
 from vlmplan.architecture.ops.matmuls import linear
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Span
 from vlmplan.units import DType
 
-TOKENS, IN_WIDTH, OUT_WIDTH = 64, 8, 16
+TOKENS, WIDTH, OUT_WIDTH, TAPS = 64, 8, 16, 4
+NUMEL = TOKENS * WIDTH
 
 
-def test_what_autocast_casts_is_there_until_the_product_has_been_made():
-    """``module(x * 2)``: the call holds its argument in float32 beside both casts and the result."""
-    tape = Tape(autocast=DType.BFLOAT16)
-    weight = Parameter(OUT_WIDTH, IN_WIDTH)
+def frozen(*shape: int) -> Parameter:
+    weight = Parameter(*shape)
     weight.dtype, weight.requires_grad = DType.FLOAT32, False
-    with tape.section("product"):
-        out = linear(tape.tensor((TOKENS, IN_WIDTH), DType.FLOAT32), weight)
-        del out
-    spans = [one for one in tape.trace().sections["product"].forward if isinstance(one, Span)]
+    return weight
 
+
+def peak_of_trace(operation: Callable[[Tensor], Tensor], *shape: int, dtype: DType) -> int:
+    tape = Tape(autocast=DType.BFLOAT16)
+    with tape.section("operation"):
+        out = operation(tape.tensor(shape, dtype))
+        del out
+    return max(one.peak_bytes for one in tape.trace().sections["operation"].forward if isinstance(one, Span))
+
+
+def peak_of_torch(module: Callable[..., Any], *shape: int, dtype: torch.dtype) -> int:
     with FAKE_MODE, ByteCounter(FAKE_MODE) as counter:
-        module = nn.Linear(IN_WIDTH, OUT_WIDTH, bias=False).requires_grad_(False)
-        x = torch.empty(TOKENS, IN_WIDTH)
+        if isinstance(module, nn.Module):
+            module = module.to_empty(device="cpu").requires_grad_(False)
+        x = torch.empty(*shape, dtype=dtype)
         before = counter.live_bytes
         counter.reset_peak()
         with torch.autocast("cpu", torch.bfloat16):
             module(x * 2)
+        return counter.peak_bytes - before
 
-    expected = TOKENS * IN_WIDTH * (4 + 2) + OUT_WIDTH * IN_WIDTH * 2 + TOKENS * OUT_WIDTH * 2
-    assert counter.peak_bytes - before == expected
-    assert max(span.peak_bytes for span in spans) == expected
+
+CASES = {
+    "linear": (
+        lambda x: linear(x, frozen(OUT_WIDTH, WIDTH)),
+        nn.Linear(WIDTH, OUT_WIDTH, bias=False, device="meta"),
+        (TOKENS, WIDTH),
+        NUMEL * (4 + 2) + OUT_WIDTH * WIDTH * 2 + TOKENS * OUT_WIDTH * 2,
+    ),
+    "convolution": (
+        lambda x: ops.convolution(x, frozen(OUT_WIDTH, WIDTH, 1), None, (1, OUT_WIDTH, TOKENS)),
+        nn.Conv1d(WIDTH, OUT_WIDTH, 1, bias=False, device="meta"),
+        (1, WIDTH, TOKENS),
+        NUMEL * (4 + 2) + OUT_WIDTH * WIDTH * 2 + TOKENS * OUT_WIDTH * 2,
+    ),
+    "causal convolution": (
+        lambda x: chunks.causal_convolution(x, frozen(WIDTH, 1, TAPS)),
+        nn.Conv1d(WIDTH, WIDTH, TAPS, groups=WIDTH, padding=TAPS - 1, bias=False, device="meta"),
+        (1, WIDTH, TOKENS),
+        NUMEL * (4 + 2) + WIDTH * TAPS * 2 + (TOKENS + TAPS - 1) * WIDTH * 2,
+    ),
+    "product": (
+        lambda x: chunks.product(x, x, (1, TOKENS, TOKENS), WIDTH),
+        lambda x: torch.bmm(x, x.transpose(1, 2)),
+        (1, TOKENS, WIDTH),
+        NUMEL * (4 + 2 + 2) + TOKENS * TOKENS * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_autocast_casts_is_there_until_the_result_is(name: str):
+    """``module(x * 2)`` in float32: its argument, the 16-bit casts of it and of the weight, and the result."""
+    operation, module, shape, expected = CASES[name]
+    assert peak_of_torch(module, *shape, dtype=torch.float32) == expected
+    assert peak_of_trace(operation, *shape, dtype=DType.FLOAT32) == expected
+
+
+def test_what_a_layer_norm_reads_in_float32_is_there_in_16_bits_until_the_result_is():
+    """CPU's autocast leaves norms as they are, CUDA's casts: the argument, its cast, the result and two numbers a row.
+    Softmax saves no numbers."""
+    norm = peak_of_trace(lambda x: norms.layer_norm(x, None, None), TOKENS, WIDTH, dtype=DType.BFLOAT16)
+    softmax = peak_of_trace(norms.softmax, TOKENS, WIDTH, dtype=DType.BFLOAT16)
+    assert norm == NUMEL * (2 + 4 + 4) + TOKENS * (4 + 4)
+    assert softmax == NUMEL * (2 + 4 + 4)

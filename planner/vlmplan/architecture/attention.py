@@ -100,8 +100,9 @@ def attend(
         return eager_attention(q, k, v, mask=mask, is_masked=is_masked, rules=scores, num_kv_heads=num_kv_heads)
     if kernel is Kernel.FLASH and value_dim < head_dim:
         v = chunks.pad(v, *k.shape)  # flash_attention_forward pads values, and cuts the result
+    given = q, k, v  # whoever calls torch holds what is given until the result is there
     if tape.autocast is not None:
-        q, k, v = ops.to(q, tape.autocast), ops.to(k, tape.autocast), ops.to(v, tape.autocast)
+        q, k, v = (ops.to(x, tape.autocast) for x in given)
     if kernel is Kernel.MATH:
         return math_attention(q, k, v, is_causal=is_causal, dropout=scores.dropout)
     out = _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, lengths=lengths, calls=calls)

@@ -29,9 +29,9 @@ from vlmplan.units import DType
 def product(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int) -> Tensor:
     """``x @ y`` as ``matmul``; under autocast of operands that are cast first."""
     autocast = x.tape.autocast
-    if autocast is not None:
-        x, y = to(x, autocast), to(y, autocast)
-    return matmul(x, y, shape, inner)
+    if autocast is None:
+        return matmul(x, y, shape, inner)
+    return matmul(to(x, autocast), to(y, autocast), shape, inner)
 
 
 def difference(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -282,10 +282,10 @@ def causal_convolution(x: Tensor, weight: Parameter, bias: Parameter | None = No
     Shapes: x and the result (batch, channels, tokens), weight (channels, 1, k). The result is a slice of k - 1 more
     tokens, and its gradient is written into a tensor of all of them.
     """
-    tape = x.tape
+    tape, given = x.tape, x  # whoever calls torch holds what is given until the result is there
     weight_operand: Operand = weight
     if tape.autocast is not None:
-        x, weight_operand = to(x, tape.autocast), cast_weight(weight, tape.autocast, tape)
+        x, weight_operand = to(given, tape.autocast), cast_weight(weight, tape.autocast, tape)
     batch, channels, num_tokens = x.shape
     taps = weight.shape[-1]
     # Both are saved whichever gradient is needed (``convolution`` in derivatives.yaml).

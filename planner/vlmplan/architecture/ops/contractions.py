@@ -55,8 +55,9 @@ def einsum(
     """
     left, right = groups[:3], (groups.batch, groups.inner, groups.columns)
     out = (groups.batch, groups.rows, groups.columns)
+    given = x, y  # whoever calls torch holds what is given until the result is there
     if x.tape.autocast is not None:
-        x, y = to(x, x.tape.autocast), to(y, x.tape.autocast)
+        x, y = (to(one, x.tape.autocast) for one in given)
     rows = _arranged(x, _shape(left, sizes), copies=not is_view(orders[0], sizes, left))
     columns = _arranged(y, _shape(right, sizes), copies=not is_view(orders[1], sizes, right))
     result = matmul(rows, columns, _shape(out, sizes), rows.shape[-1])

@@ -12,9 +12,9 @@ def convolution(x: Tensor, weight: Operand, bias: Operand | None, shape: tuple[i
     ``2 * result * weight / out_channels`` operations, and the same for each gradient. Autocast casts all three first.
     What cuDNN's algorithms take while they run is left out.
     """
-    tape = x.tape
+    tape, given = x.tape, x  # whoever calls torch holds what is given until the result is there
     if tape.autocast is not None:
-        x, weight = to(x, tape.autocast), cast_weight(weight, tape.autocast, tape)
+        x, weight = to(given, tape.autocast), cast_weight(weight, tape.autocast, tape)
         bias = None if bias is None else cast_weight(bias, tape.autocast, tape)
     flops = 2 * prod(shape) * weight.numel // weight.shape[0]
     meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, flops)

@@ -218,9 +218,9 @@ def power(x: Tensor) -> Tensor:
 
     Under autocast in float32 (``aten/src/ATen/autocast_mode.h``, AT_FORALL_FP32).
     """
-    tape = x.tape
+    tape, given = x.tape, x  # whoever calls torch holds what is given until the result is there
     if tape.autocast is not None:
-        x = to(x, DType.FLOAT32)
+        x = to(given, DType.FLOAT32)
     node = tape.node((x,), _power_backward, (x.detached(),) if x.requires_grad else ())
     out = tape.tensor(x.shape, x.dtype, node)
     tape.move(2 * x.num_bytes)

@@ -33,9 +33,15 @@ def linear(
     flattens x for the product (``_flatten_nd_linear``, ``should_fold`` in ``aten/src/ATen/native/LinearAlgebra.cpp``).
     ``copies_input``: x lies in memory in another order than rows, see ``_in_rows``.
     """
+    operands = _cast_operands(x, weight, bias)  # whoever calls torch holds x itself until the product is there
+    return _linear(*operands, is_transposed=is_transposed, is_written_out=is_written_out, copies_input=copies_input)
+
+
+def _linear(
+    x: Tensor, weight: Operand, bias: Operand | None, *, is_transposed: bool, is_written_out: bool, copies_input: bool
+) -> Tensor:
+    """``linear`` of what autocast has made of its operands."""
     tape = x.tape
-    before_cast = x  # whoever calls torch's holds it until the product is there
-    x, weight, bias = _cast_operands(x, weight, bias)
     if copies_input and not tape.keeps_linear_inputs:
         x = _in_rows(x, weight)
     out_width, in_width = weight.shape[0], prod(weight.shape[1:])
@@ -57,7 +63,6 @@ def linear(
     tape.matmul(2 * rows * out_width * in_width, hbm_bytes, x.dtype)
     if is_replaced:
         tape.save(node, x)
-    del before_cast
     return out
 
 

@@ -61,9 +61,9 @@ def layer_norm(x: Tensor, weight: Operand | None, bias: Operand | None, *, autoc
 
     Autocast runs it in float32 (``torch/amp`` op lists), unless it is off here: not ``autocasts``.
     """
-    tape = x.tape
+    tape, given = x.tape, x  # whoever calls torch holds what is given until the result is there
     if tape.autocast is not None and autocasts:
-        x = to(x, DType.FLOAT32)
+        x = to(given, DType.FLOAT32)
         weight = None if weight is None else cast_weight(weight, DType.FLOAT32, tape)
         bias = None if bias is None else cast_weight(bias, DType.FLOAT32, tape)
     node = tape.node(
@@ -98,11 +98,11 @@ def softmax(x: Tensor, dtype: DType | None = None) -> Tensor:
     Without a ``dtype`` autocast asks for float32. Sources: ``softmax`` in ``aten/src/ATen/native/SoftMax.cpp``,
     ``AT_FORALL_FP32_SET_OPT_DTYPE`` in ``aten/src/ATen/autocast_mode.h``.
     """
-    tape = x.tape
+    tape, given = x.tape, x  # whoever calls torch holds what is given until the result is there
     if dtype is None and tape.autocast is not None:
         dtype = DType.FLOAT32
     if dtype is not None and x.dtype is not DType.FLOAT16:
-        x = to(x, dtype)
+        x = to(given, dtype)
     node = tape.node((x,), _softmax_backward, meta=x.dtype)
     out = tape.tensor(x.shape, dtype or x.dtype, node)
     tape.save(node, out)
