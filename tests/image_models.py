@@ -120,21 +120,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         },
     },
     {
-        "model_type": "deepseek_vl_hybrid",
-        **IMAGE,
-        "text_config": text("llama"),
-        "vision_config": siglip(layers=4),
-        "high_res_vision_config": {
-            "model_type": "sam_vision_model",
-            "num_hidden_layers": 4,
-            "global_attn_indexes": [1, 3],
-            "hidden_size": 768,
-            "num_attention_heads": 12,
-            "output_channels": 256,
-            "image_size": 1024,
-        },
-    },
-    {
         "model_type": "dots3_note",
         **IMAGE,
         "text_config": text(
@@ -217,13 +202,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
             "num_hidden_layers": 4,
             "num_attention_heads": 16,
         },
-    },
-    {
-        "model_type": "janus",
-        **IMAGE,
-        "text_config": text("llama"),
-        "vision_config": {"num_hidden_layers": 6, "projection_dim": 1024},
-        "vq_config": {"projection_dim": 1024, "image_token_embed_dim": 1024},
     },
     {
         "model_type": "kosmos-2",
@@ -426,6 +404,28 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
             },
         ),
         "vision_config": {"num_hidden_layers": 4, "out_hidden_size": 1024, "text_hidden_size": 1024},
+    },
+    {
+        "model_type": "janus",
+        **IMAGE,
+        "text_config": text("llama"),
+        "vision_config": {"num_hidden_layers": 6, "projection_dim": 1024},
+        "vq_config": {"projection_dim": 1024, "image_token_embed_dim": 1024},
+    },
+    {
+        "model_type": "deepseek_vl_hybrid",
+        **IMAGE,
+        "text_config": text("llama"),
+        "vision_config": siglip(layers=4),
+        "high_res_vision_config": {
+            "model_type": "sam_vision_model",
+            "num_hidden_layers": 4,
+            "global_attn_indexes": [1, 3],
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "output_channels": 256,
+            "image_size": 1024,
+        },
     },
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}

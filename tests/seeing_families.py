@@ -228,6 +228,47 @@ FAMILIES: Mapping[str, Seeing] = {
         projectors=("model.aligner",),
         side=336,
     ),
+    "deepseek_vl_hybrid": Seeing(
+        config={
+            "model_type": "deepseek_vl_hybrid",
+            "image_token_id": IMAGE_TOKEN,
+            "text_config": text("llama"),
+            "vision_config": {"model_type": "siglip_vision_model", **TOWER},
+            "high_res_vision_config": {"model_type": "sam_vision_model", **GOT["vision_config"]},
+        },
+        settings={
+            "image_processor_type": "DeepseekVLHybridImageProcessor",
+            "size": SQUARE,
+            "high_res_size": {"height": 256, "width": 256},
+        },
+        towers=("model.vision_model", "model.high_res_vision_model"),
+        projectors=("model.aligner", "model.high_res_vision_neck", "model.high_res_vision_alpha"),
+        side=336,
+        attention="eager",
+    ),
+    "janus": Seeing(
+        config={
+            "model_type": "janus",
+            "image_token_id": IMAGE_TOKEN,
+            "text_config": text("llama"),
+            "vision_config": {
+                **{name: value for name, value in TOWER.items() if name != "intermediate_size"},
+                "projection_dim": 128,
+            },
+            "vq_config": {
+                "num_embeddings": 300,
+                "latent_channels": 32,
+                "base_channels": 32,
+                "channel_multiplier": [1, 2],
+                "projection_dim": 128,
+                "image_token_embed_dim": 128,
+            },
+        },
+        settings={"image_processor_type": "JanusImageProcessor", "size": SQUARE},
+        towers=("model.vision_model", "model.vqmodel"),
+        projectors=("model.aligner", "model.generation_head"),
+        side=336,
+    ),
     "got_ocr2": Seeing(
         config={"model_type": "got_ocr2", **GOT},
         settings={"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 256, "width": 256}},

@@ -7,7 +7,7 @@ import pytest
 from recorded_rehearsal import CONFIG, given, recorded
 
 from cli_calls import DONE, Call, call, folder_of, refusal, says
-from image_models import IMAGE_MODELS
+from image_models import DESCRIBED_MODELS, IMAGE_MODELS
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
@@ -72,7 +72,7 @@ def assert_planned_as_rehearsed(*words: str, gpu: str = "a100-sxm4-80gb:1", tole
 @pytest.mark.long
 def test_images_that_segment_anything_sees_take_what_is_planned():
     """DeepSeek-VL's second tower has a bias of its own in every layer's attention."""
-    folder_of("seeing", dict(IMAGE_MODELS["deepseek_vl_hybrid"]))
+    folder_of("seeing", dict(DESCRIBED_MODELS["deepseek_vl_hybrid"]))
     assert_planned_as_rehearsed("--model", "seeing", "--method", "lora", "--images-per-sample", "1")
 
 

@@ -20,6 +20,10 @@ from published_folders import (
 )
 from video_folders import minicpmv
 
+SAM = {
+    "hidden_size": 24, "output_channels": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "mlp_dim": 48,
+    "image_size": 64, "global_attn_indexes": [1], "window_size": 14,
+}  # fmt: skip
 SMALL = {"scale_resolution": 112, "patch_size": 14}
 SEEING: Mapping[str, Published] = {
     "glmga": replace(
@@ -45,20 +49,35 @@ SEEING: Mapping[str, Published] = {
         processor={"num_image_tokens": 4},
         named_tokens={"image_token": "<image_placeholder>"},
     ),
+    "deepseek_vl_hybrid": Published(
+        alias="paligemma-3b",
+        config={
+            "text_config": LLAMA,
+            "vision_config": SIGLIP,
+            "high_res_vision_config": {
+                "model_type": "sam_vision_model",
+                **SAM,
+                "image_size": 32,
+                "patch_size": 8,
+                "window_size": 2,
+            },
+            "image_token_id": "$<image_placeholder>",
+        },
+        image="<image_placeholder>",
+        settings={
+            "size": SQUARE,
+            "high_res_size": {"height": 32, "width": 32},
+            "image_processor_type": "DeepseekVLHybridImageProcessor",
+            "processor_class": "DeepseekVLHybridProcessor",
+        },
+        processor={"num_image_tokens": 4},
+        named_tokens={"image_token": "<image_placeholder>"},
+    ),
     "got_ocr2": Published(
         alias="internvl3-1b",
         config={
             "text_config": {**QWEN2, "tie_word_embeddings": True},
-            "vision_config": {
-                "hidden_size": 24,
-                "output_channels": 8,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 2,
-                "mlp_dim": 48,
-                "image_size": 64,
-                "patch_size": 1,
-                "global_attn_indexes": [1],
-            },
+            "vision_config": {**SAM, "patch_size": 1},
             "image_token_index": "$<imgpad>",
         },
         image="<img><imgpad></img>",
@@ -105,6 +124,39 @@ SEEING: Mapping[str, Published] = {
             processor_class="HyperCLOVAXVisionV2Processor",
         ),
         needs="torchvision",
+    ),
+    "janus": Published(
+        alias="paligemma-3b",
+        config={
+            "text_config": LLAMA,
+            "vision_config": {
+                **{name: value for name, value in TOWER.items() if name != "intermediate_size"},
+                "mlp_ratio": 1.5,
+                "projection_dim": 32,
+            },
+            "vq_config": {
+                "num_embeddings": 64,
+                "latent_channels": 32,
+                "base_channels": 32,
+                "channel_multiplier": [1],
+                "num_res_blocks": 1,
+                "projection_dim": 32,
+                "image_token_embed_dim": 32,
+            },
+            "image_token_id": "$<image_placeholder>",
+        },
+        image="<image_placeholder>",
+        settings={
+            "size": SQUARE,
+            "image_processor_type": "JanusImageProcessor",
+            "processor_class": "JanusProcessor",
+        },
+        processor={"num_image_tokens": 4},
+        named_tokens={
+            "image_token": "<image_placeholder>",
+            "boi_token": "<begin_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
     ),
     "llava_next_video": replace(
         llava(

@@ -24,7 +24,18 @@ UNTYPED_GRID_TYPES = ("exaone4_5", "hyperclovax_vision_v2", "lfm3_vl")
 """Whose processors do not say of each token what it is of (``return_mm_token_type_ids``)."""
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 SQUARE_TYPES = (
-    *("deepseek_vl", "gemma3", "gemma3n", "got_ocr2", "lighton_ocr", "llava", "mistral3", "paligemma"),
+    *(
+        "deepseek_vl",
+        "deepseek_vl_hybrid",
+        "gemma3",
+        "gemma3n",
+        "got_ocr2",
+        "janus",
+        "lighton_ocr",
+        "llava",
+        "mistral3",
+        "paligemma",
+    ),
     *("pp_chart2table", "vipllava"),
 )
 TILE_TYPES = ("aya_vision", "cohere2_vision", "internvl", "ovis2", "qianfan_ocr")
@@ -164,7 +175,13 @@ def _squares(pictures: Pictures) -> Made:
         values["token_type_ids"][:, pictures.ids.shape[1] // 2 :] = 1
     elif pictures.config.model_type in ("gemma3", "gemma3n"):
         values["token_type_ids"] = pictures.are_features.long()
-    return values, {"pixel_values": (pictures.count, 3, image.resized_height, image.resized_width)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "pixel_values": (pictures.count, 3, image.resized_height, image.resized_width)
+    }
+    if pictures.config.model_type == "deepseek_vl_hybrid":
+        side = _side(pictures.config.high_res_vision_config.image_size)
+        shapes["high_res_pixel_values"] = (pictures.count, 3, side, side)
+    return values, shapes
 
 
 def _padded_patches(pictures: Pictures) -> Made:

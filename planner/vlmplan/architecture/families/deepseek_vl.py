@@ -10,7 +10,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.image_text import ImageTextModel
 from vlmplan.architecture.families.llava import put_features
-from vlmplan.architecture.families.text import text_decoder
+from vlmplan.architecture.families.text import text_decoder, ties_word_embeddings
 from vlmplan.architecture.families.towers import vision_tower
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Linear, Module
@@ -65,5 +65,6 @@ class DeepseekVl(ImageTextModel):
 
 
 def build(config: Config) -> DeepseekVl:
-    """``DeepseekVLForConditionalGeneration``; the top level alone decides whether embedding and head are one weight."""
-    return DeepseekVl(DeepseekVlModel(config), ties_weights=config.boolean("tie_word_embeddings"))
+    """``DeepseekVLForConditionalGeneration``."""
+    ties_weights = ties_word_embeddings(config, config.section("text_config"))
+    return DeepseekVl(DeepseekVlModel(config), ties_weights=ties_weights)

@@ -9,6 +9,8 @@ first convolution leaves them, up to the neck's first norm.
 from typing import Any
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, Stack
@@ -51,7 +53,8 @@ class Mlp(Module):
     """``SamMLPBlock``."""
 
     def __init__(self, config: Config) -> None:
-        width, inner = config.integer("hidden_size"), config.integer("mlp_dim")
+        width = config.integer("hidden_size")
+        inner = config.optional_integer("mlp_dim") or int(width * config.number("mlp_ratio"))
         self.lin1 = Linear(width, inner, bias=True)
         self.lin2 = Linear(inner, width, bias=True)
         self.lin2.copies_gradient = True
@@ -65,7 +68,8 @@ class Mlp(Module):
 
 class Attention(Module):
     """``SamVisionAttention``: among the ``side`` squared patches of each window, which are all that there are where
-    ``side`` is the picture's. Its scores are written out whatever attention is asked for."""
+    ``side`` is the picture's. Its scores are written out for eager attention, and without a ``backend``; else it is
+    ``SamVisionSdpaAttention``, whose kernel takes the distances for a bias."""
 
     takes_keywords = True
 
@@ -82,7 +86,9 @@ class Attention(Module):
             self.rel_pos_h = Parameter(2 * side - 1, head_dim)
             self.rel_pos_w = Parameter(2 * side - 1, head_dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, backend: AttentionBackend | None) -> Tensor:
+        if backend is not None and backend.implementation != "eager":
+            return self.fused(x, backend)
         num_windows, rows, columns, width = x.shape
         # ``qkv`` keeps its name until the end, where its parts are copies too.
         qkv = self.qkv(x)
@@ -98,6 +104,25 @@ class Attention(Module):
         x.tape.layer_locals.append(weights.detached())
         out = chunks.product(dropped, value, query.shape, rows * columns)
         out = ops.copy(out, num_windows, rows, columns, width)
+        del bias, qkv
+        return self.proj(out)
+
+    def fused(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        """``SamVisionSdpaAttention.forward``."""
+        num_windows, rows, columns, width = x.shape
+        num_patches = rows * columns
+        qkv = self.qkv(x)
+        query, key, value = self.by_head(qkv, num_patches)
+        bias = None
+        if self.has_distances:
+            bias = self.bias_of_distances(query, (rows, columns), is_whole=num_windows == 1)
+            bias = ops.copy(bias, num_windows, self.num_heads, num_patches, num_patches)
+        heads = (num_windows, self.num_heads, num_patches, width // self.num_heads)
+        query, key, value = query.view(*heads), key.view(*heads), value.view(*heads)
+        out = attend(backend, query, key, value, is_causal=False, mask=bias)
+        if num_windows > 1:  # queries of several windows lie head after head
+            out = heads_together(backend, query, key, out, has_mask=bias is not None)
+        out = out.view(num_windows, rows, columns, width)
         del bias, qkv
         return self.proj(out)
 
@@ -166,12 +191,12 @@ class Layer(Module):
         self.layer_norm2 = LayerNorm(width)
         self.mlp = Mlp(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, backend: AttentionBackend | None = None) -> Tensor:
         residual = x
         x = self.layer_norm1(x)
         if self.window:
             x = self.in_windows(x)
-        x = self.attn(x)
+        x = self.attn(x, backend)
         if self.window:
             x = self.out_of_windows(x, residual.shape)
         x = ops.add(residual, x)
@@ -212,8 +237,8 @@ class Neck(Module):
         return self.layer_norm2(x)
 
 
-class SamVision(Module):
-    """``SamVisionEncoder``: pixels to features (pictures, rows, columns, ``output_channels``)."""
+class SamTower(Module):
+    """The modules of ``SamVisionEncoder``."""
 
     INPUT_EMBEDDING = "patch_embed"
 
@@ -231,6 +256,15 @@ class SamVision(Module):
         kinds = [Layer(config, window) for window in (config.count("window_size"), 0)]
         return Stack(kinds, pattern, label="vision")
 
+    def embedded(self, pixels: Tensor) -> Tensor:
+        x = self.patch_embed(pixels)
+        return x if self.pos_embed is None else ops.add(x, self.pos_embed)
+
+
+class SamVision(SamTower):
+    """``SamVisionEncoder``: pixels to features (pictures, rows, columns, ``output_channels``). Its scores are written
+    out whatever attention is asked for."""
+
     def forward(self, pixels: Tensor) -> Tensor:
         with pixels.tape.section("vision.embedding"):
             embedded = [self.embedded(pixels)]
@@ -238,10 +272,6 @@ class SamVision(Module):
         x = self.layers.run(embedded.pop(), lambda layer, x: layer(x))
         with pixels.tape.section("vision.neck"):
             return self.neck(x)
-
-    def embedded(self, pixels: Tensor) -> Tensor:
-        x = self.patch_embed(pixels)
-        return x if self.pos_embed is None else ops.add(x, self.pos_embed)
 
 
 def patches_a_side(config: Config) -> int:

@@ -3,8 +3,8 @@
 Follows transformers 5.23: ``BlipImageProcessor`` with ``Blip2Processor`` and ``InstructBlipProcessor``,
 ``Gemma3ImageProcessor`` with ``Gemma3Processor``, ``SiglipImageProcessor`` with ``PaliGemmaProcessor``,
 ``CLIPImageProcessor`` or ``LlavaImageProcessor`` with ``LlavaProcessor``, ``DeepseekVLImageProcessor`` with
-``DeepseekVLProcessor``, and the sizes of ``GotOcr2Processor``. Qwen-VL-Chat is remote code: ``QWenTokenizer`` in its
-tokenization_qwen.py and ``VisionTransformer`` in its visual.py.
+``DeepseekVLProcessor``, ``JanusImageProcessor`` with ``JanusProcessor``, and the sizes of ``GotOcr2Processor``.
+Qwen-VL-Chat is remote code: ``QWenTokenizer`` in its tokenization_qwen.py and ``VisionTransformer`` in its visual.py.
 """
 
 import math
@@ -86,12 +86,38 @@ def deepseek_vl_shape(image: Image) -> ImageShape:
     return _patch_per_token(image, patch_size=16)
 
 
-def _patch_per_token(image: Image, *, patch_size: int) -> ImageShape:
+def deepseek_vl_hybrid_shape(image: Image) -> ImageShape:
+    """The same of the small one of both squares that an image is padded to; SAM's tower sees the large one.
+
+    Raises InputError for a large square that this tower does not take.
+    """
+    pixels = side(section(image.config, "high_res_vision_config"), "image_size", 1024)
+    asked = side(image.preprocessor, "high_res_size", 1024)
+    if asked != pixels:
+        raise InputError(
+            f"preprocessor_config.json: high_res_size is {asked} x {asked}; the tower of config.json: "
+            f"high_res_vision_config takes {pixels} x {pixels} pixels"
+        )
+    return deepseek_vl_shape(image)
+
+
+def janus_shape(image: Image) -> ImageShape:
+    """Janus: the same, between the two tokens that its processor writes around them."""
+    return _patch_per_token(image, patch_size=16, image_size=384, num_text_tokens=2)
+
+
+def _patch_per_token(image: Image, *, patch_size: int, image_size: int = 224, num_text_tokens: int = 0) -> ImageShape:
     vision = section(image.config, "vision_config")
     patch_size = side(vision, "patch_size", patch_size)
-    height, width = sides(image.preprocessor, "size", side(vision, "image_size", 224))
+    height, width = sides(image.preprocessor, "size", side(vision, "image_size", image_size))
     num_patches = (height // patch_size) * (width // patch_size)
-    return _one_picture(num_placeholder_tokens=num_patches, width=width, height=height, patch_size=patch_size)
+    return _one_picture(
+        num_placeholder_tokens=num_patches,
+        num_text_tokens=num_text_tokens,
+        width=width,
+        height=height,
+        patch_size=patch_size,
+    )
 
 
 def got_ocr2_shape(image: Image) -> ImageShape:
