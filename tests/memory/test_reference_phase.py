@@ -50,6 +50,33 @@ def test_a_second_model_is_sharded_under_stage_3_alone():
     assert found["step"].resident.total - without["step"].resident.total == shards + small
 
 
+def test_the_engine_of_a_second_model_gathers_by_an_order_of_its_own():
+    """The trained model prefetches for its backward while its forward ends, and not for the other model's forward."""
+    zero = replace(SFT.zero, stage3_prefetch_bucket_size=WIDTH * WIDTH)
+    shards, small = Shards(estimator(Method.FULL, 3).table, SFT.with_changes(zero_stage=3), 4).weight_totals
+    without, found = (
+        phases(for_dpo(one, zero_stage=3, zero=zero), 4) for one in (Reference.PRECOMPUTED, Reference.COPY)
+    )
+    for name in ("forward", "backward"):
+        assert found[name].peak.weights - without[name].peak.weights == shards + small, name
+
+
+def test_the_original_of_a_trained_head_is_gathered_with_it_once_the_reference_has_read_it():
+    zero = replace(SFT.zero, stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
+    model = shortened("smollm2-135m", num_hidden_layers=LAYERS, tie_word_embeddings=False)
+    recipe = Recipe(loss=LossKind.TRL, zero_stage=3, method=Method.LORA, train_embeddings=True, zero=zero)
+    whole: dict[Reference, int] = {}
+    for reference in (Reference.PRECOMPUTED, Reference.ADAPTER_OFF):
+        task = replace(DPO, reference=reference)
+        found = Estimator(Workload(model=model, seq_len=TOKENS), recipe.with_changes(task=task))
+        peaks = found.timeline(recipe.with_changes(task=task), cluster(num_gpus=2)).phases
+        forward, step = (next(one for one in peaks if one.name == name) for name in ("forward", "step"))
+        whole[reference] = forward.peak.weights - step.resident.weights
+    embedding = head = 2 * 49_152 * WIDTH
+    gathered_together = 2 * head  # and copied out of one buffer
+    assert whole == {Reference.PRECOMPUTED: head + embedding, Reference.ADAPTER_OFF: 2 * head + gathered_together}
+
+
 def test_the_reference_runs_beside_what_the_first_forward_keeps():
     """Its hidden states of all tokens, its copy of those that are scored, and a tile of logits are the least."""
     recipe = for_dpo(Reference.ADAPTER_OFF, method=Method.LORA, micro_batch=3)

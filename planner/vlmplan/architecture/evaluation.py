@@ -50,7 +50,7 @@ def evaluation_pass(
         if loss is LossKind.CHUNKED:
             end_forward(reader, chunked_loss(hidden, model.head, adds=model.added_dtype), returns_it=False)
         elif loss is LossKind.TRL:
-            fused_loss(hidden, model.reader, scored_tokens=batch.scored_tokens)
+            fused_loss(hidden, model.reader(tape), scored_tokens=batch.scored_tokens)
         elif loss is LossKind.LIGER:
             liger_loss(hidden, model.head, model=reader)
         else:

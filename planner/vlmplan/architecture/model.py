@@ -164,9 +164,14 @@ class Model(Module):
         return self.buffer_dtype if self.adds_to_logits else None
 
     @cached_property
-    def reader(self) -> ReadHead:
-        """The model as what reads the weight of its head, one object; adapters have to be in place."""
-        return ReadHead(self.head)
+    def _readers(self) -> tuple[ReadHead, ReadHead]:
+        """The model as what reads the weight of its head, and the same where it also runs with its adapters off: one
+        object each. Adapters have to be in place."""
+        return ReadHead(self.head), ReadHead(self.head, runs_without_adapters=True)
+
+    def reader(self, tape: Tape) -> ReadHead:
+        """The model as what reads the weight of its head."""
+        return self._readers[tape.runs_without_adapters]
 
     @cached_property
     def calling_reader(self) -> ReadHead:
@@ -181,7 +186,7 @@ class Model(Module):
     def reader_of(self, tape: Tape, loss: LossKind | None) -> ReadHead | None:
         """What reads the head's weight in this loss; None where the head is called as a module and no more."""
         if loss is LossKind.TRL or (loss is LossKind.LIGER and tape.reads_head):
-            return self.reader
+            return self.reader(tape)
         return self.calling_reader if self.reads_own_head else None
 
     def tie_weights(self) -> None:
@@ -318,7 +323,7 @@ class Model(Module):
                 total = end_forward(reader, chunked_loss(hidden, self.head, adds=self.added_dtype), returns_it=False)
                 tape.leave_model()
             elif loss is LossKind.TRL:
-                total = fused_loss(hidden, self.reader, scored_tokens=batch.scored_tokens)
+                total = fused_loss(hidden, self.reader(tape), scored_tokens=batch.scored_tokens)
                 tape.leave_model()
             elif loss is LossKind.LIGER:
                 total = liger_loss(hidden, self.head, model=reader)

@@ -65,15 +65,21 @@ class ReadHead(WeightUser):
 
     ``calls_head``: the model's own forward reads the weight of the head that it then calls, as Mamba-2 does for its
     type. Backward comes to the model only where its logits have a gradient.
+
+    ``runs_without_adapters``: with its adapters off it has read the original of a head that is trained as a copy
+    (``AuxiliaryTrainingWrapper.__getattr__`` in peft 0.21 ``utils/other.py``), so that every forward gathers both.
     """
 
     reads_head = True
 
-    def __init__(self, head: Any, *, calls_head: bool = False) -> None:
+    def __init__(self, head: Any, *, calls_head: bool = False, runs_without_adapters: bool = False) -> None:
         """``head`` may be wrapped by adapters or trained as a copy, in which the reader does not take part."""
         self.calls_head = calls_head
         self.head = getattr(head, "base_layer", getattr(head, "modules_to_save", head))
-        self.parameters_by_name = self.head.parameters_by_name
+        self.parameters_by_name = dict(self.head.parameters_by_name)
+        if runs_without_adapters and hasattr(head, "original_module"):
+            original = head.original_module.parameters_by_name
+            self.parameters_by_name |= {f"original.{name}": parameter for name, parameter in original.items()}
 
 
 def begin_forward(tape: Recorder, model: ReadHead | None) -> ReadHead | None:

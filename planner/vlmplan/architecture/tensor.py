@@ -162,6 +162,8 @@ class ForwardTape(CheckpointRecorder):
     """Whether Liger's loss reads the head's weight inside the model's forward, as it does in other trainers."""
     switches_adapters_off: bool = False
     """Whether only base layers run (peft's ``disable_adapter``)."""
+    runs_without_adapters: bool = False
+    """Whether some forwards of the model run so, whatever the one on this tape does."""
     switches_dropout_off: bool = False
     """Whether every ``nn.Dropout`` passes on what it gets (TRL's ``disable_dropout_in_model``)."""
     frees_saved: bool = False

@@ -9,6 +9,7 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.task import Reference
 from vlmplan.workload import Workload
 
 AnyTape = TypeVar("AnyTape", bound=Tape)
@@ -26,6 +27,7 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
     tape.offloads_inputs, tape.tiles_mlps = recipe.offload_activations, recipe.tiled_mlp
     # trl 1.16 dpo_config.py: ``disable_dropout`` is True; grpo_config.py has it False
     tape.switches_dropout_off = recipe.task is not None and recipe.task.is_dpo
+    tape.runs_without_adapters = recipe.reference is Reference.ADAPTER_OFF
     tape.reads_head, tape.input_gradients = recipe.liger_layers, recipe.needs_input_gradients
     return tape
 

@@ -57,6 +57,8 @@ class GatheredWeights(GatheredBytes):
         self.sent = (GatherCounts(), GatherCounts())
         self._steps, self._modules = steps.modules, steps.module_by_key
         self._order, self._traversed, self._first_of_backward = steps.order, steps.traversed, steps.first_of_backward
+        self._order_of_copy, self._first_of_copy = steps.order_of_copy, steps.first_of_copy
+        self._waiting: tuple[deque[tuple[GatheredWeight, int]], int] = deque(), 0  # while a second model runs
         self._inside_reader = wrappers.inside
         self._again, self._first_adapter = steps.again, steps.first_adapter
         if wrappers.lost is Lost.AT_ADAPTERS:
@@ -83,7 +85,19 @@ class GatheredWeights(GatheredBytes):
         arrived, and what is whole stays so, but is counted no more (``reset_step``)."""
         self._end_order()
         self._follow(self._order, knows=self._knows_order)
-        self._step, self._shift = 0, 0
+        self._step, self._shift, self._is_in_backward = 0, 0, False
+
+    def _begin_copy(self) -> None:
+        """The forward of a second model begins, whose engine has a coordinator of its own: the model's own goes on from
+        where it is when backward begins."""
+        queue, num_available = self._queue, self._num_available
+        self._follow(self._order_of_copy, knows=True)
+        self._step, self._waiting = self._first_of_copy, (queue, num_available)
+
+    def _end_copy(self) -> None:
+        if self._step > self._first_of_copy:
+            self._queue, self._num_available = self._waiting
+            self._step = self._first_of_backward
 
     def _end_order(self, *, spares_used: bool = False) -> None:
         self._end_gathers(spares_used=spares_used)
@@ -175,12 +189,13 @@ class GatheredWeights(GatheredBytes):
     def fetch(self, before: int = 0) -> int:
         """The next module of the trace is about to run, and ``before`` it so many without weights of their own: gather
         what it needs, then prefetch (``fetch_sub_module``)."""
-        module = self._steps[self._step]
         self._peak = self.live_bytes
         if self.gathers:
             self.gathers = []
         if self._step == 0:
             self._prefetch_times(self._wrappers.forward)
+        elif self._order_of_copy and self._step == self._first_of_backward and not self._is_in_backward:
+            self._begin_copy()
         elif self._again and self._step == self._again.start:
             self._begin_again()
         elif self._again and self._step == self._again.stop:
@@ -189,6 +204,7 @@ class GatheredWeights(GatheredBytes):
             self._prefetch_times(self._wrappers.inside)
         if before:
             self._prefetch_times(before)
+        module = self._steps[self._step]
         if module.weights:
             self._active[module] = None
             self._use(module)
@@ -196,7 +212,7 @@ class GatheredWeights(GatheredBytes):
             self._prefetch()
         if module.reads_head:  # the modules inside of it have no weights of their own, nor have those around the norm
             inside = 0 if module.calls_head else self._inside_reader
-            self._prefetch_times(inside if self._step >= self._first_of_backward else INSIDE_HEAD)
+            self._prefetch_times(inside if self._is_in_backward else INSIDE_HEAD)
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
 
@@ -210,6 +226,8 @@ class GatheredWeights(GatheredBytes):
         """Backward begins with the modules around all others, before that of a loss which is made inside of one of
         them. Returns the most that was live."""
         self._peak, self.gathers = self.live_bytes, []
+        self._end_copy()
+        self._is_in_backward = True
         if self._wrappers.lost is Lost.AT_BACKWARD:
             self._lose_order()
         self._prefetch_times(self._wrappers.outside)
@@ -276,7 +294,7 @@ class GatheredWeights(GatheredBytes):
         for together in ([weight for weight in weights if weight not in later], later) if later else (weights,):
             if together:
                 self._start(together)
-        sent = self.sent[self._step >= self._first_of_backward]
+        sent = self.sent[self._is_in_backward]
         sent.add(
             [weight.num_bytes for weight in weights if weight.is_trained],
             [weight.num_bytes for weight in weights if not weight.is_trained],

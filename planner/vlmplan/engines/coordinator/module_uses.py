@@ -1,12 +1,12 @@
 """The steps of a micro batch under ZeRO-3: which module is used after which, and the weights that each gathers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
 from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.reference import is_of_copy, is_own
-from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Trace
+from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Run, Trace
 from vlmplan.engines.coordinator.records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
 from vlmplan.engines.coordinator.wait_order import FIRST_STAYS
 from vlmplan.recipe.zero import ZeroSettings
@@ -16,7 +16,9 @@ class GatherSteps:
     """Every use of a module in forward and backward is a step.
 
     ``modules`` are those of the steps, of which backward has those from ``first_of_backward`` on, with the head first:
-    the step ``inside_head`` follows it; ``order`` are the uses of weights, each with its step; ``traversed`` are the
+    the step ``inside_head`` follows it. Those of a second model, whose forward comes between both and whose engine goes
+    by an order of its own, stand behind all others, from ``first_of_copy`` on. ``order`` and ``order_of_copy`` are the
+    uses of weights, each with its step; ``traversed`` are the
     elements up to each step, as a module that is no leaf counts and as a leaf does, where the reuse distance asks for
     them. ``comes_later`` are steps that modules without weights come just before. Weights up to the persistence
     threshold are in no module here. ``again`` are the steps of a reference's forward on the same modules which are
@@ -31,25 +33,29 @@ class GatherSteps:
         self.module_by_key: dict[Key, GatheredModule] = {}
         self._templates: dict[int, tuple[list[Any], int, Any]] = {}
         used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
-        forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
-        backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
-        self.modules = forward + backward
-        self.first_of_backward = len(forward)
-        runs = chain((one.forward for _, one in trace.forward()), (one.backward for _, one in trace.backward()))
+        own, copies = ([run for run in trace.schedule if is_of_copy(run) is is_copys] for is_copys in (False, True))
+        forward = [self._module(module, run.layer) for run in own for module in used[run.key][0]]
+        backward = [self._module(module, run.layer) for run in reversed(own) for module in used[run.key][1]]
+        of_copy = [self._module(module, run.layer) for run in copies for module in used[run.key][0]]
+        self.modules = forward + backward + of_copy
+        self.first_of_backward, self.first_of_copy = len(forward), len(forward) + len(backward)
+        sections = trace.sections
+        runs = [sections[run.key].forward for run in own] + [sections[run.key].backward for run in reversed(own)]
+        runs += [sections[run.key].forward for run in copies]
         self.comes_later = _after_others(chain.from_iterable(runs))
-        beside = [is_of_copy(run) for run in trace.schedule for _ in used[run.key][0]]
-        self._of_copy = {step for step, is_copys in enumerate(beside) if is_copys}
-        self.again = self._again(trace, used)
-        first = (module for run in trace.schedule for module in used[run.key][0])
+        self.again = self._again(own, used)
+        first = (module for run in own for module in used[run.key][0])
         self.first_adapter = next((step for step, one in enumerate(first) if _is_adapter(one)), self.first_of_backward)
-        self.order = [(weight, step) for step, module in enumerate(self.modules) for weight in module.weights]
+        order = [(weight, step) for step, module in enumerate(self.modules) for weight in module.weights]
+        self.order = [use for use in order if use[1] < self.first_of_copy]
+        self.order_of_copy = order[len(self.order) :]
         weighted = (step for _, step in self.order if step >= self.first_of_backward)
-        head = next(weighted, len(self.modules))
-        self.inside_head = head + (2 if head < len(self.modules) and self.modules[head].calls_head else 1)
+        head = next(weighted, self.first_of_copy)
+        self.inside_head = head + (2 if head < self.first_of_copy and self.modules[head].calls_head else 1)
         self.traversed = self._passed_by_step(omitted) if zero.stage3_max_reuse_distance else NOT_ASKED
 
-    def _again(self, trace: Trace, used: Mapping[str, tuple[list[Any], list[Any]]]) -> range:
-        own = [is_own(run) for run in trace.schedule for _ in used[run.key][0]]
+    def _again(self, schedule: Sequence[Run], used: Mapping[str, tuple[list[Any], list[Any]]]) -> range:
+        own = [is_own(run) for run in schedule for _ in used[run.key][0]]
         start = own.index(True) if True in own else self.first_of_backward
         stop = start
         while stop < self.first_of_backward and self.modules[stop] is self.modules[stop - start]:
@@ -58,8 +64,6 @@ class GatherSteps:
 
     def _passed_by_step(self, omitted: Mapping[int, Passed]) -> tuple[list[int], list[int]]:
         numels = [passed_by(module.numel, is_leaf=module.is_leaf) for module in self.modules]
-        for step in self._of_copy:
-            numels[step] = 0, 0
         for step, more in omitted.items():
             if step:
                 numels[step - 1] = numels[step - 1][0] + more[0], numels[step - 1][1] + more[1]

@@ -220,7 +220,7 @@ class WalkedSchedule:
         omitted: dict[int, Passed] = {}
         for stretch in self._stretches:
             period = schedule[stretch.cut - stretch.period : stretch.cut]
-            runs = [uses[run.key] for run in period if not is_of_copy(run)]
+            runs = [uses[run.key] for run in period]
             for phase in (0, 1):
                 modules = [event.module for run in runs for event in run[phase] if isinstance(event, Fetch)]
                 numels = [_passed(module) for module in modules]
@@ -297,14 +297,17 @@ class WalkedSchedule:
 
 
 def _first_steps(schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> tuple[list[int], list[int]]:
-    """Uses of modules before each place in forward, and those before the places below it in backward, forward
-    included."""
+    """The first step of each place in forward, and that of the places below it in backward. Those of a second model
+    come behind all others."""
     forward, backward = (
         {key: sum([isinstance(event, Fetch) for event in one[phase]]) for key, one in uses.items()} for phase in (0, 1)
     )
-    before = list(accumulate([forward[run.key] for run in schedule], initial=0))
+    before = list(accumulate([0 if is_of_copy(run) else forward[run.key] for run in schedule], initial=0))
     after = list(accumulate([backward[run.key] for run in reversed(schedule)], initial=before[-1]))
-    return before, after[::-1]
+    of_copy = list(accumulate([forward[run.key] for run in schedule if is_of_copy(run)], initial=after[-1]))
+    first = iter(of_copy)
+    before = [next(first) if is_of_copy(run) else step for run, step in zip(schedule, before, strict=False)]
+    return [*before, of_copy[-1]], after[::-1]
 
 
 def live_in_run(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run) -> RunBytes:
