@@ -327,7 +327,7 @@ def test_a_mistake_is_one_sentence_with_key_and_value(config, words):
     [
         ('{"stage": 2,  // or 3\n}', ["comment", "line 1"]),
         ('{\n/* why */ "a": 1}', ["comment", "line 2"]),
-        ('{"a": 1,}', ["not JSON", "line 1"]),
+        ('{"a": 1,}', ["not JSON", "column 9"]),
         ("", ["empty"]),
         ("[1]", ["[1]", "object"]),
         ('"auto"', ["object"]),

@@ -63,7 +63,7 @@ def test_files_of_other_kinds_are_refused_with_what_to_give(name: str, content: 
 
 def test_a_list_that_is_cut_off_is_named_at_the_place(tmp_path: Path):
     (tmp_path / "data.json").write_text('[{"a": "b"}, {"c')
-    with pytest.raises(InputError, match=r"data.json\[1\] is not JSON: Unterminated string in line 1, column 15$"):
+    with pytest.raises(InputError, match=r"data.json\[1\] is not JSON: Unterminated string in column 15$"):
         list(records_in(tmp_path / "data.json"))
 
 

@@ -317,13 +317,14 @@ def test_a_folder_without_config_is_a_sentence(tmp_path: Path):
     ("text", "part"),
     [
         ("", "is empty"),
-        ("{", "is not JSON: .* in line 1, column 2"),
+        ("{", "is not JSON: .* at its end"),
         ("[1]", r"holds \[1\]; a JSON object"),
         ("null", "holds null; a JSON object"),
         ("{}", "has no model_type"),
         ('{"model_type": null}', "has no model_type"),
-        ('{"model_type": 7}', "has no model_type"),
-        ('{"model_type": ""}', "has no model_type"),
+        ('{"model_type": 7}', 'model_type is 7; a name such as "llama" is needed'),
+        ('{"model_type": ""}', 'model_type is ""; a name such as "llama" is needed'),
+        ('{"model_type": "llama", "quantization_config": "4bit"}', r'quantization_config is "4bit"; an object \{'),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -425,6 +426,16 @@ def test_each_answer_of_the_probe_is_a_sentence(
     with pytest.raises(VlmplanError, match=part) as caught:
         find_model("./a")
     assert "\n" not in str(caught.value)
+
+
+def test_a_slip_in_a_type_is_answered_with_the_nearest_that_a_family_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(model_probe, "version", lambda name: "1")
+    monkeypatch.setattr(model_probe, "_answer", lambda config: {"error": "unknown", "message": "no llamma"})
+    write_model(tmp_path / "a", {"model_type": "llamma"})
+    with pytest.raises(InputError, match=r"^no llamma; a newer transformers may have it; did you mean 'llama'\?$"):
+        find_model("./a")
 
 
 def test_unknown_types_with_code_of_their_own_are_told_that_it_is_not_run(

@@ -78,6 +78,24 @@ def test_a_value_that_is_wrong_is_named_once(read):
     assert said.endswith("lf.yaml: image_max_pixels is -1; a number of 1 or more is needed")
 
 
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        ("lora_rank: 2026-01-31", 'lora_rank is "2026-01-31"; a number of 1 or more is needed'),
+        ("lora_rank: 2000000000", "lora_rank is 2000000000; a number of at most 1,000,000,000 is needed"),
+        ("num_train_epochs: 0", "num_train_epochs is 0; a number above 0 is needed"),
+        ("---\nbf16: true", "has 2 YAML documents, divided by ---; one is needed"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_told_by_the_key_of_the_file(read, line: str, end: str):
+    assert sentence(read, f"stage: sft\nfinetuning_type: lora\nfp16: true\n{line}\n", "lf.yaml").endswith(end)
+
+
+@pytest.mark.parametrize(("text", "held"), [("# none\n", "is empty"), ("{}", "holds {}")])
+def test_a_file_without_keys_says_what_it_holds(read, text: str, held: str):
+    assert sentence(read, text, "sft.yaml").endswith(f"sft.yaml {held}; keys and values of a configuration are needed")
+
+
 def test_names_are_a_list_or_text(read):
     said = sentence(read, f"{TRL_FILE}use_peft: true\nlora_target_modules: {{q_proj: 1}}\n", "sft.yaml")
     assert 'lora_target_modules is {"q_proj": 1}; a list of names, or text with commas between them is needed' in said

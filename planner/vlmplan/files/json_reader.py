@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -83,13 +84,20 @@ def json_mistakes(source: str, text: str | None = None) -> Generator[None]:
         elif text is not None and not text.strip():
             message = f"{source} is empty; a JSON object {{...}} is needed"
         else:
-            what = OPEN_END.sub("", error.msg)
-            message = f"{source} is not JSON: {what} in line {error.lineno}, column {error.colno}"
+            message = f"{source} is not JSON: {OPEN_END.sub('', error.msg)} {_place(error)}"
         raise InputError(message) from None
     except RecursionError:
         raise InputError(too_deep(source)) from None
     except ValueError:  # Python reads no integer of more than 4300 digits
         raise InputError(too_many_digits(source)) from None
+
+
+def _place(error: json.JSONDecodeError) -> str:
+    """Where in its text an error is; of a single line, such as one of JSONL, which the file names, only the column."""
+    text = error.doc.rstrip()
+    if error.pos >= len(text):
+        return "at its end"
+    return f"in line {error.lineno}, column {error.colno}" if "\n" in text else f"in column {error.colno}"
 
 
 # -- sentences that JSON and YAML share ------------------------------------------------------------------------------
@@ -150,15 +158,28 @@ def comment_line(text: str) -> int | None:
     return None
 
 
+def _iso_date(value: object) -> str:
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError
+
+
 def shown(value: Any, limit: int = 60) -> str:
-    """A value as it stands in JSON, cut short."""
+    """A value as it stands in JSON, cut short; a date of YAML as it is written there.
+
+    >>> shown({"saved": date(2026, 1, 31)}), shown({"__float__": "NaN"})
+    ('{"saved": "2026-01-31"}', 'NaN')
+    """
+    one: Any = value
+    if isinstance(value, dict) and one.keys() == {"__float__"}:  # how transformers writes a number that JSON lacks
+        return str(one["__float__"])[:limit]
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(one, ensure_ascii=False, default=_iso_date)
     except (TypeError, ValueError, RecursionError):
         try:
-            text = repr(value)
+            text = repr(one)
         except (ValueError, RecursionError):  # Python writes no integer of more than 4300 digits
-            text = f"a value of the kind {type(value).__name__} that is too long to be shown"
+            text = f"a value of the kind {type(one).__name__} that is too long to be shown"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -134,6 +134,11 @@ def _said_clearly(source: str, parts: Iterator[object]) -> Iterator[object]:
         mark = error.problem_mark
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise InputError(f"{source} is not YAML: {error.problem or error.context}{place}") from None
+    except yaml.reader.ReaderError as error:
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        raise InputError(
+            f"{source} is not YAML: it has the character U+{code:04X}, which no text of YAML may"
+        ) from None
     except yaml.YAMLError as error:
         raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
     except (KeyError, AttributeError, IndexError, TypeError, ValueError):  # of a tag that is not looked for

@@ -11,7 +11,7 @@ from vlmplan.architecture.families import FAMILIES, has_family
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.architecture.sound_config import check_config
 from vlmplan.errors import InputError
-from vlmplan.files.json_reader import JsonDict, parse_json_object
+from vlmplan.files.json_reader import JsonDict, not_allowed, parse_json_object
 from vlmplan.model_types.encoder_decoder import hears_prompt
 from vlmplan.model_types.thinkers import thinker_config, thinker_note
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
@@ -171,11 +171,16 @@ def _part_of_processor(texts: Mapping[str, str], source: str, key: str) -> JsonD
 
 
 def parsed_config(text: str, *, source: str) -> JsonDict:
-    """The object in a config.json. Raises InputError if it is none, or says no model_type."""
+    """The object in a config.json. Raises InputError if it is none, says no model_type, or says how the checkpoint is
+    quantised in another form than transformers writes."""
     config = parsed_settings(text, source=source)
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
+    model_type, quantization = config.get("model_type"), config.get("quantization_config")
+    if model_type is None:
         raise InputError(f"{source} has no model_type, so it does not describe a Hugging Face model")
+    if not isinstance(model_type, str) or not model_type:
+        raise not_allowed(source, "model_type", model_type, 'a name such as "llama"')
+    if quantization is not None and not isinstance(quantization, dict):
+        raise not_allowed(source, "quantization_config", quantization, "an object {...}")
     return config
 
 

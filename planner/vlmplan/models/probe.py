@@ -17,8 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.layout import LAYOUT_SCHEMA, ModelLayout, layout_from_json
-from vlmplan.errors import InputError, MissingPackageError, UnavailableError
+from vlmplan.errors import InputError, MissingPackageError, UnavailableError, nearest
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.files.user_cache import keep_text, kept_text
 from vlmplan.plain_text import one_line
@@ -45,7 +46,7 @@ def probed_layout(config: Mapping[str, Any], *, brings_own_code: bool = False) -
     if installed is None:
         raise MissingPackageError(
             f"vlmplan describes no model_type {model_type!r} itself and needs transformers to look it up: "
-            f"pip install 'vlmplan[train]', or take one of `vlmplan models`"
+            f"pip install 'vlmplan[train]', or take one of `vlmplan models`{_like_a_family(model_type)}"
         )
     answer = _answer(config)
     error = answer.get("error")
@@ -122,10 +123,16 @@ def _refusal(model_type: str, kind: str, message: str, *, brings_own_code: bool)
     if kind == "unknown" and brings_own_code:
         return InputError(f"{message}: its classes come with the checkpoint, as code that vlmplan does not run")
     if kind == "unknown":
-        return InputError(f"{message}; a newer transformers may")
+        return InputError(f"{message}; a newer transformers may have it{_like_a_family(model_type)}")
     if kind == "unsupported":
         return InputError(f"{message}, which vlmplan does not plan")
     return InputError(f"transformers refuses this config.json of model_type {model_type!r}: {message}")
+
+
+def _like_a_family(model_type: str) -> str:
+    """The end of a sentence with the nearest type that a family describes; empty where none is near."""
+    found = nearest(model_type, FAMILIES)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def part_of_a_sentence(text: str) -> str:

@@ -115,7 +115,9 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     settings.ignore(("gradient_accumulation_steps",))
     options["batches_on_gpu"] = BatchesOnGpu.STEP_FLOAT32.value
     options["input_gradients"] = InputGradients.ALL.value
-    options["epochs"] = settings.number("num_train_epochs", defaults.epochs)
+    options["epochs"] = epochs = settings.number("num_train_epochs", defaults.epochs)
+    if not epochs:
+        settings.refuse("num_train_epochs", "a number above 0 is needed")
     options |= _optimizer(settings, defaults)
     deepspeed = settings.raw("deepspeed")
     fsdp = settings.raw("fsdp") if settings.is_on("fsdp") else None

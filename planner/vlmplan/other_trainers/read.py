@@ -300,13 +300,17 @@ def _processes_of_file(opened: OpenedConfig) -> int | None:
 
 def _mapping(text: str, source: str) -> JsonDict:
     if text.lstrip().startswith("{"):
-        return parse_json_object(text, source=source)
-    from vlmplan.files.yaml_reader import parse_yaml
+        values = parse_json_object(text, source=source)
+    else:
+        from vlmplan.files.yaml_reader import parse_yaml
 
-    documents = parse_yaml(text, source=source)
-    values = documents[0] if documents else None
+        documents = parse_yaml(text, source=source)
+        if len(documents) > 1:
+            raise InputError(f"{source} has {len(documents)} YAML documents, divided by ---; one is needed")
+        values = documents[0] if documents else None
     if not isinstance(values, dict) or not values:
-        raise InputError(f"{source} holds {shown(values)}; keys and values of a configuration are needed")
+        held = "is empty" if values is None else f"holds {shown(values)}"
+        raise InputError(f"{source} {held}; keys and values of a configuration are needed")
     if not all(isinstance(key, str) for key in cast(Mapping[object, object], values)):
         raise InputError(f"{source} has keys that are no text; a configuration's keys are names")
     return cast(JsonDict, values)

@@ -14,11 +14,13 @@ from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import nearest
 from vlmplan.files.json_reader import JsonDict, parse_json_object, shown, unknown_key
 from vlmplan.other_trainers.record import Setting, Unwritten
+from vlmplan.units import MAX_COUNT
 
 YES = frozenset(("true", "yes", "y", "t", "on", "1"))
 NO = frozenset(("false", "no", "n", "f", "off", "0"))
 NOTHING = frozenset(("none", "null", ""))
 SHOWN_CHARACTERS = 60
+MAX_NUMBER = 1e18
 LEAST_LIKENESS = 0.9
 """Of a key with a slip of the pen to the known one: one letter of ten. A choice."""
 
@@ -89,7 +91,7 @@ class Settings:
         return self.flag(key, False) if key in self else None
 
     def count(self, key: str, default: int, *, least: int = 0) -> int:
-        value = self.number(key, float(default), least=float(least))
+        value = self.number(key, float(default), least=float(least), most=MAX_COUNT)
         if value != int(value):
             self._refuse(key, f"a whole number of {least} or more")
             return default
@@ -101,14 +103,15 @@ class Settings:
         self._known.add(self._own(key))
         return self.count(key, least, least=least) if key in self else None
 
-    def number(self, key: str, default: float, *, least: float = 0.0) -> float:
+    def number(self, key: str, default: float, *, least: float = 0.0, most: float = MAX_NUMBER) -> float:
         value = self.raw(key)
         if value is None:
             self._taken(key, default)
             return default
         number = None if isinstance(value, bool) else _number(value)
-        if number is None or not least <= number <= 1e18:
-            self._refuse(key, f"a number of {least:g} or more")
+        if number is None or not least <= number <= most:
+            is_large = number is not None and number > most
+            self._refuse(key, f"a number of at most {int(most):,}" if is_large else f"a number of {least:g} or more")
             return default
         return number
 

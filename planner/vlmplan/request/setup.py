@@ -67,7 +67,10 @@ def resolved_recipe(
     facts, given = model_facts(model), decided.names
     decided = _completed(decided, cluster, model, facts, ds_config, made_for)
     if ds_config is not None:
-        recipe = _merged(ds_config, decided, cluster, model, given=given, global_batch=global_batch)
+        try:
+            recipe = _merged(ds_config, decided, cluster, model, given=given, global_batch=global_batch)
+        except InputError as error:
+            raise InputError(in_words_of_file(str(error), ds_config, given)) from None
     else:
         groups = cluster.num_gpus // (decided.sequence_parallel or 1)
         if global_batch is not None and groups:
@@ -76,10 +79,11 @@ def resolved_recipe(
         recipe = decided.recipe()
     samples = recipe.samples_per_step(cluster.num_gpus)
     if samples > MAX_NUM_SAMPLES:
-        raise InputError(
+        sentence = (
             f"--micro-batch {recipe.micro_batch} x --grad-accum {recipe.grad_accum} x {cluster.num_gpus} GPUs are "
             f"{samples:,} samples a step; at most {MAX_NUM_SAMPLES:,} can be planned"
         )
+        raise InputError(in_words_of_file(sentence, ds_config, given))
     try:
         if made_for is not None:
             refuse_what_is_beyond(made_for, recipe, model)

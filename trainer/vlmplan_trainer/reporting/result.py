@@ -32,12 +32,12 @@ def about_result(plan: Plan, folder: Path, processing: Processing, *, has_random
     if has_random_base:
         yield "it is an adapter of random weights (--random-weights), which no file has, so nothing can load it"
         return
-    if lacks_video(processing.processor):
-        yield "transformers needs torchvision for the processor's part for videos, which is not installed here"
     yield "load it with"
     is_apart = isinstance(processing.processor, ImagesAndTokens)
     for line in loading_lines(plan, folder, is_vision=processing.is_vision, is_apart=is_apart):
         yield f"  {line}"
+    if lacks_video(processing.processor):
+        yield "AutoProcessor needs torchvision for this model, which is not installed here: pip install torchvision"
 
 
 def loading_lines(plan: Plan, folder: Path, *, is_vision: bool, is_apart: bool = False) -> list[str]:
