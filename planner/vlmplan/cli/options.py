@@ -44,7 +44,7 @@ IMAGE_FOLDER: Decorator = click.option(
     "--image-folder",
     type=FILE,
     metavar="DIR",
-    help="Where images and sounds are that the data names; else beside its file.",
+    help="Folder of the images and sounds that the data names.  [default: that of the data]",
 )
 DATA = under(
     MODEL_AND_SAMPLES,
@@ -52,9 +52,9 @@ DATA = under(
         "--data",
         type=FILE,
         metavar="FILE",
-        help="The samples themselves: JSONL, a JSON list, or a folder of them. Lengths, images, sounds and their "
-        "number are taken from them; --seq-len is the limit then, --image-size, --images-per-sample, --audio-seconds "
-        "and --audios-per-sample are the most.",
+        help="Plan from these samples: JSONL, a JSON list, or a folder of them. Their number, lengths, images and "
+        "sounds are counted; --seq-len, --image-size, --images-per-sample, --audio-seconds and --audios-per-sample "
+        "are limits then.",
     ),
     IMAGE_FOLDER,
 )
@@ -78,22 +78,27 @@ WORKLOAD = under(
         help="Alias, Hugging Face id, folder or config.json.  [required]",
     ),
     count("--seq-len", "Tokens per sample, those of images and sound included.  [default: 1024]"),
-    count("--sample-len", "Tokens per sample where --seq-len is that of packed rows.  [default: one fills a row]"),
-    count("--target-len", "Tokens per answer where a decoder of its own writes it (BART).  [default: 128]"),
-    count("--images-per-sample", "Images in each sample.  [default: 1 for models that see, else 0]"),
+    count("--sample-len", "With --batching packed, tokens per sample.  [default: --seq-len]"),
+    count("--target-len", "Tokens per answer of models with encoder and decoder (BART, Whisper).  [default: 128]"),
+    count("--images-per-sample", "Images in each sample.  [default: 1 for models that take images, else 0]"),
     click.option("--image-size", metavar="WxH", help="Pixels of each image.  [default: 448x448]"),
-    count("--videos-per-sample", "Videos in each sample, in place of images.  [default: 1 where videos are told of]"),
-    count("--video-frames", "Frames that the model is given of each video; no number is assumed."),
-    click.option("--video-seconds", type=float, metavar="X", help="In their place: how long each video is."),
-    click.option("--video-fps", type=float, metavar="X", help="Frames of each second.  [default: the processor's]"),
+    count(
+        "--videos-per-sample",
+        "Videos in each sample, in place of images.  [default: 1 with --video-frames or --video-seconds]",
+    ),
+    count("--video-frames", "Frames of each video that the model is given; this or --video-seconds is needed."),
+    click.option(
+        "--video-seconds", type=float, metavar="X", help="In place of --video-frames, how long each video is."
+    ),
+    click.option(
+        "--video-fps", type=float, metavar="X", help="Frames that are taken of each second.  [default: the processor's]"
+    ),
     click.option(
         "--video-size",
         metavar="WxH",
-        help="Pixels of each frame as it is stored, with --data at the most.  [default: 448x448]",
+        help="Pixels of each frame as it is stored; with --data a limit.  [default: 448x448]",
     ),
-    click.option(
-        "--audio-seconds", type=float, metavar="X", help="How long each sound of a sample is, with --data at the most."
-    ),
+    click.option("--audio-seconds", type=float, metavar="X", help="How long each sound is; with --data a limit."),
     count("--audios-per-sample", "Sounds in each sample.  [default: 1 where --audio-seconds is given]"),
     count("--num-samples", "Samples in the dataset.  [default: 10000]"),
     click.option("--epochs", type=float, metavar="N", help="Passes over the dataset.  [default: 1]"),
@@ -107,7 +112,7 @@ SAVING = under(
         "--disk",
         type=float,
         metavar="GIB",
-        help="Room that the output folder has.  [default: this machine's with local and cpu, else unknown]",
+        help="Free disk space of the output folder.  [default: this machine's with --gpu local or cpu, else unknown]",
     ),
 )
 
@@ -123,20 +128,20 @@ NETWORK: Decorator = click.option(
     "--inter-node-gbit",
     type=float,
     metavar="N",
-    help="Gbit/s that a machine sends to the next, all its adapters together. Up to 100 as over sockets, above with "
-    "RDMA (InfiniBand, RoCE, EFA).  [default: 100]",
+    help="Gbit/s between two machines, all network adapters together; up to 100 over sockets, above with RDMA "
+    "(InfiniBand, RoCE, EFA).  [default: 100]",
 )
 HOST_RAM: Decorator = click.option(
     "--host-ram",
     type=float,
     metavar="GIB",
-    help="Host memory of each of your machines.  [default: this machine's with local and cpu, else unknown]",
+    help="Host memory of each machine.  [default: this machine's with --gpu local or cpu, else unknown]",
 )
 CALIBRATION: Decorator = switch(
     "calibration",
     "calibration",
     "no-calibration",
-    "What vlmplan calibrate measured on such a GPU, in place of what is assumed.  [default: used where it is there]",
+    "Use what vlmplan calibrate measured on such a GPU.  [default: if there is any]",
 )
 ONE_CLUSTER = under(
     MACHINES,
@@ -145,23 +150,28 @@ ONE_CLUSTER = under(
         multiple=True,
         callback=_only_gpu,
         metavar="NAME[:COUNT]",
-        help="Of the catalog (see vlmplan gpus), local, or cpu:N.",
+        help="A GPU of vlmplan gpus and how many, local (this machine's), or cpu:RANKS.",
     ),
-    count("--num-nodes", "Equal machines.  [default: 1]"),
+    count("--num-nodes", "Number of equal machines.  [default: 1]"),
     HOST_RAM,
     NETWORK,
     CALIBRATION,
 )
 PRICES = under(
     OFFERS,
-    count("--max-price-age-days", "Only prices seen so lately.  [default: any, with a note where it decides]"),
+    count(
+        "--max-price-age-days",
+        "Only prices seen within so many days.  [default: any, with a note where their age may decide]",
+    ),
     click.option(
         "--spot-interruptions-per-day",
         type=float,
         metavar="N",
-        help="Of one interruptible machine.  [default: 1; published: 0.05 to 5]",
+        help="Interruptions of one interruptible machine.  [default: 1; published: 0.05 to 5]",
     ),
-    click.option("--download-gbit", type=float, metavar="N", help="Gbit/s from the Hub.  [default: 2]"),
+    click.option(
+        "--download-gbit", type=float, metavar="N", help="Gbit/s at which the model is downloaded.  [default: 2]"
+    ),
 )
 CATALOG: Decorator = click.option(
     "--catalog",
@@ -172,7 +182,7 @@ CATALOG: Decorator = click.option(
     help="A catalog of your own on top of the others (repeatable; later wins).",
 )
 REPORT: Decorator = click.option(
-    "--html", type=FILE, metavar="FILE", help="Write the answer as a page that brings its charts with it."
+    "--html", type=FILE, metavar="FILE", help="Write the answer as one HTML file, charts included."
 )
 FORCE: Decorator = click.option("--force", is_flag=True, help="Let --html overwrite a file.")
 JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")

@@ -31,65 +31,83 @@ def _switch(name: str, help_text: str) -> Decorator:
 
 TRAINED = under(
     "What is trained",
-    choice("--method", Method, "What is trained."),
+    choice("--method", Method, "Full fine-tuning, adapters (LoRA), or adapters on 4-bit weights (QLoRA)."),
     count("--lora-rank", "Rank of the adapters.  [default: 16]"),
     click.option(
         "--lora-targets",
         metavar="NAMES",
-        help="all-linear, attention, names NAME,NAME, regex:PATTERN of whole names; experts.NAME for stacked experts.  "
-        "[default: all-linear]",
+        help="Layers that get adapters: all-linear, attention, NAME,NAME, or regex:PATTERN of whole names; "
+        "experts.NAME for stacked experts.  [default: all-linear]",
     ),
     click.option(
         "--lora-exclude",
         metavar="NAMES",
-        help="Of these, NAME,NAME or regex:PATTERN take no adapter.  [default: what peft cannot adapt]",
+        help="Layers among these that get none: NAME,NAME or regex:PATTERN.  [default: what peft cannot adapt]",
     ),
-    count("--lora-alpha", "Numerator of the adapters' scale.  [default: twice the rank]"),
-    click.option("--lora-dropout", type=float, metavar="P", help="Dropped part of what adapters see.  [default: 0]"),
-    _switch("use_rslora", "Adapters' scale by the root of the rank."),
-    _switch("use_dora", "Adapters turn weights; a trained vector has their lengths (DoRA)."),
+    count("--lora-alpha", "Adapters are scaled by alpha / rank.  [default: twice the rank]"),
+    click.option(
+        "--lora-dropout", type=float, metavar="P", help="Dropout of the adapters' input, 0 to 1.  [default: 0]"
+    ),
+    _switch("use_rslora", "Scale adapters by alpha / sqrt(rank) (rsLoRA)."),
+    _switch("use_dora", "Adapters change the direction of weights, a trained vector their magnitude (DoRA)."),
     click.option(
         "--lora-init",
         metavar="NAME",
         help="What adapters start from: default, gaussian, olora, pissa or pissa_niter_N.  [default: default]",
     ),
     click.option(
-        "--loraplus-lr-ratio", type=float, metavar="N", help="Learning rate of lora_B by that of lora_A (LoRA+)."
+        "--loraplus-lr-ratio",
+        type=float,
+        metavar="N",
+        help="Learning rate of lora_B divided by that of lora_A (LoRA+).",
     ),
     choice(
         "--adapter-dtype",
         AdapterDtype,
-        "Adapters in plain PyTorch: peft's float32 beside trained copies in the model's type, or all in the model's.",
+        "Type of adapters in plain PyTorch: that of all trained weights (table); float32, with trained copies of "
+        "layers in the model's type, as peft has it; or the model's.",
     ),
-    _switch("train_embeddings", "With adapters, train embeddings and head."),
-    _switch("train_vision", "The vision tower."),
-    _switch("train_projector", "What maps vision to language."),
-    _switch("train_language", "The language model."),
+    _switch("train_embeddings", "With adapters, also train embeddings and output head in full."),
+    _switch("train_vision", "Train or freeze the vision encoder."),
+    _switch("train_projector", "Train or freeze the projector from vision to language."),
+    _switch("train_language", "Train or freeze the language model."),
 )
 NUMBERS = under(
     "Precision and optimizer",
-    choice("--precision", Precision, "bf16 and fp16 keep fp32 master weights."),
+    choice("--precision", Precision, "bf16 and fp16 keep fp32 master weights, bf16-pure none."),
     choice(
         "--weight-dtype",
         WeightDtype,
         "The model's own weights in plain PyTorch with bf16 or fp16: trained ones in float32 beside frozen ones in 16 "
         "bit, all in float32, or all in 16 bit.  [default: table]",
     ),
-    _switch("uses_autocast", "torch.autocast around forward in plain PyTorch."),
+    _switch("uses_autocast", "Run forward under torch.autocast in plain PyTorch."),
     click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}."),
-    _switch("fuses_optimizer", "Kernel of plain PyTorch's update."),
-    _switch("caches_casts", "Plain PyTorch keeps 16-bit copies until forward ends."),
-    _switch("upcasts_frozen", "peft's float32 copies of what QLoRA leaves in 16 bit."),
-    _switch("use_double_quant", "QLoRA packs the scales of 4-bit weights too."),
-    _switch("expandable_segments", "torch's allocator with segments that grow, as launch.sh of recommend sets it."),
+    _switch("fuses_optimizer", "Kernels of the optimizer step in plain PyTorch."),
+    _switch("caches_casts", "autocast keeps its 16-bit copies of weights until forward ends."),
+    _switch(
+        "upcasts_frozen", "Cast what QLoRA leaves in 16 bit to float32, as peft's prepare_model_for_kbit_training does."
+    ),
+    _switch("use_double_quant", "Quantise the scales of 4-bit weights too (QLoRA)."),
+    _switch("expandable_segments", "expandable_segments of torch's allocator; what recommend writes sets it."),
 )
 ENGINE = under(
     "Engine",
-    choice("--zero-stage", ("none", "0", "1", "2", "3"), "none is PyTorch without DeepSpeed, on several GPUs its DDP."),
-    click.option(
-        "--ds-config", type=FILE, metavar="FILE", help='A ds_config.json, taken as it is; "auto" as transformers does.'
+    choice(
+        "--zero-stage",
+        ("none", "0", "1", "2", "3"),
+        "DeepSpeed's ZeRO stage; none is plain PyTorch, with DDP on several GPUs.",
     ),
-    _switch("gradient_as_bucket_view", "Where DDP has gradients; torch's default is beside its buckets."),
+    click.option(
+        "--ds-config",
+        type=FILE,
+        metavar="FILE",
+        help='A ds_config.json, followed as it is; "auto" is filled in as transformers does.',
+    ),
+    _switch(
+        "gradient_as_bucket_view",
+        "Gradients are views of DDP's buckets (gradient_as_bucket_view), or copies beside them, torch's default.",
+    ),
     _switch("fsdp", "PyTorch's FSDP2 (fully_shard) in place of DDP, without DeepSpeed."),
     _switch(
         "reshard_after_forward",
@@ -97,13 +115,13 @@ ENGINE = under(
     ),
     _switch(
         "sync_each_batch",
-        "FSDP2 reduces gradients in every micro batch, or in the last of a step alone, with whole gradients till then.",
+        "FSDP2 reduces gradients in every micro batch, or only in the last of a step: until then they are not sharded.",
     ),
     _switch("reduces_in_float32", "FSDP2 reduces gradients in float32."),
-    choice("--offload-optimizer", Offload, "Where optimizer states live."),
-    choice("--offload-params", Offload, "Where weights live between uses (stage 3)."),
-    count("--hpz", "Ranks that keep a copy of all weights between them: GPUs per node, under stage 3 (ZeRO++)."),
-    count("--sequence-parallel", "GPUs that share each sample, which is cut along its tokens (DeepSpeed's Ulysses)."),
+    choice("--offload-optimizer", Offload, "Where optimizer states are kept."),
+    choice("--offload-params", Offload, "Where weights are kept between uses (stage 3)."),
+    count("--hpz", "Ranks of a secondary partition of the weights (ZeRO++ hpZ, stage 3): the GPUs of a node."),
+    count("--sequence-parallel", "GPUs that share each sample, split along its tokens (DeepSpeed's Ulysses)."),
     click.option("--nvme-path", metavar="DIR", help="Folder on every node's NVMe drive for offload."),
 )
 STEP = under(
@@ -113,50 +131,58 @@ STEP = under(
     choice(
         "--batches-on-gpu",
         BatchesOnGpu,
-        "Micro batches there at once: one, or a step's; Hugging Face's Trainer has pixels in float32.",
+        "Micro batches on the GPU at once: one (turn), or all of a step; step-float32 has their pixels in float32, as "
+        "Hugging Face's Trainer does.",
     ),
     choice(
         "--input-gradients",
         InputGradients,
-        "Results of frozen embeddings that need gradients, as checkpoints of other trainers ask for.",
+        "Frozen embeddings whose outputs require gradients (enable_input_require_grads), as other trainers' activation "
+        "checkpointing has it.",
     ),
-    _switch("activation_checkpointing", "Of the language model."),
-    _switch("vision_activation_checkpointing", "Of the vision tower.  [default: as the language model]"),
-    _switch("offload_activations", "Inputs of checkpointed layers wait in host memory."),
+    _switch(
+        "activation_checkpointing",
+        "Keep only the inputs of the language model's layers, and compute the rest again in backward.",
+    ),
+    _switch("vision_activation_checkpointing", "The same in the vision encoder.  [default: as in the language model]"),
+    _switch("offload_activations", "Keep the inputs of checkpointed layers in host memory until backward."),
     _switch("tiled_mlp", "MLPs run on a tile of the tokens at a time (DeepSpeed's TiledMLP)."),
     choice(
         "--batching",
         Batching,
-        "padding-free puts the samples of a micro batch one behind the other into one row; packed fills rows of "
-        "--seq-len with several samples before that.  [default: padded]",
+        "How samples become rows: padded to the longest of a micro batch; padding-free, all of a micro batch in one "
+        "row; packed, as many as fit into rows of --seq-len.  [default: padded]",
     ),
-    choice("--attention", AttentionImplementation, "Attention implementation."),
+    choice("--attention", AttentionImplementation, "Implementation of attention."),
     choice(
         "--linear-attention",
         LinearAttention,
-        "Gated delta nets: transformers' own operations, or the kernels of flash-linear-attention and causal-conv1d.",
+        "Of gated delta nets: transformers' own operations (torch), or the kernels of flash-linear-attention and "
+        "causal-conv1d (fla).",
     ),
     choice(
         "--loss",
         LossKind,
-        "full makes all logits at once; model too, and frees them for backward; trl is TRL's fused head, liger "
-        "Liger's fused loss, made of Triton kernels.",
+        "chunked never holds all logits; full holds them until backward; model is the loss in transformers' own class; "
+        "trl is TRL's chunked loss, liger Liger's fused one.",
     ),
-    _switch("liger_layers", "Norms, MLPs and positions are Liger's, in other trainers."),
+    _switch("liger_layers", "Liger's norms, MLPs and rotary embeddings, in other trainers."),
 )
 RECIPE: tuple[Decorator, ...] = (*TRAINED, *NUMBERS, *ENGINE, *STEP)
 
 EVALUATION = under(
     "Evaluation",
-    count("--eval-batch", "Samples per GPU in evaluation, which is planned then."),
-    count("--eval-samples", "Samples of an evaluation.  [default: 1000]"),
+    count("--eval-batch", "Samples per GPU in evaluation; with it evaluation is planned."),
+    count("--eval-samples", "Samples in the evaluation set.  [default: 1000]"),
     choice(
         "--eval-keeps",
         Kept,
-        "What it keeps of a sample for metrics: logits, their argmax, or the loss alone.  [default: loss]",
+        "What evaluation keeps of each sample: loss, predictions (argmax of logits), or logits.  [default: loss]",
     ),
-    count("--eval-accumulation", "Batches after which that moves to the host.  [default: all of them]"),
-    count("--eval-new-tokens", "Tokens that it generates for each sample.  [default: 0]"),
-    count("--eval-beams", "Beams of that.  [default: 1]"),
-    _switch("eval_loss", "It computes the loss, beside what it generates."),
+    count(
+        "--eval-accumulation", "Batches after which it is moved to the host (eval_accumulation_steps).  [default: all]"
+    ),
+    count("--eval-new-tokens", "Tokens that evaluation generates for each sample.  [default: 0]"),
+    count("--eval-beams", "Beams of that generation.  [default: 1]"),
+    _switch("eval_loss", "Whether evaluation computes the loss when it generates."),
 )

@@ -42,9 +42,12 @@ EXIT_NOTHING_FITS = 3
 SOME_MACHINES = under(
     MACHINES,
     click.option(
-        "--gpu", multiple=True, metavar="NAME[:COUNT]", help="Only these (repeatable); local is this machine."
+        "--gpu",
+        multiple=True,
+        metavar="NAME[:COUNT]",
+        help="Only these GPUs (repeatable); local is those of this machine.",
     ),
-    click.option("--num-nodes", type=int, metavar="N", help="Equal machines.  [default: 1]"),
+    click.option("--num-nodes", type=int, metavar="N", help="Number of equal machines.  [default: 1]"),
     HOST_RAM,
     NETWORK,
     CALIBRATION,

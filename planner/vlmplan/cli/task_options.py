@@ -9,38 +9,44 @@ TASK = under(
     click.option(
         "--task",
         type=click.Choice(("sft", "dpo", "grpo")),
-        help="Samples as they are, preferences between two answers, or rewards of generated answers; the last two as "
-        "TRL trains them.  [default: sft]",
+        help="Supervised fine-tuning (sft), preferences between two answers (dpo), or rewards of generated answers "
+        "(grpo); the last two as TRL trains them.  [default: sft]",
     ),
     click.option(
         "--reference",
         type=click.Choice(("none", "adapter-off", "copy", "precomputed")),
-        help="Where log-probabilities of the model before training come from.  [default: adapter-off or copy in DPO, "
+        help="Where the reference model's log-probabilities come from.  [default: adapter-off or copy in DPO, "
         "none in GRPO]",
     ),
     count(
         "--max-completion-tokens",
-        "Of the tokens of --seq-len, those of an answer, which are scored.  [default: 512 in GRPO, all in DPO]",
+        "Tokens of --seq-len that are the answer.  [default: 512 in GRPO, all in DPO]",
     ),
     click.option(
         "--reentrant-checkpoints/--no-reentrant-checkpoints",
         default=None,
-        help="DPO: reentrant, as TRL's own script forces with adapters under ZeRO-3.  [default: off]",
+        help="DPO: reentrant checkpointing, as TRL's script sets it with adapters and ZeRO-3.  [default: off]",
     ),
     count("--num-generations", "GRPO: answers to each prompt.  [default: 8]"),
-    count("--steps-per-generation", "GRPO: micro batches that are generated at once.  [default: --grad-accum]"),
+    count(
+        "--steps-per-generation", "GRPO: micro batches whose answers are generated together.  [default: --grad-accum]"
+    ),
     click.option(
         "--generation",
         type=click.Choice(("transformers", "vllm", "server")),
-        help="GRPO: what generates: the model itself, vLLM on the same GPUs, or on others.  [default: transformers]",
+        help="GRPO: what generates answers: transformers, vLLM on the same GPUs, or a vLLM server on others.  "
+        "[default: transformers]",
     ),
     click.option(
         "--vllm-memory-utilization",
         type=float,
         metavar="X",
-        help="Part of each GPU's memory that vLLM takes.  [default: what it needs]",
+        help="Fraction of each GPU's memory that vLLM takes.  [default: what it needs]",
     ),
-    count("--vllm-sleep-level", "0: vLLM keeps its memory in training, 1 or 2: it gives it back.  [default: 0]"),
+    count("--vllm-sleep-level", "While training, vLLM keeps its memory (0) or gives it back (1, 2).  [default: 0]"),
     count("--vllm-tensor-parallel", "GPUs that share vLLM's weights.  [default: 1]"),
-    count("--reward-model-parameters", "GRPO: parameters of reward models; 0: functions alone.  [default: 0]"),
+    count(
+        "--reward-model-parameters",
+        "GRPO: parameters of reward models on the GPU; 0 where rewards are functions.  [default: 0]",
+    ),
 )
