@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from vlmplan.cli.completion import gpu_names
 from vlmplan.cli.option_kinds import options
 from vlmplan.cli.options import CATALOG, JSON
 from vlmplan.cli.output import print_document
@@ -16,7 +17,13 @@ def _number(flag: str, metavar: str, help_text: str) -> Any:
 
 
 @click.command()
-@click.option("--gpu", required=True, metavar="NAME[:COUNT]", help="What would be bought: cards of the catalog.")
+@click.option(
+    "--gpu",
+    required=True,
+    shell_complete=gpu_names,
+    metavar="NAME[:COUNT]",
+    help="What would be bought: cards of the catalog.",
+)
 @click.option("--hours-per-week", type=float, required=True, metavar="N", help="That it would be used.")
 @_number("--price", "USD", "Of one card.  [default: its price at launch, where the catalog knows it]")
 @_number("--host-usd", "USD", "Of the machine around the cards.  [default: 1500, and 300 for each card]")

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from vlmplan.cli.completion import model_names
 from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT
 from vlmplan.cli.fix import FIX, FixOptions, run_fix
 from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
@@ -16,7 +17,10 @@ from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.commands.check import checked_of, described_check, print_check, report
 from vlmplan.errors import InputError
 
-MODEL = under(MODEL_AND_SAMPLES, click.option("--model", metavar="NAME", help="In place of the file's."))
+MODEL = under(
+    MODEL_AND_SAMPLES,
+    click.option("--model", shell_complete=model_names, metavar="NAME", help="In place of the file's."),
+)
 
 
 @click.command(cls=SectionedCommand)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import click
 
+from vlmplan.cli.completion import gpu_names, model_names
 from vlmplan.cli.option_kinds import FILE, Decorator, count, switch, under
 
 MODEL_AND_SAMPLES = "Model and samples"
@@ -67,12 +68,15 @@ PLAN_FILE: Decorator = click.option(
 )
 MODEL = under(
     MODEL_AND_SAMPLES,
-    click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json."),
+    click.option(
+        "--model", shell_complete=model_names, metavar="NAME", help="Alias, Hugging Face id, folder or config.json."
+    ),
 )
 WORKLOAD = under(
     MODEL_AND_SAMPLES,
     click.option(
         "--model",
+        shell_complete=model_names,
         callback=_model_unless_configured,
         metavar="NAME",
         help="Alias, Hugging Face id, folder or config.json.  [required]",
@@ -148,6 +152,7 @@ ONE_CLUSTER = under(
     click.option(
         "--gpu",
         multiple=True,
+        shell_complete=gpu_names,
         callback=_only_gpu,
         metavar="NAME[:COUNT]",
         help="A GPU of vlmplan gpus and how many, local (this machine's), or cpu:RANKS.",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.completion import gpu_names
 from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
 from vlmplan.cli.option_words import command_text
 from vlmplan.cli.options import (
@@ -44,6 +45,7 @@ SOME_MACHINES = under(
     click.option(
         "--gpu",
         multiple=True,
+        shell_complete=gpu_names,
         metavar="NAME[:COUNT]",
         help="Only these GPUs (repeatable); local is those of this machine.",
     ),
