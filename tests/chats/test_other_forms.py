@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from chat_files import ANSWER, asked, jsonl, png
+from vlmplan.chats.data_files import data_files
 from vlmplan.chats.formats import raw_sample
 from vlmplan.chats.references import Reference
 from vlmplan.chats.samples import read_chats
-from vlmplan.dataset.files import data_files
 from vlmplan.errors import InputError
 
 USER = {"role": "user", "content": "What?"}
@@ -125,6 +125,6 @@ def test_a_folder_of_images_is_read_by_its_metadata(tmp_path: Path):
 
 
 def test_a_folder_without_samples_says_what_it_has(tmp_path: Path):
-    (tmp_path / "train-00000.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=r"no file of samples, .*it has train-00000\.parquet .*pandas writes"):
+    (tmp_path / "train-00000.tar").write_bytes(b"")
+    with pytest.raises(InputError, match=r"no file of samples, .jsonl, .*it has train-00000\.tar "):
         data_files(tmp_path)

@@ -204,5 +204,5 @@ def test_a_file_without_a_sample_is_refused_even_if_bad_lines_are_left_out(
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path):
     with pytest.raises(UnavailableError, match=r"none.jsonl does not exist"):
         read_chats(tmp_path / "none.jsonl", skips_bad=True)
-    with pytest.raises(UnavailableError, match="cannot be read: Is a directory"):
+    with pytest.raises(InputError, match=r"has no dataset_info\.json and no file of samples"):
         read_chats(tmp_path, skips_bad=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from chat_files import asked, jsonl, png, png_header
+from vlmplan.chats.data_files import data_files
 from vlmplan.data_rules import rules_of
 from vlmplan.dataset import dataset, scan
-from vlmplan.dataset.files import data_files
 from vlmplan.dataset.media import MediaReading, media_reading, sample_counter
 from vlmplan.dataset.model_texts import model_texts
 from vlmplan.dataset.scan import LEAST_BYTES

@@ -243,7 +243,8 @@ def test_data_that_cannot_make_one_step_is_refused(content, part: str, tmp_path)
 
 
 def test_other_files_have_to_be_there_and_hold_something(tmp_path):
-    only(found(gpu_plan(), tmp_path, eval_data=tmp_path).problems, "--eval-data", "is a folder")
+    (tmp_path / "empty").mkdir()
+    only(found(gpu_plan(), tmp_path, eval_data=tmp_path / "empty").problems, "--eval-data", "no file of samples")
     only(found(gpu_plan(), tmp_path, image_folder=tmp_path / "no").problems, "--image-folder", "is no folder")
     only(found(gpu_plan(), tmp_path, eval_data=tmp_path / "e.jsonl").problems, "--eval-data", "does not exist")
     few = {"train_data": None, "dummy_data": 2 * 3 - 1}

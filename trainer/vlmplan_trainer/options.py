@@ -58,7 +58,12 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add = parser.add_argument
     add("--plan", type=Path, required=True, metavar="FILE", help="plan.json of vlmplan recommend or launch")
     add("--output-dir", type=Path, required=True, metavar="DIR", help="where checkpoints, metrics and the result go")
-    add("--train-data", type=Path, metavar="FILE", help="samples: JSONL, or a JSON list")
+    add(
+        "--train-data",
+        type=Path,
+        metavar="FILE",
+        help="samples: JSONL, a JSON list, Parquet, Arrow, CSV, or a folder of them",
+    )
     add("--eval-data", type=Path, metavar="FILE", help="samples that are looked at after every epoch")
     add("--image-folder", type=Path, metavar="DIR", help="where images are that the data names; else beside its file")
     add("--dummy-data", type=int, metavar="N", help="N synthetic samples instead of data")

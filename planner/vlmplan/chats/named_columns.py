@@ -37,6 +37,8 @@ NOT_PLANNED = {
     "videos": "vlmplan has no memory model of videos",
     "audios": "sounds in samples are not read here; --audio-seconds says how much of them there is",
 }
+EVERYTHING = tuple(NOT_PLANNED)
+"""What is taken where samples are counted only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vlmplan.chats.data_files import DataFile
 from vlmplan.chats.formats import RawSample, raw_sample
 from vlmplan.chats.image_files import PixelBudget
-from vlmplan.chats.named_columns import NamedColumns
+from vlmplan.chats.named_columns import RANKING, NamedColumns
 from vlmplan.chats.preference_forms import with_prompt
 from vlmplan.chats.references import OWN_IMAGES, OWN_SOUNDS, OWN_VIDEOS, PREFERENCE_KEYS, REJECTED_BESIDE, Reference
-from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
+from vlmplan.chats.samples import ReadReport, Sample, checked_sample, read_each, values_of
 from vlmplan.errors import InputError
 from vlmplan.files.data_file import Record
 from vlmplan.files.json_reader import JsonDict
@@ -64,12 +65,12 @@ def read_preferences(
     path: Path, *, skips_bad: bool, image_root: Path | None = None
 ) -> tuple[list[Preference], ReadReport]:
     """The preferences of a file, as ``read_chats`` reads samples; raises what that does."""
-    folders, budget = image_folders(path, image_root), PixelBudget()
+    budget = PixelBudget()
 
-    def read(record: Record) -> tuple[str, Preference]:
-        return preference_of(record, folders, budget, file=path)
+    def read(record: Record, file: DataFile) -> tuple[str, Preference]:
+        return preference_of(record, file.folders(image_root), budget, file=file.path, columns=file.columns)
 
-    return read_each(path, read, skips_bad=skips_bad)
+    return read_each(path, read, skips_bad=skips_bad, takes=(RANKING,))
 
 
 def preference_of(
@@ -91,13 +92,14 @@ def preference_of(
 
 def read_prompts(path: Path, *, skips_bad: bool, image_root: Path | None = None) -> tuple[list[Prompt], ReadReport]:
     """The prompts of a file, as ``read_chats`` reads samples; raises what that does."""
-    folders, budget = image_folders(path, image_root), PixelBudget()
+    budget = PixelBudget()
 
-    def read(record: Record) -> tuple[str, Prompt]:
+    def read(record: Record, file: DataFile) -> tuple[str, Prompt]:
         values = values_of(record)
+        values = values if file.columns is None else file.columns.standard(values, source=record.source)
         raw = raw_prompt(values, source=record.source)
         others = {key: value for key, value in values.items() if key not in ("prompt", *SHOWN)}
-        sample = checked_sample(raw, record, folders, budget, file=path)
+        sample = checked_sample(raw, record, file.folders(image_root), budget, file=file.path)
         return raw.form, Prompt(sample=sample, others=others)
 
     return read_each(path, read, skips_bad=skips_bad)

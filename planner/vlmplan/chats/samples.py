@@ -4,11 +4,12 @@ shows."""
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from vlmplan.chats.data_files import DataFile, records_of_files
 from vlmplan.chats.formats import NO_SOUNDS, NO_VIDEOS, RawSample, RawTurn, raw_sample
 from vlmplan.chats.image_files import Embedded, PixelBudget, Source, checked_size, located, located_file
 from vlmplan.chats.named_columns import NamedColumns
@@ -17,7 +18,7 @@ from vlmplan.chats.sound_files import sound_seconds
 from vlmplan.chats.tools import OfMessage
 from vlmplan.chats.video_files import VideoHeader, video_header
 from vlmplan.errors import InputError
-from vlmplan.files.data_file import Record, records_in
+from vlmplan.files.data_file import Record
 from vlmplan.files.json_reader import JsonDict, parse_json_object
 
 T = TypeVar("T")
@@ -148,35 +149,48 @@ def read_chats(
     no_videos: str | None = NO_VIDEOS,
     no_sounds: str | None = NO_SOUNDS,
 ) -> tuple[list[Sample], ReadReport]:
-    """The samples of a file, JSONL or a list; images, videos and sounds are looked for in ``image_root``, then beside
-    the file. ``no_videos`` and ``no_sounds`` as of ``raw_sample``.
+    """The samples of ``data_files``; images, videos and sounds are looked for in ``image_root``, then beside their
+    file. ``no_videos`` and ``no_sounds`` as of ``raw_sample``.
 
     Raises InputError with file and place for the first sample that cannot be used, or leaves such samples out and
     reports them if ``skips_bad``. Raises it for a file without samples in any case, and UnavailableError for one that
     cannot be read.
     """
-    folders, budget = image_folders(path, image_root), PixelBudget()
+    budget = PixelBudget()
 
-    def read(record: Record) -> tuple[str, Sample]:
-        return sample_of(record, folders, budget, file=path, no_videos=no_videos, no_sounds=no_sounds)
+    def read(record: Record, file: DataFile) -> tuple[str, Sample]:
+        folders = file.folders(image_root)
+        return sample_of(
+            record,
+            folders,
+            budget,
+            file=file.path,
+            columns=file.columns,
+            no_videos=no_videos,
+            no_sounds=no_sounds,
+        )
 
-    return read_each(path, read, skips_bad=skips_bad)
+    whys = {"videos": no_videos, "audios": no_sounds}
+    takes = [name for name, why in whys.items() if why is None]
+    return read_each(path, read, skips_bad=skips_bad, takes=takes)
 
 
-def image_folders(path: Path, image_root: Path | None) -> tuple[Path, ...]:
-    """The folders in which the images of a file of samples are looked for."""
-    return (path.parent,) if image_root is None else (image_root, path.parent)
-
-
-def read_each(path: Path, read: Callable[[Record], tuple[str, T]], *, skips_bad: bool) -> tuple[list[T], ReadReport]:
-    """What ``read`` makes of each record of a file beside the name of its form; raises what ``read_chats`` does."""
+def read_each(
+    path: Path,
+    read: Callable[[Record, DataFile], tuple[str, T]],
+    *,
+    skips_bad: bool,
+    takes: Collection[str] = (),
+) -> tuple[list[T], ReadReport]:
+    """What ``read`` makes of each record of the files of ``path`` beside the name of its form; raises what
+    ``read_chats`` does. ``takes`` as of ``data_files``."""
     samples: list[T] = []
     forms: Counter[str] = Counter()
     num_bad = 0
     sentences: list[str] = []
-    for one in records_in(path):
+    for one, file in records_of_files(path, takes=takes):
         try:
-            form, sample = read(one)
+            form, sample = read(one, file)
         except InputError as error:
             if not skips_bad:
                 raise InputError(f"{error} (--skip-bad-samples leaves such samples out)") from None

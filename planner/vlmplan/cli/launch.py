@@ -85,7 +85,7 @@ def launch(
 
 def _trainer_options(given: ClickValues) -> ClickValues:
     """What of the options is for the trainer, taken out of them; data that is planned from is trained on."""
-    if given["data"] is not None and given["data"].is_file() and given["train_data"] is given["dummy_data"] is None:
+    if given["data"] is not None and given["train_data"] is given["dummy_data"] is None:
         given["train_data"] = given["data"]
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
     return {name: given.pop(name) for name in names}

@@ -31,7 +31,7 @@ PLAN = under(
 )
 TRAINING_DATA = under(
     "Training data",
-    click.option("--train-data", type=FILE, metavar="FILE", help="Samples to train on: JSONL, or a JSON list."),
+    click.option("--train-data", type=FILE, metavar="FILE", help="Samples to train on, as --data takes them."),
     click.option("--eval-data", type=FILE, metavar="FILE", help="Samples whose loss is computed after every epoch."),
     IMAGE_FOLDER,
     count("--dummy-data", "N made-up samples instead of data."),

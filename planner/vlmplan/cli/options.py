@@ -53,9 +53,9 @@ DATA = under(
         "--data",
         type=FILE,
         metavar="FILE",
-        help="Plan from these samples: JSONL, a JSON list, or a folder of them. Their number, lengths, images and "
-        "sounds are counted; --seq-len, --image-size, --images-per-sample, --audio-seconds and --audios-per-sample "
-        "are limits then.",
+        help="Plan from these samples: JSONL, a JSON list, Parquet, Arrow, CSV, or a folder of them. Their number, "
+        "lengths, images and sounds are counted; --seq-len, --image-size, --images-per-sample, --audio-seconds and "
+        "--audios-per-sample are limits then.",
     ),
     IMAGE_FOLDER,
 )

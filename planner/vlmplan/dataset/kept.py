@@ -13,8 +13,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from vlmplan.chats.data_files import DataFile, data_files
 from vlmplan.chats.video_files import VideoHeader
-from vlmplan.dataset.files import DataFile, data_files
 from vlmplan.dataset.media import MediaReading, sample_counter
 from vlmplan.dataset.model_texts import model_texts
 from vlmplan.dataset.record import RULES_VERSION, Dataset, SampleSize

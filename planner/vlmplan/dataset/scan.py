@@ -12,12 +12,12 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vlmplan.chats.data_files import DataFile
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.preferences import preference_of
 from vlmplan.chats.samples import Sample, nothing_to_train_on, sample_of
 from vlmplan.dataset.counting import TokenCounter
-from vlmplan.dataset.files import DataFile
 from vlmplan.dataset.media import MediaReading, sample_counter
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.progress import reading_progress
@@ -107,7 +107,7 @@ def scan(
 
 def _chunks(files: Sequence[DataFile], image_folder: Path | None, media: MediaReading) -> Iterator[_Chunk]:
     for file in files:
-        folders = file.image_folders if image_folder is None else (image_folder, *file.image_folders)
+        folders = file.folders(image_folder)
         records: list[Record] = []
         num_bytes = 0
         for one in records_in(file.path):

@@ -1,20 +1,27 @@
-"""Samples in a file: one JSON object in each line (JSONL), or one list of objects. Each is cut out with its place.
+"""Samples in a file: one JSON object in each line (JSONL), one list of objects, or the rows of a table. Each is cut out
+with its place.
 
-A list is recognised by its first character. Objects are not looked into here, but a list has to be JSON up to each.
+A list is recognised by its first character, a table by its first bytes or its name. Objects are not looked into here,
+but a list has to be JSON up to each.
 """
 
 import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 from vlmplan.errors import InputError, UnavailableError
+from vlmplan.files.arrow_table import NAMES, ArrowTable
+from vlmplan.files.csv_table import DELIMITERS, CsvTable
 from vlmplan.files.json_reader import json_mistakes
 from vlmplan.files.read_write import open_regular
+from vlmplan.files.table_rows import Table
 
 BOM = b"\xef\xbb\xbf"
 MAX_SAMPLE_BYTES = 64 * 2**20
@@ -24,19 +31,21 @@ MAX_LIST_BYTES = 2 * 2**30
 MOST_OF_A_BEGINNING = 1024
 """Bytes of a line that opens an object and has nothing of it."""
 OTHER_KINDS = {
-    b"PAR1": "a Parquet file",
-    b"ARRO": "an Arrow file",
     b"\x1f\x8b": "packed by gzip",
     b"PK\x03\x04": "a ZIP archive",
 }
 """By how a file begins."""
-TABLES = {".csv": "a table of CSV", ".tsv": "a table of TSV"}
+SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", *DELIMITERS)
+"""Of the names of files that are read."""
+TABLES_OPEN = 8
+"""Tables that stay open between rows that are asked for one by one, each with a part in memory. A choice."""
 BLANKS = re.compile(r"[ \t\n\r]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One sample as its bytes stand in the file. ``source`` names it: ``FILE:LINE`` from 1, ``FILE[INDEX]`` from 0."""
+    """One sample as JSON, but for a table's as its bytes stand in the file. ``source`` names it: ``FILE:LINE`` from 1,
+    ``FILE[INDEX]`` from 0; ``offset`` finds it again."""
 
     source: str
     offset: int
@@ -46,30 +55,62 @@ class Record:
 def records_in(path: Path) -> Iterator[Record]:
     """The samples of a file, in order. Blank lines are none.
 
-    Raises UnavailableError for a file that cannot be read, InputError for a list that is broken, at the place.
+    Raises UnavailableError for a file that cannot be read, InputError for a list or a table that is broken, at the
+    place, MissingPackageError for a table whose package is not there.
     """
+    with _named_absence(path), open_regular(path) as file:
+        table = _table(path, file)
+        if table is not None:
+            for row in table.rows():
+                _check_length(row.source, len(row.content))
+                yield Record(source=row.source, offset=row.offset, content=row.content)
+            return
+        is_list = _first_letter(file) == b"["
+        file.seek(0)
+        yield from _records_of_list(path, _whole(path, file)) if is_list else _records_of_lines(path, file)
+
+
+def record_content(path: Path, offset: int, num_bytes: int) -> bytes:
+    """The content of the record at ``offset``, which has ``num_bytes``. Raises what ``records_in`` raises."""
+    with _named_absence(path), open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        table = _open_table(path, status.st_size, status.st_mtime_ns)
+        if table is not None:
+            return table.row_at(offset)
+        file.seek(offset)
+        return file.read(num_bytes)
+
+
+@contextmanager
+def _named_absence(path: Path) -> Generator[None]:
     try:
-        with open_regular(path) as file:
-            _refuse_other_kinds(path, file.read(4))
-            file.seek(0)
-            is_list = _first_letter(file) == b"["
-            file.seek(0)
-            yield from _records_of_list(path, _whole(path, file)) if is_list else _records_of_lines(path, file)
+        yield
     except FileNotFoundError:
         raise UnavailableError(f"{path} does not exist") from None
     except OSError as error:
         raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _refuse_other_kinds(path: Path, begin: bytes) -> None:
-    """Raise InputError for a file that is none of JSON by its first bytes or its name."""
+@lru_cache(TABLES_OPEN)
+def _open_table(path: Path, _num_bytes: int, _changed_ns: int) -> Table | None:
+    """The table in a file that is as large and as old; None for JSON."""
+    with open_regular(path) as file:
+        return _table(path, file)
+
+
+def _table(path: Path, file: BinaryIO) -> Table | None:
+    """The table that a file is; None for what may be JSON, which is read from its begin then. Raises InputError for a
+    file of another kind by its first bytes."""
+    begin = file.read(4)
+    file.seek(0)
+    if begin in NAMES:
+        return ArrowTable(path, begin)
+    if path.suffix.casefold() in DELIMITERS:
+        return CsvTable(path, most_bytes=MAX_SAMPLE_BYTES)
     kind = next((kind for mark, kind in OTHER_KINDS.items() if begin.startswith(mark)), None)
-    kind = kind or TABLES.get(path.suffix.casefold())
     if kind is not None:
-        raise InputError(
-            f"{path} is {kind}, which is not read; samples are JSONL or a JSON list (pandas writes a table so: "
-            f'.to_json("samples.jsonl", orient="records", lines=True))'
-        )
+        raise InputError(f"{path} is {kind}, which is not read; unpack it, samples are JSONL, a JSON list or a table")
+    return None
 
 
 def records_of(name: str, content: bytes) -> Iterator[Record]:
@@ -82,7 +123,9 @@ def records_of(name: str, content: bytes) -> Iterator[Record]:
 
 def num_records_in(path: Path) -> int:
     """How many there are. Raises what ``records_in`` does."""
-    return sum(1 for _ in records_in(path))
+    with _named_absence(path), open_regular(path) as file:
+        table = _table(path, file)
+    return sum(1 for _ in records_in(path)) if table is None else table.num_rows()
 
 
 def _first_letter(file: BinaryIO) -> bytes:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmplan.catalog import Catalog
+from vlmplan.chats.data_files import data_files, num_samples_in
+from vlmplan.chats.named_columns import EVERYTHING
 from vlmplan.errors import VlmplanError
 from vlmplan.files import open_regular
-from vlmplan.files.data_file import num_records_in
 from vlmplan.launch.devices import gpu_problems
 from vlmplan.launch.extensions import lock_sentence
 from vlmplan.launch.facts import FLASH_ATTENTION, Facts
@@ -262,12 +263,14 @@ def data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     for flag, path in files.items():
         if path is None:
             continue
-        problem = _file_problem(path)
-        if problem is not None:
-            yield f"{flag} {path} {problem}"
-            continue
         try:
-            found = num_records_in(path)
+            problem = next(
+                (found for one in data_files(path, takes=EVERYTHING) if (found := _file_problem(one.path))), None
+            )
+            if problem is not None:
+                yield f"{flag} {problem}"
+                continue
+            found = num_samples_in(path)
         except VlmplanError as error:
             yield f"{flag} {error}"
             continue
@@ -277,24 +280,20 @@ def data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
 
 def _file_problem(path: Path) -> str | None:
     try:
-        if path.is_dir():
-            return "is a folder; a file is needed"
         with open_regular(path) as file:
             while chunk := file.read(CHUNK_BYTES):
                 if chunk.strip():
                     return None
-        return "is empty"
-    except FileNotFoundError:
-        return "does not exist"
+        return f"{path} is empty"
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"{path} cannot be read: {error.strerror}"
 
 
 def _sample_warnings(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     found = options.dummy_data
     if options.train_data is not None:
         with suppress(VlmplanError):  # which is said among the problems
-            found = num_records_in(options.train_data)
+            found = num_samples_in(options.train_data)
     planned = plan.workload.num_samples
     if found is not None and abs(found - planned) > NUM_SAMPLES_TOLERANCE * planned:
         yield f"the data has {counted(found, 'sample')}, the plan's time and price are for {planned:,}"

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmplan.catalog import load_catalog
-from vlmplan.files.data_file import num_records_in
+from vlmplan.chats.data_files import num_samples_in
+from vlmplan.errors import UnavailableError
 from vlmplan.launch.data_look import DataLook, looked_at
 from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
 from vlmplan.launch.finished import finished_problem
@@ -46,8 +48,9 @@ def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerO
         request = request.with_room_for_images()
     if request.workload.num_samples is None:
         num_samples = trainer.dummy_data
-        if trainer.train_data is not None and trainer.train_data.is_file():
-            num_samples = num_records_in(trainer.train_data)
+        if trainer.train_data is not None:
+            with suppress(UnavailableError):  # which is said among the problems
+                num_samples = num_samples_in(trainer.train_data)
         request = request.with_options({"num_samples": num_samples or None})
     result, notes = requested_estimate(request, catalog_files)
     base = request.ds_config

@@ -16,7 +16,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
 
-from vlmplan.errors import InputError, UnavailableError
+from vlmplan.chats.data_files import data_files
+from vlmplan.chats.named_columns import EVERYTHING
+from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import open_regular, write_atomically
 from vlmplan.files.json_reader import JsonObject, read_json_object
 from vlmplan.run.training import DATA_SOURCES, LEARNING_RATES, TrainerOptions, flag
@@ -106,12 +108,13 @@ def keep_record(options: TrainerOptions, method: str) -> None:
 
 
 def data_mark(path: Path) -> DataMark:
-    """Raises OSError if the file cannot be read."""
+    """Of a file, or of all that ``data_files`` finds, one after the other. Raises OSError if one cannot be read."""
     digest, num_bytes = hashlib.sha256(), 0
-    with open_regular(path) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            num_bytes += len(chunk)
+    for one in [path] if path.is_file() else [file.path for file in data_files(path, takes=EVERYTHING)]:
+        with open_regular(one) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                num_bytes += len(chunk)
     return DataMark(num_bytes=num_bytes, sha256=digest.hexdigest())
 
 
@@ -119,7 +122,7 @@ def _mark_if_readable(path: Path | None) -> DataMark | None:
     """The mark of a file; None where it cannot be read: the caller says so if it needs it."""
     try:
         return None if path is None else data_mark(path)
-    except OSError:
+    except (OSError, VlmplanError):
         return None
 
 
