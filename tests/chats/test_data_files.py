@@ -28,9 +28,7 @@ def test_shards_of_a_folder_are_read_one_after_the_other(tmp_path: Path):
 def test_a_pattern_names_the_files_of_one_split(tmp_path: Path):
     for name in ("train-0.jsonl", "train-1.jsonl", "test-0.jsonl"):
         jsonl(tmp_path, SAMPLE, name=name)
-    with pytest.raises(
-        InputError, match=r"several splits, test-0.jsonl, train-0.jsonl; .*: '.*/\*train\*.jsonl'"
-    ):
+    with pytest.raises(InputError, match=r"several splits, test-0.jsonl, train-0.jsonl; .*: '.*/\*train\*.jsonl'"):
         data_files(tmp_path)
     assert names(tmp_path / "*train*.jsonl") == ["train-0.jsonl", "train-1.jsonl"]
     with pytest.raises(UnavailableError, match=r"no file is as .*valid-\*"):

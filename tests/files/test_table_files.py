@@ -14,7 +14,7 @@ import pytest
 
 from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.files import data_file
-from vlmplan.files.data_file import num_records_in, record_content, records_in
+from vlmplan.files.data_file import num_records_in, record_content, records_in, records_of
 
 ROWS = [
     {"text": "é", "images": [{"bytes": b"\x89PNG", "path": "a.png"}], "parts": {"a": 1}, "when": None},
@@ -138,3 +138,9 @@ def test_without_pyarrow_it_is_said_how_to_get_it(tmp_path: Path):
         ),
     ):
         list(records_in(path))
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.csv", b"text\nx\n"), ("a.bin", b"PAR1....")])
+def test_a_table_that_is_no_file_is_sent_to_one(name: str, content: bytes):
+    with pytest.raises(InputError, match=f"{name} is a table, .*: vlmplan estimate --data {name}"):
+        list(records_of(name, content))

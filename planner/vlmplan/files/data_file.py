@@ -116,6 +116,8 @@ def _table(path: Path, file: BinaryIO) -> Table | None:
 def records_of(name: str, content: bytes) -> Iterator[Record]:
     """The samples of a file of this ``name`` that would hold ``content``. Raises InputError as ``records_in`` does."""
     path, file = Path(name), io.BytesIO(content)
+    if content[:4] in NAMES or path.suffix.casefold() in DELIMITERS:
+        raise InputError(f"{name} is a table, which is read from a file: vlmplan estimate --data {name}")
     is_list = _first_letter(file) == b"["
     file.seek(0)
     yield from _records_of_list(path, content) if is_list else _records_of_lines(path, file)
