@@ -20,7 +20,7 @@ from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_prof
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import LossKind, Method, Offload, OptimizerKind, Precision, ShardUnits
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.workload import Workload
 
@@ -110,6 +110,7 @@ def test_bound_under_zero_is_never_below_the_timeline(alias: str, recipe: Recipe
         fsdp=st.just(True),
         reshard_after_forward=st.booleans(),
         sync_each_batch=st.booleans(),
+        shard_units=st.sampled_from(ShardUnits),
         reduces_in_float32=st.booleans(),
         micro_batch=st.integers(1, 3),
         grad_accum=st.integers(1, 2),

@@ -8,10 +8,11 @@ from vlmplan.engines.layer_groups import layer_groups
 from vlmplan.estimation import Estimator
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method, Offload, Precision
+from vlmplan.recipe.choices import Method, Offload, Precision, ShardUnits
 
 BF16, FP32 = 2, 4
 LAYERS = 3
+UNITS = (ShardUnits.ENDS_TOO, ShardUnits.LAYERS)
 FSDP = Recipe(fsdp=True)
 LLAMA = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), FSDP)
 WIDTH, INNER, KEYS, VOCABULARY = 2048, 5632, 256, 32000
@@ -106,6 +107,29 @@ def test_every_group_but_the_tail_is_gathered_twice_and_all_are_reduced_once():
         (gather, StepPhase.BACKWARD): (5 * (LAYERS + 1), 5 * BF16 * (PSI - TAIL)),
         (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD): (5 * (LAYERS + 2), 5 * BF16 * PSI),
     }
+
+
+def test_the_root_with_embedding_and_head_is_gathered_for_forward_and_for_backward():
+    """Without resharding once, as all others."""
+    together = FSDP.with_changes(shard_units=ShardUnits.LAYERS)
+    groups = layer_groups(LLAMA.table, together, 4)
+    assert [group.whole_bytes for group in groups.layers] == [BF16 * LAYER] * LAYERS
+    assert groups.root.whole_bytes == BF16 * (EMBEDDING + TAIL)
+    gathers = {(StepPhase.FORWARD, LAYERS + 1), (StepPhase.BACKWARD, LAYERS + 1)}
+    for recipe, expected in (
+        (together, gathers),
+        (together.with_changes(reshard_after_forward=False), {(StepPhase.FORWARD, LAYERS + 1)}),
+    ):
+        engine = engine_of(LLAMA.table, recipe, num_ranks=4)
+        found = list(engine.collectives(LLAMA.trace(recipe, (8, 0))))
+        assert {(one.phase, one.count) for one in found if one.kind is CollectiveKind.ALL_GATHER} == expected
+        assert {one.num_bytes for one in found} == {BF16 * PSI}
+
+
+def test_backward_begins_with_the_gathered_root_beside_the_whole_one():
+    """Nothing of it is there when forward has ended."""
+    apart, together = (phases(4, shard_units=units)["forward"].resident.weights for units in UNITS)
+    assert apart - together == BF16 * TAIL
 
 
 def test_a_frozen_tower_in_front_is_gathered_once_more_for_nothing():

@@ -16,7 +16,7 @@ from planned import of_few_layers, workload
 from vlmplan.engines.layer_groups import LayerGroups, layer_groups
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.choices import LossKind, Method, ShardUnits
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.fsdp2 import shard
 from vlmplan_trainer.models.adapters import add_adapters
@@ -97,6 +97,18 @@ def test_groups_are_those_of_accelerate_and_of_the_bundled_trainer(alias: str, m
     bundled = LossModule(of_meta(alias), loss=LossKind.CHUNKED)
     shard(bundled, FSDP, mesh)
     assert planned_groups(alias) == theirs == sharded_groups(bundled, "model.")
+
+
+@pytest.mark.parametrize("units", [ShardUnits.LAYERS, ShardUnits.LANGUAGE_LAYERS])
+def test_with_layers_as_units_alone_the_root_has_all_else(units: ShardUnits, mesh):
+    recipe = replace(FSDP, shard_units=units)
+    bundled = LossModule(of_meta("qwen2.5-vl-3b"), loss=LossKind.CHUNKED)
+    shard(bundled, recipe, mesh)
+    groups = planned_groups("qwen2.5-vl-3b", recipe)
+    assert groups == sharded_groups(bundled, "model.")
+    root = next(group for group in groups if "model.language_model.embed_tokens.weight" in group)
+    assert "model.language_model.norm.weight" in root
+    assert any("visual.blocks" in name for name in root) is (units is ShardUnits.LANGUAGE_LAYERS)
 
 
 @pytest.mark.parametrize(("alias", "is_tied"), [("qwen2.5-0.5b", True), ("tinyllama-1.1b", False)])

@@ -12,7 +12,7 @@ from vlmplan.engines import ModelStates, engine_of
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision, WeightDtype
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision, ShardUnits, WeightDtype
 from vlmplan.recipe.zero import ZeroSettings
 
 MODELS = {
@@ -54,6 +54,7 @@ SHARDED_BY_TORCH = st.builds(
     fsdp=st.just(True),
     reshard_after_forward=st.booleans(),
     sync_each_batch=st.booleans(),
+    shard_units=st.sampled_from(ShardUnits),
     method=st.sampled_from([Method.FULL, Method.LORA]),
     precision=st.sampled_from([Precision.BF16, Precision.BF16_PURE, Precision.FP32]),
     optimizer=st.sampled_from([OptimizerKind.ADAMW, OptimizerKind.SGD]),

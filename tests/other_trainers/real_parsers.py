@@ -29,7 +29,7 @@ SETUPS = [
     for engine in (None, 2, 3, "fsdp")
     if (method, engine) not in (("qlora", 3), ("qlora", "fsdp"))
 ]
-WITHOUT_FSDP2 = ("llamafactory", "axolotl")
+WHOLE_UNDER_FSDP2 = ("llamafactory", "axolotl")
 IN_READER = {
     "trl": "trl",
     "llamafactory": "llamafactory",
@@ -46,7 +46,7 @@ def write(folder: Path) -> None:
     from vlmplan.models import find_model
     from vlmplan.other_trainers.writing import DS_CONFIG_FILE, Tool, settings_for, usual
     from vlmplan.recipe import Recipe
-    from vlmplan.recipe.choices import Method
+    from vlmplan.recipe.choices import Method, Precision
     from vlmplan.workload import Workload
     from written_setups import cluster_of, within
 
@@ -54,9 +54,11 @@ def write(folder: Path) -> None:
     workload = Workload(model=find_model(str(model)), seq_len=2 * 3 * 5 * 7, epochs=1.5)
     for tool in Tool:
         for method, engine in SETUPS:
-            if engine == "fsdp" and tool.value in WITHOUT_FSDP2:
+            if engine == "fsdp" and method == "lora" and tool.value in WHOLE_UNDER_FSDP2:
                 continue
             chosen: dict[str, Any] = {"fsdp": True} if engine == "fsdp" else {"zero_stage": engine}
+            if engine == "fsdp" and tool is Tool.AXOLOTL:  # whose shards are in 16 bit
+                chosen["precision"] = Precision.BF16_PURE
             recipe = Recipe(method=Method(method), micro_batch=2, grad_accum=3, lora_rank=5, **chosen)
             recipe = within(tool, usual(tool, workload.model).applied_to(recipe), workload.model)
             written = settings_for(tool, recipe, workload, cluster_of(GPUS))

@@ -36,6 +36,8 @@ BESIDE = {
     "trl": ("trl/accelerate_configs/*.yaml", "examples/accelerate_configs/*.yaml"),
     "axolotl": ("deepspeed_configs/*.json",),
 }
+FAMILIES = ((r"gemma-3-\d+b", "gemma-3-4b"), (r"llama-?3[.-]\d*[.-]?\d*-?\d+b", "llama-3.2-1b"))
+"""Models whose layers files name, by names of their kind."""
 TITLES = {"llamafactory": "LLaMA-Factory", "swift": "ms-swift", "trl": "TRL", "axolotl": "axolotl"}
 TRAINS = re.compile(r"swift (sft|pt)\b|cli/(sft|pt)\.py|swift\.cli\.(sft|pt)\b|llamafactory-cli train")
 IS_RUN = re.compile(r"^stage:|model_name_or_path|^base_model:", re.MULTILINE)
@@ -89,6 +91,9 @@ def write_all(files: list[Shipped], folder: Path) -> None:
 
 def stand_in(name: str) -> ModelFiles:
     """A packaged model in place of one that cannot be had here: of the same kind, with or without images."""
+    same_family = next((known for pattern, known in FAMILIES if re.search(pattern, name, re.IGNORECASE)), None)
+    if same_family is not None:
+        return find_model(same_family)
     sees = re.search(r"vl|vision|omni|ocr|ovis|keye|minicpm|gemma-?[34]|llama-?4", name, re.IGNORECASE)
     return find_model("qwen2.5-vl-3b" if sees else "qwen2.5-0.5b")
 

@@ -11,12 +11,14 @@ from vlmplan.data_rules import Order
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.recipe.choices import Method
 from vlmplan.request import parse
 from vlmplan.run.saving import Interval
 
 SEES, READS = "qwen2.5-vl-3b", "qwen2.5-0.5b"
 BATCH: dict[str, Any] = {"micro_batch_size": 2, "gradient_accumulation_steps": 4, "sequence_len": 2048, "datasets": []}
 FULL: dict[str, Any] = BATCH | {"base_model": READS, "attn_implementation": "flash_attention_2"}
+SHARDS: dict[str, Any] = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}
 LORA: dict[str, Any] = BATCH | {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj"]}
 QLORA: dict[str, Any] = LORA | {"adapter": "qlora", "load_in_4bit": True}
 
@@ -33,7 +35,7 @@ def read(tmp_path):
 
 def refused(read, values: dict[str, Any], *words: str, model: str = READS) -> None:
     with pytest.raises(InputError) as caught:
-        read(values, model)
+        read(values, model, num_gpus=8)
     for word in words:
         assert word in str(caught.value)
 
@@ -342,8 +344,13 @@ def test_cut_cross_entropy_is_planned_as_ligers_loss_of_models_that_have_one(rea
         ({"sample_packing": True, "batch_flattening": True}, "batch_flattening is true; and sample_packing"),
         ({"plugins": ["my.own.Plugin"]}, "my.own.Plugin"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
-        ({"fsdp_config": {"offload_params": False}}, "FSDP1"),
-        ({"fsdp_config": {"offload_params": False}, "fsdp_version": 2}, "leaves trained weights in 16 bit"),
+        ({"fsdp_config": {"offload_params": False}}, "FSDP1, which fsdp_config is"),
+        ({"fsdp": ["full_shard"], "fsdp_config": {"fsdp_offload_params": True}}, "FSDP1, which fsdp_config is"),
+        (SHARDS | {"dp_shard_size": 4}, "shards that 8 GPUs replicate"),
+        (SHARDS | {"deepspeed": "deepspeed_configs/zero2.json"}, "and deepspeed is set too"),
+        ({"fsdp_version": 2, "fsdp_config": {"mixed_precision_policy": "fp32"}}, "mixed_precision_policy"),
+        ({"fsdp_version": 2, "fsdp_config": {"auto_wrap_policy": "SIZE_BASED_WRAP"}}, "auto_wrap_policy"),
+        (SHARDS | {"fp16": True, "bf16": False}, "scaled gradients"),
         ({"optimizer": "muon"}, "optimizer is"),
         ({"torch_compile": True}, "torch.compile"),
         ({"tokens": ["<new>"]}, "number of embeddings"),
@@ -352,6 +359,50 @@ def test_cut_cross_entropy_is_planned_as_ligers_loss_of_models_that_have_one(rea
 )
 def test_what_is_not_planned_is_refused_by_its_name(read, keys, word):
     refused(read, FULL | keys, word)
+
+
+# -- FSDP2 -----------------------------------------------------------------------------------------------------------
+
+
+def test_fsdp2_leaves_trained_weights_in_16_bit_and_has_the_ends_in_the_root(read):
+    told = {"offload_params": True, "reshard_after_forward": False, "activation_checkpointing": True}
+    for section in (told | {"fsdp_version": 2}, {f"fsdp_{key}": value for key, value in told.items()} | {"version": 2}):
+        options = read(FULL | {"attn_implementation": "sdpa", "fsdp_config": section}).options
+        expected = {"fsdp": True, "precision": "bf16-pure", "shard_units": "layers", "sync_each_batch": False}
+        expected |= {"reshard_after_forward": False, "activation_checkpointing": True}
+        expected |= dict.fromkeys(("offload_params", "offload_optimizer"), "cpu")
+        assert {name: options.get(name) for name in expected} == expected
+        assert not {"weight_dtype", "uses_autocast"} & options.keys()
+    assert read(FULL | SHARDS | {"bf16": False}).options["precision"] == "fp32"
+
+
+def test_keys_that_its_schema_drops_and_the_size_that_all_gpus_have_change_nothing(read):
+    dropped = {"sharding_strategy": "FULL_SHARD", "limit_all_gathers": True, "cpu_offload": True, "odd": 1}
+    section = SHARDS["fsdp_config"] | dropped
+    assert read(FULL | SHARDS | {"fsdp_config": section, "dp_shard_size": 1}).options == read(FULL | SHARDS).options
+
+
+def test_layers_of_the_language_model_may_be_units_alone(read):
+    def units(names: str) -> object:
+        return read(FULL | SHARDS | {"fsdp_config": {"transformer_layer_cls_to_wrap": names}}, SEES).options
+
+    language, vision = "Qwen2_5_VLDecoderLayer", "Qwen2_5_VLVisionBlock"
+    assert units(language)["shard_units"] == "language-layers"
+    assert units(f"{vision},{language}")["shard_units"] == "layers"
+    with pytest.raises(InputError, match=f"or {language}, those of its language model"):
+        units(vision)
+    checkpoints = {"transformer_layer_cls_to_wrap": language, "activation_checkpointing": True}
+    assert read(FULL | SHARDS | {"fsdp_config": checkpoints}, SEES).options["vision_activation_checkpointing"] is False
+
+
+def test_a_loss_that_reads_the_head_has_it_from_the_root(read):
+    fuses = LIGER | {"liger_fused_linear_cross_entropy": True}
+    assert read(FULL | SHARDS | fuses, SEES).options["loss"] == "liger"
+
+
+def test_adapters_under_fsdp2_are_units_which_is_not_planned(read):
+    refused(read, LORA | SHARDS, "a unit of every adapter")
+    assert read(LORA | SHARDS, method=Method.FULL).options["fsdp"] is True
 
 
 def test_an_option_that_names_another_engine_goes_before_the_files_fsdp(read):

@@ -622,7 +622,17 @@ def test_more_than_one_gpu_for_a_sample_or_a_weight_is_refused_by_its_size(read)
 
 
 def test_llama_factory_has_an_older_fsdp2(read):
-    refused(read, LLAMA_FACTORY | {"fsdp": "full_shard"}, "keeps accelerate at 1.11 or older")
+    """And older arguments: FSDP1 unless a version is said, units and offloading by words."""
+    second = LLAMA_FACTORY | {"finetuning_type": "full", "fsdp_config": {"version": 2, "cpu_offload": True}}
+    for words, more in (("full_shard auto_wrap", ON_DEVICE), ("shard_grad_op auto_wrap offload", ON_HOST)):
+        found = read(second | {"fsdp": words})
+        expected = FSDP2 | more | {"reshard_after_forward": words.startswith("full")}
+        assert sharding(found) == expected
+        assert found.options["shard_units"] == "layers"
+    refused(read, second | {"fsdp": "full_shard"}, 'auto_wrap_policy is "NO_WRAP"')
+    refused(read, second | {"fsdp": "full_shard auto_wrap", "fsdp_config": {}}, "version is 1")
+    frozen = second | {"fsdp": "full_shard auto_wrap", "finetuning_type": "lora"}
+    refused(read, frozen, "shards of frozen weights float32 too")
 
 
 def test_an_option_that_names_another_engine_goes_before_the_files_fsdp2(read):

@@ -117,6 +117,14 @@ def test_fsdp2_keeps_the_heads_gradient_until_its_part_is_cast():
     assert_planned_as_rehearsed(*words, gpu="rtx-3090:4")
 
 
+@pytest.mark.sweep
+@pytest.mark.long
+def test_fsdp2_gathers_the_root_with_embedding_and_head_again_for_backward():
+    folder_of("wide-root", {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "vocab_size": 24000})
+    words = ("--model", "wide-root", "--method", "full", "--fsdp", "--shard-units", "layers", "--no-cached-casts")
+    assert_planned_as_rehearsed(*words, gpu="rtx-3090:4")
+
+
 DEEPSEEK_V4 = {
     "model_type": "deepseek_v4",
     "hidden_size": 512,

@@ -11,6 +11,7 @@ from vlmplan.recipe.choices import (
     Method,
     Offload,
     OptimizerKind,
+    ShardUnits,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
@@ -22,6 +23,10 @@ LOSS_WORDS = {
     LossKind.MODEL: "full loss, made in the model",
     LossKind.TRL: "TRL's fused loss",
     LossKind.LIGER: "Liger's fused loss",
+}
+UNIT_WORDS = {
+    ShardUnits.LAYERS: "ends gathered with the root",
+    ShardUnits.LANGUAGE_LAYERS: "all but the language model's layers gathered with the root",
 }
 TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.GRPO: "GRPO"}
 REFERENCE_WORDS = {
@@ -60,6 +65,7 @@ def _reduction_words(recipe: Recipe, num_gpus: int) -> list[str]:
         words += [] if recipe.reshard_after_forward else ["weights kept until backward"]
         words += [] if recipe.sync_each_batch else ["reduced once a step"]
         words += ["reduced in fp32"] if recipe.reduces_in_float32 else []
+        words += [UNIT_WORDS[recipe.shard_units]] if recipe.has_ends_in_root else []
     elif recipe.zero_stage is None and num_gpus > 1 and not recipe.gradient_as_bucket_view:
         words.append("gradients beside buckets")
     return words

@@ -15,6 +15,7 @@ from vlmplan.recipe.choices import (
     Offload,
     OptimizerKind,
     Precision,
+    ShardUnits,
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Kept
@@ -118,6 +119,12 @@ ENGINE = under(
         "FSDP2 reduces gradients in every micro batch, or only in the last of a step: until then they are not sharded.",
     ),
     _switch("reduces_in_float32", "FSDP2 reduces gradients in float32."),
+    choice(
+        "--shard-units",
+        ShardUnits,
+        "What FSDP2 gathers by itself: layers, embedding and head; layers alone, as accelerate up to 1.13; or those of "
+        "the language model alone.  [default: layers-and-ends]",
+    ),
     choice("--offload-optimizer", Offload, "Where optimizer states are kept."),
     choice("--offload-params", Offload, "Where weights are kept between uses (stage 3)."),
     count("--hpz", "Ranks of a secondary partition of the weights (ZeRO++ hpZ, stage 3): the GPUs of a node."),

@@ -8,7 +8,8 @@ group on N ranks:
 - forward: pS/N cast into the collective's input, pS gathered, then copied to pS of weights. The gathered buffer stays
   until the next group has been copied out (implicit prefetching), the last one until forward ends. The root is whole
   from its forward to the end of backward, the head's until its backward is over; a layer and the embedding while they
-  run, or until their backward (``reshard_after_forward``).
+  run, or until their backward (``reshard_after_forward``). With the ends in the root, that is gathered again when
+  backward begins.
 - backward: a layer's weights are copied out of what was prefetched, which is freed at once; then the layer before it is
   prefetched (``_backward_prefetch``). When it is over its weights go, gS are copied into the input of a reduce-scatter,
   which stays until the next group's, gS/N come out, and are cast to mS/N of gradients, one tensor for the group. The
@@ -150,6 +151,8 @@ class FullyShard(FullyShardFormulas):
             self._end_group(number)
 
     def end_forward(self) -> None:
+        if self.groups.reshards_root:
+            self._reshard(ROOT)
         self._free_last_gathered()
 
     def end_evaluation(self) -> None:
@@ -224,7 +227,10 @@ class FullyShard(FullyShardFormulas):
     # -- backward ------------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        """The loss has the root's hook, which would prefetch the last group: that is the head's, which is whole."""
+        """The loss has the root's hook, which prefetches the last group: that of the head is whole."""
+        if self.groups.reshards_root:
+            self._unshard(ROOT, is_forward=False)
+            self._prefetch(self._order.forward_order[-1:])
 
     def _prefetch_before(self, number: int) -> None:
         place = self._order.forward_order.index(number)

@@ -78,7 +78,8 @@ class FullyShardFormulas(Engine):
         the shards; without a reduction in every micro batch all gradients whole."""
         table, recipe = self.table, self.recipe
         sizes = [group.whole_bytes for group in self.groups.all]
-        kept = self.groups.root.whole_bytes + self.groups[self.groups.tail].whole_bytes
+        kept = self.groups.root.whole_bytes
+        kept += 0 if self.groups.tail is None else self.groups[self.groups.tail].whole_bytes
         largest = max(sizes)
         live = (kept + 2 * largest if recipe.reshard_after_forward else sum(sizes)) + 3 * largest
         dtype = recipe.reduce_dtype
@@ -110,6 +111,7 @@ class FullyShardFormulas(Engine):
         found = [Collectives(kind, StepPhase.FORWARD, often * len(gathered), often * sum(gathered))]
         if self.recipe.reshard_after_forward:
             resharded = [groups.layers[number] for number in _gathered_again(order)]
+            resharded += [groups.root] if groups.reshards_root else []
             again = [group.whole_bytes for group in resharded if not group.stays_whole]
             found.append(Collectives(kind, StepPhase.BACKWARD, often * len(again), often * sum(again)))
         ordinals: dict[int, list[int]] = {}

@@ -6,6 +6,8 @@ final norm where that is a child of the model that transformers names as its bas
 Tied weights are one group, whole from the embedding's forward on; the norm is the first in either (``tail_modules`` in
 ``fsdp2_prepare_model``, and ``_find_final_norm``, accelerate 1.15 ``utils/fsdp_utils.py``).
 
+Where layers alone are units (``ShardUnits``), all of that is the root's.
+
 A weight is cut along its first dimension: every rank has as many rows, the last ones padded (``_init_sharded_param`` in
 ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``, torch 2.13: ``torch.chunk``, and ``new_zeros`` of the first
 chunk's size).
@@ -20,6 +22,7 @@ from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Run, Trace
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import ShardUnits
 from vlmplan.units import DType
 
 ROOT = -1
@@ -69,21 +72,24 @@ class LayerGroups:
                 self._places[place] = len(members)
                 members.append([])
             members[self._places[place]].append(entry)
-        self.embedding, self.tail = self._places.get((EMBEDDING, 0)), self._places[HEAD, 0]
+        self.embedding, self.tail = self._places.get((EMBEDDING, 0)), self._places.get((HEAD, 0))
         members, root, norm = [*map(_in_turn, members)], _in_turn(root), final_norm(table)
         path = (norm or "").removesuffix("weight")
-        members[self.tail].sort(key=lambda entry: not norm or not entry.name.startswith(path))
+        tail = [] if self.tail is None else members[self.tail]
+        tail.sort(key=lambda entry: not norm or not entry.name.startswith(path))
         self.layers = [self._group(entries, stays_whole=at == self.tail) for at, entries in enumerate(members)]
         self.root = self._group(root)
-        names = {entry.name for entry in members[self.tail]}
+        names = {entry.name for entry in tail}
         self._first_of_tail = EMBEDDING if self.embedding is None else NORM if norm in names else HEAD
         head = table.head_path + "."  # which may hold an original beside its trained copy
-        has_table = any(table.is_of_head(one.parameter) for one in members[self.tail] if not one.name.startswith(head))
+        has_table = any(table.is_of_head(one.parameter) for one in tail if not one.name.startswith(head))
         if self.embedding is not None and has_table:  # that of the decoder, whose encoder has one of its own
             self._first_of_tail = AGAIN
         self._embeds = (EMBEDDING,) if self._first_of_tail == AGAIN else (EMBEDDING, AGAIN)
-        self.gathers_head_alone = self._first_of_tail == HEAD
+        self.gathers_head_alone = self.tail is not None and self._first_of_tail == HEAD
         """Whether it waits for the head to be called, and is not whole before."""
+        self.reshards_root = recipe.has_ends_in_root and recipe.reshard_after_forward
+        """Unless it is told so torch leaves it whole (``_lazy_init`` in ``_fsdp_state.py``)."""
         numbered = [*enumerate(self.layers), (ROOT, self.root)]
         self.number_of_ordinal = {ordinal: number for number, group in numbered for ordinal in group.ordinals}
 
@@ -156,7 +162,7 @@ class LayerGroups:
 
 def layer_groups(table: ParameterTable, recipe: Recipe, num_ranks: int) -> LayerGroups:
     """Found once for all recipes that shard in the same types."""
-    key = (layer_groups, num_ranks, recipe.held_dtype)
+    key = (layer_groups, num_ranks, recipe.held_dtype, recipe.shard_units, recipe.reshard_after_forward)
     if key not in table.memo:
         table.memo[key] = LayerGroups(table, recipe, num_ranks)
     return table.memo[key]
@@ -209,14 +215,20 @@ def _places(table: ParameterTable, recipe: Recipe) -> list[tuple[NamedParameter,
     tail = (head,) if norm is None else (head, norm.removesuffix("weight"))
     if any(one.name.startswith(embedding) and table.is_of_head(one.parameter) for one in table.entries):
         tail = (*tail, embedding)  # with the original that lies beside a trained copy
+    stacks = table.stacks_by_label
+    if recipe.shard_units is ShardUnits.LANGUAGE_LAYERS:
+        base = table.embedding_path.rpartition(".")[0] + "."
+        stacks = {label: path for label, path in stacks.items() if path.startswith(base)}
     found: list[tuple[NamedParameter, Place | None]] = []
     for entry in table.entries:
-        if entry.name.startswith(tail) or table.is_of_head(entry.parameter):
+        if recipe.has_ends_in_root:
+            place = _layer_of(entry, stacks)
+        elif entry.name.startswith(tail) or table.is_of_head(entry.parameter):
             place = HEAD, 0
         elif entry.name.startswith(embedding):
             place = EMBEDDING, 0
         else:
-            place = _layer_of(entry, table.stacks_by_label)
+            place = _layer_of(entry, stacks)
         found.append((entry, place))
     return found
 

@@ -14,7 +14,7 @@ from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
 from vlmplan.models import context_length
-from vlmplan.other_trainers.fsdp import read_fsdp, unread_losses
+from vlmplan.other_trainers.fsdp import OF_ACCELERATE, Sharding, read_fsdp, unread_losses
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -87,8 +87,10 @@ class Meaning:
     upcasts_frozen: bool | None = False
     """Whether it calls peft's ``prepare_model_for_kbit_training``; None: that is the user's script."""
     model: ModelFiles | None = None
+    sharding: Sharding = OF_ACCELERATE
+    """Its FSDP2."""
     without_fsdp: str | None = None
-    """Why its FSDP2 is not planned; None where it is accelerate's."""
+    """Why its FSDP2 is not planned of this run; None where it is."""
 
 
 def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings) -> TrainerConfig:
@@ -196,21 +198,23 @@ def _sharded(
         settings.refuse("fsdp", "and deepspeed is set too; one of the two is needed")
     if meaning.without_fsdp is not None:
         settings.refuse_whole(meaning.without_fsdp)
+        return {}
     section: Mapping[str, object] = {}
     with settings.kept():
         section = _fsdp_section(arguments, settings, around)
     config = None if meaning.model is None else meaning.model.config
-    options, checkpoints = read_fsdp(settings, arguments.fsdp or True, section, config)
+    sharding = meaning.sharding
+    options, checkpoints = read_fsdp(settings, arguments.fsdp or True, section, config, sharding)
     if checkpoints and arguments.options.get("activation_checkpointing"):
         settings.refuse_whole(
             "fsdp_config has activation_checkpointing, and gradient_checkpointing is true too; one of the two is needed"
         )
     unread = unread_losses(sees=sees(meaning.model), trains_adapters=method is not Method.FULL)
-    if (loss := meaning.options.get("loss")) in [kind.value for kind in unread]:
+    if sharding.has_ends_apart and (loss := meaning.options.get("loss")) in [kind.value for kind in unread]:
         settings.refuse_whole(f"the loss is {loss}, which under FSDP2 reads a head that is not gathered: not planned")
     if checkpoints:
         options["activation_checkpointing"] = True
-    precision = arguments.precision or meaning.without_autocast
+    precision = sharding.precision(arguments.precision or meaning.without_autocast)
     if method is not Method.FULL and precision is Precision.BF16_PURE:
         settings.refuse_whole("adapters in float32 beside 16-bit weights are not planned under FSDP2; set bf16: true")
     if method is not Method.FULL and precision is Precision.BF16 and meaning.weights is WeightDtype.FLOAT32:

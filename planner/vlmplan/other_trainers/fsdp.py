@@ -9,13 +9,14 @@ batch of a step nothing is reduced (``no_sync``).
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe.choices import LossKind, Offload
+from vlmplan.recipe.choices import LossKind, Offload, Precision, ShardUnits
 
 VERSION: Final = 2
 TRANSFORMER_WRAP: Final = "TRANSFORMER_BASED_WRAP"
@@ -25,11 +26,34 @@ NEWER_NAMES: Mapping[str, str] = {"offload_params": "cpu_offload", "transformer_
 """accelerate's names of what ``TrainingArguments`` call otherwise."""
 STRATEGIES: Mapping[str, bool] = {"full_shard": True, "shard_grad_op": False}
 """Words of ``fsdp`` in its older form, and whether weights are sharded again after forward."""
+SAID_BY_WORDS: Final = ("auto_wrap_policy", "cpu_offload")
+"""Keys that transformers 5.6 does not read: words of ``fsdp`` say so there."""
 WITHOUT_EFFECT = frozenset(
     """cpu_ram_efficient_loading state_dict_type sync_module_states use_orig_params backward_prefetch limit_all_gathers
     min_num_params sharding_strategy xla_fsdp_settings""".split()
 )
 """What FSDP2 does not ask for, how weights come to the ranks, and how they are saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """What a trainer's own FSDP2 does otherwise than accelerate 1.15."""
+
+    has_ends_apart: bool = True
+    """The input embedding and the head are units too, and a loss that reads the head does not gather it; else they are
+    in the root, which is gathered."""
+    casts_trained: bool = True
+    """Trained weights are sharded in float32 in mixed precision; else in the type that they are loaded in."""
+    has_older_arguments: bool = False
+    """``TrainingArguments`` are those of transformers 5.6: FSDP1 where no version is said, and words of ``fsdp`` say
+    whether layers are units and whether the host has weights."""
+
+    def precision(self, said: Precision) -> Precision:
+        """What is computed, by what a trainer's keys say."""
+        return Precision.BF16_PURE if said is Precision.BF16 and not self.casts_trained else said
+
+
+OF_ACCELERATE: Final = Sharding()
 
 
 @cache
@@ -74,25 +98,34 @@ def of_accelerate(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_fsdp(
-    settings: Settings, words: Any, section: Mapping[str, Any], config: Mapping[str, Any] | None
+    settings: Settings,
+    words: Any,
+    section: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
+    sharding: Sharding = OF_ACCELERATE,
 ) -> tuple[dict[str, Value], bool]:
     """(options of ``fsdp`` and ``fsdp_config``, whether activations are checkpointed).
 
     ``words``: the value of ``fsdp``, true or its older form. What vlmplan has no plan of is refused by its name.
     """
+    keys = plain_keys(section)
+    if sharding.has_older_arguments and words is not True:  # which is what accelerate's launcher says
+        keys = {"version": 1, **{key: value for key, value in keys.items() if key not in SAID_BY_WORDS}}
+        keys |= {} if "auto_wrap" in _words(words) else {"auto_wrap_policy": "NO_WRAP"}
     inner = Settings(
-        _with_words(settings, words, plain_keys(section)),
+        _with_words(settings, words, keys),
         source=f"{settings.source}: fsdp_config",
         trainer=settings.trainer,
     )
     version = inner.text("version", str(VERSION))
     if version != str(VERSION):
         inner.refuse("version", "FSDP2 is planned, FSDP1 is not; version: 2 is needed")
+    units = ShardUnits.ENDS_TOO if sharding.has_ends_apart else ShardUnits.LAYERS
     policy = inner.text("auto_wrap_policy", TRANSFORMER_WRAP)
     if policy.upper() != TRANSFORMER_WRAP:
         inner.refuse("auto_wrap_policy", f"units of layers are planned, which is {TRANSFORMER_WRAP}")
     else:
-        _check_classes(inner, config)
+        units = _units(inner, config, units)
     reshards, offloads = inner.flag("reshard_after_forward", True), inner.flag("cpu_offload", False)
     checkpoints = inner.flag("activation_checkpointing", False)
     inner.only(
@@ -109,17 +142,24 @@ def read_fsdp(
         "fsdp": True,
         "reshard_after_forward": reshards,
         "sync_each_batch": False,
+        "shard_units": units.value,
         "offload_optimizer": place,
         "offload_params": place,
     }
+    if checkpoints and units is ShardUnits.LANGUAGE_LAYERS:
+        options["vision_activation_checkpointing"] = False
     return options, checkpoints
+
+
+def _words(words: Any) -> list[str]:
+    said = " ".join(map(str, cast(list[Any], words))) if isinstance(words, list) else str(words)
+    return said.casefold().split()
 
 
 def _with_words(settings: Settings, words: Any, section: dict[str, Any]) -> dict[str, Any]:
     """The older form of ``fsdp`` as keys of ``fsdp_config``, which go before it (``_apply_legacy_fsdp_to_config``)."""
-    said = " ".join(map(str, cast(list[Any], words))) if isinstance(words, list) else str(words)
     found: dict[str, Any] = {}
-    for name in said.casefold().split():
+    for name in _words(words):
         if name in STRATEGIES:
             found["reshard_after_forward"] = STRATEGIES[name]
         elif name == "offload":
@@ -131,20 +171,27 @@ def _with_words(settings: Settings, words: Any, section: dict[str, Any]) -> dict
     return found | section
 
 
-def _check_classes(inner: Settings, config: Mapping[str, Any] | None) -> None:
-    """The units have to be the layers that are planned."""
+def _units(inner: Settings, config: Mapping[str, Any] | None, usual: ShardUnits) -> ShardUnits:
+    """The units have to be the layers that are planned: all, or without units of the ends those of the language model
+    alone."""
     named = inner.names(LAYER_CLASSES) if LAYER_CLASSES in inner else []
     known = None if config is None else _classes().get(kind_of(config))
     if config is None or known is None:
         if named:
             inner.note(f"{LAYER_CLASSES} is {', '.join(named)}: taken to be the layers that are planned as units")
-        return
-    layers = known["layers"]
+        return usual
+    layers, of_language = known["layers"], known.get("language", ())
+    if set(named) == set(of_language) and named and usual is ShardUnits.LAYERS:
+        return ShardUnits.LANGUAGE_LAYERS
     if named and set(named) != set(layers):
-        inner.refuse(LAYER_CLASSES, f"units of {', '.join(layers)}, all layers of {config['model_type']}, are planned")
+        allowed = f"{', '.join(layers)}, all layers of {config['model_type']},"
+        if usual is ShardUnits.LAYERS and of_language:
+            allowed += f" or {', '.join(of_language)}, those of its language model,"
+        inner.refuse(LAYER_CLASSES, f"units of {allowed} are planned")
     elif not named and known["default"] != "same":
         why = "names a class that the model does not have" if known["default"] == "absent" else "makes others units too"
         inner.refuse_whole(
             f"{LAYER_CLASSES} is not said, and the default for {config['model_type']} (_no_split_modules) {why}; "
             f"write {LAYER_CLASSES}: [{', '.join(layers)}]"
         )
+    return usual

@@ -66,6 +66,17 @@ TORCHAO_BITS = {OptimizerKind.TORCHAO_ADAMW_8BIT: 8, OptimizerKind.TORCHAO_ADAMW
 """Of a moment."""
 
 
+class ShardUnits(Choice):
+    """What FSDP2 gathers by itself; all else is gathered with the root."""
+
+    ENDS_TOO = "layers-and-ends"
+    """Each layer, the input embedding, and the head, which stays whole from its forward on (accelerate since 1.14)."""
+    LAYERS = "layers"
+    """Each layer. The root, with both ends, is resharded after forward as they are (accelerate up to 1.13)."""
+    LANGUAGE_LAYERS = "language-layers"
+    """The same of the language model's layers alone."""
+
+
 class AdapterDtype(Choice):
     """Element type of what peft trains. ``TABLE``: what the engine and the precision make of every trained weight."""
 

@@ -15,6 +15,7 @@ from vlmplan.recipe.choices import (
     Offload,
     OptimizerKind,
     Precision,
+    ShardUnits,
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation
@@ -95,6 +96,7 @@ class DecidedRecipe:
     linear_attention: LinearAttention | None = None
     loss: LossKind | None = None
     batching: Batching | None = None
+    shard_units: ShardUnits | None = None
     adapter_dtype: AdapterDtype | None = None
     weight_dtype: WeightDtype | None = None
     batches_on_gpu: BatchesOnGpu | None = None

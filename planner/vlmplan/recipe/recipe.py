@@ -30,6 +30,7 @@ from vlmplan.recipe.choices import (
     Method,
     OptimizerKind,
     Precision,
+    ShardUnits,
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation
@@ -202,6 +203,11 @@ class Recipe(RecipeSettings):
     def reduce_dtype(self) -> DType:
         """Element type in which FSDP2 reduces gradients."""
         return DType.FLOAT32 if self.reduces_in_float32 else self.trained_dtype
+
+    @property
+    def has_ends_in_root(self) -> bool:
+        """Whether FSDP2's root has the input embedding and the head."""
+        return self.shard_units is not ShardUnits.ENDS_TOO
 
     @property
     def held_dtype(self) -> DType:

@@ -20,6 +20,7 @@ from vlmplan.recipe.choices import (
     Offload,
     OptimizerKind,
     Precision,
+    ShardUnits,
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation
@@ -87,6 +88,7 @@ class RecipeSettings:
     reduces_in_float32: bool = False
     """Under FSDP2 gradients are reduced in float32 (``MixedPrecisionPolicy.reduce_dtype``), and wait so for the last
     micro batch, not in the type of the computation."""
+    shard_units: ShardUnits = ShardUnits.ENDS_TOO
     offload_optimizer: Offload = Offload.NONE
     offload_params: Offload = Offload.NONE
     hpz: int = 1
@@ -157,7 +159,7 @@ MODEL_FIELDS = (
 """What a prepared model depends on."""
 ENGINE_FIELDS = (
     *("zero_stage", "gradient_as_bucket_view", "fsdp", "reshard_after_forward", "sync_each_batch"),
-    "reduces_in_float32",
+    *("reduces_in_float32", "shard_units"),
     *("offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
     "sequence_parallel",
 )

@@ -98,7 +98,7 @@ def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> D
     idle = [name for name in ("uses_autocast",) if recipe.uses_autocast and not recipe.can_autocast]
     idle += ["gradient_as_bucket_view"] if recipe.casts_weights else []
     idle += ["caches_casts"] if recipe.autocast is None else []
-    idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32"]
+    idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32", "shard_units"]
     idle += [] if recipe.method is Method.QLORA else ["use_double_quant"]
     if sees_nothing(model) and not model.hears_prompt:
         idle += ["vision_activation_checkpointing"]

@@ -1,16 +1,16 @@
 """FSDP2 (``torch.distributed.fsdp.fully_shard``, torch 2.13), as the trainer applies it."""
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import AdapterDtype, Method, Offload, OptimizerKind, Precision, WeightDtype
+from vlmplan.recipe.choices import AdapterDtype, Method, Offload, OptimizerKind, Precision, ShardUnits, WeightDtype
 from vlmplan.recipe.settings import option_name
+from vlmplan.recipe.switches import option_text
 from vlmplan.rules.base import RuleBook, RuleContext
 
 FSDP_RULES = RuleBook()
 SHARDED_OPTIMIZERS = (OptimizerKind.ADAMW, OptimizerKind.SGD)
 TYPES_WITH_SHARED_BIAS = frozenset({"bert", "camembert", "data2vec-text", "ernie", "roberta", "xlm-roberta"})
 """Whose class ties the bias of the head to one of the head's parent (``_tied_weights_keys``)."""
-ITS_SWITCHES = {"reshard_after_forward": "--no-reshard-after-forward", "sync_each_batch": "--no-sync-each-batch"}
-"""Options that say otherwise than the default, by the field."""
+ITS_SWITCHES = ("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shard_units")
 
 
 @FSDP_RULES.error("vlmplan_trainer engines/make.py: one engine runs a plan")
@@ -26,9 +26,13 @@ def switches_of_fsdp_need_it(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.fsdp:
         return None
-    found = [option for name, option in ITS_SWITCHES.items() if not getattr(recipe, name)]
-    found += ["--float32-reduce"] if recipe.reduces_in_float32 else []
-    return f"{found[0]} is for --fsdp, which is not given" if found else None
+    usual = Recipe()
+    changed = [name for name in ITS_SWITCHES if getattr(recipe, name) is not getattr(usual, name)]
+    if not changed:
+        return None
+    value = getattr(recipe, changed[0])
+    said = option_text(changed[0], value.value if isinstance(value, ShardUnits) else value)
+    return f"{said} is for --fsdp, which is not given"
 
 
 @FSDP_RULES.error("torch _fsdp_api.py CPUOffloadPolicy: parameters, gradients and optimizer states together")

@@ -3,8 +3,8 @@
 Weights are grouped as accelerate groups them (1.15 ``utils/fsdp_utils.py``, ``fsdp2_prepare_model``), so that a plan
 for Hugging Face's Trainer is the same: every layer that can be run again in backward (transformers'
 ``GradientCheckpointingLayer``), the input embedding, the final norm with the head, and the root, the model with its
-loss, with what is left. Weights are sharded in the type that the optimizer updates, and gathered in that of the
-computation.
+loss, with what is left; or layers and the root alone, as accelerate up to 1.13 has them. Weights are sharded in the
+type that the optimizer updates, and gathered in that of the computation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Offload
+from vlmplan.recipe.choices import Offload, ShardUnits
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
 from vlmplan_trainer.engines.plain import PlainEngine
@@ -34,8 +34,8 @@ SHARD_FILE = "rank-{rank:05}-of-{num_ranks:05}.pt"
 
 
 class FsdpEngine(OnRanks, PlainEngine):
-    """The root stays whole from its forward to the end of backward, as torch has it: backward begins with it. So does
-    the head, whose forward ends where its backward begins."""
+    """The root stays whole from its forward to the end of backward, as torch has it, unless it has the ends: backward
+    begins with it. So does the head, whose forward ends where its backward begins."""
 
     def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
         self.rank, self.num_ranks = get_rank(), get_world_size()
@@ -124,15 +124,19 @@ def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     has_gpu = mesh.device_type != "cpu"  # memory is pinned for a GPU alone
     offload = OffloadPolicy() if recipe.offload_params is Offload.NONE else CPUOffloadPolicy(pin_memory=has_gpu)
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
-    reshards = None if recipe.reshard_after_forward else False  # None: all but the root
-    for layer in _layers(module):
+    reshards = recipe.reshard_after_forward
+    of_language = recipe.shard_units is ShardUnits.LANGUAGE_LAYERS
+    for layer in unit_layers(around_embedding(module.model) if of_language else module):
         fully_shard(layer, reshard_after_forward=reshards, **settings)
+    if recipe.has_ends_in_root:
+        fully_shard(module, reshard_after_forward=reshards, **settings)
+        return
     _join_tables(module.model)
     embedding, tail = _ends(module.model)
     if embedding is not None:
-        fully_shard(embedding, reshard_after_forward=recipe.reshard_after_forward, **settings)
+        fully_shard(embedding, reshard_after_forward=reshards, **settings)
     fully_shard(tail, reshard_after_forward=False, **settings)
-    fully_shard(module, reshard_after_forward=reshards, **settings)
+    fully_shard(module, reshard_after_forward=None if reshards else False, **settings)  # None: the root stays whole
 
 
 def _join_tables(model: nn.Module) -> None:
@@ -146,11 +150,17 @@ def _join_tables(model: nn.Module) -> None:
         owner.set_input_embeddings(table)
 
 
-def _layers(module: nn.Module) -> list[nn.Module]:
+def unit_layers(module: nn.Module) -> list[nn.Module]:
     """The groups between the ends, in order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+
+
+def around_embedding(model: Any) -> nn.Module:
+    """The module that the input embedding is a child of: the language model."""
+    table = model.get_input_embeddings()
+    return next(one for one in model.modules() if any(child is table for child in one.children()))
 
 
 def _ends(model: Any) -> tuple[nn.Module | None, list[nn.Module]]:

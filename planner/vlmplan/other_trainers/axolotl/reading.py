@@ -26,6 +26,7 @@ from vlmplan.other_trainers.axolotl.keys import (
 )
 from vlmplan.other_trainers.axolotl.runs import derive_runs, evaluates, num_evaluated
 from vlmplan.other_trainers.axolotl.samples import data_rules, samples, sees_images
+from vlmplan.other_trainers.axolotl.sharding import SHARDING, UNITS_OF_ADAPTERS, derive_fsdp
 from vlmplan.other_trainers.batching import axolotl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import (
@@ -49,11 +50,6 @@ from vlmplan.recipe.choices import (
 from vlmplan.workload import ModelFiles
 
 AXOLOTL: Final = "axolotl 0.18.0"
-OWN_FSDP2: Final = (
-    "axolotl 0.18 shards with FSDP2 by code of its own, which leaves trained weights in 16 bit, where accelerate's "
-    "makes them float32, and makes units of adapters too; not planned. DeepSpeed's stage 3 shards as much"
-)
-"""``fsdp2_prepare_model`` in ``monkeypatch/accelerate/fsdp2.py``."""
 OTHER_TASKS: Final = (
     "supervised fine-tuning is planned; axolotl 0.18 keeps TRL at 1.8, whose DPO makes all logits, of the reference "
     "too, where that of 1.16, which --task dpo plans, makes none"
@@ -82,7 +78,7 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     refuse_contradictions(settings)
     derive_runs(settings)
     _derive_precision(settings)
-    _refuse_fsdp(settings, around)
+    derive_fsdp(settings, around)
     offloads = _derive_checkpointing(settings)
     arguments = read_arguments(settings, replace(DEFAULTS, loader_workers=_loader_workers(settings, around)))
     if settings.maybe_flag("curriculum_sampling"):
@@ -105,10 +101,10 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     _note_routers(settings, model)
     settings.ignore(WITHOUT_EFFECT | DROPPED | {"processor_type"})
     settings.ignore_all_of(*OF_PLUGINS)
-    cuts = CUT_CROSS_ENTROPY in settings.names("plugins") and settings.flag("cut_cross_entropy", True)
-    meaning = _types(settings, arguments, method, options, casts_back=cuts)
+    meaning = _types(settings, arguments, method, options, casts_back=_casts_back(settings, arguments, around))
     meaning.use_double_quant, meaning.data_rules, meaning.model = doubles, data_rules(settings, model), model
-    meaning.without_fsdp = OWN_FSDP2
+    meaning.sharding = SHARDING
+    meaning.without_fsdp = None if (around.method or method) is Method.FULL else UNITS_OF_ADAPTERS
     return assembled(settings, arguments, meaning, around)
 
 
@@ -140,22 +136,6 @@ def _derive_precision(settings: Settings) -> None:
     if said == "false" and not has_fp16:
         settings.only("float16", f"16-bit weights without autocast: {NOT_PLANNED}; set bf16: true")
     settings.ignore(("float16",))
-
-
-def _refuse_fsdp(settings: Settings, around: Surroundings) -> None:
-    """``fsdp_config`` shards by itself; without a version it is FSDP1's (``check_fsdp_version_in_fsdp_config``)."""
-    if not settings.is_on("fsdp") and not settings.is_on("fsdp_config"):
-        return
-    settings.make("fsdp", False)
-    if around.uses_deepspeed is not None or around.shards is not None:
-        settings.note("the file's FSDP is left out, as an option says another engine")
-        return
-    section = settings.table("fsdp_config")
-    version = next((section[key] for key in ("fsdp_version", "version") if key in section), 1)
-    is_second = str(settings.raw("fsdp_version") or version) == "2"
-    settings.refuse_whole(
-        OWN_FSDP2 if is_second else "FSDP1, which fsdp_config is without fsdp_version: 2, is not planned"
-    )
 
 
 def _derive_checkpointing(settings: Settings) -> str:
@@ -276,7 +256,8 @@ def _types(
     settings: Settings, arguments: Arguments, method: Method, options: dict[str, Value], *, casts_back: bool
 ) -> Meaning:
     """Weights are loaded in the type of the computation. Norms and embeddings become float32, and are cast back where
-    there are adapters, attention is flash's, or the loss asks for it (``_configure_embedding_dtypes``)."""
+    there are adapters, attention is flash's, or the loss asks for it; FSDP leaves them as they are
+    (``_configure_embedding_dtypes``)."""
     meaning = Meaning(trainer=AXOLOTL, method=method, options=options, without_autocast=Precision.FP32)
     precision, is_plain = arguments.precision, arguments.deepspeed is None
     meaning.weights = WeightDtype.FLOAT32 if precision is None else WeightDtype.MODEL
@@ -285,14 +266,20 @@ def _types(
     if method is Method.FULL and precision is Precision.FP16 and is_plain:
         settings.refuse_whole("fp16 is set, whose scaled gradients 16-bit weights cannot have; set bf16: true instead")
     is_flash = options.get("attention") == AttentionImplementation.FLASH_ATTENTION_2.value
-    if casts_back and precision is None:
-        settings.refuse("plugins", "axolotl takes cut_cross_entropy with bf16 or fp16 alone")
     if method is Method.FULL and precision is not None and is_plain and not is_flash and not casts_back:
         settings.refuse_whole(
             f"without flash attention embeddings and norms stay float32 beside 16-bit weights: {NOT_PLANNED}; set "
             f"attn_implementation: flash_attention_2"
         )
     return meaning
+
+
+def _casts_back(settings: Settings, arguments: Arguments, around: Surroundings) -> bool:
+    """Whether norms and embeddings are in the type of the computation whatever attention is."""
+    cuts = CUT_CROSS_ENTROPY in settings.names("plugins") and settings.flag("cut_cross_entropy", True)
+    if cuts and arguments.precision is None:
+        settings.refuse("plugins", "axolotl takes cut_cross_entropy with bf16 or fp16 alone")
+    return cuts or arguments.fsdp is not None or around.shards is True
 
 
 def _refuse_class(settings: Settings, model: ModelFiles | None) -> None:

@@ -15,6 +15,7 @@ from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.batching import llama_factory_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
+from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -36,11 +37,12 @@ from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
 OLDER_FSDP2 = (
-    "LLaMA-Factory 0.9.5 keeps accelerate at 1.11 or older, whose FSDP2 makes one unit of all that is outside of "
-    "layers and shards it again after forward; vlmplan plans that of accelerate 1.15. DeepSpeed's stage 3 shards as "
-    "much"
+    "LLaMA-Factory 0.9.5 keeps accelerate at 1.11 or older, whose FSDP2 makes shards of frozen weights float32 too, "
+    "which is not planned; a text model that is trained as a whole is. DeepSpeed's stage 3 leaves them in 16 bit"
 )
-"""``requirements`` of its wheel; accelerate 1.11 ``utils/fsdp_utils.py`` ``fsdp2_prepare_model``."""
+"""``requirements`` of its wheel; accelerate 1.11 ``utils/fsdp_utils.py`` ``fsdp2_prepare_model``: ``model.to(float32)``
+where the model has another type."""
+SHARDING: Final = Sharding(has_ends_apart=False, has_older_arguments=True)
 MAX_NEW_TOKENS = 1024
 """``GeneratingArguments`` in ``hparams/generating_args.py``."""
 
@@ -160,7 +162,8 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning = _types(settings, arguments, method, options)
     meaning.use_double_quant = doubles
     meaning.data_rules = _data_rules(settings, packs=stage == "pt")
-    meaning.model, meaning.without_fsdp = model, OLDER_FSDP2
+    meaning.model, meaning.sharding = model, SHARDING
+    meaning.without_fsdp = None if (around.method or method) is Method.FULL and not sees(model) else OLDER_FSDP2
     meaning.grows_on_several = _lets_segments_grow(around.environment)
     return assembled(settings, arguments, meaning, around)
 

@@ -4,14 +4,17 @@ Sources: those of ``other_trainers/axolotl.py``; ``cli/main.py`` and ``cli/utils
 started.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.axolotl.adapters import KERNELS
 from vlmplan.other_trainers.axolotl.keys import LIGER, LIGER_LAYERS, own_name
-from vlmplan.other_trainers.axolotl.reading import AXOLOTL, OWN_FSDP2
+from vlmplan.other_trainers.axolotl.reading import AXOLOTL
 from vlmplan.other_trainers.axolotl.samples import PADS_TO
+from vlmplan.other_trainers.axolotl.sharding import UNITS_OF_ADAPTERS
+from vlmplan.other_trainers.fsdp import LAYER_CLASSES
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.batching import AXOLOTL_BATCHING
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
@@ -28,6 +31,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
 from vlmplan.other_trainers.writing.hugging_face_limits import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
+    LAYERS_AS_UNITS,
     NO_EXCLUSIONS,
     TIED_CHECKPOINTING,
     is_casting_full,
@@ -77,6 +81,8 @@ def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
 
 
 def _precisions(context: LimitContext) -> tuple[Precision, ...]:
+    if context.recipe.fsdp:
+        return (Precision.BF16_PURE, Precision.FP32)
     everywhere = (Precision.BF16, Precision.FP32)
     is_full = context.is_plain and context.recipe.method is Method.FULL
     return everywhere if is_full else (*everywhere, Precision.FP16)
@@ -108,7 +114,14 @@ PARTS: Final = (
     "--freeze-vision and --freeze-projector with --method full, or neither"
 )
 AXOLOTL_LIMITS: tuple[Limit, ...] = (
-    *(limit for limit in COMMON_LIMITS if limit.field != "upcasts_frozen"),
+    *(limit for limit in COMMON_LIMITS if limit.field not in ("upcasts_frozen", "shard_units")),
+    LAYERS_AS_UNITS,
+    Limit(
+        field="method",
+        allowed=lambda context: (Method.FULL,) if context.recipe.fsdp else None,
+        sentence=UNITS_OF_ADAPTERS,
+        source="monkeypatch/accelerate/fsdp2.py _process_lora_module_for_fsdp",
+    ),
     BATCHES_OF_A_STEP,
     GRADIENTS_OF_ALL_INPUTS,
     TIED_CHECKPOINTING,
@@ -160,7 +173,7 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         field="precision",
         allowed=_precisions,
         sentence="it loads weights in the type that it computes in: wholly trained ones in bf16 or fp32, as gradients "
-        "of fp16 are scaled; --precision bf16-pure is not to be had",
+        "of fp16 are scaled; those of --fsdp stay so (--precision bf16-pure), which is not to be had otherwise",
         source="utils/config/__init__.py resolve_dtype; torch amp/grad_scaler.py: no fp16 gradients",
     ),
     Limit(field="train_vision", allowed=_tower, sentence=PARTS, source="utils/freeze.py freeze_mm_modules"),
@@ -188,6 +201,8 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
 def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``axolotl train``, in the order of the file."""
     arguments = {own_name(key): value for key, value in training_arguments(recipe, workload).items()}
+    if recipe.fsdp:
+        arguments |= _fsdp(arguments) | {"bf16": recipe.precision is Precision.BF16_PURE}
     return {
         "base_model": model_name(workload.model),
         **attention_setting("attn_implementation", recipe, workload.model),
@@ -196,13 +211,22 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **({"freeze_mm_modules": True} if sees(workload.model) and not recipe.train_vision else {}),
         "datasets": [{"path": placeholder("path"), "type": placeholder("type")}],
         **_samples(recipe, workload),
-        **{key: value for key, value in arguments.items() if key},
+        **{key: value for key, value in arguments.items() if key and value is not None},
         "learning_rate": LEARNING_RATE,
         "gradient_checkpointing": recipe.activation_checkpointing,
         **({"activation_offloading": True} if recipe.offload_activations else {}),
         "dataloader_num_workers": workload.loader_workers,
         **_packed_evaluation(recipe),
     }
+
+
+def _fsdp(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of ``FSDPConfig`` (``utils/schemas/fsdp.py``); classes are one text there."""
+    section = dict(arguments["fsdp_config"])
+    version, offloads = section.pop("version"), section.pop("cpu_offload", False)
+    section |= {LAYER_CLASSES: ",".join(section[LAYER_CLASSES])} if LAYER_CLASSES in section else {}
+    section |= {"offload_params": True} if offloads else {}
+    return {"fsdp": None, "fsdp_version": version, "fsdp_config": section}
 
 
 def _samples(recipe: Recipe, workload: Workload) -> dict[str, Any]:
@@ -296,5 +320,4 @@ KNOWN: Final = KnownTool(
     attention=AttentionImplementation.FLASH_ATTENTION_2,
     sizes_images=True,
     evaluation=_evaluation,
-    without_fsdp=OWN_FSDP2,
 )

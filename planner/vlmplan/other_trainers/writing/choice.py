@@ -58,8 +58,6 @@ def limits_of(tool: Tool) -> tuple[Limit, ...]:
 
 def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
     """Why the tool cannot train the recipe, as a sentence; None if it can."""
-    if recipe.fsdp and TOOLS[tool].without_fsdp is not None:
-        return TOOLS[tool].without_fsdp
     if model.is_encoder_decoder:
         return objection_to_two_texts(tool)
     if tool is Tool.TRL and thinker_class(model.model_type) is not None:

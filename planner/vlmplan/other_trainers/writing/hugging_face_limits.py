@@ -15,6 +15,7 @@ from vlmplan.recipe.choices import (
     Method,
     OptimizerKind,
     Precision,
+    ShardUnits,
     WeightDtype,
 )
 from vlmplan.recipe.lora_targets import stacked_targets
@@ -29,7 +30,7 @@ def _precisions(context: LimitContext) -> tuple[Precision, ...]:
 
 def _losses_of_shards(context: LimitContext) -> tuple[LossKind, ...] | None:
     recipe = context.recipe
-    if not recipe.fsdp:
+    if not recipe.fsdp or recipe.has_ends_in_root:
         return None
     refused = unread_losses(sees=context.sees, trains_adapters=recipe.trains_adapters)
     return tuple(kind for kind in LossKind if kind not in refused)
@@ -56,6 +57,13 @@ def _named_targets(context: LimitContext) -> tuple[str, ...] | None:
     return () if context.recipe.trains_adapters and context.recipe.lora_targets == "attention" else None
 
 
+LAYERS_AS_UNITS = Limit(
+    field="shard_units",
+    allowed=lambda context: (ShardUnits.LAYERS if context.recipe.fsdp else ShardUnits.ENDS_TOO,),
+    sentence="its FSDP2 gathers layers by themselves and all else with the root (--shard-units layers)",
+    source="accelerate 1.11 utils/fsdp_utils.py fsdp2_prepare_model; axolotl 0.18 monkeypatch/accelerate/fsdp2.py",
+    is_behaviour=True,
+)
 COMMON_LIMITS: tuple[Limit, ...] = (
     Limit(
         field="tiled_mlp",
@@ -99,6 +107,13 @@ COMMON_LIMITS: tuple[Limit, ...] = (
         "trained, and TRL's one that is sharded in float32 where a model that sees is; --zero-stage 3 trains it",
         source="accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: the head is a unit with the final norm, or "
         "alone where _find_final_norm finds none; losses that do not call it have no forward hook",
+    ),
+    Limit(
+        field="shard_units",
+        allowed=always(ShardUnits.ENDS_TOO),
+        sentence="its FSDP2 gathers embedding and head by themselves too (--shard-units layers-and-ends)",
+        source="accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model",
+        is_behaviour=True,
     ),
     Limit(
         field="reduces_in_float32",

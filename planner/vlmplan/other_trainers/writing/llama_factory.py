@@ -19,6 +19,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     adapter_settings,
     allocator_environment,
     attention_setting,
+    fsdp_config,
     model_name,
     needs_processes,
     trained_embeddings,
@@ -26,6 +27,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
 )
 from vlmplan.other_trainers.writing.hugging_face_limits import (
     COMMON_LIMITS,
+    LAYERS_AS_UNITS,
     LIGER_AS_A_WHOLE,
     NO_ACTIVATIONS_ON_HOST,
     NO_EXCLUSIONS,
@@ -86,7 +88,20 @@ def _initial(context: LimitContext) -> tuple[str, ...] | None:
 
 
 LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
-    *COMMON_LIMITS,
+    *(limit for limit in COMMON_LIMITS if limit.field != "shard_units"),
+    LAYERS_AS_UNITS,
+    Limit(
+        field="method",
+        allowed=lambda context: (Method.FULL,) if context.recipe.fsdp else None,
+        sentence=OLDER_FSDP2,
+        source="accelerate 1.11 utils/fsdp_utils.py fsdp2_prepare_model: model.to(float32)",
+    ),
+    Limit(
+        field="fsdp",
+        allowed=lambda context: (False,) if context.sees else None,
+        sentence=OLDER_FSDP2,
+        source="accelerate 1.11 utils/fsdp_utils.py fsdp2_prepare_model: model.to(float32)",
+    ),
     Limit(
         field="lora_targets",
         allowed=no_stacked_experts,
@@ -174,9 +189,18 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **neat_packing_keys(recipe),
         **({"image_max_pixels": workload.image_width * workload.image_height} if workload.images_per_sample else {}),
         **training_arguments(recipe, workload),
+        **(_fsdp(recipe, workload) if recipe.fsdp else {}),
         **({"pure_bf16": True} if _is_pure(recipe) else {}),
         **checkpointing,
     }
+
+
+def _fsdp(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    """``fsdp`` in words, as transformers up to 5.6 has it."""
+    config = fsdp_config(recipe, workload.model)
+    offloads = bool(config.pop("cpu_offload", False))
+    del config["auto_wrap_policy"]
+    return {"fsdp": "full_shard auto_wrap" + " offload" * offloads, "fsdp_config": config}
 
 
 def _is_pure(recipe: Recipe) -> bool:
@@ -260,5 +284,4 @@ KNOWN: Final = KnownTool(
     limits_pixels=True,
     packed_rows=1,
     evaluation=_evaluation,
-    without_fsdp=OLDER_FSDP2,
 )

@@ -93,7 +93,5 @@ class KnownTool:
     """What every setup is computed with unless the user says otherwise; None: what fits."""
     packed_rows: int | None = None
     """Rows of a micro batch, where it packs no other number."""
-    without_fsdp: str | None = None
-    """Why no setup with FSDP2 is written for it, as a sentence."""
     evaluation: Callable[[Evaluation], Mapping[str, Any]] = no_keys
     """Keys of its own about what is evaluated."""

@@ -1,0 +1,55 @@
+"""axolotl's FSDP2 (0.18.0 ``monkeypatch/accelerate/fsdp2.py``), and what becomes of its keys.
+
+Its ``fsdp2_prepare_model`` stands in place of accelerate's (1.13): layers are units and the root has all else, which is
+sharded again after forward. No weight is made float32, there or while it is loaded (``_configure_embedding_dtypes`` in
+``loaders/model.py``).
+"""
+
+from typing import Final
+
+from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.fsdp import Sharding
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.settings import Settings
+
+SHARDING: Final = Sharding(has_ends_apart=False, casts_trained=False)
+UNITS_OF_ADAPTERS: Final = (
+    "axolotl 0.18 makes a unit of every adapter under FSDP2: peft casts what goes into it to float32, and torch back, "
+    "so copies are kept that are not planned. A whole model is planned; DeepSpeed's stage 3 shards as much"
+)
+"""``_process_lora_module_for_fsdp``; ``_cast_input_dtype`` in peft's ``tuners/tuners_utils.py`` sees a shard."""
+FSDP1: Final = (
+    "FSDP1, which fsdp_config is without fsdp_version: 2, is not planned: it gathers the weights of a unit as one flat "
+    "tensor, and transformers 5.20 has it no more; write fsdp_version: 2, as axolotl advises too"
+)
+"""``check_fsdp_version`` in ``utils/schemas/validation.py``."""
+FSDP_OPTIONS: Final = frozenset(
+    """activation_checkpointing auto_wrap_policy cpu_ram_efficient_loading offload_params reshard_after_forward
+    state_dict_type sync_module_states transformer_layer_cls_to_wrap use_orig_params""".split()
+)
+"""Keys of ``FSDPConfig`` (``utils/schemas/fsdp.py``) that accelerate is told; it drops others."""
+
+
+def derive_fsdp(settings: Settings, around: Surroundings) -> None:
+    """``fsdp_config`` shards by itself; without a version it is FSDP1's (``check_fsdp_version_in_fsdp_config``)."""
+    if not settings.is_on("fsdp") and not settings.is_on("fsdp_config"):
+        return
+    if around.uses_deepspeed is not None or around.shards is not None:
+        settings.make("fsdp", False)
+        settings.note("the file's FSDP is left out, as an option says another engine")
+        return
+    section = {key.removeprefix("fsdp_"): value for key, value in settings.table("fsdp_config").items()}
+    if str(settings.raw("fsdp_version") or section.get("version", 1)) != "2":
+        settings.make("fsdp", False)
+        settings.refuse_whole(FSDP1)
+        return
+    if str(section.get("mixed_precision_policy", "bf16")).casefold() not in ("bf16", "none"):
+        settings.refuse("fsdp_config", f"mixed_precision_policy: {NOT_PLANNED}; leave it off")
+    if section.get("cpu_offload_pin_memory") is False:
+        settings.note("cpu_offload_pin_memory is false: host memory is counted as pinned, and copies as from there")
+    shards, num_gpus = settings.maybe_count("dp_shard_size"), around.num_gpus
+    if shards not in (None, 0, 1) and num_gpus is not None and shards != num_gpus:
+        settings.refuse("dp_shard_size", f"shards that {num_gpus} GPUs replicate (HSDP) are not planned")
+    settings.make("fsdp", settings.value("fsdp") or True)
+    told = {key: value for key, value in section.items() if key in FSDP_OPTIONS and value is not None}
+    settings.make("fsdp_config", {**told, "version": 2})
