@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 
-from planned import cluster
+from planned import cluster, shortened
 from task_phases import ANSWER, LAYERS, TOKENS, estimator, phases
 from vlmplan.errors import InputError
-from vlmplan.estimation import refuse_parts_of_groups, whole_groups
+from vlmplan.estimation import Estimator, refuse_parts_of_groups, whole_groups
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine, inference_weights
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind, Method, Offload
+from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload
 from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.units import GIB
+from vlmplan.workload import Workload
 
 KV_HEADS, HEAD_DIM = 3, 64
 
@@ -38,6 +39,35 @@ def test_generation_holds_keys_and_values_of_all_answers():
     assert found.generated.cache_bytes == rows * (TOKENS - 1) * LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
     generate = phases(recipe)["generate"]
     assert generate.peak.total - generate.resident.total >= found.generated.cache_bytes
+
+
+@pytest.mark.parametrize(
+    ("alias", "layers", "attention", "generate_bytes"),
+    [
+        ("gpt2", {"n_layer": 3}, AttentionImplementation.SDPA, 448_486_912),
+        ("bloom-560m", {"n_layer": 3}, AttentionImplementation.EAGER, 1_662_315_520),
+        ("smollm2-135m", {"num_hidden_layers": 3}, AttentionImplementation.SDPA, 258_229_248),
+        ("opt-125m", {"num_hidden_layers": 3}, AttentionImplementation.SDPA, 433_697_792),
+    ],
+)
+def test_answers_are_generated_in_training_mode(
+    alias: str, layers: dict[str, int], attention: AttentionImplementation, generate_bytes: int
+):
+    """Peaks of ``vlmplan rehearse --task grpo --gpu a100-sxm4-80gb --zero-stage none --method lora --lora-dropout 0.1
+    --seq-len 768 --micro-batch 8 --max-completion-tokens 64`` of three layers: TRL 1.16 calls no ``model.eval()``, so
+    that dropout drops, and every row of prompts has positions of its own."""
+    task = TrainingTask(kind=TaskKind.GRPO, completion_tokens=64)
+    recipe = Recipe(loss=LossKind.TRL, zero_stage=None, method=Method.LORA, lora_dropout=0.1, micro_batch=8, task=task)
+    recipe = recipe.with_changes(attention=attention)
+    found = Estimator(Workload(model=shortened(alias, **layers), seq_len=768), recipe)
+    generate = next(one for one in found.timeline(recipe, cluster()).phases if one.name == "generate")
+    assert generate.peak.total == pytest.approx(generate_bytes, rel=2e-4)
+
+
+def test_a_second_model_drops_nothing_when_it_is_looked_up():
+    """``from_pretrained`` and ``prepare_deepspeed`` leave it in evaluation mode."""
+    recipe = for_grpo(reference=Reference.COPY, method=Method.LORA)
+    assert phases(recipe.with_changes(lora_dropout=0.5))["reference"] == phases(recipe)["reference"]
 
 
 def test_generation_under_stage_3_gathers_every_weight():

@@ -111,7 +111,7 @@ class Lora(Module):
 
     def _turned(self, x: Tensor, result: Tensor) -> Tensor:
         """``DoraLinearVariant.forward``: where x is dropped out, the base layer's result is made of that again."""
-        drops = self.dropout > 0 and not x.tape.is_evaluating
+        drops = self.dropout > 0 and x.tape.is_in_training_mode
         factors = (self.lora_A, self.lora_B)
         if not drops:
             return ops.add(result, self.lora_magnitude_vector(x, result, factors))

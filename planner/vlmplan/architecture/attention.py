@@ -62,6 +62,12 @@ def cached(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return (k, v) if cache is None else (cache.kept(k), cache.kept(v))
 
 
+def position_rows(x: Tensor) -> int:
+    """Rows of positions of x (samples, tokens, ...): all samples share one, but where text is generated, for which
+    ``generate`` counts the tokens of each (``prepare_inputs_for_generation`` in ``generation/utils.py``)."""
+    return 1 if x.tape.key_cache is None else x.shape[0]
+
+
 def attend(
     backend: AttentionBackend,
     q: Tensor,

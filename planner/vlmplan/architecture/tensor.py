@@ -142,7 +142,7 @@ class ForwardTape(CheckpointRecorder):
     ``makes_loss_inside``: transformers' forward gets the labels, and makes the loss beside its local variables; all of
     its output is held through backward, as ``outputs = model(**batch)`` does. The trainer takes only the logits.
     ``keeps_linear_inputs``: ``F.linear`` is DeepSpeed's, which keeps input and weight whatever needs a gradient.
-    ``is_evaluating``: ``model.eval()`` under ``torch.no_grad()``: there is no graph, and nothing is dropped.
+    ``is_evaluating``: ``torch.no_grad()`` around a model in evaluation mode, but for ``stays_in_training_mode``.
     ``caches_casts``: casts that autocast has cached stay to the end: in evaluation all, as no graph holds them, else
     those outside of layers and those made in ``caching_casts``.
     """
@@ -156,6 +156,8 @@ class ForwardTape(CheckpointRecorder):
     """Whether MLPs run on a tile of the tokens at a time (``tiled_mlp``)."""
     has_no_graph: bool = False
     """Whether what runs is under ``torch.no_grad()`` although training goes on."""
+    stays_in_training_mode: bool = False
+    """Whether nobody calls ``model.eval()`` before a forward without a graph: dropout drops there too."""
     input_gradients: tuple[bool, bool] = (False, False)
     """Of the results of the language model's input embedding, and of other encoders' (``input_gradients``)."""
     reads_head: bool = False
@@ -210,6 +212,11 @@ class ForwardTape(CheckpointRecorder):
         self.key_cache: Any = None
         # The nodes whose outputs are inputs of reused layers, with the section of the layer.
         self._sources: dict[GraphNode, str] = {}
+
+    @property
+    def is_in_training_mode(self) -> bool:
+        """``nn.Module.training``."""
+        return self.stays_in_training_mode or not self.is_evaluating
 
     # -- tensors -------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ class RolloutRuns:
             if num_tokens is not None:
                 batch = replace(batch, num_tokens=num_tokens, images_per_sample=0, image=None)
             tape = tape_for(Tape, recipe, is_evaluating=True)
-            tape.switches_adapters_off = is_merged
+            tape.switches_adapters_off, tape.stays_in_training_mode = is_merged, not is_merged
             if recipe.trains_adapters:  # peft's ``generate`` is the base model's, around whose forward is no autocast
                 tape.autocast = None
             is_past_prompt = num_tokens is not None and not is_merged
@@ -168,6 +168,7 @@ class RolloutRuns:
         if key not in self._passes:
             tape = tape_for(Tape, recipe, is_evaluating=True)
             tape.switches_adapters_off = reference is Reference.ADAPTER_OFF
+            tape.stays_in_training_mode = reference is not Reference.COPY
             model = self._references.model_of(reference)
             self._passes[key] = evaluation_pass(model, tape, self._batch_of(recipe), backend, loss=LossKind.TRL)
         return self._passes[key]

@@ -76,8 +76,9 @@ class XglmAttention(BioGptAttention):
         q = ops.scale(self.q_proj(x)).view(*head)
         k, v = cached(self.k_proj(x).view(*head), self.v_proj(x).view(*head))
         q = folded(q, copies=batch > 1)
-        k = folded(k, copies=batch > 1)
-        v = folded(v, copies=batch > 1)
+        if x.tape.key_cache is None:  # what is kept is written out
+            k = folded(k, copies=batch > 1)
+            v = folded(v, copies=batch > 1)
         weights = product(q, k, (*head[:3], num_tokens), head[3])
         assert context.mask is not None
         weights = ops.add(weights, context.mask)
@@ -170,10 +171,10 @@ class BioGptDecoder(Module):
                 positions = self.embed_positions(ops.shift(position_ids))
             else:
                 positions = tape.tensor((1, *x.shape[1:]), x.dtype)
-            hidden = ops.dropout(ops.add(x, positions), shape.hidden_dropout, is_module=False)
+            embedded = [ops.dropout(ops.add(x, positions), shape.hidden_dropout, is_module=False)]
             named = positions if shape.learns_positions else None
             del positions
-        hidden = self.layers.run(hidden, lambda layer, hidden: layer(hidden, context))
+        hidden = self.layers.run(embedded.pop(), lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
             hidden = self.layer_norm(hidden)
         del kept, named

@@ -112,8 +112,9 @@ class BloomAttention(Module):
         fused = self.query_key_value(x)
         k, v = cached(ops.part(fused, *heads), ops.part(fused, *heads))
         q = _in_rows(ops.part(fused, *heads))
-        k = _in_rows(k)
-        v = _in_rows(v)
+        if x.tape.key_cache is None:  # what is kept is in rows
+            k = _in_rows(k)
+            v = _in_rows(v)
         scores = biased_product(cast(q), cast(k), context.alibi, (batch, shape.num_heads, num_tokens, num_tokens))
         assert context.mask is not None
         masked = ops.add(scores, context.mask)
@@ -191,10 +192,10 @@ class BloomDecoder(Module):
         """x, the embeddings, stays beside their norm until this returns."""
         tape = x.tape
         with tape.section("positions"):
-            hidden = self.word_embeddings_layernorm(x)
-            alibi = tape.tensor((x.shape[0], self.shape.num_heads, 1, x.shape[1]), hidden.dtype)
+            embedded = [self.word_embeddings_layernorm(x)]
+            alibi = tape.tensor((x.shape[0], self.shape.num_heads, 1, x.shape[1]), embedded[0].dtype)
             context = BloomContext(backend, causal_masks(x, backend, (None,))[None], alibi)
-        hidden = self.h.run(hidden, lambda layer, hidden: layer(hidden, context))
+        hidden = self.h.run(embedded.pop(), lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
             return self.ln_f(hidden)
 

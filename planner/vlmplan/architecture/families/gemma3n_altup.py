@@ -67,9 +67,9 @@ class AltUp(Module):
         return ops.to(ops.tanh(ops.to(routed, DType.FLOAT32)), x.dtype)
 
     def _correction_coefs(self, modalities: Tensor) -> Tensor:
-        if modalities.tape.is_evaluating:
-            return self.correction_coefs(modalities)
-        return ops.linear(modalities, _clamped(self.correction_coefs.weight, modalities.tape))
+        if modalities.tape.is_in_training_mode:
+            return ops.linear(modalities, _clamped(self.correction_coefs.weight, modalities.tape))
+        return self.correction_coefs(modalities)
 
 
 def version(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention import attend, position_rows
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
@@ -117,12 +117,13 @@ class GPT2Decoder(Module):
         longest = x.shape[1] if backend.sequences is None else backend.sequences.longest
         require_positions(longest, self.shape.num_positions)
         with tape.section("positions"):
-            position_ids = tape.tensor((1, x.shape[1]), DType.INT64)
+            position_ids = tape.tensor((position_rows(x), x.shape[1]), DType.INT64)
             positions = self.wpe(position_ids)
             hidden = ops.add(x, positions)
             context = self.context(x, backend)
-            hidden = ops.dropout(hidden, self.shape.embedding_dropout)
-        hidden = self.h.run(hidden, lambda block, hidden: block(hidden, context))
+            embedded = [ops.dropout(hidden, self.shape.embedding_dropout)]
+            del hidden
+        hidden = self.h.run(embedded.pop(), lambda block, hidden: block(hidden, context))
         with tape.section("norm"):
             return self.ln_f(hidden)
 

@@ -209,8 +209,8 @@ class GptjDecoder(Module):
         require_positions(x.shape[1], self.shape.num_positions)
         with x.tape.section("positions"):
             context = HoldingContext(backend, causal_masks(x, backend, (None,)).get(None))
-            hidden = ops.dropout(x, self.shape.embedding_dropout)
-        hidden = self.h.run(hidden, lambda layer, hidden: layer(hidden, context))
+            embedded = [ops.dropout(x, self.shape.embedding_dropout)]
+        hidden = self.h.run(embedded.pop(), lambda layer, hidden: layer(hidden, context))
         with x.tape.section("norm"):
             return self.ln_f(hidden)
 

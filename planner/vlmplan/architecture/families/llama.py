@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.attention import attend, heads_together, position_rows
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.residual_layers import PreNormLayer
@@ -248,8 +248,8 @@ class Decoder(Module):
         return causal_masks(x, backend, [window for window in self.masked_windows if window not in self.windows])
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin; ``position_ids`` are the same for all samples."""
-        shape, dtype = (1, 1, x.shape[1], self.rotary_width), self.rotary_dtype or x.dtype
+        """cos and sin."""
+        shape, dtype = (position_rows(x), 1, x.shape[1], self.rotary_width), self.rotary_dtype or x.dtype
         return x.tape.tensor(shape, dtype), x.tape.tensor(shape, dtype)
 
 

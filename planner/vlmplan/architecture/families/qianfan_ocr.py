@@ -38,7 +38,7 @@ class VisionLayer(intern_vision.VisionLayer):
         return ops.add(x, residual)
 
     def dropped(self, out: Tensor) -> Tensor:
-        return ops.called(_of_kept_tiles if self.drops and not out.tape.is_evaluating else _as_it_is, out)
+        return ops.called(_of_kept_tiles if self.drops and out.tape.is_in_training_mode else _as_it_is, out)
 
 
 def _as_it_is(x: Tensor) -> Tensor:

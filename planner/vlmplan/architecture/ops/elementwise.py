@@ -286,7 +286,7 @@ def dropout(x: Tensor, probability: float, *, is_module: bool = True) -> Tensor:
 
 def _dropped(x: Tensor, probability: float) -> Tensor:
     tape = x.tape
-    if probability == 0 or tape.is_evaluating:
+    if probability == 0 or not tape.is_in_training_mode:
         return x
     node = tape.node((x,), _unary_backward)
     mask = tape.tensor(x.shape, DType.BOOL if tape.fuses_dropout else x.dtype)
