@@ -9,7 +9,7 @@ from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
 from vlmplan.gpu_choice import LOCAL
 from vlmplan.hardware import Cluster
-from vlmplan.request import Request, requested_cluster
+from vlmplan.request import Request, requested_cluster, told_with_its_file
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tuple["Estimate", list[str]]:
     """The estimate of a request, and sentences about the hardware that the user should see with it."""
-    return _estimated(request, requested_cluster(request.hardware, load_catalog(catalog_files)))
+    machine = requested_cluster(request.hardware, load_catalog(catalog_files))
+    with told_with_its_file(request):
+        return _estimated(request, machine)
 
 
 def _estimated(request: Request, machine: tuple[Cluster, list[str]]) -> tuple["Estimate", list[str]]:

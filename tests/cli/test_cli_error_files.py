@@ -186,6 +186,19 @@ def test_a_catalog_runs_no_code():
     assert not Path("made-by-yaml").exists()
 
 
+# -- files of other trainers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["check"], ["recommend", "--config"]])
+def test_what_a_trainers_file_means_is_told_with_the_file(command: list[str]):
+    Path("lf.yaml").write_text(
+        "stage: sft\nfinetuning_type: lora\nbf16: true\nmodel_name_or_path: smollm2-135m\nlora_target: nope\n"
+    )
+    words = (*command, "lf.yaml", "--gpu", "rtx-4090")
+    assert refusal(*words).startswith("vlmplan: lf.yaml: --lora-targets nope: no layer of this model has such a name")
+    assert refusal(*words, "--lora-targets", "nought").startswith("vlmplan: --lora-targets nought: no layer")
+
+
 # -- model folders ---------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +209,7 @@ def test_a_catalog_runs_no_code():
         ("{", ["not JSON", "at its end"]),
         ("[]", ["holds []", "a JSON object"]),
         ("{}", ["model_type"]),
-        ('{"a":' * 5000, ["nested too deeply"]),
+        ('{"a":' * 100_000, ["nested too deeply"]),
         ('{"model_type": "llama", "hidden_size": ' + DIGITS + "}", ["thousands of digits"]),
         (TINY | {"hidden_size": "big"}, ['hidden_size is "big"', "positive integer"]),
         (TINY | {"hidden_size": -1}, ["hidden_size is -1", "positive integer"]),

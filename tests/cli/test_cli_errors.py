@@ -43,7 +43,7 @@ def vision(*words: str, gpu: str = "h100-sxm") -> str:
         (["--jsn"], ["--jsn"]),
         (["estimate"], ["--model"]),
         (["recommend"], ["--model"]),
-        (["estimate", "--model"], ["--model", "argument"]),
+        (["estimate", "--model"], ["vlmplan estimate:", "--model", "argument", "vlmplan estimate --help"]),
         ([*ESTIMATE, "--metod", "lora"], ["--metod", "--method"]),
         ([*ESTIMATE, "rtx-4090"], ["rtx-4090"]),
         ([*ESTIMATE, "--gpu", "t4"], ["--gpu", "rtx-4090, t4", "once"]),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from cli_calls import refusal
 from vlmplan.catalog import load_catalog
 from vlmplan.cli.gpus import gpus
 from vlmplan.errors import UnavailableError, UnknownNameError
@@ -221,3 +222,17 @@ def test_terminal_of_any_width_cuts_no_number(
 
 def test_command_lists_what_the_catalog_holds(run: Run):
     assert sorted(ids(run)) == sorted(load_catalog().gpu_ids)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["gpus", "--min-memory", "90", "--max-memory", "10"], "--min-memory 90 is more than --max-memory 10"),
+        (
+            ["models", "--min-params", "9B", "--max-params", "1B"],
+            "--min-params 9,000,000,000 is more than",
+        ),
+    ],
+)
+def test_limits_between_which_nothing_is_are_refused(words: list[str], sentence: str):
+    assert sentence in refusal(*words)

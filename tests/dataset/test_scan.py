@@ -34,7 +34,7 @@ def shown(name: str) -> dict:
     [
         ("{", "is not JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"messages": ' + "[" * 3000 + "]" * 3000 + "}", "nested too deeply"),
+        ('{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
         (json.dumps(asked("a")).replace('"a"', '"\\ud800"'), "half of a character"),
         ('{"messages": []}', "no turn is the assistant's"),
         ('{"text": "a"}', "none of messages"),

@@ -87,7 +87,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return error.exit_code
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "vlmplan"
+        where = error.ctx.command_path if error.ctx else _command_path(arguments)
         click.echo(f"{where}: {_sentence(error)} (see {where} --help)", err=True)
         return error.exit_code
     except click.ClickException as error:
@@ -100,6 +100,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         click.echo(f"vlmplan: {printable_sentence(_about(error))}", err=True)
         return VlmplanError.exit_code
+
+
+def _command_path(arguments: Sequence[str] | None) -> str:
+    """The command that these arguments call, of which click's parser says nothing where an option has no value."""
+    first = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    return f"vlmplan {first}" if first in COMMANDS else "vlmplan"
 
 
 def _about(error: OSError) -> str:

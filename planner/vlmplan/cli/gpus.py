@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import AMOUNT, FILE, options
+from vlmplan.cli.option_kinds import AMOUNT, FILE, check_order, options
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.options import PRICING
 from vlmplan.cli.output import print_document
@@ -91,6 +91,7 @@ def _rows(catalog: "Catalog", words: tuple[str, ...], terms: ClickValues, *, sor
     """``gpu_rows`` for the command line's options."""
     from vlmplan.catalog.listing import GpuFilter, gpu_rows
 
+    check_order(terms, "min_memory", "max_memory")
     least, most = terms["min_memory"], terms["max_memory"]
     wanted = GpuFilter(
         words=words,

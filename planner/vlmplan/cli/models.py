@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.completion import gpu_names
-from vlmplan.cli.option_kinds import options
+from vlmplan.cli.option_kinds import check_order, options
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.options import CATALOG, HOST_RAM, JSON
 from vlmplan.cli.output import print_document
@@ -109,7 +109,8 @@ def _facts(
 
 
 def _check_terms(terms: ClickValues) -> None:
-    """Raise UsageError for options that need --gpu."""
+    """Raise UsageError for options that need --gpu, InputError for limits between which nothing is."""
+    check_order(terms, "min_params", "max_params")
     for name in ("method", "seq_len", "host_ram", "catalog_files"):
         if terms["gpu"] is None and terms[name] not in (None, ()):
             option = "--catalog" if name == "catalog_files" else f"--{name.replace('_', '-')}"

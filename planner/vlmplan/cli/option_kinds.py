@@ -1,7 +1,7 @@
 """Kinds of options, and how a command gets them. Values are checked where they are used; here they are only parsed."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import click
 
+from vlmplan.errors import InputError
 from vlmplan.units import MAX_AMOUNT, Choice
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -48,6 +49,13 @@ class Amount(Number):
 
 FILE = FilePath(path_type=Path)
 AMOUNT = Amount()
+
+
+def check_order(terms: Mapping[str, Any], least: str, most: str) -> None:
+    """Raise InputError where the option ``least`` is more than the option ``most``, so that nothing is between them."""
+    if None not in (terms[least], terms[most]) and terms[least] > terms[most]:
+        low, high = (f"--{name.replace('_', '-')} {terms[name]:,.15g}" for name in (least, most))
+        raise InputError(f"{low} is more than {high}, so nothing is between them")
 
 
 def switch(name: str, on: str, off: str, help_text: str) -> Decorator:

@@ -175,15 +175,17 @@ def requested_recommendation(
     Raises InputError where no machine can run what is asked for, however much memory it has, as an estimate of it does.
     """
     from vlmplan.catalog import load_catalog
+    from vlmplan.request import told_with_its_file
     from vlmplan.requested import searched_model
     from vlmplan.search.long_samples import recommend_or_stretch
     from vlmplan.search.options import search_query
 
-    query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
-    query = query if compares is None else replace(query, compares=compares)
-    found = _in_words_of_file(_searched(query, recommend_or_stretch), request)
-    found.refuse_rules()
-    return found
+    with told_with_its_file(request):
+        query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
+        query = query if compares is None else replace(query, compares=compares)
+        found = _in_words_of_file(_searched(query, recommend_or_stretch), request)
+        found.refuse_rules()
+        return found
 
 
 def _in_words_of_file(found: "Recommendation", request: "Request") -> "Recommendation":

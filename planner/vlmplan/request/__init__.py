@@ -6,12 +6,14 @@ parsing   the request of options, and of the configuration of another trainer be
 videos    videos of samples, as images
 machines  the cluster of a request
 habits    what its trainer does around the steps: when it saves, and which processes open images
+mistakes  errors of a setup, told with the file of another trainer that means it
 idle_options: options that mean nothing in a setup
 samples   the workload of a request
 setup     workload and recipe of a request, completed by defaults; not handed out here, as it takes long to import
 """
 
 from vlmplan.request.machines import network_notes, requested_cluster
+from vlmplan.request.mistakes import told_with_its_file
 from vlmplan.request.parsing import configured_request, on_other_machines, own_request, parse, with_samples
 from vlmplan.request.parts import (
     EvaluationRequest,
@@ -46,5 +48,6 @@ __all__ = [
     "own_request",
     "parse",
     "requested_cluster",
+    "told_with_its_file",
     "with_samples",
 ]
