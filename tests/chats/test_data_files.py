@@ -58,3 +58,11 @@ def test_a_saved_data_set_names_no_file_elsewhere(tmp_path: Path):
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../other.arrow"}]}))
     with pytest.raises(InputError, match=r"state.json: filename is '../other.arrow'; the name of a file beside it"):
         data_files(tmp_path)
+
+
+def test_columns_of_other_names_are_those_of_dataset_info(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("Question,Response\nHow?,So.\n")
+    columns = {"prompt": "Question", "response": "Response"}
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"a": {"file_name": "a.csv", "columns": columns}}))
+    [sample], _ = read_chats(tmp_path, skips_bad=False)
+    assert [turn.text for turn in sample.turns] == ["How?", "So."]

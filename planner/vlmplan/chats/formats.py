@@ -127,7 +127,7 @@ def raw_sample(
         raise InputError(
             f"{source}: the sample has {' and '.join(found) or 'none of ' + ', '.join(_READERS)}; one is needed: "
             "messages, conversations (LLaVA), instruction and output (Alpaca), query and response (ms-swift), or "
-            "prompt and completion (TRL)" + (TEXT_ALONE if "text" in sample else "")
+            "prompt and completion (TRL)" + (TEXT_ALONE if "text" in sample else "" if found else OTHER_NAMES)
         )
     read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS.get(found[0], _described)(sample)
     for kind in KINDS:
@@ -252,6 +252,7 @@ CAPTIONS = ("text", "caption")
 
 
 TEXT_ALONE = "; a text that answers nothing is for pretraining"
+OTHER_NAMES = "; a dataset_info.json beside the file says what columns of other names are, and its folder is given then"
 
 
 def _transcripts(sample: JsonObject) -> list[str]:
