@@ -178,7 +178,7 @@ def test_where_it_does_not_fit_the_command_that_does_names_the_file(config: Path
         ("stage: sft\nbf16: true\n", ["train.yaml names no model; give --model"]),
         ("- a\n- b\n", ["train.yaml holds", "keys and values of a configuration are needed"]),
         ("a: &x [*x]\n", ["train.yaml", "alias"]),
-        ("", ["train.yaml holds null"]),
+        ("", ["train.yaml is empty"]),
     ],
 )
 def test_bad_files_get_one_sentence(config: Path, text: str, words: list[str]):
