@@ -19,11 +19,12 @@ from model_types import stored_rows
 from vlmplan.architecture.generic import OLD_EXPERTS
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.models import find_model
+from vlmplan.models import probe as model_probe
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
 from vlmplan.rehearsal.prefixes import shortened
-from vlmplan_trainer.probe import configuration, model_class
+from vlmplan_trainer.probe import configuration, layout, model_class
 
 TRIED_FIRST = ("minimax",)
 RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=1, activation_checkpointing=False)
@@ -54,6 +55,7 @@ def real_sizes(config: dict[str, Any]) -> Counter[tuple[str, int]]:
 )
 def test_names_that_experts_had_mean_parameters(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     isolated_cache(monkeypatch, tmp_path)
+    monkeypatch.setattr(model_probe, "_answer", lambda config: {"layout": json.loads(json.dumps(layout(config)))})
     config = config_of(model_type)
     (tmp_path / "config.json").write_text(json.dumps(config))
     planned = prepared_model(model_tree(find_model(str(tmp_path))), RECIPE)

@@ -2,11 +2,12 @@
 
 import json
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from vlmplan.cli.command_line import cli
 from vlmplan.units import GIB
@@ -65,14 +66,20 @@ def options_of(options: str) -> list[list[str]]:
 
 def answer_of(case: dict[str, Any]) -> dict[str, Any]:
     """The estimate of a setup that may not fit."""
-    result = CliRunner().invoke(cli, [*command_of(case), "--json"])
+    result = _result_of(tuple(command_of(case)))
     assert result.exit_code in (0, 3), result.output
     return json.loads(result.stdout)
 
 
+@cache
+def _result_of(words: tuple[str, ...]) -> Result:
+    """Tests of each case and the table of all of them ask for the same."""
+    return CliRunner().invoke(cli, [*words, "--json"])
+
+
 def estimated(case: dict[str, Any]) -> dict[str, float]:
     """GiB of the counters that were read."""
-    result = CliRunner().invoke(cli, [*command_of(case), "--json"])
+    result = _result_of(tuple(command_of(case)))
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     return {counter: answer[KEY_OF_COUNTER[counter]] / GIB for counter in case["measured_gib"]}

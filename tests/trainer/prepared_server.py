@@ -4,6 +4,7 @@ Reads one JSON object a line: {file, arguments, environment, num_ranks, folder}.
 input and gets what it writes. Answers each with a line: its exit status.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -58,6 +59,8 @@ def run_request(request: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    gc.collect()
+    gc.freeze()  # a collector that looks at what was imported writes to every page of it, and so copies it
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print must not spoil the answers
     for line in sys.stdin:
