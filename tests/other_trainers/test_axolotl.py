@@ -401,7 +401,7 @@ def test_a_loss_that_reads_the_head_has_it_from_the_root(read):
 
 
 def test_adapters_under_fsdp2_are_units_which_is_not_planned(read):
-    refused(read, LORA | SHARDS, "a unit of every adapter")
+    refused(read, LORA | SHARDS, "makes a unit of every adapter")
     assert read(LORA | SHARDS, method=Method.FULL).options["fsdp"] is True
 
 

@@ -14,8 +14,8 @@ from vlmplan.other_trainers.settings import Settings
 
 SHARDING: Final = Sharding(has_ends_apart=False, casts_trained=False)
 UNITS_OF_ADAPTERS: Final = (
-    "axolotl 0.18 makes a unit of every adapter under FSDP2: peft casts what goes into it to float32, and torch back, "
-    "so copies are kept that are not planned. A whole model is planned; DeepSpeed's stage 3 shards as much"
+    "under FSDP2 axolotl makes a unit of every adapter: peft casts what goes into it to float32, and torch back, so "
+    "copies are kept that are not planned. A whole model is planned; DeepSpeed's stage 3 shards as much"
 )
 """``_process_lora_module_for_fsdp``; ``_cast_input_dtype`` in peft's ``tuners/tuners_utils.py`` sees a shard."""
 FSDP1: Final = (

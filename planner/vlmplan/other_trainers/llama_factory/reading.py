@@ -37,8 +37,8 @@ from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
 OLDER_FSDP2 = (
-    "LLaMA-Factory 0.9.5 keeps accelerate at 1.11 or older, whose FSDP2 makes shards of frozen weights float32 too, "
-    "which is not planned; a text model that is trained as a whole is. DeepSpeed's stage 3 leaves them in 16 bit"
+    "the FSDP2 of accelerate 1.11, which LLaMA-Factory keeps to, makes shards of frozen weights float32 too, which is "
+    "not planned; a text model that is trained as a whole is. DeepSpeed's stage 3 leaves them in 16 bit"
 )
 """``requirements`` of its wheel; accelerate 1.11 ``utils/fsdp_utils.py`` ``fsdp2_prepare_model``: ``model.to(float32)``
 where the model has another type."""

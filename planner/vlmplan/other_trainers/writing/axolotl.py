@@ -81,11 +81,14 @@ def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
 
 
 def _precisions(context: LimitContext) -> tuple[Precision, ...]:
-    if context.recipe.fsdp:
-        return (Precision.BF16_PURE, Precision.FP32)
     everywhere = (Precision.BF16, Precision.FP32)
     is_full = context.is_plain and context.recipe.method is Method.FULL
-    return everywhere if is_full else (*everywhere, Precision.FP16)
+    pure = (Precision.BF16_PURE,) if context.recipe.fsdp else ()
+    return (*everywhere, *pure) if is_full or context.recipe.fsdp else (*everywhere, Precision.FP16)
+
+
+def _precisions_of_shards(context: LimitContext) -> tuple[Precision, ...] | None:
+    return (Precision.BF16_PURE, Precision.FP32) if context.recipe.fsdp else None
 
 
 def _tower(context: LimitContext) -> tuple[bool, ...] | None:
@@ -173,8 +176,15 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         field="precision",
         allowed=_precisions,
         sentence="it loads weights in the type that it computes in: wholly trained ones in bf16 or fp32, as gradients "
-        "of fp16 are scaled; those of --fsdp stay so (--precision bf16-pure), which is not to be had otherwise",
+        "of fp16 are scaled; --precision bf16-pure is not to be had without --fsdp",
         source="utils/config/__init__.py resolve_dtype; torch amp/grad_scaler.py: no fp16 gradients",
+    ),
+    Limit(
+        field="precision",
+        allowed=_precisions_of_shards,
+        sentence="under FSDP2 it leaves shards of trained weights in 16 bit, and so gradients and moments; give "
+        "--precision bf16-pure",
+        source="monkeypatch/accelerate/fsdp2.py fsdp2_prepare_model: nothing is cast",
     ),
     Limit(field="train_vision", allowed=_tower, sentence=PARTS, source="utils/freeze.py freeze_mm_modules"),
     Limit(field="train_projector", allowed=_projector, sentence=PARTS, source="utils/freeze.py freeze_mm_modules"),
