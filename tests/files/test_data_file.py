@@ -1,5 +1,6 @@
 """Samples are cut out of a file with their places; lines and lists have a length that is said."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import data_file
-from vlmplan.files.data_file import records_in
+from vlmplan.files.data_file import record_content, records_in
 
 
 def test_line_that_is_too_long_is_named_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -45,16 +46,43 @@ def test_pipe_is_no_data(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "kind"),
+    ("name", "content", "words"),
     [
-        ("data.jsonl.gz", b"\x1f\x8b\x08\0", "packed by gzip"),
-        ("data.zip", b"PK\x03\x04", "a ZIP archive"),
+        (
+            "data.zip",
+            b"PK\x03\x04",
+            r"is a ZIP archive; unpack it \(only JSONL and JSON lists may stay packed, by gzip\)",
+        ),
+        ("data.csv.gz", gzip.compress(b"a,b"), "is packed by gzip; unpack it"),
+        ("data.gz", gzip.compress(b"PAR1"), "is packed by gzip; unpack it"),
+        ("data.tar.gz", gzip.compress(b"a"), "is packed by gzip; unpack it"),
+        ("cut.jsonl.gz", gzip.compress(b"{}" * 99)[:-9], "cannot be unpacked: Compressed file ended"),
+        ("odd.jsonl.gz", b"\x1f\x8b\x09\0" + bytes(20), "cannot be unpacked: Unknown compression method"),
     ],
 )
-def test_files_of_other_kinds_are_refused_with_what_to_give(name: str, content: bytes, kind: str, tmp_path: Path):
+def test_packed_files_of_other_kinds_are_refused_with_what_to_give(
+    name: str, content: bytes, words: str, tmp_path: Path
+):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=f"{name} is {kind}, which is not read; unpack it"):
+    with pytest.raises(InputError, match=f"{name} {words}"):
         list(records_in(tmp_path / name))
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}\n\n{"b": "é"}\n', '[{"a": 1}, {"b": "é"}]'])
+def test_what_gzip_has_packed_is_read_as_it_was_before(text: str, tmp_path: Path):
+    plain, packed = tmp_path / "data.jsonl", tmp_path / "data.jsonl.gz"
+    plain.write_text(text, encoding="utf-8")
+    packed.write_bytes(gzip.compress(text.encode()))
+    found, expected = list(records_in(packed)), list(records_in(plain))
+    assert [(one.offset, one.content) for one in found] == [(one.offset, one.content) for one in expected]
+    assert [record_content(packed, one.offset, len(one.content)) for one in found] == [one.content for one in found]
+
+
+def test_a_list_that_is_too_long_once_it_is_unpacked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_file, "MAX_LIST_BYTES", 2**10)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"[{}" + b" " * 2**10))
+    with pytest.raises(InputError, match=r"a.json.gz is a list of more than"):
+        list(records_in(tmp_path / "a.json.gz"))
 
 
 def test_a_list_that_is_cut_off_is_named_at_the_place(tmp_path: Path):

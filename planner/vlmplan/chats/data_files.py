@@ -114,7 +114,7 @@ def _of_folder(path: Path) -> list[DataFile]:
 
 
 def _samples_in(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if one.suffix in SUFFIXES and one.is_file())
+    return sorted(one for one in folder.iterdir() if one.name.endswith(SUFFIXES) and one.is_file())
 
 
 def _split(file: Path) -> str | None:
@@ -150,7 +150,7 @@ def _of_info(info_path: Path, names: Sequence[str], takes: Collection[str]) -> l
             where = next((key for key in SOURCES if key in one), "file_name")
             raise InputError(f"{info_path}: {name} has its samples elsewhere ({where}); a file beside it is needed")
         columns = named_columns(name, one, takes=takes)
-        inside = sorted(each for each in found.iterdir() if each.suffix in SUFFIXES) if found.is_dir() else [found]
+        inside = sorted(each for each in found.iterdir() if each.name.endswith(SUFFIXES)) if found.is_dir() else [found]
         files += [DataFile(path=each, columns=columns, info_folder=info_path.parent) for each in inside]
     return files
 

@@ -5,16 +5,18 @@ A list is recognised by its first character, a table by its first bytes or its n
 but a list has to be JSON up to each.
 """
 
+import gzip
 import io
 import json
 import os
 import re
+import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files.arrow_table import NAMES, ArrowTable
@@ -30,12 +32,9 @@ MAX_LIST_BYTES = 2 * 2**30
 """Longest list, which is read as a whole; the largest published one (LLaVA's 665k chats) has 1 GiB."""
 MOST_OF_A_BEGINNING = 1024
 """Bytes of a line that opens an object and has nothing of it."""
-OTHER_KINDS = {
-    b"\x1f\x8b": "packed by gzip",
-    b"PK\x03\x04": "a ZIP archive",
-}
-"""By how a file begins."""
-SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", *DELIMITERS)
+GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
+"""How packed files begin: RFC 1952, and 4.3.7 of PKWARE's APPNOTE."""
+SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet", ".arrow", *DELIMITERS)
 """Of the names of files that are read."""
 TABLES_OPEN = 8
 """Tables that stay open between rows that are asked for one by one, each with a part in memory. A choice."""
@@ -58,7 +57,7 @@ def records_in(path: Path) -> Iterator[Record]:
     Raises UnavailableError for a file that cannot be read, InputError for a list or a table that is broken, at the
     place, MissingPackageError for a table whose package is not there.
     """
-    with _named_absence(path), open_regular(path) as file:
+    with _opened(path) as file:
         table = _table(path, file)
         if table is not None:
             for row in table.rows():
@@ -72,7 +71,7 @@ def records_in(path: Path) -> Iterator[Record]:
 
 def record_content(path: Path, offset: int, num_bytes: int) -> bytes:
     """The content of the record at ``offset``, which has ``num_bytes``. Raises what ``records_in`` raises."""
-    with _named_absence(path), open_regular(path) as file:
+    with _opened(path) as file:
         status = os.fstat(file.fileno())
         table = _open_table(path, status.st_size, status.st_mtime_ns)
         if table is not None:
@@ -82,9 +81,19 @@ def record_content(path: Path, offset: int, num_bytes: int) -> bytes:
 
 
 @contextmanager
-def _named_absence(path: Path) -> Generator[None]:
+def _opened(path: Path) -> Generator[BinaryIO]:
+    """The file, unpacked where it is packed by gzip."""
     try:
-        yield
+        with open_regular(path) as file:
+            is_packed = file.read(len(GZIP)) == GZIP
+            file.seek(0)
+            if not is_packed:
+                yield file
+                return
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast(BinaryIO, unpacked)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be unpacked: {' '.join(str(error).split()).rstrip('.')}") from None
     except FileNotFoundError:
         raise UnavailableError(f"{path} does not exist") from None
     except OSError as error:
@@ -94,23 +103,24 @@ def _named_absence(path: Path) -> Generator[None]:
 @lru_cache(TABLES_OPEN)
 def _open_table(path: Path, _num_bytes: int, _changed_ns: int) -> Table | None:
     """The table in a file that is as large and as old; None for JSON."""
-    with open_regular(path) as file:
+    with _opened(path) as file:
         return _table(path, file)
 
 
 def _table(path: Path, file: BinaryIO) -> Table | None:
-    """The table that a file is; None for what may be JSON, which is read from its begin then. Raises InputError for a
-    file of another kind by its first bytes."""
+    """The table that a file is; None for what may be JSON, which is read from its begin then. Raises InputError for an
+    archive and a table that is packed."""
     begin = file.read(4)
     file.seek(0)
+    is_packed, inside = isinstance(file, gzip.GzipFile), Path(path.stem).suffix.casefold()
+    if begin == ZIP or (is_packed and (begin in NAMES or inside in (*DELIMITERS, ".tar"))):
+        raise InputError(
+            f"{path} is {'a ZIP archive' if begin == ZIP else 'packed by gzip'}; unpack it (only JSONL and JSON lists "
+            f"may stay packed, by gzip)"
+        )
     if begin in NAMES:
         return ArrowTable(path, begin)
-    if path.suffix.casefold() in DELIMITERS:
-        return CsvTable(path, most_bytes=MAX_SAMPLE_BYTES)
-    kind = next((kind for mark, kind in OTHER_KINDS.items() if begin.startswith(mark)), None)
-    if kind is not None:
-        raise InputError(f"{path} is {kind}, which is not read; unpack it, samples are JSONL, a JSON list or a table")
-    return None
+    return CsvTable(path, most_bytes=MAX_SAMPLE_BYTES) if path.suffix.casefold() in DELIMITERS else None
 
 
 def records_of(name: str, content: bytes) -> Iterator[Record]:
@@ -125,7 +135,7 @@ def records_of(name: str, content: bytes) -> Iterator[Record]:
 
 def num_records_in(path: Path) -> int:
     """How many there are. Raises what ``records_in`` does."""
-    with _named_absence(path), open_regular(path) as file:
+    with _opened(path) as file:
         table = _table(path, file)
     return sum(1 for _ in records_in(path)) if table is None else table.num_rows()
 
@@ -168,12 +178,18 @@ def _check_length(source: str, num_bytes: int) -> None:
 
 
 def _whole(path: Path, file: BinaryIO) -> bytes:
-    if os.fstat(file.fileno()).st_size > MAX_LIST_BYTES:
+    blocks, left = list[bytes](), MAX_LIST_BYTES - os.fstat(file.fileno()).st_size
+    if left >= 0:
+        left = MAX_LIST_BYTES  # of what is unpacked too
+        while left >= 0 and (block := file.read(2**20)):
+            blocks.append(block)
+            left -= len(block)
+    if left < 0:
         raise InputError(
             f"{path} is a list of more than {MAX_LIST_BYTES // 2**30} GiB, which is read as a whole; with an object in "
             f"each line (JSONL) it may have any length"
         )
-    return file.read()
+    return b"".join(blocks)
 
 
 def _records_of_list(path: Path, content: bytes) -> Iterator[Record]:
