@@ -93,8 +93,9 @@ def chosen_node(choice: GpuChoice, catalog: Catalog, *, host_bytes: int | None =
             num_vcpus=num_host_cpus(),
             host_ram_source=source,
         )
-        speed = "no speed is known of it" if node.gpu.calibration is None else "its speed was measured"
-        return ChosenNode(node=node, notes=(f"cpu stands for this machine's processor; {speed}",))
+        is_measured = node.gpu.calibration is not None
+        speed = "was measured" if is_measured else "is not known (vlmplan calibrate --gpu cpu:2 measures it)"
+        return ChosenNode(node=node, notes=(f"cpu is this machine's processor, whose speed {speed}",))
     return ChosenNode(node=with_host_bytes(Node(gpu=catalog.gpu(choice.name), num_gpus=num_gpus), host_bytes))
 
 
