@@ -1,4 +1,4 @@
-"""Known attention and a mixture of experts (Granite 3, OLMoE, dots.llm1, ERNIE 4.5, ...) against transformers."""
+"""Known attention and a mixture of experts (Granite 3, OLMoE, ERNIE 4.5, Laguna, ...) against transformers."""
 
 import pytest
 
@@ -109,7 +109,29 @@ COHERE = {
     "num_experts": 8,
     "sliding_window": 64,
 }
+LAGUNA = {
+    "model_type": "laguna",
+    **SIZES,
+    "hidden_size": 512,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
 CONFIGS = {
+    "laguna": LAGUNA,
+    "laguna with windows, numbers of heads, gates of elements, capped routers": {
+        **LAGUNA,
+        "gating": "per-element",
+        "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        "sliding_window": 64,
+        "num_attention_heads_per_layer": [4, 8, 8, 4],
+        "moe_router_logit_softcapping": 3.0,
+        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
     "afmoe": AFMOE,
     "afmoe with scaled embeddings and biases, two dense layers, tied": {
         **AFMOE,
@@ -239,6 +261,11 @@ def test_other_ways_of_cohere_to_choose_and_to_add_are_refused(key):
 def test_layers_of_different_numbers_of_experts_are_refused():
     with pytest.raises(InputError, match="moe_topk"):
         predicted_step({**HUNYUAN, "moe_topk": [2, 2, 1, 1]}, BATCH)
+
+
+def test_numbers_of_heads_are_for_each_layer():
+    with pytest.raises(InputError, match=r"num_attention_heads_per_layer is \[4, 4\]; a number for each of 4 layers"):
+        predicted_step({**LAGUNA, "num_attention_heads_per_layer": [4, 4]}, BATCH)
 
 
 def test_clipped_queries_are_refused():

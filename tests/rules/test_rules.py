@@ -25,6 +25,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.lora_targets import INDEXER_LINEARS, TOKEN_INDEXER_LINEARS
 from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import (
@@ -57,7 +58,10 @@ PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma",
 SMOLVLM = ModelFacts(id="smolvlm2", model_types=frozenset({"smolvlm", "llama"}), model_type="smolvlm")
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
 GEMMA_3N = ModelFacts(id="gemma-3n", model_types=frozenset({"gemma3n_text"}))
-DEEPSEEK_V4 = ModelFacts(id="deepseek-v4", model_types=frozenset({"deepseek_v4"}), has_indexer=True)
+DEEPSEEK_V4 = ModelFacts(id="deepseek-v4", model_types=frozenset({"deepseek_v4"}), indexer_linears=INDEXER_LINEARS)
+DEEPSEEK_V32 = ModelFacts(
+    id="deepseek-v3.2", model_types=frozenset({"deepseek_v32"}), indexer_linears=TOKEN_INDEXER_LINEARS
+)
 BIG_BIRD = ModelFacts(
     id="bigbird", model_types=frozenset({"bigbird_pegasus"}), model_type="bigbird_pegasus", is_encoder_decoder=True
 )
@@ -582,10 +586,12 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(LORA.with_changes(lora_exclude="o_a_proj"), model=DEEPSEEK_V4),
             case(LORA.with_changes(lora_exclude="o_a_proj,indexer.kv_proj"), model=DEEPSEEK_V4),
+            case(LORA, model=DEEPSEEK_V32),
         ],
         [
+            case(LORA.with_changes(lora_exclude=default_lora_exclude(DEEPSEEK_V32)), model=DEEPSEEK_V32),
             case(LORA.with_changes(lora_exclude=default_lora_exclude(DEEPSEEK_V4)), model=DEEPSEEK_V4),
-            case(LORA.with_changes(lora_exclude="o_a_proj"), model=DEEPSEEK_V4._replace(has_indexer=False)),
+            case(LORA.with_changes(lora_exclude="o_a_proj"), model=DEEPSEEK_V4._replace(indexer_linears=())),
             case(LORA.with_changes(lora_targets="attention"), model=DEEPSEEK_V4),
             case(PLAIN, model=DEEPSEEK_V4),
         ],

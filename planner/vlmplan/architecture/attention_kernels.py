@@ -183,11 +183,19 @@ def eager_attention(
 
 
 def attention_with_sinks(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Parameter, *, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    sinks: Parameter | None,
+    *,
+    dropout: float = 0.0,
+    holds_scores: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """``eager_attention_forward`` of GPT-OSS and its copies: (result, weights). The softmax runs over the scores and
-    the sink of each head, in the scores' type; ``mask`` is added.
+    the sink of each head, where there are some, in the scores' type; ``mask`` is added.
 
+    ``holds_scores``: whether what the softmax is made of has a name of its own; in MiMo the weights get that.
     A single head of keys for all queries is written out by the products, where there is more than one sample.
     """
     batch, num_heads, num_tokens, head_dim = q.shape
@@ -195,19 +203,26 @@ def attention_with_sinks(
     scores = (batch, num_heads, num_tokens, num_keys)
     is_shared = k.shape[1] == 1 < num_heads
     keys, values = (repeat_kv(x, num_heads, copies=not is_shared) for x in (k, v))
-    weights = ops.matmul(cast(q), _operand(keys, copies=is_shared), scores, head_dim)
-    weights = ops.scale(weights)
-    weights = ops.add(weights, mask)
-    widest = ops.promoted(weights.dtype, sinks.dtype)
-    sink_scores = ops.expand_weight(sinks, (*scores[:-1], 1), tape)
-    combined = ops.concatenate([ops.to(weights, widest), sink_scores], (*scores[:-1], num_keys + 1))
+    combined = ops.matmul(cast(q), _operand(keys, copies=is_shared), scores, head_dim)
+    combined = ops.scale(combined)
+    combined = ops.add(combined, mask)
+    held = combined if holds_scores else None
+    if sinks is not None:
+        widest = ops.promoted(combined.dtype, sinks.dtype)
+        sink_scores = ops.expand_weight(sinks, (*scores[:-1], 1), tape)
+        combined = ops.concatenate([ops.to(combined, widest), sink_scores], (*scores[:-1], num_keys + 1))
     combined = ops.subtract(combined, ops.maximum_last(combined))
     probabilities = ops.softmax(combined, combined.dtype)
-    weights = ops.dropout(ops.slice_last(probabilities, num_keys), dropout, is_module=False)
+    kept = probabilities if sinks is None else ops.slice_last(probabilities, num_keys)
+    weights = ops.dropout(kept, dropout, is_module=False)
     weights = ops.to(weights, v.dtype)
+    del held
+    if not holds_scores:
+        del combined
     copies = is_shared or v.shape[1] == num_heads
-    out = ops.matmul(cast(weights), _operand(values, copies=copies), q.shape, num_keys)
-    out = ops.copy(out, batch, num_tokens, num_heads * head_dim)
+    value_shape = (*q.shape[:-1], v.shape[-1])
+    out = ops.matmul(cast(weights), _operand(values, copies=copies), value_shape, num_keys)
+    out = ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
     return out, weights
 
 

@@ -39,7 +39,7 @@ MEETING = ("attend", "call")
 """How tokens meet what comes of images where they attend to it."""
 OLD_EXPERTS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(
-        ("beam", "deepseek_v32", "glm_moe_dsa", "longcat_flash"),
+        ("beam", "longcat_flash"),
         OLD_EXPERT_NAMES,
     ),
     "minimax": Mixtral.PARAMETER_TARGETS,

@@ -8,7 +8,6 @@ from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AdapterDtype, LossKind, Me
 from vlmplan.recipe.lora_targets import (
     CLAMPING_TYPES,
     GROUPED_LINEAR,
-    INDEXER_LINEARS,
     INDEXING_TYPES,
     READ_WEIGHT,
     STATE_OUTPUT,
@@ -77,7 +76,9 @@ def default_lora_exclude(model: ModelFacts) -> str | None:
     if names:
         return ",".join(names)
     if model.model_types & INDEXING_TYPES:
-        return ",".join((GROUPED_LINEAR, *(INDEXER_LINEARS if model.has_indexer else ())))
+        return ",".join((GROUPED_LINEAR, *model.indexer_linears))
+    if model.indexer_linears:
+        return ",".join(model.indexer_linears)
     if not model.model_types & PATCH_CONVOLUTION_TYPES:
         return None
     return ",".join((*_numbered(model), PATCH_CONVOLUTION))
@@ -133,9 +134,9 @@ def a_projection_in_groups_has_no_adapter(context: RuleContext) -> str | None:
 @ADAPTER_RULES.warning("transformers modeling_deepseek_v4.py DeepseekV4Indexer.forward: it returns positions (seen)")
 def an_indexer_has_no_adapter(context: RuleContext) -> str | None:
     model, recipe = context.model, context.recipe
-    if model is None or not recipe.trains_adapters or not model.has_indexer:
+    if model is None or not recipe.trains_adapters or not model.indexer_linears:
         return None
-    if recipe.lora_targets != ALL_LINEAR or _leaves_out(recipe, *INDEXER_LINEARS):
+    if recipe.lora_targets != ALL_LINEAR or _leaves_out(recipe, *model.indexer_linears):
         return None
     return (
         f"--lora-targets all-linear adapts the indexer of {model.id}, to which no gradient comes: these adapters stay "

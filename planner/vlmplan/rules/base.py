@@ -8,7 +8,12 @@ from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe.lora_targets import INDEXING_TYPES
+from vlmplan.recipe.lora_targets import (
+    INDEXER_LINEARS,
+    INDEXING_TYPES,
+    TOKEN_INDEXER_LINEARS,
+    TOKEN_INDEXING_TYPES,
+)
 from vlmplan.workload import ModelFiles
 
 
@@ -42,8 +47,8 @@ class ModelFacts(NamedTuple):
     quant_method: str | None = None
     """What its checkpoint is packed with."""
     is_encoder_decoder: bool = False
-    has_indexer: bool = False
-    """Whether some layer chooses keys by weights to which no gradient comes."""
+    indexer_linears: tuple[str, ...] = ()
+    """Linears by which some layer chooses keys, and to which no gradient comes."""
     can_checkpoint: bool = True
     """Whether its layers can be run again in backward."""
 
@@ -146,9 +151,15 @@ def model_facts(files: ModelFiles) -> ModelFacts:
         attention=files.attention,
         quant_method=files.quant_method,
         is_encoder_decoder=files.is_encoder_decoder,
-        has_indexer=files.model_type in INDEXING_TYPES and CHOOSING in attention_kinds(own),
+        indexer_linears=_indexer_linears(files.model_type, own),
         can_checkpoint=files.can_checkpoint,
     )
+
+
+def _indexer_linears(model_type: str, config: Config) -> tuple[str, ...]:
+    if model_type in TOKEN_INDEXING_TYPES:
+        return TOKEN_INDEXER_LINEARS
+    return INDEXER_LINEARS if model_type in INDEXING_TYPES and CHOOSING in attention_kinds(config) else ()
 
 
 def _count(config: Mapping[str, Any], name: str) -> int | None:

@@ -17,15 +17,16 @@ MODEL_RULES = RuleBook()
 
 TYPES_WITHOUT_SDPA = frozenset(
     """bloom codegen deepseek_v4 falcon_mamba gemma2 got_ocr2 gpt_neo gpt_oss gptj granite_swa granitemoe_swa mamba
-    mamba2 mpt pp_chart2table vaultgemma xglm""".split()
+    mamba2 mimo_v2_flash mpt pp_chart2table vaultgemma xglm""".split()
 )
 TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
     """blip-2 bloom codegen deepseek_ocr2 deepseek_v4 deepseek_vl_hybrid falcon_mamba gemma3n got_ocr2 gpt_oss
-    granite_swa granitemoe_swa lfm2_vl llama4 llama4_text mamba mamba2 mllama mpt pp_chart2table xglm""".split()
+    granite_swa granitemoe_swa lfm2_vl llama4 llama4_text mamba mamba2 mimo_v2_flash mllama mpt pp_chart2table
+    xglm""".split()
 )
-"""deepseek_v4: its heads are wider than the kernels take. gpt_oss and Granite SWA: transformers puts kernels that it
-downloads in the place of every other flash implementation. deepseek_ocr2, deepseek_vl_hybrid, gemma3n and lfm2_vl: the
-class of the tower refuses it."""
+"""deepseek_v4: its heads are wider than the kernels take. gpt_oss, Granite SWA and MiMo: transformers puts kernels that
+it downloads in the place of every other flash implementation. deepseek_ocr2, deepseek_vl_hybrid, gemma3n and lfm2_vl:
+the class of the tower refuses it."""
 FLASH_CAPABILITY = (8, 0)
 """The compute capability from which on torch has a flash kernel, which alone takes grouped heads."""
 

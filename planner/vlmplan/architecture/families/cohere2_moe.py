@@ -9,7 +9,6 @@ from dataclasses import replace
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.cohere import CohereLayer, CohereNorm
-from vlmplan.architecture.families.deepseek_v3 import DENSE, SPARSE
 from vlmplan.architecture.families.group_router import NamedExpertsLM
 from vlmplan.architecture.families.llama import (
     Decoder,
@@ -19,7 +18,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     windows_by_type,
 )
-from vlmplan.architecture.families.moe import Experts, top
+from vlmplan.architecture.families.moe import Experts, sparse_by_name, top
 from vlmplan.architecture.modules import Module, RMSNorm
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
@@ -100,33 +99,26 @@ class ScaledNamedLM(NamedExpertsLM):
 
 def decoder(config: Config) -> Decoder:
     shape = decoder_shape(config)
-    num_layers, num_dense = shape.num_layers, config.optional_integer("first_k_dense_replace") or 0
+    num_dense = config.optional_integer("first_k_dense_replace") or 0
     front, behind = config.integer("prefix_dense_sliding_window_pattern"), config.integer("sliding_window_pattern")
     windows = windows_by_type(
         config, lambda index: (index + 1) % front != 0 if index < num_dense else (index - num_dense + 1) % behind != 0
     )
     shape = replace(shape, windows=windows)
-    types = config.names_by_layer("mlp_layer_types") or tuple(
-        DENSE if index < num_dense else SPARSE for index in range(num_layers)
-    )
-    if not set(types) <= {DENSE, SPARSE}:
-        raise not_allowed(CONFIG, "mlp_layer_types", sorted(set(types)), f"names out of {DENSE} and {SPARSE}")
     norm: Callable[[int], Module] = CohereNorm if config.get("rms_norm_eps") is None else RMSNorm
 
-    def layer(kind: tuple[int | None, str]) -> CohereLayer:
-        window, mlp = kind
-        rotates = window is not None or (mlp == DENSE and front == 1)
+    def layer(kind: tuple[int | None, bool]) -> CohereLayer:
+        window, is_sparse = kind
+        rotates = window is not None or (not is_sparse and front == 1)
         made = CohereLayer(shape, window, norms_heads=False, has_positions=rotates)
         inner = config.integer("prefix_dense_intermediate_size", shape.intermediate_size)
         made.mlp = (
-            CohereMoe(config, shape)
-            if mlp == SPARSE
-            else GatedMlp(shape.hidden_size, inner, activation=shape.activation)
+            CohereMoe(config, shape) if is_sparse else GatedMlp(shape.hidden_size, inner, activation=shape.activation)
         )
         made.input_layernorm = norm(shape.hidden_size)
         return made
 
-    kinds = list(zip(windows, types, strict=True))
+    kinds = list(zip(windows, sparse_by_name(config, num_dense=num_dense), strict=True))
     masked = (None, config.integer("sliding_window"))
     return Decoder(shape, stack_of_kinds(kinds, layer), norm=norm, masked_windows=masked)
 

@@ -182,18 +182,18 @@ class IndexerScorer(Module):
         """q (batch, tokens, heads, head_dim), keys (batch, windows, head_dim); scores (batch, tokens, windows)."""
         batch, num_tokens, num_heads, _ = q.shape
         num_windows = keys.shape[1]
-        scores = _products(q, keys)
+        scores = indexed_products(q, keys)
         scores = ops.scale(ops.relu(scores))
         weights = ops.scale(ops.to(self.weights_proj(x), DType.FLOAT32))
         weighted = chunks.outer(scores, weights.view(batch, num_tokens, num_heads, 1), scores.shape)
         return ops.total(weighted, (batch, num_tokens, num_windows))
 
 
-def _products(q: Tensor, keys: Tensor) -> Tensor:
+def indexed_products(q: Tensor, keys: Tensor, *, is_in_order: bool = False) -> Tensor:
     """``torch.matmul(q.float(), keys.transpose(-1, -2).float().unsqueeze(1))``, (batch, tokens, heads, windows).
 
     ``at::matmul`` makes one dimension of samples and tokens: of a single sample by views, else by copies, so that every
-    token has all keys of its sample.
+    token has all keys of its sample. ``is_in_order``: q lies in memory as it is, so that it needs none.
     """
     batch, num_tokens, num_heads, width = q.shape
     num_windows = keys.shape[1]
@@ -202,7 +202,7 @@ def _products(q: Tensor, keys: Tensor) -> Tensor:
     if q.tape.autocast is not None:
         left, right = ops.to(left, q.tape.autocast), ops.to(right, q.tape.autocast)
     if batch > 1:
-        left = ops.copy(left)
+        left = left if is_in_order else ops.copy(left)
         right = chunks.repeat_heads(right, batch, num_tokens, width, num_windows)
     return ops.matmul(left, right, (batch, num_tokens, num_heads, num_windows), width)
 

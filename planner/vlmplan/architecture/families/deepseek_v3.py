@@ -7,15 +7,13 @@ DeepSeek and GLM-4.7 for those of Qwen2-MoE's in transformers 4; it knows none o
 """
 
 from vlmplan.architecture.causal_lm import CausalLM
-from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, stack_of_kinds
+from vlmplan.architecture.families.moe import sparse_by_name
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.files.json_reader import not_allowed
-
-DENSE, SPARSE = "dense", "sparse"
 
 
 def sparse_layers(config: Config) -> list[bool]:
@@ -24,12 +22,7 @@ def sparse_layers(config: Config) -> list[bool]:
     if config.model_type == "youtu":
         return [False] * num_layers
     if config.model_type == "glm4_moe_lite":
-        types = config.names_by_layer("mlp_layer_types")
-        if types is None:
-            return [index > 0 for index in range(num_layers)]
-        if not set(types) <= {DENSE, SPARSE}:
-            raise not_allowed(CONFIG, "mlp_layer_types", sorted(set(types)), f"names out of {DENSE} and {SPARSE}")
-        return [name == SPARSE for name in types]
+        return sparse_by_name(config)
     num_dense = config.count("first_k_dense_replace")
     return [index >= num_dense for index in range(num_layers)]
 

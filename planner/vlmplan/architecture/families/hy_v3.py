@@ -7,8 +7,7 @@ one token is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.deepseek_v3 import DENSE, SPARSE
+from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Decoder,
     DecoderLayer,
@@ -17,13 +16,12 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
 )
-from vlmplan.architecture.families.moe import Experts, top
+from vlmplan.architecture.families.moe import Experts, sparse_by_name, top
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 
@@ -81,11 +79,10 @@ class HyMoe(Module):
 def decoder(config: Config) -> Decoder:
     shape = replace(decoder_shape(config), qk_norm=True)
     # ``HYV3Config.__post_init__``: the first layer is dense.
-    types = config.names_by_layer("mlp_layer_types") or (DENSE, *(SPARSE,) * (shape.num_layers - 1))
-    if not set(types) <= {DENSE, SPARSE}:
-        raise not_allowed(CONFIG, "mlp_layer_types", sorted(set(types)), f"names out of {DENSE} and {SPARSE}")
-
-    def layer(kind: str) -> DecoderLayer:
-        return DecoderLayer(shape, mlp=HyMoe(config, shape) if kind == SPARSE else None)
-
-    return Decoder(shape, stack_of_kinds(types, layer))
+    return Decoder(
+        shape,
+        stack_of_kinds(
+            sparse_by_name(config),
+            lambda is_sparse: DecoderLayer(shape, mlp=HyMoe(config, shape) if is_sparse else None),
+        ),
+    )

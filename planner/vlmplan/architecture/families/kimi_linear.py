@@ -11,11 +11,12 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.deepseek_v3 import DENSE, SPARSE, latent_decoder_shape
+from vlmplan.architecture.families.deepseek_v3 import latent_decoder_shape
 from vlmplan.architecture.families.group_router import shared_experts_block
 from vlmplan.architecture.families.kimi_delta import KimiDeltaAttention, kimi_delta_shape
 from vlmplan.architecture.families.latent_attention import LatentAttention, latent_shape
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, RotaryContext, stack_of_kinds
+from vlmplan.architecture.families.moe import sparse_by_name
 from vlmplan.architecture.families.qwen3_5 import FULL, LINEAR
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
@@ -33,7 +34,7 @@ class PlainLatentAttention(LatentAttention):
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         batch, num_tokens, _ = x.shape
         shape, one = self.shape, (batch, 1, num_tokens)
-        q = self.queries(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        q = self.queries(x)[0].view(batch, shape.num_heads, num_tokens, shape.head_dim)
         compressed = self.kv_a_proj_with_mqa(x)
         latent, shared = ops.split(compressed, (*one, shape.kv_rank), (*one, shape.rotary_width))
         latent = self.kv_a_layernorm(latent)
@@ -79,13 +80,8 @@ def layer_types(config: Config) -> Sequence[str]:
 
 def sparse_layers(config: Config) -> list[bool]:
     """Whether each layer has experts: by ``mlp_layer_types``, else all behind ``first_k_dense_replace``."""
-    names = config.names_by_layer("mlp_layer_types")
-    if names is None:
-        num_dense = config.count("first_k_dense_replace") if "first_k_dense_replace" in config else 1
-        return [index >= num_dense for index in range(config.integer("num_hidden_layers"))]
-    if not set(names) <= {DENSE, SPARSE}:
-        raise not_allowed(CONFIG, "mlp_layer_types", sorted(set(names)), f"names out of {DENSE} and {SPARSE}")
-    return [name == SPARSE for name in names]
+    num_dense = config.count("first_k_dense_replace") if "first_k_dense_replace" in config else 1
+    return sparse_by_name(config, num_dense=num_dense)
 
 
 def decoder(config: Config) -> KimiDecoder:

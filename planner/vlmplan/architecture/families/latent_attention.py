@@ -5,6 +5,7 @@ Queries and keys have a part without positions (``qk_nope_head_dim``) and a rota
 have a width of their own (``v_head_dim``). A cache for generation has the narrow tensor and the rotated key alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
@@ -18,6 +19,9 @@ from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
+
+INTERLEAVED_TYPES = ("deepseek_v32", "glm_moe_dsa")
+"""Types that rotate pairs of elements whatever the file says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ def latent_shape(config: Config) -> LatentShape:
         rotary_width=config.integer("qk_rope_head_dim"),
         value_width=config.integer("v_head_dim", config.integer("hidden_size") // num_heads),
         has_bias=config.boolean("attention_bias"),
-        is_interleaved=config.boolean("rope_interleave"),
+        is_interleaved=config.model_type in INTERLEAVED_TYPES or config.boolean("rope_interleave"),
         scales_queries=config.model_type == "mistral4",
         rotates_complex=config.model_type == "deepseek_v2",
     )
@@ -94,7 +98,7 @@ class LatentAttention(Module):
         batch, num_tokens, _ = x.shape
         shape = self.shape
         heads = (batch, shape.num_heads, num_tokens)
-        q = self.queries(x)
+        q, q_latent = self.queries(x)
         q_pass, q_rotated = ops.split(q, (*heads, shape.plain_width), (*heads, shape.rotary_width))
         compressed = self.kv_a_proj_with_mqa(x)
         one = (batch, 1, num_tokens)
@@ -107,16 +111,25 @@ class LatentAttention(Module):
         if shape.scales_queries:
             queries = ops.mul(queries, x.tape.tensor((1, 1, num_tokens, 1), queries.dtype))
         k, v = self.expanded(latent, k_rotated)
-        mask = context.masks.get(None)
+        mask, held = self.mask(x, q_latent, context)
         out = attend(context.backend, queries, k, v, is_causal=True, mask=mask, scores=shape.scores, is_cached=False)
         out = heads_together(context.backend, queries, k, out, has_mask=mask is not None, value_dim=shape.value_width)
-        return self.o_proj(out)
+        out = self.o_proj(out)
+        del held
+        return out
 
-    def queries(self, x: Tensor) -> Tensor:
-        """The queries, of shape (batch, tokens, heads * head_dim)."""
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The queries, of shape (batch, tokens, heads * head_dim), and the narrow tensor of which they are made, where
+        something else reads that."""
         if self.shape.q_rank is None:
-            return self.q_proj(x)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+            return self.q_proj(x), None
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))), None
+
+    def mask(
+        self, x: Tensor, q_latent: Tensor | None, context: RotaryContext
+    ) -> tuple[Tensor | None, Sequence[Tensor]]:
+        """What the attention of x is masked with, and what it was made of that is there until ``forward`` returns."""
+        return context.masks.get(None), ()
 
     def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         if self.shape.rotates_complex:

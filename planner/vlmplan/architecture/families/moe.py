@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape
 from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.leaf_module import LeafModule
@@ -26,7 +26,11 @@ from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
+from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
+
+DENSE, SPARSE = "dense", "sparse"
+"""Names of the two kinds of layers in ``mlp_layer_types``."""
 
 
 class Experts(AdaptableModule):
@@ -315,3 +319,14 @@ def has_experts(config: Config, num_layers: int) -> list[bool]:
     dense_layers = config.integers("mlp_only_layers")
     step = config.integer("decoder_sparse_step", 1)
     return [index not in dense_layers and (index + 1) % step == 0 for index in range(num_layers)]
+
+
+def sparse_by_name(config: Config, *, num_dense: int = 1) -> list[bool]:
+    """Whether each layer has experts: by ``mlp_layer_types``, else all behind the first ``num_dense`` ones."""
+    num_layers = config.integer("num_hidden_layers")
+    types = config.names_by_layer("mlp_layer_types")
+    if types is None:
+        return [index >= num_dense for index in range(num_layers)]
+    if not set(types) <= {DENSE, SPARSE}:
+        raise not_allowed(CONFIG, "mlp_layer_types", sorted(set(types)), f"names out of {DENSE} and {SPARSE}")
+    return [name == SPARSE for name in types]

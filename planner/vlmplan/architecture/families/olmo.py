@@ -122,7 +122,8 @@ class PositionsByWindow(Decoder):
 
     def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
         masks = causal_masks(x, backend, self.windows)
-        contexts = {window: RotaryContext(backend, *self.positions(x), masks) for window in dict.fromkeys(self.windows)}
+        positions = {window: self.positions_within(window, x) for window in dict.fromkeys(self.windows)}
+        contexts = {window: RotaryContext(backend, *both, masks) for window, both in positions.items()}
         # A layer that has no attention has no use for positions either.
         nothing = RotaryContext(backend, x.tape.tensor((0,), x.dtype), x.tape.tensor((0,), x.dtype))
 
@@ -131,6 +132,10 @@ class PositionsByWindow(Decoder):
             return contexts[windows[0]].with_masks_of(windows) if windows else nothing
 
         return context_of
+
+    def positions_within(self, window: int | None, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of layers with this window."""
+        return self.positions(x)
 
 
 def decoder(config: Config) -> Decoder:

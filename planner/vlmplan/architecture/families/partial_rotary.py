@@ -1,8 +1,11 @@
 """Rotary positions on the first part of each head, halves rotated (``apply_rotary_pos_emb`` of GLM and Qwen3.5)."""
 
+from collections.abc import Mapping, Sequence
+
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Attention, RotaryContext
+from vlmplan.architecture.families.olmo import PositionsByWindow
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -37,6 +40,37 @@ class PartlyRotatedAttention(Attention):
 
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         return partly_rotated(q, k, context.cos, context.sin)
+
+
+class KindsRotatedDecoder(PositionsByWindow):
+    """A decoder that makes positions for each kind of layer, as wide as the part of a head that those rotate."""
+
+    rotary_widths: Mapping[int | None, int]
+    """By the window of a layer."""
+
+    def positions_within(self, window: int | None, x: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (1, 1, x.shape[1], self.rotary_widths[window])
+        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers, as ``rope_parameters`` names them."""
+
+
+def rotary_widths(
+    config: Config, head_dim: int, windows: Sequence[int | None], *, default: float, unnamed: Mapping[str, float]
+) -> dict[int | None, int]:
+    """How much of each head is rotated by the windows that layers have. ``default``: the fraction that a kind of layer
+    has where its ``rope_parameters`` name none; ``unnamed``: those of a file without ``rope_parameters``."""
+    parameters = config.mapping("rope_parameters") if config.get("rope_parameters") else None
+    widths: dict[int | None, int] = {}
+    for window in dict.fromkeys(windows):
+        kind = FULL if window is None else SLIDING
+        named = (
+            unnamed[kind] if parameters is None else parameters.mapping(kind).number("partial_rotary_factor", default)
+        )
+        widths[window] = int(head_dim * named)
+    return widths
 
 
 def rotary_fraction(text: Config, default: float = 1.0) -> float:
