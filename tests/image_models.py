@@ -93,33 +93,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
     },
     {"model_type": "cosmos3_edge", **IMAGE},
     {
-        "model_type": "deepseek_ocr2",
-        **IMAGE,
-        "text_config": text(
-            "deepseek_ocr2_text",
-            num_hidden_layers=3,
-            mlp_layer_types=["dense", "sparse", "sparse"],
-            n_routed_experts=8,
-            num_experts_per_tok=2,
-            moe_intermediate_size=512,
-        ),
-        "vision_config": {
-            "sam_config": {
-                "num_hidden_layers": 4,
-                "global_attn_indexes": [1, 3],
-                "mlp_dim": 3072,
-                "downsample_channels": [512, 896],
-            },
-            "encoder_config": {
-                "hidden_size": 896,
-                "intermediate_size": 2432,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 14,
-                "num_key_value_heads": 2,
-            },
-        },
-    },
-    {
         "model_type": "dots3_note",
         **IMAGE,
         "text_config": text(
@@ -425,6 +398,33 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
             "num_attention_heads": 12,
             "output_channels": 256,
             "image_size": 1024,
+        },
+    },
+    {
+        "model_type": "deepseek_ocr2",
+        **IMAGE,
+        "text_config": text(
+            "deepseek_ocr2_text",
+            num_hidden_layers=3,
+            mlp_layer_types=["dense", "sparse", "sparse"],
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=512,
+        ),
+        "vision_config": {
+            "sam_config": {
+                "num_hidden_layers": 4,
+                "global_attn_indexes": [1, 3],
+                "mlp_dim": 3072,
+                "downsample_channels": [512, 896],
+            },
+            "encoder_config": {
+                "hidden_size": 896,
+                "intermediate_size": 2432,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 14,
+                "num_key_value_heads": 2,
+            },
         },
     },
 )

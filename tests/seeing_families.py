@@ -23,8 +23,12 @@ class Seeing:
     num_axes: int = 0
     side: int | None = None
     """Of the images that the processor has room for, whatever the tower here takes."""
+    own: Mapping[str, Any] | None = None
+    """The ``vision_config`` that suits the processor's own settings, where those here do not."""
     needs: str | None = None
     attention: str = "sdpa"
+    tolerance: float = 0.002
+    """Of bytes on the CPU, whose norms of 16 bit keep means and deviations in 16 bit too, and CUDA's in 32."""
     num_around: int = 0
     """Tokens around an image that its processor wants to see, which a chat template writes."""
     has_processor: bool = True
@@ -228,6 +232,36 @@ FAMILIES: Mapping[str, Seeing] = {
         projectors=("model.aligner",),
         side=336,
     ),
+    "deepseek_ocr2": Seeing(
+        config={
+            "model_type": "deepseek_ocr2",
+            "image_token_id": IMAGE_TOKEN,
+            "text_config": text(
+                "deepseek_ocr2_text",
+                mlp_layer_types=["dense", "sparse", "sparse"],
+                n_routed_experts=8,
+                num_experts_per_tok=2,
+                moe_intermediate_size=96,
+            ),
+            "vision_config": {
+                "sam_config": {**GOT["vision_config"], "downsample_channels": [96, 128]},
+                "encoder_config": {
+                    "hidden_size": 128,
+                    "intermediate_size": 320,
+                    "num_hidden_layers": 3,
+                    "num_attention_heads": 4,
+                    "num_key_value_heads": 2,
+                },
+            },
+        },
+        settings={
+            "image_processor_type": "DeepseekOcr2ImageProcessor",
+            "size": {"height": 256, "width": 256},
+            "tile_size": 192,
+        },
+        attention="eager",
+        own={"sam_config": {"num_hidden_layers": 1}, "encoder_config": {"num_hidden_layers": 1}},
+    ),
     "deepseek_vl_hybrid": Seeing(
         config={
             "model_type": "deepseek_vl_hybrid",
@@ -245,6 +279,7 @@ FAMILIES: Mapping[str, Seeing] = {
         projectors=("model.aligner", "model.high_res_vision_neck", "model.high_res_vision_alpha"),
         side=336,
         attention="eager",
+        tolerance=0.005,
     ),
     "janus": Seeing(
         config={
@@ -286,6 +321,9 @@ FAMILIES: Mapping[str, Seeing] = {
 
 def of_side(said: Seeing) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """The configuration and settings of images of the processor's own side."""
+    if said.own is not None:
+        settings = {"image_processor_type": said.settings["image_processor_type"]}
+        return {**said.config, "vision_config": dict(said.own)}, settings
     if said.side is None:
         return said.config, said.settings
     is_one = isinstance(said.config["vision_config"]["image_size"], int)
@@ -299,6 +337,6 @@ def of_side(said: Seeing) -> tuple[dict[str, Any], Mapping[str, Any]]:
 DEFAULTS: Mapping[str, dict[str, Any]] = {
     f"{name} by default": {"model_type": name}
     for name in FAMILIES
-    if name not in ("glmga", "hunyuan_vl", "minicpm_ocr")
+    if name not in ("deepseek_ocr2", "glmga", "hunyuan_vl", "minicpm_ocr")
 }
 """As transformers' classes have them, where their parts fit."""

@@ -63,8 +63,8 @@ def predicted_step(
             if isinstance(event, Span):
                 peak = max(peak, live + event.peak_bytes)
                 live += event.delta_bytes
-            elif isinstance(event, GradientReady) and not keeps_gradients:
-                live -= event.num_bytes
+            elif isinstance(event, GradientReady) and not keeps_gradients and event.part.is_last:
+                live -= event.num_bytes * (1 if event.part.is_first else 2)  # with the part that came first
     batch_events = trace.sections["batch"].forward
     kept = sum(event.delta_bytes for event in batch_events if isinstance(event, Span))
     freed = sum(event.delta_bytes for event in trace.after if isinstance(event, Span))

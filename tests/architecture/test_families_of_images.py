@@ -94,7 +94,7 @@ def assert_step_of(family: str, image: Any, *, images_per_sample: int, **options
         positions = torch.arange(num_tokens).view(1, 1, -1).expand(said.num_axes, 2, -1).contiguous()
         made.values["position_ids"] = positions
     options = {"attention": said.attention, **options}
-    assert_step_matches(said.config, batch, made.values, made.shapes, tolerance=0.002, **options)
+    assert_step_matches(said.config, batch, made.values, made.shapes, tolerance=said.tolerance, **options)
 
 
 @EACH

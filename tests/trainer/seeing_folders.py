@@ -49,6 +49,43 @@ SEEING: Mapping[str, Published] = {
         processor={"num_image_tokens": 4},
         named_tokens={"image_token": "<image_placeholder>"},
     ),
+    "deepseek_ocr2": Published(
+        alias="paligemma-3b",
+        config={
+            "text_config": {
+                **TEXT,
+                "model_type": "deepseek_ocr2_text",
+                "mlp_layer_types": ["dense", "sparse"],
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 16,
+            },
+            "vision_config": {
+                "sam_config": {
+                    **SAM,
+                    "patch_size": 1,
+                    "use_rel_pos": False,
+                    "global_attn_indexes": [],
+                    "downsample_channels": [16, 32],
+                },
+                "encoder_config": {
+                    **{name: TOWER[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 2,
+                },
+            },
+            "image_token_id": "$<image>",
+        },
+        image="<image>",
+        settings={
+            "size": {"height": 64, "width": 64},
+            "tile_size": 48,
+            "image_processor_type": "DeepseekOcr2ImageProcessor",
+            "processor_class": "DeepseekOcr2Processor",
+        },
+        processor={"patch_size": 1},
+        named_tokens={"image_token": "<image>"},
+    ),
     "deepseek_vl_hybrid": Published(
         alias="paligemma-3b",
         config={

@@ -303,7 +303,8 @@ class Tape(ForwardTape):
             self.move(2 * num_bytes)
             self._flush()
             self.free(num_bytes, kind)
-        self._events.append(GradientReady(parameter, num_bytes, kind, self.gradient_part))
+        part = self.parts_of_passes.get(use[1].partition("_")[0], self.gradient_part)
+        self._events.append(GradientReady(parameter, num_bytes, kind, part))
         self._begin_span()
 
     def _parameter_use(self, parameter: Parameter, node: GraphNode) -> ParameterUse:

@@ -4,7 +4,7 @@ They know shapes and element types, and hold no numbers. A tensor refers to its 
 but its operands, and the tape makes tensors: the two are one module.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from vlmplan.architecture.checkpoint_recorder import CheckpointRecorder
 from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.storage import Storage
-from vlmplan.architecture.trace import Hold, Kind
+from vlmplan.architecture.trace import GradientPart, Hold, Kind
 from vlmplan.units import DType
 
 FIRST = ".first"
@@ -198,6 +198,9 @@ class ForwardTape(CheckpointRecorder):
         self.makes_loss_inside = makes_loss_inside
         # What the model's output object holds, besides the logits (image_hidden_states).
         self.outputs: list[Tensor] = []
+        # Of layers that run in several passes: which part of a gradient each makes, by what stands before the first
+        # ``_`` in the names of its sections.
+        self.parts_of_passes: Mapping[str, GradientPart] = {}
         # What the outermost ``forward`` holds in local variables.
         self.locals: list[Tensor] = []
         # What the ``forward`` of the layer that runs holds in them, as ``_`` in ``x, _ = self.self_attn(...)``.

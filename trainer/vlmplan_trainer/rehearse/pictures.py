@@ -184,6 +184,18 @@ def _squares(pictures: Pictures) -> Made:
     return values, shapes
 
 
+def _whole_and_tiles(pictures: Pictures) -> Made:
+    """Whole images, and all tiles of all images where they have some (DeepSeek-OCR 2)."""
+    image, patch = pictures.image, _side(pictures.vision.sam_config.patch_size)
+    num_tiles = image.num_vision_sequences - 1
+    side = (image.num_overview_columns or image.num_patch_columns) * patch
+    shapes: dict[str, tuple[int, ...]] = {"pixel_values": (pictures.count, 3, side, side)}
+    if num_tiles:
+        side = image.num_patch_columns * patch
+        shapes["pixel_values_local"] = (pictures.count * num_tiles, 3, side, side)
+    return {"num_local_patches": torch.full((pictures.count,), num_tiles)}, shapes
+
+
 def _padded_patches(pictures: Pictures) -> Made:
     """Patches with their columns and rows, filled up to one number of patches for all images (Gemma 4)."""
     image = pictures.image
@@ -342,6 +354,7 @@ _FAMILIES: Mapping[str, Callable[[Pictures], Made]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     **dict.fromkeys(("blip-2", "instructblip"), _queries),
     **dict.fromkeys(("gemma4", "gemma4_unified"), _padded_patches),
+    "deepseek_ocr2": _whole_and_tiles,
     "idefics2": _idefics2,
     "lfm2_vl": _lfm2_vl,
     "llama4": _llama4,

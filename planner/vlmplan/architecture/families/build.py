@@ -15,6 +15,7 @@ VISION_FAMILIES = {
     "blip-2": "blip_2",
     "cohere2_vision": "aya_vision",
     "cosmos3_omni": "qwen3_vl",
+    "deepseek_ocr2": "deepseek_ocr2",
     "deepseek_vl": "deepseek_vl",
     "deepseek_vl_hybrid": "deepseek_vl_hybrid",
     "exaone4_5": "exaone4_5",

@@ -28,6 +28,8 @@ from vlmplan.units import DType
 
 METHODS = GREEDY, LIMITED = "greedy", "group_limited_greedy"
 """How DeepSeek-V2 chooses experts: out of all, or out of the best groups."""
+DEEPSEEK_V2 = ("deepseek_ocr2_text", "deepseek_v2")
+"""Types whose router is DeepSeek-V2's."""
 BEST_OF_GROUP = 2
 """Experts by whose scores a group is chosen: ``topk(2)``."""
 
@@ -155,14 +157,14 @@ def shared_experts_block(config: Config, shape: DecoderShape) -> SharedExpertsBl
     experts = Experts(num_experts, shape.hidden_size, inner, activation=shape.activation)
     inner *= config.integer(shared_key)
     # Others have no key mlp_bias, or a class that does not read it here.
-    bias = config.model_type == "deepseek_v2" and shape.mlp_bias
+    bias = config.model_type in DEEPSEEK_V2 and shape.mlp_bias
     shared = GatedMlp(shape.hidden_size, inner, activation=shape.activation, bias=bias)
     return SharedExpertsBlock(_router(config, num_experts, shape.hidden_size), experts, shared)
 
 
 def _router(config: Config, num_experts: int, hidden_size: int) -> GroupRouter | GreedyRouter:
     num_per_token = config.integer("num_experts_per_tok")
-    if config.model_type == "deepseek_v2":
+    if config.model_type in DEEPSEEK_V2:
         method = config.text("topk_method")
         if method not in METHODS:
             raise not_allowed(CONFIG, "topk_method", method, " or ".join(METHODS))

@@ -13,6 +13,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "blip-2": ("fixed", "query_shape"),
     "cohere2_vision": ("dynamic_tiles", "cohere2_vision_shape"),
     "cosmos3_omni": ("smart_resize", "qwen3_vl_shape"),
+    "deepseek_ocr2": ("dynamic_tiles", "deepseek_ocr2_shape"),
     "deepseek_vl": ("fixed", "deepseek_vl_shape"),
     "deepseek_vl_hybrid": ("fixed", "deepseek_vl_hybrid_shape"),
     "exaone4_5": ("smart_resize", "qwen2_vl_shape"),

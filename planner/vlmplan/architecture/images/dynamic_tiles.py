@@ -1,5 +1,5 @@
-"""Tiles of the vision tower's size in the grid that suits the image, plus a thumbnail: internvl, ovis2, aya_vision and
-cohere2_vision.
+"""Tiles of the vision tower's size in the grid that suits the image, plus a thumbnail: internvl, ovis2, aya_vision,
+cohere2_vision and deepseek_ocr2.
 
 Follows transformers 5.23: ``get_optimal_tiled_canvas`` in models/got_ocr2/image_processing_got_ocr2.py
 (``GotOcr2ImageProcessor``) with ``InternVLProcessor`` and ``AyaVisionProcessor``; ``get_min_tile_covering_grid`` in
@@ -13,6 +13,10 @@ from vlmplan.architecture.images.settings import count, flag, section, side
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError
 
+OCR2_STRIDE, OCR2_QUERIES = 4, (144, 256)
+"""Patches a side that become one feature of DeepSeek-OCR 2, and the numbers of queries that its encoder has."""
+OCR2_TILES = (2, 6)
+"""The least and the most tiles that its processor asks for."""
 _COVERING_THRESHOLD = 0.9
 MAX_TILES = 1000
 """Published processors go up to 40; trying the grids of many more takes minutes."""
@@ -38,6 +42,46 @@ def internvl_shape(image: Image) -> ImageShape:
         patch_size=patch_size,
         num_features_per_tile=math.floor(tile // patch_size * _downsample_ratio(image)) ** 2,
         num_text_tokens=2,
+    )
+
+
+def deepseek_ocr2_shape(image: Image) -> ImageShape:
+    """DeepSeek-OCR 2: the whole image on a square, and tiles of a side of their own where it is larger than one.
+
+    ``crop_to_patches``, ``min_patches`` and ``max_patches`` of preprocessor_config.json do not matter:
+    ``DeepseekOcr2Processor`` passes its own unless it is asked otherwise (``images_kwargs``).
+
+    Raises InputError for squares of which the encoder's queries are not as many as the processor writes tokens.
+    """
+    settings, vision = image.preprocessor, section(section(image.config, "vision_config"), "sam_config")
+    patch_size = side(vision, "patch_size", 16)
+    tile, whole = count(settings, "tile_size", 768), side(settings, "size", side(vision, "image_size", 1024))
+    columns, rows = 0, 0
+    if max(image.width, image.height) > tile:
+        columns, rows = closest_grid(image, tile=tile, min_tiles=OCR2_TILES[0], max_tiles=OCR2_TILES[1])
+    for pixels in (whole, tile)[: 1 + (columns > 0)]:
+        num_tokens = math.ceil(pixels / patch_size / OCR2_STRIDE) ** 2
+        if num_tokens not in OCR2_QUERIES:
+            raise InputError(
+                f"images of {pixels} x {pixels} pixels cannot be planned for deepseek_ocr2: its processor writes "
+                f"{num_tokens} tokens, and its encoder has {' or '.join(map(str, OCR2_QUERIES))} queries"
+            )
+    of_whole, of_tile = (pixels // patch_size for pixels in (whole, tile))
+    tokens = [math.ceil(patches / OCR2_STRIDE) ** 2 for patches in (of_whole, of_tile)]
+    num_tiles, patches = columns * rows, of_tile if columns else of_whole
+    num_tokens = tokens[0] + num_tiles * tokens[1] + 1
+    return ImageShape(
+        num_tokens=num_tokens,
+        num_placeholder_tokens=num_tokens,
+        num_vision_sequences=1 + num_tiles,
+        num_patch_columns=patches,
+        num_patch_rows=patches,
+        resized_width=columns * tile or whole,
+        resized_height=rows * tile or whole,
+        num_tile_columns=columns or 1,
+        num_tile_rows=rows or 1,
+        num_overview_columns=of_whole if num_tiles else 0,
+        num_overview_rows=of_whole if num_tiles else 0,
     )
 
 
