@@ -1,5 +1,6 @@
 """What a frozen vision encoder saves: peft's all-linear and full fine-tuning train it, and few jobs need that."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -38,10 +39,13 @@ class Freezing(NamedTuple):
         return _are_noticeable(self.bytes_change, self.seconds_change)
 
 
-def freezing(found: Estimate, *, chooses_sizes: bool = True) -> Freezing | None:
+def freezing(
+    found: Estimate, *, chooses_sizes: bool = True, corrected: Callable[[Estimate], Estimate] | None = None
+) -> Freezing | None:
     """The setup of ``found`` with its vision encoder frozen, where it is trained and that would change much.
 
     ``chooses_sizes``: ZeRO's sizes are chosen for what is trained then, as ``--freeze-vision`` has them.
+    ``corrected`` makes of an estimate what ``found`` is.
     """
     if not found.recipe.train_vision or not found.trained_by_part.get(Part.VISION):
         return None
@@ -68,7 +72,7 @@ def freezing(found: Estimate, *, chooses_sizes: bool = True) -> Freezing | None:
         if chooses_sizes
         else estimator.estimate(recipe, cluster, timeline)
     )
-    compared = Freezing(trained=found, frozen=frozen)
+    compared = Freezing(trained=found, frozen=frozen if corrected is None else corrected(frozen))
     return compared if compared.is_noticeable else None
 
 

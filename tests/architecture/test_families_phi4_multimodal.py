@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cli_calls import call, folder_of
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
 from vlmplan.architecture.families import build_model
@@ -253,3 +254,15 @@ def test_values_that_no_tower_can_have_are_refused():
     ):
         with pytest.raises(InputError, match=words):
             build_model({**CONFIG, key: values})
+
+
+def test_the_module_around_the_tower_is_released_behind_the_first_layer_where_only_adapters_are_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Under ZeRO-3, where embeddings are frozen and their results need gradients."""
+    monkeypatch.chdir(tmp_path)
+    setup = ("--method", "lora", "--zero-stage", "3", "--gpu", "t4:2", "--seq-len", "1024", "--json")
+    model = ("--model", str(folder_of("phi", CONFIG)))
+    plain, needing = (call("estimate", *model, *setup, *more).document for more in ((), ("--input-gradients", "peft")))
+    assert [phase["name"] for phase in needing["phases"]] == [phase["name"] for phase in plain["phases"]]
+    assert needing["peak_allocated_bytes"] >= plain["peak_allocated_bytes"]

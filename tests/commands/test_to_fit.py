@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli_calls import DOES_NOT_FIT, DONE, call, option_words
+from cli_calls import DOES_NOT_FIT, DONE, FEW_LAYERS, call, folder_of, option_words
 
 SWEEP = pytest.mark.sweep
 MODELS = ("qwen2.5-0.5b", "smollm2-1.7b", "qwen2-vl-2b", "llama-3.2-3b", "qwen2.5-vl-3b", "llama-3.1-8b", "qwen2-vl-7b")
@@ -125,6 +125,17 @@ def test_a_search_that_leaves_the_micro_batch_open_keeps_the_samples_of_a_step()
     assert to_fit["keeps_results"]
     again = call(*shlex.split(to_fit["command"])[1:], "--json").document["plans"][0]
     assert again["recipe"]["micro_batch"] * again["recipe"]["grad_accum"] == 32
+
+
+def test_what_is_suggested_for_samples_of_different_lengths_fits_those():
+    model = str(folder_of("few", FEW_LAYERS))
+    setup = ("--model", model, "--gpu", "rtx-4060", "--method", "lora", "--loss", "full", "--micro-batch", "7")
+    lengths = ("--sample-lengths", "64-512")
+    found = call("estimate", *setup, "--seq-len", "512", *lengths, "--json").document
+    commands = [shlex.split(found[name]["command"]) for name in ("to_fit", "other_machine")]
+    assert all(words[words.index("--sample-lengths") + 1] == "64-512" for words in commands)
+    again = call(*commands[0][1:], "--json").document
+    assert (again["verdict"], again["peak_device_bytes"]) == ("fits", found["to_fit"]["device_bytes"])
 
 
 TRL_FILE = """\

@@ -916,7 +916,7 @@ def test_facts_name_the_types_of_the_model_and_its_parts():
     }
     facts = model_facts(ModelFiles(id="p", config=config))
     known = {"model_type": "paligemma", "model_types": PALIGEMMA_2.model_types}
-    assert facts == ModelFacts(id="p", **known, weights_dtype="bfloat16")
+    assert facts == ModelFacts(id="p", **known, weights_dtype="bfloat16", widest_head=256)
 
 
 @pytest.mark.parametrize(
@@ -937,6 +937,17 @@ def test_the_attention_that_a_model_has_is_offered_fastest_first():
     assert attention_implementations(QWEN) == (FLASH, SDPA, EAGER)
     assert attention_implementations(GEMMA_2) == (FLASH, EAGER)
     assert attention_implementations(BLIP_2) == (SDPA, EAGER)
+
+
+def test_flash_attention_is_not_offered_for_heads_that_are_wider_than_its_kernel_takes():
+    def facts(width: int) -> ModelFacts:
+        text = {"model_type": "gemma4_text", "global_head_dim": width}
+        return model_facts(ModelFiles(id="g", config={"model_type": "gemma4", "text_config": text}))
+
+    assert attention_implementations(facts(256)) == (FLASH, SDPA, EAGER)
+    assert attention_implementations(facts(512)) == (SDPA, EAGER)
+    with pytest.raises(InputError, match="those of this model are 512 wide: give --attention sdpa"):
+        check(PLAIN.with_changes(attention=FLASH), model=facts(512))
 
 
 # -- held to the libraries -------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def estimated(model: Model | None, gpu: str | None, config: File | None, given: 
         catalogs, lengths, scales = (values.pop(name) for name in ("catalog_files", "lengths", "scales"))
         request = request_of(model, config, {"gpu": checked("gpu", gpu, OneGpu), **values})
         answer = estimate.answered(request, catalogs, lengths, scales=scales)
-        text_of = command_text(command, catalogs, order=("model", "gpu", "config", *values))
+        text_of = command_text(command, catalogs, order=("model", "gpu", "config", *values), lengths=lengths)
         return EstimateResult(*estimate_parts(answer, request, text_of, catalogs))
 
 

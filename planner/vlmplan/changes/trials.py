@@ -48,11 +48,13 @@ class Trials:
         accepts: Callable[[Estimate], bool] | None = None,
         least_host_bytes: int = 0,
         own_setup: Callable[[Request, Cluster], RequestedSetup] | None = None,
+        corrected: Callable[[Estimate], Estimate] | None = None,
     ) -> None:
         """``accepts``: what else an estimate has to be beside fitting. ``least_host_bytes``: the least memory that a
         host of unknown size is assumed to have. ``own_setup`` makes setups otherwise than ``estimate`` does, and raises
-        InputError for what is none."""
+        InputError for what is none. ``corrected``: an estimate with what samples of different lengths take."""
         self._catalog, self._model, self._accepts = catalog, model, accepts
+        self._corrected = corrected
         self._least_host_bytes, self._own_setup = least_host_bytes, own_setup
         self._machines: dict[HardwareRequest, tuple[Cluster, Sequence[str]]] = {}
         self._setups: dict[Request, RequestedSetup | None] = {}
@@ -133,9 +135,10 @@ class Trials:
         if trial.estimate is None:
             setup, estimator = trial.setup, trial.estimator
             if setup.ds_config is None:
-                trial.estimate = sized_estimate(estimator, setup.recipe, setup.cluster)
+                found = sized_estimate(estimator, setup.recipe, setup.cluster)
             else:
-                trial.estimate = estimator.estimate(setup.recipe, setup.cluster)
+                found = estimator.estimate(setup.recipe, setup.cluster)
+            trial.estimate = found if self._corrected is None else self._corrected(found)
         return trial.estimate
 
     def _trial(self, request: Request) -> _Trial:
@@ -178,8 +181,9 @@ class Trials:
                 continue  # not even its tensors do
             found = estimator.estimate(sized, cluster, timeline)
             if found.verdict is Verdict.FITS:  # so that these are the sizes
-                trial.sized, trial.estimate = sized, found
-                return self._accepts is None or self._accepts(found)
+                whole = found if self._corrected is None else self._corrected(found)
+                trial.sized, trial.estimate = sized, whole
+                return whole.verdict is Verdict.FITS and (self._accepts is None or self._accepts(whole))
         return False
 
     def _bounds(self, estimator: Estimator, recipe: Recipe, cluster: Cluster) -> tuple[int, int]:

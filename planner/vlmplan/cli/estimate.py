@@ -52,7 +52,7 @@ def estimate(
 
     refuse_files({"--html": html}, force=force)
     request, order = parse(given), tuple(given)
-    command = command_text(estimate, catalog_files, order=order)
+    command = command_text(estimate, catalog_files, order=order, lengths=lengths)
     if compare is not None:
         if lengths is not None:
             raise click.UsageError("--sample-lengths does not go with --compare; give one of them")

@@ -49,13 +49,14 @@ def _word(value: Any) -> str:
 
 
 def command_text(
-    command: click.Command, catalog_files: tuple[Path, ...], *, order: Sequence[str] = ()
+    command: click.Command, catalog_files: tuple[Path, ...], *, order: Sequence[str] = (), lengths: str | None = None
 ) -> "Callable[[Request], str]":
-    """What makes a command line of a request: the command's name, its options, those of ``order`` first, and the
-    catalogs that were read."""
+    """What makes a command line of a request: the command's name, its options, those of ``order`` first, the
+    ``--sample-lengths`` of an estimate, and the catalogs that were read."""
 
     def text(request: "Request") -> str:
         values = given_options(command, request, order)
+        values |= {"lengths": lengths} if lengths is not None else {}
         values |= {"catalog_files": catalog_files} if catalog_files else {}
         return shlex.join(["vlmplan", str(command.name), *words_of(command, values)])
 

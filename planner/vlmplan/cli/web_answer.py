@@ -80,7 +80,7 @@ def _estimated(options: Mapping[str, Any]) -> JsonDict:
     from vlmplan.answers.drawn import drawn
 
     request, given = _request(estimate_command, options)
-    text_of = command_text(estimate_command, (), order=tuple(given))
+    text_of = command_text(estimate_command, (), order=tuple(given), lengths=given["lengths"])
     found = estimate.answered(request, (), given["lengths"], scales=False)
     parts = drawn(found.estimate, found.hardware_notes)
     parts |= {"document": estimate.described(found, text_of), "command": text_of(request)}
@@ -92,13 +92,9 @@ def _estimated(options: Mapping[str, Any]) -> JsonDict:
 
 def _first_look(options: Mapping[str, Any]) -> JsonDict:
     """An estimate by itself."""
-    from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
-
     request, given = _request(estimate_command, options)
     found, lengths = estimate.only_estimated(request, ()), given["lengths"]
-    result = found.estimate
-    if lengths is not None:
-        result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
+    result = found.estimate if lengths is None else estimate.of_sample_lengths(lengths)(found.estimate)
     from vlmplan.answers.drawn import drawn
     from vlmplan.answers.estimate import document
 

@@ -33,19 +33,23 @@ def answered(request: "Request", catalog_files: tuple[Path, ...], lengths: str |
     from vlmplan.commands.to_fit import found_way_out
 
     answer = only_estimated(request, catalog_files)
-    result = answer.estimate
-    if lengths is not None:
-        from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
-
-        result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
+    corrected = None if lengths is None else of_sample_lengths(lengths)
+    result = answer.estimate if corrected is None else corrected(answer.estimate)
     return answer._replace(
         estimate=result,
-        freezing=freezing_of(result, request),
-        way_out=found_way_out(request, result, catalog_files),
+        freezing=freezing_of(result, request, corrected),
+        way_out=found_way_out(request, result, catalog_files, corrected=corrected),
         scales=scales,
         scaling=scaling_of(result, catalog_files, chooses_sizes=request.ds_config is None) if scales else None,
         data=of_estimate(request, result),
     )
+
+
+def of_sample_lengths(lengths: str) -> "Callable[[Estimate], Estimate]":
+    """What makes of an estimate that of samples whose lengths are as ``--sample-lengths`` says."""
+    from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
+
+    return lambda found: with_sample_lengths(found, sample_lengths(lengths, found.workload))
 
 
 def only_estimated(request: "Request", catalog_files: tuple[Path, ...]) -> Answer:
@@ -118,13 +122,16 @@ def print_answer(answer: Answer, command: "Callable[[Request], str]", fix: "Fix 
     print_way_out(answer.way_out, command, today(), fix)
 
 
-def freezing_of(result: "Estimate", request: "Request") -> "Freezing | None":
-    """What --freeze-vision would bring, if that is much and the user has not decided."""
+def freezing_of(
+    result: "Estimate", request: "Request", corrected: "Callable[[Estimate], Estimate] | None" = None
+) -> "Freezing | None":
+    """What --freeze-vision would bring, if that is much and the user has not decided; ``corrected`` makes of an
+    estimate what ``result`` is."""
     from vlmplan.freezing import freezing
 
     if request.recipe.train_vision is not None:
         return None
-    found = freezing(result, chooses_sizes=request.ds_config is None)
+    found = freezing(result, chooses_sizes=request.ds_config is None, corrected=corrected)
     if found is not None and request.made_for is not None:
         from vlmplan.other_trainers.writing import objection
 

@@ -20,8 +20,10 @@ def found_way_out(
     catalog_files: tuple[Path, ...],
     *,
     accepts: "Callable[[Estimate], bool] | None" = None,
+    corrected: "Callable[[Estimate], Estimate] | None" = None,
 ) -> "WayOut | None":
-    """The way out of an estimate of this request, whose numbers ``accepts`` may correct; None where it fits."""
+    """The way out of an estimate of this request, whose numbers ``accepts`` may correct; None where it fits.
+    ``corrected``: an estimate with what samples of different lengths take, which ``present`` has."""
     from vlmplan.memory.device import Verdict
 
     if present.verdict is not Verdict.DOES_NOT_FIT if accepts is None else accepts(present):
@@ -29,7 +31,7 @@ def found_way_out(
     from vlmplan.catalog import load_catalog
     from vlmplan.proposals.way_out import way_out
 
-    return way_out(request, present, load_catalog(catalog_files), today(), accepts=accepts)
+    return way_out(request, present, load_catalog(catalog_files), today(), accepts=accepts, corrected=corrected)
 
 
 def way_out_of_plan(

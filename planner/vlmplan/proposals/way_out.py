@@ -62,24 +62,25 @@ def way_out(
     today: date,
     *,
     accepts: Callable[[Estimate], bool] | None = None,
+    corrected: Callable[[Estimate], Estimate] | None = None,
 ) -> WayOut:
     """The way out for a request of ``estimate``, which ``present`` is of; ``accepts``: what else what fits on these
-    cards has to be.
+    cards has to be; ``corrected``: an estimate with what samples of different lengths take, which ``present`` has.
 
     A host of unknown memory is taken to have ``taken_host_bytes``, or what the unchanged setup needs if that is more:
     offloading beyond that is proposed apart, with the memory that it takes.
     """
     model, cluster = present.workload.model, present.cluster
-    trials = _trials(request, present, catalog, accepts=accepts)
+    trials = _trials(request, present, catalog, accepts=accepts, corrected=corrected)
     to_fit = _to_fit(request, present, trials)
-    others = trials if accepts is None else Trials(catalog, model)
+    others = trials if accepts is None else Trials(catalog, model, corrected=corrected)
     other = cheapest_other_machine(request, cluster, catalog, others, today)
     found = WayOut(clusters=(cluster,), to_fit=to_fit, other_machine=other)
     if cluster.node.host_ram_bytes is not None:
         return found
     more = None
     if to_fit is None or not to_fit.combination.keeps_results:
-        unheld = _trials(request, present, catalog, accepts=accepts, least_host_bytes=0)
+        unheld = _trials(request, present, catalog, accepts=accepts, least_host_bytes=0, corrected=corrected)
         more = _with_more_host(request, present, unheld)
     return replace(found, taken_host_bytes=_least_host_bytes(present), with_more_host=more)
 
@@ -105,10 +106,16 @@ def _trials(
     *,
     accepts: Callable[[Estimate], bool] | None = None,
     least_host_bytes: int | None = None,
+    corrected: Callable[[Estimate], Estimate] | None = None,
 ) -> Trials:
-    host_bytes = _least_host_bytes(present) if least_host_bytes is None else least_host_bytes
-    model, own_setup = present.workload.model, _own_setup(request, present)
-    return Trials(catalog, model, accepts=accepts, least_host_bytes=host_bytes, own_setup=own_setup)
+    return Trials(
+        catalog,
+        present.workload.model,
+        accepts=accepts,
+        least_host_bytes=_least_host_bytes(present) if least_host_bytes is None else least_host_bytes,
+        own_setup=_own_setup(request, present),
+        corrected=corrected,
+    )
 
 
 def _least_host_bytes(present: Estimate) -> int:

@@ -41,6 +41,8 @@ class ModelFacts(NamedTuple):
     weights_dtype: str | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
+    widest_head: int = 0
+    """Elements of the widest attention head that config.json or its class names; 0 where neither does."""
     has_windows: bool = False
     """Whether some layer's attention sees no further than a window."""
     attention: frozenset[str] | None = None
@@ -147,6 +149,7 @@ def model_facts(files: ModelFiles) -> ModelFacts:
         weights_dtype=dtype if isinstance(dtype, str) else None,
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        widest_head=_widest_head(own),
         has_windows=slides,
         attention=files.attention,
         quant_method=files.quant_method,
@@ -160,6 +163,13 @@ def _indexer_linears(model_type: str, config: Config) -> tuple[str, ...]:
     if model_type in TOKEN_INDEXING_TYPES:
         return TOKEN_INDEXER_LINEARS
     return INDEXER_LINEARS if model_type in INDEXING_TYPES and CHOOSING in attention_kinds(config) else ()
+
+
+def _widest_head(config: Config) -> int:
+    """Of layers that see everything Gemma 4 names the width apart (``global_head_dim``)."""
+    text = config.section("text_config") if "text_config" in config else config
+    widths = (text.get(name) for name in ("head_dim", "global_head_dim"))
+    return max((width for width in widths if isinstance(width, int)), default=0)
 
 
 def _count(config: Mapping[str, Any], name: str) -> int | None:

@@ -1,5 +1,6 @@
 """Attention, checkpoints, types of weights, loss and batch: what cannot be combined with a model or a method."""
 
+from vlmplan.architecture.attention_backend import LARGE_HEAD_DIM
 from vlmplan.model_types.encoder_decoder import OWN_LOSS_TYPES
 from vlmplan.recipe.choices import (
     SEARCHED_LOSSES,
@@ -38,7 +39,8 @@ def attention_implementations(model: ModelFacts) -> tuple[AttentionImplementatio
         AttentionImplementation.FLASH_ATTENTION_2: TYPES_WITHOUT_FLASH_ATTENTION,
     }
     order = (AttentionImplementation.FLASH_ATTENTION_2, AttentionImplementation.SDPA, AttentionImplementation.EAGER)
-    order = order[1:] if model.is_encoder_decoder else order  # see rules.encoder_decoder
+    has_flash = not model.is_encoder_decoder and model.widest_head <= LARGE_HEAD_DIM  # see rules.encoder_decoder
+    order = order if has_flash else order[1:]
     if model.attention is not None:
         return tuple(kind for kind in order if kind.value in model.attention)
     return tuple(kind for kind in order if not refused.get(kind, frozenset()) & model.model_types)
@@ -64,6 +66,11 @@ def attention_is_one_the_model_has(context: RuleContext) -> str | None:
     known = attention_implementations(model)
     if attention in known:
         return None
+    if attention is AttentionImplementation.FLASH_ATTENTION_2 and model.widest_head > LARGE_HEAD_DIM:
+        return (
+            f"--attention flash_attention_2 takes attention heads of at most {LARGE_HEAD_DIM}; "
+            f"those of this model are {model.widest_head} wide: give --attention sdpa"
+        )
     return (
         f"--attention {attention.value} is refused by transformers for {model.id}; "
         f"give --attention {' or '.join(kind.value for kind in reversed(known))}"

@@ -253,8 +253,12 @@ class GatheredWeights(GatheredBytes):
 
     def release(self, event: Release, run: Run) -> int:
         """The module is done: partition what is not used again within the reuse distance (``release_sub_module``).
-        Returns the most that was live."""
-        module = self._modules[(id(event.module), run.layer)]
+        Returns the most that was live.
+
+        A module around layers is done behind the backward of the first where nothing before that layer is trained.
+        """
+        of_layer = self._modules.get((id(event.module), run.layer))
+        module = self._modules[(id(event.module), None)] if of_layer is None else of_layer
         self._peak = self.live_bytes
         self._active.pop(module, None)
         for weight in module.weights:
