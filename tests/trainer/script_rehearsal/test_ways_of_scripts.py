@@ -5,6 +5,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlmplan_trainer.script_rehearsal.generators import generators_of_the_card
 from vlmplan_trainer.script_rehearsal.inference import inferring_without_gradients
+from vlmplan_trainer.script_rehearsal.mode import Unknowns, reading_fake_tensors
 
 
 def test_generators_of_a_card_draw_on_the_host_as_theirs_do():
@@ -37,3 +38,11 @@ def test_data_of_a_script_are_looked_at_in_inference_mode_without_gradients():
         assert torch.is_grad_enabled()
     with torch.inference_mode():
         assert torch.is_inference_mode_enabled()
+
+
+def test_tensors_are_told_apart_by_their_pointers():
+    """So accelerate finds the weights of an optimizer again when FSDP2 has sharded them."""
+    with reading_fake_tensors(Unknowns()), FakeTensorMode():
+        one, other = torch.empty(7), torch.empty(7)
+        assert one.data_ptr() == one.view(1, 7).data_ptr() != other.data_ptr()
+        assert one[3:].data_ptr() - one.data_ptr() == 3 * 4

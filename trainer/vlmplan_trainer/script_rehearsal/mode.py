@@ -30,6 +30,8 @@ DRAWN_IN_PLACE = (aten.random_.default, aten.random_.to, getattr(aten.random_, "
 DRAWN = (*DRAWN_IN_PLACE, aten.randperm.default, aten.randperm.generator)
 DRAWING = (aten.multinomial.default, aten.argmax.default)
 WRAPPER, MAKING_BUCKETS = "/torch/nn/parallel/distributed.py", ("_pre_forward", "_ddp_init_helper")
+ALIGNMENT_BYTES = 512
+"""Of what torch's allocator hands out (``kMinBlockSize`` in ``CUDACachingAllocator.cpp``)."""
 SUMS = ("allreduce_", "allreduce_coalesced_")
 COPIED_BY_GLOO = "c10d::_reduce_scatter_base_"
 """gloo reduces a copy of what it is given, and hands out this rank's part of it (``reduce_scatter_tensor_coalesced``,
@@ -239,6 +241,13 @@ def _tell_of_equal_ranks(func: Any, args: Any, result: Any) -> None:
                 give_value(tensor, value_of(args[1][0]).clone())  # pyright: ignore[reportOptionalMemberAccess]
 
 
+def _pointer(tensor: Any) -> int:
+    """Another for each storage, as aligned as the allocator's, where that of all fake tensors is 0: by ``data_ptr``
+    accelerate finds the weights of an optimizer again when FSDP2 has sharded them (``_prepare_fsdp2`` in 1.15
+    ``accelerator.py``)."""
+    return ALIGNMENT_BYTES * tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+
+
 @contextmanager
 def reading_fake_tensors(unknowns: Unknowns) -> Any:
     """``bool``, ``tolist`` and ``numpy`` of fake tensors: their values where they are known, zeros where not."""
@@ -280,6 +289,7 @@ def reading_fake_tensors(unknowns: Unknowns) -> Any:
     with (
         replaced(FakeTensor, "__bool__", truth),
         replaced(FakeTensor, "tolist", listed),
+        replaced(FakeTensor, "data_ptr", _pointer),
         replaced(FakeTensor, "numpy", array),
         replaced(FakeTensor, "__array__", as_array),
         replaced(FakeTensor, "__format__", formatted),
