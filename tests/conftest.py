@@ -91,7 +91,7 @@ def pytest_collection_finish() -> None:
     """What is imported and collected by now stays: the collector of reference cycles need not look at it, and looks
     seldom at what tests keep: every 700 objects it takes a quarter of their time, every 20,000 a tenth."""
     gc.freeze()
-    gc.set_threshold(2_000_000, 10, 10)
+    gc.set_threshold(20_000, 10, 10)
     gc.enable()
 
 
