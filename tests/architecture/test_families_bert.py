@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and their kin against transformers."""
+"""BERT, RoBERTa, ELECTRA and their kin against transformers."""
 
 import pytest
 
@@ -21,6 +21,18 @@ CONFIGS = {
         **SIZES,
         "is_decoder": True,
         "hidden_dropout_prob": 0.0,
+    },
+}
+ELECTRA = {"model_type": "electra", **SIZES, "embedding_size": 256}
+CONFIGS |= {
+    "roberta-prelayernorm": {"model_type": "roberta-prelayernorm", **SIZES},
+    "xlm-roberta-xl as a decoder": {"model_type": "xlm-roberta-xl", **SIZES, "is_decoder": True},
+    "electra": ELECTRA,
+    "electra as a decoder, as wide as its embeddings, with a head of its own": {
+        **ELECTRA,
+        "is_decoder": True,
+        "embedding_size": 512,
+        "tie_word_embeddings": False,
     },
 }
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

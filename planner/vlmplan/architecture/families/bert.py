@@ -22,7 +22,7 @@ from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 
-BERTS = frozenset({"bert", "ernie"})
+BERTS = frozenset({"bert", "electra", "ernie"})
 """Types whose positions are those of a row; in the others padding has none, so that each sample has its own."""
 
 DEFAULT_PADDING = 1
@@ -50,16 +50,17 @@ class BertShape:
 
 
 class BertEmbeddings(Module):
-    """``BertEmbeddings``, ``RobertaEmbeddings``: words, types of tokens and positions, summed and normed."""
+    """``BertEmbeddings``, ``RobertaEmbeddings``: words, types of tokens and positions, summed and, mostly, normed."""
 
-    def __init__(self, shape: BertShape) -> None:
-        self.shape = shape
+    def __init__(self, shape: BertShape, *, norms: bool = True) -> None:
+        self.shape, self.norms = shape, norms
         width = shape.hidden_size
         self.word_embeddings = Embedding(shape.vocab_size, width)
         if not shape.counts_samples:
             self.position_embeddings = Embedding(shape.num_positions, width)
         self.token_type_embeddings = Embedding(shape.num_token_types, width)
-        self.LayerNorm = LayerNorm(width)
+        if norms:
+            self.LayerNorm = LayerNorm(width)
         if shape.counts_samples:
             self.position_embeddings = Embedding(shape.num_positions, width)
 
@@ -74,7 +75,8 @@ class BertEmbeddings(Module):
         summed = ops.add(words, types)
         positions = self.position_embeddings(Tensor(position_ids.storage, (rows, num_tokens), DType.INT64))
         summed = ops.add(summed, positions)
-        summed = self.LayerNorm(summed)
+        if self.norms:
+            summed = self.LayerNorm(summed)
         summed = ops.dropout(summed, shape.dropout)
         del words, types, positions
         return summed
@@ -312,25 +314,28 @@ def causal_lm(decoder: BertModel, config: Config) -> Bert:
 
 
 def decoder(config: Config) -> BertModel:
+    return BertModel(bert_shape(config))
+
+
+def bert_shape(config: Config) -> BertShape:
+    """Raises InputError for variants that compute something else."""
     for key in ("add_cross_attention", "use_task_id"):
         if config.boolean(key):
             raise InputError(f"{CONFIG}: {key} is set; such a model can be planned without it only")
     counts_samples = config.model_type not in BERTS
     padding = DEFAULT_PADDING if config.get("pad_token_id") is None else config.count("pad_token_id")
-    return BertModel(
-        BertShape(
-            hidden_size=config.integer("hidden_size"),
-            intermediate_size=config.integer("intermediate_size"),
-            num_layers=config.integer("num_hidden_layers"),
-            num_heads=config.integer("num_attention_heads"),
-            vocab_size=config.integer("vocab_size"),
-            num_positions=config.integer("max_position_embeddings"),
-            num_token_types=config.integer("type_vocab_size"),
-            activation=config.text("hidden_act"),
-            dropout=config.number("hidden_dropout_prob"),
-            scores=Scores(dropout=config.number("attention_probs_dropout_prob"), upcasts=False, casts_back=False),
-            is_causal=config.boolean("is_decoder"),
-            first_position=padding + 1 if counts_samples else 0,
-            counts_samples=counts_samples,
-        )
+    return BertShape(
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=config.integer("num_attention_heads"),
+        vocab_size=config.integer("vocab_size"),
+        num_positions=config.integer("max_position_embeddings"),
+        num_token_types=config.integer("type_vocab_size"),
+        activation=config.text("hidden_act"),
+        dropout=config.number("hidden_dropout_prob"),
+        scores=Scores(dropout=config.number("attention_probs_dropout_prob"), upcasts=False, casts_back=False),
+        is_causal=config.boolean("is_decoder"),
+        first_position=padding + 1 if counts_samples else 0,
+        counts_samples=counts_samples,
     )

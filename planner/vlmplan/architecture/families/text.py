@@ -32,6 +32,7 @@ TEXT_FAMILIES = {
     "deepseek_v32": "deepseek_v32",
     "deepseek_v4": "deepseek_v4",
     "dots1": "dots1",
+    "electra": "electra",
     "ernie": "bert",
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5_moe",
@@ -115,6 +116,7 @@ TEXT_FAMILIES = {
     "qwen3_moe": "mixtral",
     "qwen3_next": "qwen3_next",
     "roberta": "bert",
+    "roberta-prelayernorm": "bert_pre_norm",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "solar_open": "solar_open",
@@ -123,6 +125,7 @@ TEXT_FAMILIES = {
     "vaultgemma": "gemma",
     "xglm": "biogpt",
     "xlm-roberta": "bert",
+    "xlm-roberta-xl": "bert_pre_norm",
     "youtu": "deepseek_v3",
 }
 """Model_types of language models, and the modules of families: with ``decoder(config)``, the model without its head as
