@@ -16,6 +16,7 @@ from vlmplan.other_trainers.writing import Tool, objection
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.request import (
     ENUM_OPTIONS,
     VALUE_OPTIONS,
@@ -476,3 +477,10 @@ def test_a_file_of_a_trainer_of_one_text_is_refused_for_an_encoder_and_a_decoder
     for ask in (lambda: requested_setup(request, machine, model), lambda: fixed_recipe(request, model)):
         with pytest.raises(InputError, match="takes prompt and answer for one text"):
             ask()
+
+
+@pytest.mark.parametrize(
+    ("kept", "loss"), [("loss", LossKind.CHUNKED), ("predictions", LossKind.FULL), ("logits", LossKind.FULL)]
+)
+def test_where_an_evaluation_keeps_logits_the_loss_that_nobody_chose_makes_them(kept: str, loss: LossKind):
+    assert resolved({"evaluation": Evaluation(batch=4, kept=Kept(kept))}).loss is loss

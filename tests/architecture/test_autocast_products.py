@@ -90,3 +90,23 @@ def test_what_a_layer_norm_reads_in_float32_is_there_in_16_bits_until_the_result
     softmax = peak_of_trace(norms.softmax, TOKENS, WIDTH, dtype=DType.BFLOAT16)
     assert norm == NUMEL * (2 + 4 + 4) + TOKENS * (4 + 4)
     assert softmax == NUMEL * (2 + 4 + 4)
+
+
+def test_the_last_argument_is_cast_first_so_that_backward_comes_to_the_first_ones_cast_first():
+    """The order in which GCC takes the arguments of ``(*F)(cached_cast(...)...)``, as the graph numbers its nodes."""
+    x, weight = (torch.empty(WIDTH, WIDTH, requires_grad=True) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        of_torch = nn.functional.linear(x, weight).grad_fn
+    assert of_torch is not None
+    of_x, of_weight = (edge[0] for edge in of_torch.next_functions)
+    assert of_weight.name() == "TBackward0"  # behind the cast
+    assert of_x._sequence_nr() > of_weight.next_functions[0][0]._sequence_nr()
+
+    trained = frozen(WIDTH, WIDTH)
+    trained.requires_grad = True
+    tape = Tape(autocast=DType.BFLOAT16)
+    with tape.section("operation"):
+        node = linear(tape.leaf(tape.tensor((WIDTH, WIDTH), DType.FLOAT32)), trained).node
+    assert node is not None
+    first, second = (edge[0].sequence for edge in node.inputs[:2] if isinstance(edge, tuple))
+    assert first > second

@@ -108,7 +108,7 @@ def attend(
         v = chunks.pad(v, *k.shape)  # flash_attention_forward pads values, and cuts the result
     given = q, k, v  # whoever calls torch holds what is given until the result is there
     if tape.autocast is not None:
-        q, k, v = (ops.to(x, tape.autocast) for x in given)
+        v, k, q = (ops.to(x, tape.autocast) for x in reversed(given))  # the last argument first (``ops.matmuls``)
     if kernel is Kernel.MATH:
         return math_attention(q, k, v, is_causal=is_causal, dropout=scores.dropout)
     out = _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, lengths=lengths, calls=calls)

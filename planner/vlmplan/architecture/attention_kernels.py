@@ -236,7 +236,8 @@ def product(
 ) -> Tensor:
     """``torch.matmul`` of several heads: what autocast casts is there until it returns, beside the ``copies`` that it
     takes of either (``cached_cast`` in ``aten/src/ATen/autocast_mode.h`` makes arguments of the call)."""
-    first, second = cast(x), cast(y)
+    second = cast(y)  # the last argument first (``ops.matmuls``)
+    first = cast(x)
     return ops.matmul(folded(first, copies=copies[0]), folded(second, copies=copies[1]), shape, inner)
 
 

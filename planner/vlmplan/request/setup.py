@@ -12,8 +12,9 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe.choices import Method, Offload, Precision
+from vlmplan.recipe.choices import LossKind, Method, Offload, Precision
 from vlmplan.recipe.decided import DecidedRecipe, Stage
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.settings import option_name
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.request.habits import requested_loader_workers, requested_saving
@@ -154,13 +155,19 @@ def _defaults(decided: DecidedRecipe, cluster: Cluster, facts: ModelFacts) -> De
         zero_stage=_default_stage(decided, cluster),
         precision=Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
         attention=default_attention(facts),
-        loss=losses(facts)[-1],
+        loss=_default_loss(decided, facts),
         lora_exclude=default_lora_exclude(facts) if adapts_all else None,
         # On a CPU there is no caching allocator: large blocks go back to the system when they are freed.
         expandable_segments=gpu.is_cpu,
         activation_checkpointing=None if facts.can_checkpoint else False,
         vision_activation_checkpointing=decided.activation_checkpointing,
     )
+
+
+def _default_loss(decided: DecidedRecipe, facts: ModelFacts) -> LossKind:
+    """The one that takes least memory; of those that make logits, where an evaluation keeps them."""
+    keeps_logits = decided.evaluation is not None and decided.evaluation.kept is not Kept.LOSS
+    return [one for one in losses(facts) if not (keeps_logits and one is LossKind.CHUNKED)][-1]
 
 
 def _plain_defaults(decided: DecidedRecipe) -> DecidedRecipe:

@@ -39,8 +39,8 @@ def test_its_lists_are_those_of_cuda():
 @pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("g++") is None, reason="a device guard for CUDA has to be compiled")
 def test_operations_cast_hold_and_let_go_as_under_cudas_autocast(tmp_path: Path):
-    """Types of results, peaks, what is left behind an operation and behind autocast, and peaks of backward. Torch casts
-    the last argument first and rehearsals the first one, which backward shows where both are large."""
+    """Types of results, peaks, what is left behind an operation and behind autocast, and peaks of backward, which show
+    the order of the casts where two are large."""
     command = [sys.executable, autocast_on_devices.__file__]
     library = autocast_on_devices.library(tmp_path)
     of_cuda, of_rehearsals = (

@@ -88,7 +88,11 @@ def _cast(item: Any, dtype: torch.dtype) -> Any:
 
 
 def _all_cast(args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
-    return tree_map(lambda item: _cast(item, dtype), (args, kwargs))
+    """The last argument is cast first, as GCC, which torch is built with, takes the arguments of
+    ``(*F)(cached_cast(...)...)``: backward comes to the cast of the first argument first. Lists are cast in order."""
+    cast = lambda one: tree_map(lambda item: _cast(item, dtype), one)  # noqa: E731
+    named = {name: cast(kwargs[name]) for name in reversed(kwargs)}
+    return tuple([cast(one) for one in reversed(args)][::-1]), named
 
 
 def _lower_precision(op: Any) -> Callable[..., Any]:

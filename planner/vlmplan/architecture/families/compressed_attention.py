@@ -200,7 +200,8 @@ def indexed_products(q: Tensor, keys: Tensor, *, is_in_order: bool = False) -> T
     wide_q, wide_keys = ops.to(q, DType.FLOAT32), ops.to(keys, DType.FLOAT32)
     left, right = wide_q, wide_keys
     if q.tape.autocast is not None:
-        left, right = ops.to(left, q.tape.autocast), ops.to(right, q.tape.autocast)
+        right = ops.to(right, q.tape.autocast)
+        left = ops.to(left, q.tape.autocast)
     if batch > 1:
         left = left if is_in_order else ops.copy(left)
         right = chunks.repeat_heads(right, batch, num_tokens, width, num_windows)

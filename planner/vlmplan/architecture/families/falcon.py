@@ -148,7 +148,8 @@ class FalconAttention(Module):
 def _product(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int, *, copies: bool) -> Tensor:
     """``x @ y``, y of keys or values: what autocast casts is there until it returns, beside what is written out of it
     (``attention_kernels.product``); ``copies``: so is x, which lies out of order."""
-    first, second = cast(x), cast(y)
+    second = cast(y)  # the last argument first (``ops.matmuls``)
+    first = cast(x)
     return ops.matmul(folded(first, copies=copies), for_all_heads(second, x.shape[1]), shape, inner)
 
 

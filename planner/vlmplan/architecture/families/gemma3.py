@@ -54,7 +54,8 @@ class PoolingProjector(Module):
         tape, weight = normed.tape, self.mm_input_projection_weight
         used: Operand = weight
         if tape.autocast is not None:
-            normed, used = ops.to(normed, tape.autocast), ops.cast_weight(weight, tape.autocast, tape)
+            used = ops.cast_weight(weight, tape.autocast, tape)
+            normed = ops.to(normed, tape.autocast)
         is_itself = isinstance(used, Parameter)
         storage = tape.tensor((0,), used.dtype).storage if isinstance(used, Parameter) else used.storage
         expanded = Tensor(storage, (normed.shape[0], *weight.shape[::-1]), used.dtype)

@@ -28,7 +28,8 @@ class GroupedLinear(DerivedLinear):
         tape, inner, rank = x.tape, self.in_features, self.out_per_group
         weight, view_of = blocks(self.weight, (num_groups, inner, rank), tape), self.weight
         if tape.autocast is not None:
-            x, weight = ops.to(x, tape.autocast), ops.to(weight, tape.autocast)
+            weight = ops.to(weight, tape.autocast)
+            x = ops.to(x, tape.autocast)
             view_of = None if weight.dtype is not self.weight.dtype else self.weight
         out = ops.matmul(x, weight, (num_groups, batch * num_tokens, rank), inner, view_of=view_of)
         return out.view(batch, num_tokens, num_groups, rank)

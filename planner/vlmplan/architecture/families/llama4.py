@@ -150,7 +150,8 @@ def batched_product(x: Tensor, weight: Operand) -> Tensor:
     """
     tape = x.tape
     if tape.autocast is not None:
-        x, weight = ops.to(x, tape.autocast), ops.cast_weight(weight, tape.autocast, tape)
+        weight = ops.cast_weight(weight, tape.autocast, tape)
+        x = ops.to(x, tape.autocast)
     num_experts, in_width, out_width = weight.shape
     kept = weight if isinstance(weight, Parameter) else weight.detached()
     saved = (x.detached() if weight.requires_grad else None, kept if x.requires_grad else None)

@@ -31,7 +31,8 @@ def product(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int) -> Tensor:
     autocast = x.tape.autocast
     if autocast is None:
         return matmul(x, y, shape, inner)
-    return matmul(to(x, autocast), to(y, autocast), shape, inner)
+    second = to(y, autocast)  # the last argument first (``matmuls``)
+    return matmul(to(x, autocast), second, shape, inner)
 
 
 def difference(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -285,7 +286,8 @@ def causal_convolution(x: Tensor, weight: Parameter, bias: Parameter | None = No
     tape, given = x.tape, x  # whoever calls torch holds what is given until the result is there
     weight_operand: Operand = weight
     if tape.autocast is not None:
-        x, weight_operand = to(given, tape.autocast), cast_weight(weight, tape.autocast, tape)
+        weight_operand = cast_weight(weight, tape.autocast, tape)
+        x = to(given, tape.autocast)
     batch, channels, num_tokens = x.shape
     taps = weight.shape[-1]
     # Both are saved whichever gradient is needed (``convolution`` in derivatives.yaml).

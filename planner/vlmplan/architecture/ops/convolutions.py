@@ -14,8 +14,9 @@ def convolution(x: Tensor, weight: Operand, bias: Operand | None, shape: tuple[i
     """
     tape, given = x.tape, x  # whoever calls torch holds what is given until the result is there
     if tape.autocast is not None:
-        x, weight = to(given, tape.autocast), cast_weight(weight, tape.autocast, tape)
         bias = None if bias is None else cast_weight(bias, tape.autocast, tape)
+        weight = cast_weight(weight, tape.autocast, tape)
+        x = to(given, tape.autocast)
     flops = 2 * prod(shape) * weight.numel // weight.shape[0]
     meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, flops)
     node = tape.node((x, weight, bias), _convolution_backward, (x.detached(), detached(weight)), meta)

@@ -67,13 +67,15 @@ def _linear(
 
 
 def _cast_operands(x: Tensor, weight: Operand, bias: Operand | None) -> tuple[Tensor, Operand, Operand | None]:
-    """What autocast makes of a product's operands; outside of it they are as they were."""
+    """What autocast makes of a product's operands; outside of it they are as they were. The last argument is cast
+    first, as GCC takes the arguments of ``(*F)(cached_cast(...)...)`` in ``aten/src/ATen/autocast_mode.h``: so backward
+    comes to the cast of the first one first."""
     tape, dtype = x.tape, x.tape.autocast
     if dtype is None:
         return x, weight, bias
-    x = to(x, dtype)
+    bias = None if bias is None else cast_weight(bias, dtype, tape)
     weight = cast_weight(weight, dtype, tape, is_saved=x.requires_grad)
-    return x, weight, None if bias is None else cast_weight(bias, dtype, tape)
+    return to(x, dtype), weight, bias
 
 
 def _in_rows(x: Tensor, weight: Operand) -> Tensor:

@@ -63,9 +63,9 @@ def layer_norm(x: Tensor, weight: Operand | None, bias: Operand | None, *, autoc
     """
     tape, given = x.tape, x  # whoever calls torch holds what is given until the result is there
     if tape.autocast is not None and autocasts:
-        x = to(given, DType.FLOAT32)
-        weight = None if weight is None else cast_weight(weight, DType.FLOAT32, tape)
         bias = None if bias is None else cast_weight(bias, DType.FLOAT32, tape)
+        weight = None if weight is None else cast_weight(weight, DType.FLOAT32, tape)
+        x = to(given, DType.FLOAT32)
     node = tape.node(
         (x, weight, bias),
         _layer_norm_backward,
