@@ -233,7 +233,7 @@ def test_cpu_shares_this_machines_ram_among_its_ranks(shipped: Catalog):
     assert chosen.node.host_ram_bytes == ram
     assert chosen.node.gpu.usable_bytes == ram // 3
     assert chosen.node.gpu.peak_flops_per_second.bf16 is None
-    assert "no speed" in chosen.notes[0]
+    assert "whose speed is not known" in chosen.notes[0]
 
 
 def test_cpu_needs_a_rank():

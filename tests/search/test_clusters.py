@@ -248,7 +248,7 @@ def test_cpu_is_this_machine_as_often_as_asked_and_stands_for_no_offer():
     assert candidate.cluster.num_gpus == 4
     assert candidate.offers == ()
     _, notes = candidates(SHIPPED, choices=[GpuChoice(name="cpu")], today=TODAY)
-    assert any("no speed is known" in note for note in notes)
+    assert any("whose speed is not known" in note for note in notes)
 
 
 def test_unknown_card_is_an_error_and_not_left_out():

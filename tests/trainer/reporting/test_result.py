@@ -30,7 +30,8 @@ def trained(models: dict[str, Path], family: str, method: str, folder: Path, *wo
 def loaded(done: Outcome) -> dict[str, Any]:
     """What the printed lines leave."""
     lines = done.out.splitlines()
-    code = [line.removeprefix("  ") for line in lines[lines.index("load it with") + 1 :]]
+    below = lines[lines.index("load it with") + 1 :]
+    code = [line.removeprefix("  ") for line in below if line.startswith("  ")]
     assert len(code) == 3
     if not HAS_TORCHVISION and "AutoProcessor" in code[2]:
         assert "needs torchvision" in done.out
