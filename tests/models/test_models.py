@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hub_server import Answer, FakeHub, isolated_cache, running_hub
 from model_table import TABLE
+from planned import model_files
 from vlmplan import models as models_module
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.model import Part
@@ -22,6 +23,7 @@ from vlmplan.errors import InputError, MissingPackageError, UnavailableError, Un
 from vlmplan.models import (
     brings_own_code,
     context_length,
+    described,
     find_model,
     found_model,
     nearest_aliases,
@@ -535,3 +537,8 @@ def test_the_published_layout_of_phi_4_is_refused_and_the_converted_revision_is_
     with pytest.raises(InputError, match="code that vlmplan does not run"):
         find_model("microsoft/Phi-4-multimodal-instruct")
     assert find_model("microsoft/Phi-4-multimodal-instruct@refs/pr/70").model_type == "phi4_multimodal"
+
+
+def test_a_configuration_without_a_model_type_is_one_sentence():
+    with pytest.raises(InputError, match=r"config\.json has no model_type; it does not describe"):
+        described(model_files("qwen2-vl-2b"), {"vision_config": {"depth": 32}})

@@ -958,11 +958,19 @@ def test_transformers_refuses_the_attention_that_the_rule_refuses():
     pytest.importorskip("transformers")
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as MULTIMODAL
+    from transformers.models.deepseek_ocr2.modeling_deepseek_ocr2 import DeepseekOcr2SamVisionEncoder
+    from transformers.models.sam.modeling_sam import SamVisionEncoder
     from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionModel
     from transformers.models.timm_wrapper.modeling_timm_wrapper import TimmWrapperModel
 
     from vlmplan.architecture.families import FAMILIES
 
+    towers = {
+        "deepseek_ocr2": DeepseekOcr2SamVisionEncoder,
+        "deepseek_vl_hybrid": SamVisionEncoder,
+        "gemma3n": TimmWrapperModel,
+        "lfm2_vl": Siglip2VisionModel,
+    }
     seen = set()
     for mapping in (MULTIMODAL, CAUSAL):
         for config, model in mapping.items():
@@ -974,7 +982,7 @@ def test_transformers_refuses_the_attention_that_the_rule_refuses():
                 own = getattr(model, "_compatible_flash_implementations", None) or ["flash_attention_2"]
                 takes_it = model._supports_flash_attn and "flash_attention_2" in own
                 # Classes that say so, but whose towers are made with the same.
-                tower = {"gemma3n": TimmWrapperModel, "lfm2_vl": Siglip2VisionModel}.get(config.model_type, model)
+                tower = towers.get(config.model_type, model)
                 takes_it = takes_it and tower._supports_flash_attn
                 assert takes_it is has_flash, config.model_type
     assert seen >= {"blip-2", "gemma2", "llama", "paligemma", "qwen2_vl"}

@@ -62,7 +62,13 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8}},
     "deepseek_v2": {"num_experts_per_tok": 6},
-    "deepseek_ocr2": {"text_config": {"num_hidden_layers": 12, "mlp_layer_types": ["dense", *["sparse"] * 11]}},
+    "deepseek_ocr2": {
+        "text_config": {
+            "num_hidden_layers": 12,
+            "mlp_layer_types": ["dense", *["sparse"] * 11],
+            "num_experts_per_tok": 6,
+        }
+    },
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "emu3": {"vocabulary_map": {"<image>": 4, "<|extra_200|>": 5}},
     "gemma3": {"mm_tokens_per_image": 196},

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from vlmplan.architecture.families import FAMILIES
+from vlmplan.architecture.families import FAMILIES, NO_MODEL_TYPE
 from vlmplan.architecture.layout import LAYOUT_SCHEMA, ModelLayout, layout_from_json
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, nearest
 from vlmplan.files.json_reader import JsonDict
@@ -34,8 +34,10 @@ def probed_layout(config: Mapping[str, Any], *, brings_own_code: bool = False) -
     """The layout of the model that ``config`` describes. ``brings_own_code`` only changes what errors say.
 
     Raises MissingPackageError without torch and transformers, InputError if transformers does not know the
-    model_type or refuses the configuration.
+    model_type or refuses the configuration, or where there is none.
     """
+    if "model_type" not in config:
+        raise InputError(NO_MODEL_TYPE)
     model_type = str(config["model_type"])
     text = json.dumps(config, sort_keys=True)
     digest = hashlib.sha256(f"{LAYOUT_SCHEMA} {text}".encode()).hexdigest()

@@ -1,5 +1,5 @@
 """Families: one file per kind of model, from ``config.json`` to the module tree."""
 
-from vlmplan.architecture.families.build import FAMILIES, build_model, has_family
+from vlmplan.architecture.families.build import FAMILIES, NO_MODEL_TYPE, build_model, has_family
 
-__all__ = ["FAMILIES", "build_model", "has_family"]
+__all__ = ["FAMILIES", "NO_MODEL_TYPE", "build_model", "has_family"]

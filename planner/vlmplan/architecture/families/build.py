@@ -10,6 +10,7 @@ from vlmplan.architecture.model import Model
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.model_types.encoder_decoder import BART_TYPES, ENCODER_DECODER_TYPES, HEARING_TYPES, is_encoder_decoder
 
+NO_MODEL_TYPE = "config.json has no model_type; it does not describe a Hugging Face model"
 VISION_FAMILIES = {
     "aya_vision": "aya_vision",
     "blip-2": "blip_2",
@@ -87,7 +88,7 @@ def build_model(values: Mapping[str, Any]) -> Model:
     """
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise InputError("config.json has no model_type; it does not describe a Hugging Face model")
+        raise InputError(NO_MODEL_TYPE)
     if not has_family(values):
         raise UnknownNameError("model_type", model_type, FAMILIES)
     config = Config(values)
