@@ -2,7 +2,7 @@
 live meanwhile, and those that live behind the operation and behind autocast. No numbers are computed.
 
 ``python tests/autocast_on_devices.py gpu`` asks the device of rehearsals, ``... cuda LIBRARY`` torch's own CUDA lists.
-Builds of torch for CPUs end a backward on CUDA tensors for want of a device guard and of hooks; ``library(folder)``
+Builds of torch for CPUs end a backward on CUDA tensors for want of a device guard and of hooks; ``built_guard(folder)``
 compiles both, in some seconds of a C++ compiler. Written to standard output as JSON.
 """
 
@@ -43,7 +43,7 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 SAMPLES, TOKENS, WIDTH = 2, 24, 16
 
 
-def library(folder: Path) -> Path:
+def built_guard(folder: Path) -> Path:
     """The compiled ``SOURCE``."""
     import torch
 

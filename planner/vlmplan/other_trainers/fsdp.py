@@ -108,10 +108,7 @@ def read_fsdp(
 
     ``words``: the value of ``fsdp``, true or its older form. What vlmplan has no plan of is refused by its name.
     """
-    keys = plain_keys(section)
-    if sharding.has_older_arguments and words is not True:  # which is what accelerate's launcher says
-        keys = {"version": 1, **{key: value for key, value in keys.items() if key not in SAID_BY_WORDS}}
-        keys |= {} if "auto_wrap" in _words(words) else {"auto_wrap_policy": "NO_WRAP"}
+    keys = _keys(words, section, sharding)
     inner = Settings(
         _with_words(settings, words, keys),
         source=f"{settings.source}: fsdp_config",
@@ -128,13 +125,7 @@ def read_fsdp(
         units = _units(inner, config, units)
     reshards, offloads = inner.flag("reshard_after_forward", True), inner.flag("cpu_offload", False)
     checkpoints = inner.flag("activation_checkpointing", False)
-    inner.only(
-        "activation_checkpointing_offload activation_cpu_offload", "inputs of layers in host memory are not planned"
-    )
-    inner.only("ignored_modules", "weights that are left out of the shards are not planned")
-    inner.only("forward_prefetch", "accelerate has no forward prefetch with FSDP2, and refuses to start")
-    inner.only("xla xla_fsdp_v2 xla_fsdp_grad_ckpt", "TPUs are not planned")
-    inner.ignore(WITHOUT_EFFECT)
+    _refuse_what_has_no_plan(inner)
     with settings.kept():
         inner.close()
     place = (Offload.CPU if offloads else Offload.NONE).value
@@ -149,6 +140,26 @@ def read_fsdp(
     if checkpoints and units is ShardUnits.LANGUAGE_LAYERS:
         options["vision_activation_checkpointing"] = False
     return options, checkpoints
+
+
+def _keys(words: Any, section: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """``fsdp_config`` with the names of ``TrainingArguments``, older ones without what ``words`` alone can say."""
+    keys = plain_keys(section)
+    if not sharding.has_older_arguments or words is True:  # which is what accelerate's launcher says
+        return keys
+    kept = {key: value for key, value in keys.items() if key not in SAID_BY_WORDS}
+    wraps = {} if "auto_wrap" in _words(words) else {"auto_wrap_policy": "NO_WRAP"}
+    return {"version": 1, **kept, **wraps}
+
+
+def _refuse_what_has_no_plan(inner: Settings) -> None:
+    inner.only(
+        "activation_checkpointing_offload activation_cpu_offload", "inputs of layers in host memory are not planned"
+    )
+    inner.only("ignored_modules", "weights that are left out of the shards are not planned")
+    inner.only("forward_prefetch", "accelerate has no forward prefetch with FSDP2, and refuses to start")
+    inner.only("xla xla_fsdp_v2 xla_fsdp_grad_ckpt", "TPUs are not planned")
+    inner.ignore(WITHOUT_EFFECT)
 
 
 def _words(words: Any) -> list[str]:

@@ -42,10 +42,10 @@ def test_operations_cast_hold_and_let_go_as_under_cudas_autocast(tmp_path: Path)
     """Types of results, peaks, what is left behind an operation and behind autocast, and peaks of backward, which show
     the order of the casts where two are large."""
     command = [sys.executable, autocast_on_devices.__file__]
-    library = autocast_on_devices.library(tmp_path)
+    guard = autocast_on_devices.built_guard(tmp_path)
     of_cuda, of_rehearsals = (
         json.loads(subprocess.run([*command, *words], capture_output=True, check=True, text=True).stdout)
-        for words in (["cuda", str(library)], ["gpu"])
+        for words in (["cuda", str(guard)], ["gpu"])
     )
     assert len(of_cuda) == 2 * 2 * len(autocast_on_devices.operations())
     assert of_rehearsals == of_cuda
