@@ -69,9 +69,8 @@ class CsvTable:
                 end, next_line = end + len(content), next_line + 1
                 yield self._text(content, next_line - 1, is_first=end == len(content))
 
-        csv.field_size_limit(
-            max(self._most_bytes, csv.field_size_limit())
-        )  # the whole process has one: it is never lowered
+        # The whole process has one limit, which is never lowered.
+        csv.field_size_limit(max(self._most_bytes, csv.field_size_limit()))
         reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
         while True:
             begin, first_line = end, next_line
