@@ -10,6 +10,8 @@ from vlmplan.architecture.sound_config import check_config
 from vlmplan.errors import InputError
 from vlmplan.models import packaged_files, packaged_models
 
+WITHOUT_ROTATION = {"rope_scaling": False, "rope_parameters": {"rope_type": "linear", "factor": 2}}
+HALF = {"dtype": None, "torch_dtype": "half"}
 VISION = {"model_type": "qwen2_vl", "vision_config": {"embed_dim": 1280, "num_heads": 16}}
 
 
@@ -30,6 +32,14 @@ VISION = {"model_type": "qwen2_vl", "vision_config": {"embed_dim": 1280, "num_he
         ({"model_type": "gpt2", "n_layer": 0}, "n_layer is 0; a whole number of 1 or more"),
         (VISION | {"vision_config": {"embed_dim": 1280, "num_heads": 7}}, "vision_config.num_heads is 7, which"),
         (VISION | {"vision_config": {"depth": 10**9}}, "vision_config.depth is 1000000000; at most 1,000"),
+        ({"rope_scaling": "yarn"}, 'rope_scaling is "yarn"; a mapping is needed'),
+        ({"rope_parameters": [2]}, "rope_parameters is [2]; a mapping is needed"),
+        ({"rope_scaling": {"rope_type": 4}}, "rope_scaling.rope_type is 4; a string is needed"),
+        ({"rope_parameters": {"full": {"factor": "2"}}}, 'rope_parameters.full.factor is "2"; a number is needed'),
+        (VISION | {"text_config": {"rope_scaling": 4.0}}, "text_config.rope_scaling is 4.0; a mapping is needed"),
+        ({"torch_dtype": "bf16"}, 'torch_dtype is "bf16"; one of bfloat16, float16, float32, float64 is needed'),
+        ({"dtype": 16}, "dtype is 16; one of bfloat16, float16, float32, float64 is needed"),
+        (VISION | {"vision_config": {"dtype": ["float16"]}}, 'vision_config.dtype is ["float16"]; one of bfloat16'),
     ],
 )
 def test_impossible_numbers_are_refused_by_their_key(changes: dict[str, Any], sentence: str):
@@ -38,7 +48,10 @@ def test_impossible_numbers_are_refused_by_their_key(changes: dict[str, Any], se
     assert str(caught.value).startswith(f"config.json: {sentence}")
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16}, VISION])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16}, VISION, WITHOUT_ROTATION, HALF],
+)
 def test_possible_numbers_are_taken(changes: dict[str, Any]):
     check_config(TINY | changes)
 

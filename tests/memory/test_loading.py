@@ -188,6 +188,8 @@ def test_4_bit_weights_pass_through_the_host_one_by_one():
     [
         ({"dtype": "float32"}, DType.FLOAT32),
         ({"torch_dtype": "float16"}, DType.FLOAT16),
+        ({"torch_dtype": "half"}, DType.FLOAT16),
+        ({"dtype": "float"}, DType.FLOAT32),
         ({"text_config": {"torch_dtype": "float32"}}, DType.FLOAT32),
         ({}, DType.BFLOAT16),
     ],

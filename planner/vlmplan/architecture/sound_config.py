@@ -4,7 +4,7 @@ transformers refuses most of it when a model is built, some only when it runs; a
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from vlmplan.architecture.config import CONFIG, MAX_LAYERS, Config, class_table
 from vlmplan.errors import InputError
@@ -33,6 +33,17 @@ TYPES_THAT_ROUND = {"glm4_moe", "glm4v_moe_text", "qwen3_omni_moe_text"}
 (transformers 5.23 ``modeling_glm4_moe.py``, ``modeling_glm4v_moe.py``, ``modeling_qwen3_omni_moe.py``:
 ``hidden_size // num_attention_heads``)."""
 
+ROTATIONS = ("rope_scaling", "rope_parameters")
+"""What configurations call the rotation of queries and keys, an object; transformers takes it for none where it is
+false, 0 or empty (5.23 ``modeling_rope_utils.py``, ``convert_rope_params_to_dict``)."""
+WEIGHT_TYPES = ("dtype", "torch_dtype")
+TORCH_TYPES = ("bfloat16", "float16", "float32", "float64")
+OTHER_TORCH_TYPES = (
+    *("half", "float", "double", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+    *("float8_e8m0fnu", "float4_e2m1fn_x2"),
+)
+"""Floating types that torch 2.13 has beside ``TORCH_TYPES``, by all of their names."""
+
 
 def check_config(values: Mapping[str, Any], *, source: str = CONFIG) -> None:
     """Raise InputError for what no model can have, in the configuration or in a section of it, by its key."""
@@ -45,6 +56,9 @@ def check_config(values: Mapping[str, Any], *, source: str = CONFIG) -> None:
         ):  # of others transformers knows which heads have a width of their own
             _check_width(section, path, source)
         _check_kv_heads(section, path, source)
+        if section.model_type in class_table():
+            _check_weight_type(section, path, source)
+            _check_rotation(section, path, source)
 
 
 def _sections(values: Mapping[str, Any]) -> Iterator[tuple[Config, str]]:
@@ -63,6 +77,36 @@ def _check_depth(value: object, key: str, source: str, *, least: int) -> None:
         raise not_allowed(source, key, value, f"a whole number of {least} or more")
     if value > MAX_LAYERS:
         raise InputError(f"{source}: {key} is {shown(value)}; at most {MAX_LAYERS:,} can be planned")
+
+
+def _check_weight_type(section: Config, path: str, source: str) -> None:
+    """A name that torch has (``PreTrainedConfig.__post_init__``), or an object of them by part of the model."""
+    for key in WEIGHT_TYPES:
+        value = section.own(key)
+        if value is not None and not isinstance(value, Mapping) and value not in (*TORCH_TYPES, *OTHER_TORCH_TYPES):
+            raise not_allowed(source, f"{path}{key}", value, f"one of {', '.join(TORCH_TYPES)}")
+
+
+def _check_rotation(section: Config, path: str, source: str) -> None:
+    """An object, or one of them by kind of layer: with the name of a rotation, and its factor where it has one."""
+    for key in ROTATIONS:
+        value = section.own(key)
+        if not value:
+            continue
+        if not isinstance(value, Mapping):
+            raise not_allowed(source, f"{path}{key}", value, "a mapping")
+        own = cast(Mapping[str, object], value)
+        by_kind = {f"{key}.{name}": _object(part) for name, part in own.items()}
+        for name, part in {key: own, **by_kind}.items():
+            rotation = Config(part, path=f"{path}{name}")
+            rotation.text("rope_type")
+            rotation.text("type")
+            rotation.number("factor")
+
+
+def _object(value: object) -> Mapping[str, object]:
+    """Nothing of what is no object."""
+    return cast(Mapping[str, object], value) if isinstance(value, Mapping) else {}
 
 
 def _check_width(section: Config, path: str, source: str) -> None:

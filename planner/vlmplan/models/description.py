@@ -222,6 +222,10 @@ def qformer_positions(model: ModelFiles) -> int | None:
     return Config(model.config).section("qformer_config").integer("max_position_embeddings")
 
 
+SHORT_TYPES: Mapping[str, str] = {"half": "float16", "float": "float32"}
+"""torch's other names of types."""
+
+
 def stored_dtype(config: Mapping[str, Any]) -> DType:
     """The element type of a checkpoint by its config.json; 16 bit where it says nothing (assumed)."""
     for section in (config, config.get("text_config")):
@@ -229,6 +233,6 @@ def stored_dtype(config: Mapping[str, Any]) -> DType:
             values = cast(Mapping[str, Any], section)
             name = values.get("dtype", values.get("torch_dtype"))
             for dtype in DType:
-                if dtype.torch_name == name:
+                if dtype.torch_name == SHORT_TYPES.get(str(name), name):
                     return dtype
     return DType.BFLOAT16
