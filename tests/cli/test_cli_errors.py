@@ -66,6 +66,12 @@ def test_a_misspelt_choice_names_the_allowed_ones(command: Sequence[str], option
     says(refusal(*command, option, wrong, code=USAGE), option, repr(wrong), right)
 
 
+def test_choices_are_taken_as_the_field_writes_them():
+    written = call(*ESTIMATE, "--method", "LoRA", "--precision", "BF16", "--optimizer", "AdamW", "--zero-stage", "None")
+    plain = call(*ESTIMATE, "--method", "lora", "--precision", "bf16", "--optimizer", "adamw", "--zero-stage", "none")
+    assert (written.code, written.out) == (DONE, plain.out)
+
+
 # -- numbers ---------------------------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,12 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
 
 
+def test_nothing_but_the_entry_is_imported_before_it_waits_for_ctrl_c():
+    script = "import sys; before = {*sys.modules}; import vlmplan.cli; print(*sorted({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["vlmplan", "vlmplan.cli", "vlmplan.cli.entry"]
+
+
 @pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("TERM", "unknown"), ("NO_COLOR", "1")])
 def test_a_terminal_without_colours_gets_none(monkeypatch: pytest.MonkeyPatch, name: str, value: str):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

@@ -13,6 +13,7 @@ from vlmplan.files import (
     READABLE,
     open_regular,
     refuse_existing,
+    refuse_unwritable,
     text_of,
     write_atomically,
 )
@@ -78,6 +79,14 @@ def test_place_that_is_no_folder_is_named(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="cannot be written"):
         write_atomically(tmp_path / "file" / "inside", "x")
+
+
+def test_looking_whether_a_file_can_be_written_leaves_nothing_behind(tmp_path: Path):
+    refuse_unwritable(tmp_path / "file")
+    refuse_unwritable(tmp_path / "new" / "folder" / "file")
+    with pytest.raises(UnavailableError, match="cannot be written"):
+        refuse_unwritable(tmp_path / ("x" * 255))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")

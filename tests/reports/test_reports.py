@@ -123,6 +123,15 @@ def test_a_report_overwrites_nothing_unless_it_is_forced():
     assert call("estimate", *SETUP, "--html", "report.html", "--force").code == DONE
 
 
+@pytest.mark.parametrize(
+    ("command", "option"), [("estimate", "--html"), ("recommend", "--svg"), ("recommend", "--out")]
+)
+def test_where_nothing_can_be_written_is_told_before_a_model_is_looked_for(command: str, option: str):
+    Path("file").touch()
+    sentence = refusal(command, "--model", "no-such-model", "--gpu", "t4", option, "file/report")
+    says(sentence, "vlmplan: file/report", "cannot be written: Not a directory")
+
+
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import SectionedCommand, options, under
+from vlmplan.cli.option_kinds import SectionedCommand, one_of, options, under
 from vlmplan.cli.option_words import command_text, words_of
 from vlmplan.cli.options import CATALOG, CONFIG, DATA, FORCE, JSON, OFFERS, REPORT, WORKLOAD
 from vlmplan.cli.output import print_document, refuse_files, write_report
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from vlmplan.request import Options, Request
 OBJECTIVE = under(
     OFFERS,
-    click.option(
-        "--objective", type=click.Choice(("cost", "time")), help="[default: time with --max-usd alone, else cost]"
-    ),
+    click.option("--objective", type=one_of(("cost", "time")), help="[default: time with --max-usd alone, else cost]"),
 )
 
 

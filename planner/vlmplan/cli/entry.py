@@ -2,8 +2,6 @@
 
 import sys
 
-from vlmplan.errors import INTERRUPTED
-
 
 def main() -> None:
     """Entry point of the console script."""
@@ -12,4 +10,6 @@ def main() -> None:
 
         run_and_exit()
     except KeyboardInterrupt:
+        from vlmplan.errors import INTERRUPTED
+
         sys.exit(INTERRUPTED)

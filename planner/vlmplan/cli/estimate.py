@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.option_kinds import SectionedCommand, options
+from vlmplan.cli.option_kinds import SectionedCommand, one_of, options
 from vlmplan.cli.option_words import command_text
 from vlmplan.cli.options import CATALOG, CONFIG, DATA, FOR, FORCE, JSON, ONE_CLUSTER, REPORT, SAVING, WORKLOAD
 from vlmplan.cli.output import print_document, refuse_files, write_report
@@ -21,7 +21,7 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 @click.command(cls=SectionedCommand)
 @options(CONFIG, FOR, DATA, WORKLOAD, SAVING, ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
-@click.option("--compare", type=click.Choice(COMPARED), help="Show setups that differ in this choice side by side.")
+@click.option("--compare", type=one_of(COMPARED), help="Show setups that differ in this choice side by side.")
 @click.option(
     "--sample-lengths",
     "lengths",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import AMOUNT, FILE, check_order, options
+from vlmplan.cli.option_kinds import AMOUNT, FILE, check_order, one_of, options
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.options import PRICING
 from vlmplan.cli.output import print_document
@@ -37,8 +37,8 @@ _MIN_MEMORY_HELP = "At least so many GiB as the driver counts them (A100 40 GB: 
     help="Only offers of at most this much for the whole instance.",
 )
 @click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable).")
-@click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="Only such offers (repeatable).")
-@click.option("--sort", type=click.Choice(_SORTS), default="memory", show_default=True)
+@click.option("--pricing", multiple=True, type=one_of(PRICING), help="Only such offers (repeatable).")
+@click.option("--sort", type=one_of(_SORTS), default="memory", show_default=True)
 @click.option("--offers", "shows_offers", is_flag=True, help="List each offer instead of each GPU.")
 @click.option("--detect", "detects", is_flag=True, help="Show this machine's GPUs, matched with the catalog.")
 @click.option(

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, SectionedCommand, count, options, under
+from vlmplan.cli.option_kinds import FILE, SectionedCommand, count, one_of, options, under
 from vlmplan.cli.options import (
     CATALOG,
     DATA,
@@ -38,7 +38,7 @@ TRAINING_DATA = under(
     click.option("--skip-bad-samples", is_flag=True, help="Leave out samples that cannot be used."),
     click.option("--group-by-length", is_flag=True, help="Put samples of similar length into a micro batch."),
     click.option("--language", metavar="NAME", help="Whisper: language of the speech, such as german or de."),
-    click.option("--speech-task", type=click.Choice(SPEECH_TASKS), help="Whisper: the task in its prompt."),
+    click.option("--speech-task", type=one_of(SPEECH_TASKS), help="Whisper: the task in its prompt."),
     click.option("--rewards", type=FILE, metavar="FILE", help="GRPO: a Python file of yours with reward functions."),
     click.option(
         "--beta",
@@ -68,7 +68,7 @@ RUN = under(
     ),
     click.option(
         "--schedule",
-        type=click.Choice(SCHEDULES),
+        type=one_of(SCHEDULES),
         help="How the learning rate falls after the warm-up.  [default: cosine]",
     ),
     count("--save-every", "Steps between checkpoints."),
@@ -85,7 +85,7 @@ RUN = under(
     count("--measured-steps", "On CPU ranks, the number of first steps whose memory is measured.  [default: 3]"),
     click.option(
         "--monitor",
-        type=click.Choice(tuple(MONITOR_PACKAGES)),
+        type=one_of(tuple(MONITOR_PACKAGES)),
         multiple=True,
         help="Also write loss and speed there (repeatable).",
     ),

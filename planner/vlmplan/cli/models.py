@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.completion import gpu_names
-from vlmplan.cli.option_kinds import check_order, options
+from vlmplan.cli.option_kinds import check_order, one_of, options
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.options import CATALOG, HOST_RAM, JSON
 from vlmplan.cli.output import print_document
@@ -41,11 +41,11 @@ def count(text: str) -> float:
 @click.option("--min-params", type=count, metavar="COUNT", help="At least so many parameters, such as 500M.")
 @click.option("--max-params", type=count, metavar="COUNT", help="At most so many parameters, such as 8B.")
 @click.option("--image-size", metavar="WxH", help="Pixels of the image that tokens are counted of.  [default: 448x448]")
-@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True)
+@click.option("--sort", type=one_of(SORTS), default="name", show_default=True)
 @click.option(
     "--gpu", shell_complete=gpu_names, metavar="NAME[:COUNT]", help="Show what can be trained on these cards, and how."
 )
-@click.option("--method", multiple=True, type=click.Choice(METHODS), help="With --gpu, only this one (repeatable).")
+@click.option("--method", multiple=True, type=one_of(METHODS), help="With --gpu, only this one (repeatable).")
 @click.option("--seq-len", type=int, metavar="N", help="With --gpu, tokens per sample.  [default: 1024]")
 @options(HOST_RAM, CATALOG, JSON)
 def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: bool, **terms: Any) -> int:

@@ -63,10 +63,15 @@ def switch(name: str, on: str, off: str, help_text: str) -> Decorator:
     return click.option(f"--{on}/--{off}", name, default=None, help=help_text)
 
 
+def one_of(choices: Sequence[str]) -> click.Choice[str]:
+    """One of these words, in capitals or not, as the field writes them: LoRA, BF16."""
+    return click.Choice(choices, case_sensitive=False)
+
+
 def choice(flag: str, choices: Sequence[str] | type[Choice], help_text: str) -> Decorator:
     """An option whose value is one of ``choices``, or of an enumeration's values; None where it is not given."""
     texts = [member.value for member in choices] if isinstance(choices, type) else choices
-    return click.option(flag, type=click.Choice(texts), help=help_text)
+    return click.option(flag, type=one_of(texts), help=help_text)
 
 
 def count(flag: str, help_text: str) -> Decorator:

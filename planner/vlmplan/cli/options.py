@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from vlmplan.cli.completion import gpu_names, model_names
-from vlmplan.cli.option_kinds import FILE, Decorator, count, switch, under
+from vlmplan.cli.option_kinds import FILE, Decorator, count, one_of, switch, under
 
 MODEL_AND_SAMPLES = "Model and samples"
 MACHINES = "Machines"
@@ -37,7 +37,7 @@ FOR = under(
     click.option(
         "--for",
         "made_for",
-        type=click.Choice(TRAINERS),
+        type=one_of(TRAINERS),
         help="Plan for this trainer: as it trains, within what it can do.  [default: the bundled trainer]",
     ),
 )

@@ -25,12 +25,15 @@ def write_report(path: Path | None, text: Callable[[], str], *, force: bool) -> 
 
 
 def refuse_files(files: Mapping[str, Path | None], *, force: bool) -> None:
-    """Raise InputError where a file, by the option that names it, would be overwritten or written twice."""
+    """Raise an error where a file, by the option that names it, would be overwritten or written twice, or cannot be
+    written at all: before the answer is made that it is to hold."""
     from vlmplan.errors import InputError
-    from vlmplan.files import refuse_existing
+    from vlmplan.files import refuse_existing, refuse_unwritable
 
     paths = [path for path in files.values() if path is not None]
     refuse_existing(paths, force=force)
     if len({path.absolute() for path in paths}) < len(paths):
         *first, last = files
         raise InputError(f"{', '.join(first)} and {last} need a file each; two of them name the same one")
+    for path in paths:
+        refuse_unwritable(path)

@@ -2,7 +2,7 @@
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, Decorator, choice, count, switch, under
+from vlmplan.cli.option_kinds import FILE, Decorator, choice, count, one_of, switch, under
 from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
@@ -83,7 +83,7 @@ NUMBERS = under(
         "bit, all in float32, or all in 16 bit.  [default: table]",
     ),
     _switch("uses_autocast", "Run forward under torch.autocast in plain PyTorch."),
-    click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}."),
+    click.option("--optimizer", type=one_of(OPTIMIZERS), metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}."),
     _switch("fuses_optimizer", "Kernels of the optimizer step in plain PyTorch."),
     _switch("caches_casts", "autocast keeps its 16-bit copies of weights until forward ends."),
     _switch(

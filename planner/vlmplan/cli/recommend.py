@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.completion import gpu_names
-from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
+from vlmplan.cli.option_kinds import FILE, SectionedCommand, one_of, options, under
 from vlmplan.cli.option_words import command_text
 from vlmplan.cli.options import (
     CALIBRATION,
@@ -55,7 +55,7 @@ SOME_MACHINES = under(
     CALIBRATION,
 )
 OBJECTIVE = under(
-    OFFERS, click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
+    OFFERS, click.option("--objective", type=one_of(("cost", "time", "vram")), default="cost", show_default=True)
 )
 LIMITS = under(
     OFFERS,
@@ -64,7 +64,7 @@ LIMITS = under(
     click.option("--max-hours", type=float, metavar="N", help="Of training; start-up and download come on top."),
     click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable)."),
     click.option("--region", multiple=True, metavar="NAME", help="Only offers that say this region (repeatable)."),
-    click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="[default: on_demand, own; repeatable]"),
+    click.option("--pricing", multiple=True, type=one_of(PRICING), help="[default: on_demand, own; repeatable]"),
     *PRICES,
 )
 
@@ -111,6 +111,10 @@ def recommend(
 
     pictures = {"--html": html, "--svg": svg}
     refuse_files(pictures, force=force)
+    if out is not None:
+        from vlmplan.emit import refuse_directory
+
+        refuse_directory(out)
     if refreshes:
         refresh_prices(today())
     compares = compared(has_picture=html is not None or svg is not None, has_plot=shows_pareto and not as_json)

@@ -2,19 +2,19 @@
 
 import click
 
-from vlmplan.cli.option_kinds import count, under
+from vlmplan.cli.option_kinds import count, one_of, under
 
 TASK = under(
     "Preferences and rewards",
     click.option(
         "--task",
-        type=click.Choice(("sft", "dpo", "grpo")),
+        type=one_of(("sft", "dpo", "grpo")),
         help="Supervised fine-tuning (sft), preferences between two answers (dpo), or rewards of generated answers "
         "(grpo); the last two as TRL trains them.  [default: sft]",
     ),
     click.option(
         "--reference",
-        type=click.Choice(("none", "adapter-off", "copy", "precomputed")),
+        type=one_of(("none", "adapter-off", "copy", "precomputed")),
         help="Where the reference model's log-probabilities come from.  [default: adapter-off or copy in DPO, "
         "none in GRPO]",
     ),
@@ -33,7 +33,7 @@ TASK = under(
     ),
     click.option(
         "--generation",
-        type=click.Choice(("transformers", "vllm", "server")),
+        type=one_of(("transformers", "vllm", "server")),
         help="GRPO: what generates answers: transformers, vLLM on the same GPUs, or a vLLM server on others.  "
         "[default: transformers]",
     ),

@@ -48,11 +48,12 @@ def fixes_to_fit(request: "Request", present: "Estimate", catalogs: tuple[Path, 
 def refuse_target(target: Path, *, force: bool) -> None:
     """Raise InputError for where nothing can or may be written."""
     from vlmplan.errors import InputError
-    from vlmplan.files import refuse_existing
+    from vlmplan.files import refuse_existing, refuse_unwritable
 
     refuse_existing([target], force=force)
     if target.exists() and not target.stat().st_mode & 0o222:
         raise InputError(f"{target} is read-only; --write needs another file, or one that may be written")
+    refuse_unwritable(target)
 
 
 def write_patch(patch: "Patch", file: Path, *, force: bool) -> list[Path]:

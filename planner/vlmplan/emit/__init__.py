@@ -24,6 +24,7 @@ from vlmplan.emit.write import (
     SKY_FILE,
     SLURM_FILE,
     file_texts,
+    refuse_directory,
     write_files,
 )
 
@@ -39,6 +40,7 @@ __all__ = [
     "launch_command",
     "launch_script",
     "launch_text",
+    "refuse_directory",
     "sky_problem",
     "sky_text",
     "slurm_script",

@@ -12,7 +12,7 @@ from vlmplan.emit.scripts import hostfile_text, launch_script
 from vlmplan.emit.sky import has_sky_yaml, sky_text
 from vlmplan.emit.wheel import wheel_bytes, wheel_name
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomically
+from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, refuse_unwritable, write_atomically
 from vlmplan.plan import PLAN_FILE, Plan, plan_text
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import OptimizerKind
@@ -61,6 +61,13 @@ def write_files(plan: Plan, directory: Path, *, force: bool = False) -> list[Pat
     return write_texts(contents, directory, executable=LAUNCH_FILE, force=force)
 
 
+def refuse_directory(directory: Path) -> None:
+    """Raise an error where the files of a plan cannot be written into ``directory``, which need not be there yet."""
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise InputError(f"{directory} is not a folder; plan files need one")
+    refuse_unwritable(directory / PLAN_FILE)
+
+
 def write_texts(
     contents: Mapping[str, str | bytes], directory: Path, *, executable: str, force: bool = False
 ) -> list[Path]:
@@ -68,8 +75,7 @@ def write_texts(
 
     Raises InputError, before anything is written, if one of them exists and ``force`` is off.
     """
-    if os.path.lexists(directory) and not directory.is_dir():
-        raise InputError(f"{directory} is not a folder; plan files need one")
+    refuse_directory(directory)
     paths = {directory / name: content for name, content in contents.items()}
     refuse_existing(paths, force=force)
     for path, content in paths.items():

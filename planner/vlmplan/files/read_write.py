@@ -35,6 +35,29 @@ def refuse_existing(paths: Iterable[Path], *, force: bool) -> None:
             raise InputError(f"{path} exists already; --force overwrites it")
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Raise UnavailableError where no file can be written at ``path``.
+
+    One is made where ``write_atomically`` would make it, or in the folder above that there is, and taken away again.
+    """
+    folder = next((parent for parent in path.parents if os.path.lexists(parent)), Path())
+    beside = _beside(path) if folder == path.parent else folder / _beside(Path("file"))
+    try:
+        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, READABLE))
+        beside.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _beside(path: Path) -> Path:
+    """A new name each time: what a killed process left may have any process's id, in containers often the same."""
+    return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
+
+
+def _unwritable(path: Path, error: OSError) -> UnavailableError:
+    return UnavailableError(f"{path} cannot be written: {error.strerror}")
+
+
 def shipped_catalog_path(package: Path) -> Path:
     """The catalog file of the installed ``package`` folder: in it, or at the top of a checkout."""
     for folder in (package, package.parents[1]):
@@ -133,8 +156,7 @@ def write_atomically(path: Path, content: str | bytes, *, force: bool = False, m
         raise InputError(f"{path} cannot be written: a name in it is not UTF-8 text") from None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A new name each time: what a killed process left may have any process's id, in containers often the same.
-        beside = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
+        beside = _beside(path)
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with open(descriptor, "wb") as file:
@@ -146,4 +168,4 @@ def write_atomically(path: Path, content: str | bytes, *, force: bool = False, m
             beside.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
+        raise _unwritable(path, error) from None
