@@ -87,6 +87,7 @@ TEXT_FAMILIES = {
     "mellum": "mellum",
     "mimo_v2_flash": "mimo_v2_flash",
     "minicpm3": "minicpm3",
+    "minimax": "minimax",
     "minimax_m2": "minimax_m2",
     "ministral": "ministral",
     "ministral3": "ministral3",
