@@ -25,6 +25,9 @@ def modules_with_examples() -> list[str]:
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_examples_in_docstrings_are_true(name: str):
+    if name.startswith(vlmplan_trainer.__name__):
+        pytest.importorskip("transformers")
+        pytest.importorskip("torch")
     results = doctest.testmod(importlib.import_module(name))
     assert results.attempted > 0
     assert results.failed == 0

@@ -73,6 +73,8 @@ def test_of_calls_one_behind_the_other_the_first_says_it():
 
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
 def test_thoughts_are_given_to_templates_by_the_names_that_transformers_gives_them(key: str):
+    pytest.importorskip("transformers")
+    pytest.importorskip("jinja2")
     from transformers.utils.chat_template_utils import render_jinja_template
 
     call = {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
