@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
-from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, USAGE, Call, call, folder_of
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, USAGE, Call, call, folder_of, refusal
 from laws import law
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
@@ -222,6 +222,13 @@ GIVEN: list[tuple[str, Sequence[str], str, Any]] = [
     ("attention", ["--attention", "eager"], "", "eager"),
     ("loss", ["--loss", "full"], "", "full"),
 ]
+
+
+def test_what_only_stage_3_does_has_stage_3_where_no_engine_is_named():
+    given = ("--model", "smollm2-135m", "--gpu", "a100-sxm4-80gb:2")
+    recipes = [document(*given, *words)["recipe"] for words in (("--offload-params", "cpu"), ("--hpz", "2"), ())]
+    assert [(recipe["zero_stage"], recipe["hpz"]) for recipe in recipes] == [(3, 1), (3, 2), (2, 1)]
+    assert "--zero-stage" not in refusal("estimate", *given, "--fsdp", "--hpz", "2")
 
 
 OF_VISION = {"images_per_sample", "image_size", "vision_activation_checkpointing", "lora_targets", "method"}

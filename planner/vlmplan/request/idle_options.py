@@ -33,7 +33,8 @@ def typed_recipe(request: Request) -> DecidedRecipe:
 def with_engine_of_options(decided: DecidedRecipe, typed: DecidedRecipe) -> DecidedRecipe:
     """``decided``, with plain PyTorch for an engine where nobody names one and what is ``typed`` is of that alone."""
     places = {decided.offload_optimizer, decided.offload_params}
-    names_engine = decided.zero_stage is not None or decided.fsdp or places - {None, Offload.NONE}
+    of_deepspeed = places - {None, Offload.NONE} or (decided.hpz or 1) > 1
+    names_engine = decided.zero_stage is not None or decided.fsdp or of_deepspeed
     if names_engine or not (typed.uses_autocast or typed.gradient_as_bucket_view is not None):
         return decided
     return replace(decided, zero_stage=PLAIN)

@@ -348,7 +348,7 @@ def _named_engine(recipe: DecidedRecipe) -> bool | None:
     if recipe.fsdp:
         return False
     offloads = [kind for kind in (recipe.offload_optimizer, recipe.offload_params) if kind is not None]
-    return True if any(kind.value != "none" for kind in offloads) else None
+    return True if (recipe.hpz or 1) > 1 or any(kind.value != "none" for kind in offloads) else None
 
 
 def _overridden(own: Request, config: "TrainerConfig") -> list[str]:

@@ -286,11 +286,11 @@ def _shown(value: object) -> str:
 
 
 def _default_stage(decided: DecidedRecipe, cluster: Cluster) -> Stage:
-    """Plain PyTorch on one GPU, ZeRO-2 on several; offloading needs a stage that can: 2, or 3 for parameters. Where
-    PyTorch shards, DeepSpeed does not."""
+    """Plain PyTorch on one GPU, ZeRO-2 on several; offloading needs a stage that can: 2, or 3 for parameters, as
+    hpZ does. Where PyTorch shards, DeepSpeed does not."""
     if decided.fsdp:
         return PLAIN
-    if decided.offload_params not in (None, Offload.NONE):
+    if decided.offload_params not in (None, Offload.NONE) or (decided.hpz or 1) > 1:
         return 3
     offloads = decided.offload_optimizer not in (None, Offload.NONE)
     return MULTI_GPU_ZERO_STAGE if offloads or cluster.num_gpus > 1 else PLAIN

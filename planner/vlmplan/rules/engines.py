@@ -134,8 +134,8 @@ def second_copies_need_stage_3(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.hpz == 1 or recipe.zero_stage == 3:
         return None
-    stage = stage_text(recipe)
-    return f"--hpz {recipe.hpz} has no effect with --zero-stage {stage}, where weights are not sharded; give stage 3"
+    why = "; it is of DeepSpeed's stage 3" if recipe.fsdp else ", where weights are not sharded; give stage 3"
+    return f"--hpz {recipe.hpz} has no effect {_engine_text(recipe)}{why}"
 
 
 @ENGINE_RULES.error(
