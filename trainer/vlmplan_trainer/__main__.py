@@ -11,9 +11,10 @@ from vlmplan_trainer.options import started
 from vlmplan_trainer.phases import is_first, rank_here, say_phase
 
 EXIT_MENDABLE, EXIT_INTERRUPTED = 1, 130
-OTHERS_SECONDS = 2.0
+OTHERS_SECONDS = 10.0
 """How long another rank than the first waits before it says why it fails: of what all find, the first speaks, and
-launchers end the others a second later (``deepspeed/launcher/launch.py`` 0.19.8)."""
+launchers end the others a second after it has ended (``deepspeed/launcher/launch.py`` 0.19.8). With torch and DeepSpeed
+in it a process takes up to 4 seconds to end after its last words (measured on two busy cores)."""
 LOST_RANK = re.compile(
     r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|Timed out waiting"
 )
