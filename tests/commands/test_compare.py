@@ -23,8 +23,16 @@ def test_every_variant_is_the_estimate_of_its_options(name: str):
             assert alone.code == MENDABLE
             assert variant["reason"] in alone.err
         else:
-            same = ("recipe", "peak_device_bytes", "host_bytes_per_node", "step_seconds", "verdict")
-            assert {key: variant["estimate"][key] for key in same} == {key: alone.document[key] for key in same}
+            assert variant["estimate"] == {key: alone.document[key] for key in variant["estimate"]}
+
+
+def test_a_note_on_all_variants_is_printed_once_and_one_on_some_with_their_names():
+    words = (*SETUP, "--precision", "fp16")
+    (note,) = call("estimate", *words, "--json").document["notes"]
+    for name, lead in (("method", "note"), ("precision", "note on fp16")):
+        shown = " ".join(call("estimate", *words, "--compare", name).out.split())
+        assert shown.count(note) == 1
+        assert f" {lead}: {note}" in shown
 
 
 def test_stages_are_all_there_and_the_one_that_was_asked_for_is_marked():

@@ -1,6 +1,7 @@
 """``vlmplan diagnose``: what it takes, what it refuses, and what it says without a setup."""
 
 import io
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from cli_calls import DONE, MENDABLE, USAGE, call
+from vlmplan.cli.diagnose import diagnose
+from vlmplan.cli.estimate import estimate
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.77 GiB. GPU 0 has a total capacity of 79.11 GiB "
@@ -64,9 +67,21 @@ def test_half_a_setup_is_refused(log: str, words: tuple[str, ...], said: str):
     assert said in found.err
 
 
-def test_help_names_the_options_of_estimate():
-    shown = call("diagnose", "--help").out
-    assert all(f"--{name}" in shown for name in ("config", "plan", "model", "gpu", "seq-len", "zero-stage", "json"))
+def test_the_setup_takes_what_estimate_does_but_for_the_trainer_and_what_a_run_leaves():
+    left_out = {"--for", "--save-every", "--keep-last", "--disk", "--scaling", "--compare", "--sample-lengths"}
+    options = {name for one in estimate.params for name in one.opts} - left_out - {"--html", "--force"}
+    assert options | {"--plan"} == {name for one in diagnose.params for name in one.opts} - {"log"}
+
+
+def test_a_run_on_preferences_is_planned_as_estimate_plans_it(log: str):
+    turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "because " * 40}]
+    pair = {"prompt": turns[:1], "chosen": turns[1:], "rejected": [{"role": "assistant", "content": "no"}]}
+    Path("pairs.jsonl").write_text(f"{json.dumps(pair)}\n" * 9)
+    setup = ("--model", "smollm2-135m", "--gpu", "t4", "--task", "dpo", "--data", "pairs.jsonl")
+    planned = call("diagnose", log, *setup, "--json").document["planned"]
+    estimated = call("estimate", *setup, "--json").document
+    assert planned["device_bytes"] == estimated["peak_device_bytes"]
+    assert planned["device_bytes"] != call("estimate", *setup[:4], "--json").document["peak_device_bytes"]
 
 
 HOSTILE = (

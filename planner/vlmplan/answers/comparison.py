@@ -1,6 +1,6 @@
 """Variants of one setup side by side: the document and a table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -8,6 +8,7 @@ from vlmplan.answers import estimate as estimates
 from vlmplan.answers.estimate import hardware_text, setup_text, workload_text
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
+from vlmplan.notes import Caveat, listed
 from vlmplan.proposals.comparison import Variant
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
@@ -33,7 +34,7 @@ def _variant_json(variant: Variant) -> JsonDict:
         "is_present": variant.is_present,
         "verdict": "refused" if found is None else found.verdict.value,
         "reason": variant.reason,
-        "estimate": None if found is None else estimates.document(found),
+        "estimate": None if found is None else estimates.document(found, variant.notes),
     }
 
 
@@ -62,11 +63,22 @@ def table(variants: Sequence[Variant]) -> Table:
 
 
 def footnotes(variants: Sequence[Variant]) -> list[str]:
-    """What the columns are, and why some variants cannot be trained."""
+    """What the columns are, why some variants cannot be trained, and the notes of the others."""
     return [
         "GiB; device: of each GPU in all, its tensors at their peak by kind; host: RAM of each node; *: as asked for",
         *(f"{_name(variant)}: {variant.reason}" for variant in variants if variant.reason is not None),
+        *_note_lines(variants),
     ]
+
+
+def _note_lines(variants: Sequence[Variant]) -> Iterator[str]:
+    """The notes of all variants, each once, cautions first; one that not all have names those that do."""
+    notes = {variant.name: estimates.notes_of(one, variant.notes) for variant in variants if (one := variant.estimate)}
+    every = list(dict.fromkeys(note for own in notes.values() for note in own))
+    for note in sorted(every, key=lambda one: not isinstance(one, Caveat)):
+        lead = "caution" if isinstance(note, Caveat) else "note"
+        those = [name for name, own in notes.items() if note in own]
+        yield f"{lead}: {note}" if len(those) == len(notes) else f"{lead} on {listed(those)}: {note}"
 
 
 def _name(variant: Variant) -> str:

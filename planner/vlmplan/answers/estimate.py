@@ -153,12 +153,16 @@ def freezing_hints(found: Freezing | None) -> list[str]:
     return [f"{text}; the {encoder} is trained too unless you say so"]
 
 
+def notes_of(found: Estimate, hardware_notes: Sequence[str]) -> list[str]:
+    """Every sentence that people see with the numbers of an estimate, ``hardware_notes`` last."""
+    return [*found.workload.model.notes, *found.cautions, *hardware_notes]
+
+
 def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequence[str] = ()) -> None:
     """Print everything that an estimate knows to standard output; ``notes`` are about the hardware, ``hints`` what
     other options would bring."""
     say(heading(estimate), verdict_line(estimate))
-    every = [*estimate.workload.model.notes, *estimate.cautions, *notes]
-    say(*caveat_lines(every), f"setup: {setup_text(estimate)}", *calibration_lines(estimate))
+    say(*caveat_lines(notes_of(estimate, notes)), f"setup: {setup_text(estimate)}", *calibration_lines(estimate))
     say(*estimate.hints, *(f"hint: {hint}" for hint in hints))
     click.echo()
     print_memory(estimate)
@@ -334,7 +338,7 @@ def shares_text(seconds: Mapping[str, float]) -> str:
 
 def _assumed(estimate: Estimate, notes: Sequence[str]) -> Iterator[str]:
     yield f"assumed: {workload_text(estimate)}"
-    for note in footnotes((*estimate.workload.model.notes, *estimate.cautions, *notes)):
+    for note in footnotes(notes_of(estimate, notes)):
         yield f"note: {note}"
 
 

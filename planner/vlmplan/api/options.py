@@ -20,9 +20,10 @@ Comparable = Literal["zero", "method", "precision", "optimizer", "checkpointing"
 """What setups side by side differ in."""
 
 
-class SampleOptions(TypedDict, total=False):
-    """Samples, and how often they are trained on. ``image_size`` and ``video_size`` are (width, height) in pixels, or
-    ``"448x336"``."""
+class WorkloadOptions(TypedDict, total=False):
+    """Samples by their sizes, or ``data``: the samples themselves, whose images may be in ``image_folder``. What else
+    is said of their length and images is a limit then. ``image_size`` and ``video_size`` are (width, height) in pixels,
+    or ``"448x336"``."""
 
     seq_len: int | None
     sample_len: int | None
@@ -39,12 +40,6 @@ class SampleOptions(TypedDict, total=False):
     num_samples: int | None
     epochs: float | None
     global_batch: int | None
-
-
-class WorkloadOptions(SampleOptions, total=False):
-    """Samples by their sizes, or ``data``: the samples themselves, whose images may be in ``image_folder``. What else
-    is said of their length and images is a limit then."""
-
     data: File | None
     image_folder: File | None
 
@@ -257,5 +252,7 @@ class CheckOptions(
     fix: bool
 
 
-class DiagnoseOptions(SampleOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False):
+class DiagnoseOptions(
+    WorkloadOptions, MachineOptions, RecipeOptions, EvaluationOptions, TaskOptions, CatalogOptions, total=False
+):
     """Arguments of ``vlmplan.diagnose``: the options of ``vlmplan diagnose`` beside its log."""

@@ -7,9 +7,10 @@ import click
 
 from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
 from vlmplan.cli.option_words import command_text
-from vlmplan.cli.options import CATALOG, CONFIG, JSON, MODEL, MODEL_AND_SAMPLES, ONE_CLUSTER, WORKLOAD
+from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, MODEL, MODEL_AND_SAMPLES, ONE_CLUSTER, WORKLOAD
 from vlmplan.cli.output import print_document
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
+from vlmplan.cli.task_options import TASK
 from vlmplan.commands.diagnose import described, diagnosed, print_found, request_of_plan
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ PLAN = under(
 
 @click.command(cls=SectionedCommand)
 @click.argument("log", type=FILE)
-@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, CATALOG, JSON)
+@options(PLAN, CONFIG, MODEL, DATA, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG, JSON)
 def diagnose(log: Path, *, plan_file: Path | None, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
     """Which phase of a run ran out of memory, why, and the smallest change that fits.
 

@@ -14,6 +14,7 @@ from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.request import Options, OptionValue, Request
+from vlmplan.requested import disk_notes
 from vlmplan.workload import ModelFiles
 
 OFFLOADS = ((2, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.CPU))
@@ -21,11 +22,13 @@ OFFLOADS = ((2, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.NONE), (3, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """``options`` are those that differ; ``estimate`` is None where it cannot be trained, which ``reason`` says why."""
+    """``options`` are those that differ; ``estimate`` is None where it cannot be trained, which ``reason`` says why.
+    ``notes`` are those that ``vlmplan estimate`` has of the request beside those of the estimate."""
 
     name: str
     options: Options = field(hash=False)
     estimate: Estimate | None = None
+    notes: tuple[str, ...] = ()
     reason: str | None = None
     is_present: bool = False
     """Whether it is the setup that was asked for."""
@@ -54,7 +57,9 @@ def _variant(trials: Trials, request: Request, title: str, options: Options) -> 
         found = trials.estimate(asked)
     except InputError as error:
         return Variant(name=title, options=options, reason=str(error))
-    return Variant(name=title, options=options, estimate=found, is_present=trials.are_same(asked, request))
+    notes = (*trials.known_setup(asked).notes, *disk_notes(asked, found))
+    is_present = trials.are_same(asked, request)
+    return Variant(name=title, options=options, estimate=found, notes=notes, is_present=is_present)
 
 
 def _variants(name: str, num_gpus: int, request: Request) -> Iterator[tuple[str, Options]]:
