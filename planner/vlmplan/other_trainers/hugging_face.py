@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from vlmplan.data_rules import Order
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, EvaluationRules, read_evaluation
+from vlmplan.other_trainers.idle_kinds import KEYS, check_idle
 from vlmplan.other_trainers.parallelism import refuse_parallelism
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import read_saving
@@ -43,20 +44,10 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
     "eager": AttentionImplementation.EAGER,
     "flash_attention_2": AttentionImplementation.FLASH_ATTENTION_2,
 }
-WITHOUT_EFFECT = frozenset(
-    """overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio
-    weight_decay adam_beta1 adam_beta2 adam_epsilon optim_args average_tokens_across_devices tf32 logging_strategy
-    logging_steps logging_first_step logging_dir log_on_each_node logging_nan_inf_filter log_level log_level_replica
-    include_num_input_tokens_seen include_tokens_per_second disable_tqdm report_to run_name project trackio_space_id
-    trackio_bucket_id trackio_static_space_id eval_delay save_on_each_node save_safetensors enable_jit_checkpoint
-    push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
-    greater_is_better ignore_data_skip
-    restore_callback_states_from_checkpoint full_determinism seed data_seed accelerator_config dataloader_drop_last
-    dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
-    dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names length_column_name
-    ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout debug skip_memory_metrics do_train do_predict
-    local_rank use_cache
-    torch_empty_cache_steps neftune_noise_alpha ddp_find_unused_parameters
+WITHOUT_EFFECT = KEYS | frozenset(
+    """overwrite_output_dir do_train lr_scheduler_kwargs optim_args logging_dir include_num_input_tokens_seen
+    include_tokens_per_second report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id
+    save_safetensors hub_token hub_model_id hub_revision accelerator_config label_names length_column_name debug
     sortish_sampler""".split()
 )
 """Keys that change neither the bytes of a GPU in training nor the seconds of a step."""
@@ -81,6 +72,8 @@ class Defaults:
     writes_result: bool = True
     """Whether the model is written beside the last checkpoint when training has ended."""
     evaluation: EvaluationRules = OF_SCRIPTS
+    more_schedulers: tuple[str, ...] = ()
+    """Of learning rates, beside transformers'."""
 
 
 @dataclass(slots=True)
@@ -138,6 +131,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     if settings.text("resume_from_checkpoint", "").casefold() not in ("", *NO):
         settings.note("it goes on from a checkpoint: what reading that takes of GPUs and hosts is in the estimate")
     workers = settings.maybe_count("dataloader_num_workers")
+    check_idle(settings, defaults.more_schedulers)
     settings.ignore(WITHOUT_EFFECT)
     options |= read_evaluation(settings, defaults.evaluation)
     settings.ignore_all_of("fsdp_")

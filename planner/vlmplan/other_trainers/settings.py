@@ -6,6 +6,7 @@ text. A value that is null or missing is the trainer's default. Whatever nobody 
 the same code reads them, and mistakes are told in the trainer's words.
 """
 
+import math
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -152,6 +153,35 @@ class Settings:
             self._refuse(key, "an object {...}")
             return {}
         return cast(JsonDict, value)
+
+    # -- what has no effect, and yet has to be of a kind ---------------------------------------------------------
+
+    def check_number(
+        self, key: str, least: float = -math.inf, most: float = math.inf, *, is_whole: bool = False
+    ) -> None:
+        """Refuse a value that is no number within limits; it does not count as said."""
+        value = self._written(key)
+        number = None if isinstance(value, bool) else _number(value)
+        if value is None or (number is not None and least <= number <= most and not (is_whole and number % 1)):
+            return
+        kind = "a whole number" if is_whole else "a number"
+        limits = f" of {least:g} to {most:g}" if most < math.inf else f" of {least:g} or more" if least == 0 else ""
+        self._refuse(key, kind + limits)
+
+    def check_flag(self, key: str) -> None:
+        value = self._written(key)
+        if value is not None and str(value).casefold() not in YES | NO:
+            self._refuse(key, "true or false")
+
+    def check_choice(self, key: str, choices: Collection[str]) -> None:
+        value = self._written(key)
+        if value is not None and str(value) not in choices and value is not False:  # YAML's no
+            self._refuse(key, f"one of {', '.join(choices)}")
+
+    def _written(self, key: str) -> Any:
+        """The value; None too where only running a program makes one."""
+        value = self.value(key)
+        return None if isinstance(value, Unwritten) else value
 
     # -- what is planned at some values only ---------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ OTHER_TASKS: Final = (
 )
 """``_compute_loss`` in ``trl/trainer/dpo_trainer.py``: ``selective_log_softmax`` of logits, and ``fused_lm_head``."""
 DEFAULTS: Final = Defaults(
+    more_schedulers=("one_cycle", "rex"),
     micro_batch=1,
     epochs=1.0,
     bf16=None,
