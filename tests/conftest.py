@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +29,8 @@ sys.dont_write_bytecode = False
 gc.disable()  # imports and collection make objects that stay; pytest_collection_finish turns it on again
 
 TRAINER = Path(__file__).parent / "trainer"
+OF_FAMILIES = "test_families_"
+"""How files begin that hold a family of models to transformers' own, case by case."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,7 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not want
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked ``one_in(n)`` the first of every n cases is in every run, the others are in the sweep.
+    """Of a test marked ``one_in(n)`` the first of every n cases is in every run, the others are in the sweep. Of a
+    family's tests that are not marked the first case is, and of the others half, chosen by a checksum of their names.
 
     The trainer's tests come first: theirs are the files that take longest, which a worker should not find last.
     """
@@ -66,11 +70,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places: Counter[str] = Counter()
     for item in items:
         marker = item.get_closest_marker("one_in")
+        is_case_of_family = item.path.name.startswith(OF_FAMILIES) and item.get_closest_marker("sweep") is None
+        function = item.nodeid.partition("[")[0]
         if marker is not None:
-            function = item.nodeid.partition("[")[0]
-            if places[function] % marker.args[0]:
-                item.add_marker(pytest.mark.sweep)
-            places[function] += 1
+            is_left_out = places[function] % marker.args[0] > 0
+        else:
+            is_left_out = is_case_of_family and places[function] > 0 and crc32(item.nodeid.encode()) % 2 > 0
+        if is_left_out:
+            item.add_marker(pytest.mark.sweep)
+        places[function] += 1
     _thin_out(config, items)
 
 

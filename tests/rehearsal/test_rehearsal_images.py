@@ -83,6 +83,7 @@ def test_a_model_that_was_captured_takes_an_image_with_each_sample(model):
     assert image.num_placeholder_tokens == TOKENS
 
 
+@pytest.mark.sweep
 def test_images_take_bytes_and_work(model):
     def planned(files: ProbedModelFiles, asked: WorkloadRequest) -> Any:
         return estimate(workload_of(files, asked), RECIPE, cluster())

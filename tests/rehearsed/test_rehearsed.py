@@ -27,6 +27,7 @@ def test_an_estimate_is_within_five_percent_of_its_rehearsal_and_three_below(cas
         assert -LARGEST_SHORTFALL <= phase.error <= LARGEST_ERROR, phase
 
 
+@pytest.mark.sweep
 def test_half_of_the_estimates_are_within_two_percent():
     assert median(abs(highest(compared(case)).error) for case in NAMES) <= MEDIAN_ERROR
 

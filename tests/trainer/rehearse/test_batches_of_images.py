@@ -112,7 +112,7 @@ def asked():
     return found
 
 
-IN_EVERY_RUN = ("mllama", "qwen2_5_vl")
+IN_EVERY_RUN = ("qwen2_5_vl",)
 NEED_TIMM = set() if find_spec("timm") else {"gemma3n"}
 """Whose towers are timm's, where that is not installed."""
 IN_SWEEPS = tuple(family for family in CASES if family not in IN_EVERY_RUN and family not in NEED_TIMM)
