@@ -156,12 +156,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": siglip(width=768, side=256, layers=4),
     },
     {
-        "model_type": "granite_docling",
-        **IMAGE,
-        "text_config": text("granite_docling_text"),
-        "vision_config": {"num_hidden_layers": 6, "deepstack_visual_indexes": [1, 3]},
-    },
-    {
         "model_type": "idefics",
         "hidden_size": 1024,
         "intermediate_size": 2816,
@@ -426,6 +420,12 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
                 "num_key_value_heads": 2,
             },
         },
+    },
+    {
+        "model_type": "granite_docling",
+        **IMAGE,
+        "text_config": text("granite_docling_text"),
+        "vision_config": {"num_hidden_layers": 6, "deepstack_visual_indexes": [1, 3]},
     },
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}

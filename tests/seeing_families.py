@@ -304,6 +304,25 @@ FAMILIES: Mapping[str, Seeing] = {
         projectors=("model.aligner", "model.generation_head"),
         side=336,
     ),
+    "granite_docling": Seeing(
+        config={
+            "model_type": "granite_docling",
+            "image_token_id": IMAGE_TOKEN,
+            "density_router_hidden_size": 64,
+            "text_config": text("granite_docling_text"),
+            "vision_config": {
+                **TOWER,
+                "patch_size": 14,
+                "out_hidden_size": 128,
+                "num_hidden_layers": 5,
+                "deepstack_visual_indexes": [0, 2],
+            },
+        },
+        settings={"image_processor_type": "GraniteDoclingImageProcessor", "size": SQUARE, "max_patches": 6},
+        towers=("model.vision_model.encoder", "model.vision_model.embeddings"),
+        projectors=("model.vision_model.connector", "model.density_router"),
+        side=448,
+    ),
     "got_ocr2": Seeing(
         config={"model_type": "got_ocr2", **GOT},
         settings={"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 256, "width": 256}},

@@ -125,6 +125,26 @@ SEEING: Mapping[str, Published] = {
         },
         tokens=("<imgpad>", "<img>", "</img>"),
     ),
+    "granite_docling": replace(
+        FAMILIES["idefics3"],
+        config={
+            "text_config": {**TEXT, "model_type": "granite_docling_text"},
+            "vision_config": {
+                **TOWER,
+                "scale_factor": 1,
+                "use_fine_route": False,
+                "out_hidden_size": 32,
+                "deepstack_visual_indexes": [0],
+            },
+            "image_token_id": "$<image>",
+        },
+        settings={
+            "size": SQUARE,
+            "max_patches": 4,
+            "image_processor_type": "GraniteDoclingImageProcessor",
+            "processor_class": "GraniteDoclingProcessor",
+        },
+    ),
     "hunyuan_vl": Published(
         alias="qwen2-vl-2b",
         config={

@@ -63,11 +63,19 @@ class ParameterTable(FlatBuffer):
     def total_bytes(self) -> int:
         return self.trained_bytes + self.frozen_bytes
 
+    def table_bytes(self, recipe: Recipe) -> int:
+        """Tables of the model that are no parameters, where they take more than some kB."""
+        return self.buffer_bytes + self._computed_numel * recipe.computed_dtype.num_bytes
+
     @cached_property
     def buffer_bytes(self) -> int:
-        """Tables of the model that are no parameters, where they take more than some kB."""
+        """Of those all but tables whose type is not the model's alone (``Recipe.computed_dtype``)."""
         beside = sum([getattr(one, "buffer_bytes", 0) for _, one in self._model.distinct_modules()])
         return self.layer_buffer_bytes + beside
+
+    @cached_property
+    def _computed_numel(self) -> int:
+        return sum([getattr(one, "computed_numel", 0) for _, one in self._model.distinct_modules()])
 
     @cached_property
     def layer_buffer_bytes(self) -> int:

@@ -134,7 +134,7 @@ class Estimator(TracedModel):
     def with_lasting(self, timeline: Timeline, recipe: Recipe, cluster: Cluster) -> Timeline:
         """``timeline`` of tensors with what lasts over steps."""
         copied = beside_bytes(self.table, recipe, cluster.num_gpus)
-        buffers = Buffers(self.table.buffer_bytes, self.table.layer_buffer_bytes)
+        buffers = Buffers(self.table.table_bytes(recipe), self.table.layer_buffer_bytes)
         lasting = with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied, buffers)
         return with_inference_engine(lasting, self.inference_engine(recipe, cluster))
 
@@ -190,7 +190,7 @@ class Estimator(TracedModel):
 
     def room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:
         """``Engine.room_bytes`` of a rank."""
-        other_models = beside_bytes(self.table, recipe, cluster.num_gpus) + self.table.buffer_bytes
+        other_models = beside_bytes(self.table, recipe, cluster.num_gpus) + self.table.table_bytes(recipe)
         return room_for_weights(self.table, recipe, cluster, other_models=other_models)
 
     def _started(self, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool, room_bytes: int | None) -> StartedRun:

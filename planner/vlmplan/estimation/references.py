@@ -60,7 +60,7 @@ class ReferenceRuns:
 def with_other_models(states: ModelStates, table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:
     """``states`` with the models that stand beside the trained one, where the recipe has such, and with tables of the
     model that are no weights."""
-    num_bytes = beside_bytes(table, recipe, num_ranks) + table.buffer_bytes
+    num_bytes = beside_bytes(table, recipe, num_ranks) + table.table_bytes(recipe)
     return states._replace(other_models=Components(weights=num_bytes)) if num_bytes else states
 
 

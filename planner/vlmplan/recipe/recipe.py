@@ -200,6 +200,12 @@ class Recipe(RecipeSettings):
         return self.precision.dtype if self.casts_loaded else self.loaded_dtype
 
     @property
+    def computed_dtype(self) -> DType:
+        """Element type of tables that a model computes in float32: ``zero.Init`` makes them in the weights' type, and
+        DeepSpeed else casts none (``_cast_module_mixed_precision``)."""
+        return self.precision.dtype if self.zero_stage == 3 else DType.FLOAT32
+
+    @property
     def reduce_dtype(self) -> DType:
         """Element type in which FSDP2 reduces gradients."""
         return DType.FLOAT32 if self.reduces_in_float32 else self.trained_dtype

@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import PythonBackend
 
-WORDS = re.compile(r"\]<\][a-z ]+\[>\[|<[^<>\s]+>|\[[A-Z_]+\]|\|[A-Z_]+\||[^\s<\[\]|]+|[<\[\]|]|\s")
+WORDS = re.compile(r"\]<\][a-z ]+\[>\[|<[^<>\s]+>|\[[A-Z_]+\]|\|[A-Z_]+\||[^\s<\[\]|]+|[<\[\]|]|\n+|\s")
 """Special tokens as checkpoints write them (``]<]start of image[>[``, ``<image>``, ``<|vision_start|>``, ``[IMG]``,
-``|SPEAKER|``), words, and single characters."""
+``|SPEAKER|``), words, line breaks behind each other, which published tokenizers join, and single characters."""
 FIRST_ID = 5
 """Behind the ids of the tokens that every tokenizer has."""
 

@@ -275,6 +275,18 @@ def _idefics3(pictures: Pictures) -> Made:
     return {"pixel_attention_mask": mask}, {"pixel_values": (pictures.micro_batch, per_sample, 3, *sides)}
 
 
+def _granite_docling(pictures: Pictures) -> Made:
+    """Square tiles with a mask of those that are no padding, and one of samples on the fine route."""
+    image, side = pictures.image, _side(pictures.vision.image_size)
+    per_sample = pictures.per_sample * image.num_vision_sequences
+    values = {"pixel_attention_mask": torch.ones(pictures.micro_batch, per_sample, dtype=torch.bool)}
+    num_patches = image.num_patch_rows * image.num_patch_columns
+    coarse = image.num_vision_sequences * num_patches // pictures.vision.scale_factor**2
+    if image.num_placeholder_tokens > coarse:
+        values["tile_fine_mask"] = torch.ones(pictures.micro_batch, dtype=torch.bool)
+    return values, {"pixel_values": (pictures.micro_batch, per_sample, 3, side, side)}
+
+
 def _idefics2(pictures: Pictures) -> Made:
     """Pictures at about their own size, the image and its quarters, padded to the largest."""
     image = pictures.image
@@ -355,6 +367,7 @@ _FAMILIES: Mapping[str, Callable[[Pictures], Made]] = {
     **dict.fromkeys(("blip-2", "instructblip"), _queries),
     **dict.fromkeys(("gemma4", "gemma4_unified"), _padded_patches),
     "deepseek_ocr2": _whole_and_tiles,
+    "granite_docling": _granite_docling,
     "idefics2": _idefics2,
     "lfm2_vl": _lfm2_vl,
     "llama4": _llama4,

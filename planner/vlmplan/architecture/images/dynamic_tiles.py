@@ -31,11 +31,11 @@ def internvl_shape(image: Image) -> ImageShape:
     vision = section(image.config, "vision_config")
     tile = side(image.preprocessor, "size", side(vision, "image_size", 448))
     patch_size = side(vision, "patch_size", 14)
-    min_tiles, max_tiles = _tile_limits(image)
+    min_tiles, max_tiles = tile_limits(image)
     columns, rows = 1, 1
     if max_tiles > 1:
         columns, rows = closest_grid(image, tile=tile, min_tiles=min_tiles, max_tiles=max_tiles)
-    return _tiled(
+    return tiled(
         columns=columns,
         rows=rows,
         tile=tile,
@@ -95,7 +95,7 @@ def ovis2_shape(image: Image) -> ImageShape:
     tile = side(image.preprocessor, "size", side(vision, "image_size", 224))
     patch_size = side(vision, "patch_size", 14)
     columns, rows = _ovis2_grid(image, tile)
-    return _tiled(
+    return tiled(
         columns=columns,
         rows=rows,
         tile=tile,
@@ -112,7 +112,7 @@ def aya_vision_shape(image: Image) -> ImageShape:
     asked otherwise (``images_kwargs``).
     """
     tile = side(image.preprocessor, "size", side(section(image.config, "vision_config"), "image_size", 384))
-    min_tiles, max_tiles = _tile_limits(image)
+    min_tiles, max_tiles = tile_limits(image)
     grid = closest_grid(image, tile=tile, min_tiles=min_tiles, max_tiles=max_tiles) if max_tiles > 1 else (1, 1)
     return _named_tiles(image, grid, tile)
 
@@ -123,7 +123,7 @@ def cohere2_vision_shape(image: Image) -> ImageShape:
     ``min_patches`` is not looked at.
     """
     tile = side(image.preprocessor, "size", side(section(image.config, "vision_config"), "image_size", 512))
-    _, max_tiles = _tile_limits(image)
+    _, max_tiles = tile_limits(image)
     cuts = flag(image.preprocessor, "crop_to_patches", True)
     return _named_tiles(image, filled_grid(image, tile=tile, max_tiles=max_tiles) if cuts else (1, 1), tile)
 
@@ -132,7 +132,7 @@ def _named_tiles(image: Image, grid: tuple[int, int], tile: int) -> ImageShape:
     """Tiles with one more token each and two around all; of ``downsample_factor`` squared patches is one feature."""
     columns, rows = grid
     patch_size = side(section(image.config, "vision_config"), "patch_size", 16)
-    return _tiled(
+    return tiled(
         columns=columns,
         rows=rows,
         tile=tile,
@@ -155,8 +155,9 @@ def filled_grid(image: Image, *, tile: int, max_tiles: int) -> tuple[int, int]:
     return choices[scales.index(max(scales))]
 
 
-def grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
-    """All pairs whose product lies within the limits, fewest tiles first, then as counted by the first.
+def grids(min_tiles: int, max_tiles: int, max_side: int = MAX_TILES) -> list[tuple[int, int]]:
+    """All pairs up to ``max_side`` whose product lies within the limits, fewest tiles first, then as counted by the
+    first.
 
     Source: ``get_all_supported_aspect_ratios``; Python's sort is stable. Raises InputError for more than MAX_TILES.
     """
@@ -164,21 +165,23 @@ def grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
         raise InputError(f"preprocessor_config.json: an image may become {max_tiles} tiles; at most {MAX_TILES} can")
     pairs = (
         (first, second)
-        for first in range(1, max_tiles + 1)
-        for second in range(1, max_tiles // first + 1)
+        for first in range(1, min(max_tiles, max_side) + 1)
+        for second in range(1, min(max_tiles // first, max_side) + 1)
         if first * second >= min_tiles
     )
     return sorted(pairs, key=lambda pair: pair[0] * pair[1])
 
 
-def closest_grid(image: Image, *, tile: int, min_tiles: int, max_tiles: int) -> tuple[int, int]:
+def closest_grid(
+    image: Image, *, tile: int, min_tiles: int, max_tiles: int, max_side: int = MAX_TILES
+) -> tuple[int, int]:
     """(columns, rows) of the aspect ratio closest to the image's.
 
     Of grids of the same ratio a larger one is taken while the image has more than half of its pixels.
     """
     aspect_ratio = image.width / image.height
     best, best_difference = (1, 1), math.inf
-    for grid in grids(min_tiles, max_tiles):
+    for grid in grids(min_tiles, max_tiles, max_side):
         columns, rows = grid
         difference = abs(aspect_ratio - columns / rows)
         fills = image.width * image.height > 0.5 * tile * tile * columns * rows
@@ -226,7 +229,7 @@ def _shrunk_area(height: int, width: int, tile: int) -> float:
 
 
 def _ovis2_grid(image: Image, tile: int) -> tuple[int, int]:
-    min_tiles, max_tiles = _tile_limits(image)
+    min_tiles, max_tiles = tile_limits(image)
     if not flag(image.preprocessor, "crop_to_patches", False) or max_tiles == 1:
         return 1, 1
     if flag(image.preprocessor, "use_covering_area_grid", True):
@@ -234,9 +237,10 @@ def _ovis2_grid(image: Image, tile: int) -> tuple[int, int]:
     return closest_grid(image, tile=tile, min_tiles=min_tiles, max_tiles=max_tiles)
 
 
-def _tile_limits(image: Image) -> tuple[int, int]:
+def tile_limits(image: Image, max_tiles: int = 12) -> tuple[int, int]:
+    """The least and the most tiles of an image, the latter ``max_tiles`` where the file has none."""
     min_tiles = count(image.preprocessor, "min_patches", 1)
-    max_tiles = count(image.preprocessor, "max_patches", 12)
+    max_tiles = count(image.preprocessor, "max_patches", max_tiles)
     if min_tiles > max_tiles:
         allowed = f"at most max_patches, {max_tiles}, is allowed"
         raise InputError(f"preprocessor_config.json: min_patches is {min_tiles}; {allowed}")
@@ -252,7 +256,7 @@ def _downsample_ratio(image: Image) -> float:
     return float(value)
 
 
-def _tiled(
+def tiled(
     *, columns: int, rows: int, tile: int, patch_size: int, num_features_per_tile: int, num_text_tokens: int
 ) -> ImageShape:
     """The shape of columns x rows tiles and, where they are more than one, a thumbnail."""
