@@ -22,6 +22,16 @@ WIDER_FIRST = 20_097
 """Its samples are in one row, whose attention is slower the more of them there are."""
 WIDER_SWEPT_FIRST = 20_040
 """DPO."""
+IN_ONE_ROW = {
+    "model": "lighton-ocr-1b",
+    "seq_len": 512,
+    "global_batch": 4 * 16,
+    "num_samples": 2000,
+    "method": "lora",
+    "activation_checkpointing": False,
+    "train_vision": False,
+}
+"""Attention of its vision tower takes the square of a micro batch's images."""
 NUM_SEARCHES = 320
 """About 20 minutes of one core; the sweep tries one in STRIDE."""
 STRIDE = int(os.environ.get("VLMPLAN_SEARCH_STRIDE", "6"))
@@ -63,6 +73,20 @@ def test_no_neighbour_of_a_plan_fits_and_is_noticeably_better(seed: int):
 
 def test_the_same_of_a_search_with_more_options_pinned():
     check(wider_search(WIDER_FIRST))
+
+
+def test_images_in_one_row_under_a_mask_are_planned_in_the_fastest_micro_batch():
+    asked = Search({**IN_ONE_ROW, "gpu": ("a100-sxm4-80gb:4",), "objective": "time"}).asked()
+    plan = recommend(asked).plans[0]
+    near = Neighbourhood(asked.workload, plan.estimate.cluster, decided_fields(asked.fixed), plan, asked.made_for)
+    seconds: dict[int, float] = {}
+    for size in (4, 8, 16):
+        found = near.estimate(near.own_fields | {"micro_batch": size, "grad_accum": 16 // size})
+        assert found is not None
+        assert found.step_seconds is not None
+        seconds[size] = found.step_seconds
+    assert seconds[8] < seconds[4] < seconds[16]
+    assert plan.estimate.recipe.micro_batch == 8
 
 
 @pytest.mark.sweep

@@ -31,6 +31,8 @@ class Module(WeightUser):
     """Whether it is an MLP of the language model without weights of its own, see ``tiled_mlp``."""
     copies_weights_to_decode = False
     """Whether it takes copies of weights for every token that is generated."""
+    masks_all_images = False
+    """Whether it has the images of a micro batch in one row under a mask, whose attention takes the square of it."""
     takes_keywords = False
     """Whether its caller names its input: the hook that would tell that its backward is over is put on positional
     inputs alone (``_post_backward_module_hook`` in ``zero/parameter_offload.py``)."""

@@ -65,8 +65,8 @@ class TracedBatches:
     loss needs in between, each traced with its switches at either end.
 
     One chunk of logits grows with the batch only until it is full, so the last batch before that and the first one
-    after are looked at as well. So is every batch up to ``MAX_MASKED`` where its samples are one row under a mask,
-    which begins with the second sample and grows with the square.
+    after are looked at as well. So is every batch up to ``MAX_MASKED`` where its samples or images are one row under a
+    mask, which begins with the second of them and grows with the square.
     """
 
     def __init__(
@@ -80,7 +80,9 @@ class TracedBatches:
         scored = estimator.workload.target_tokens or estimator.workload.seq_len
         first_full = -(-chunk_tokens(estimator.model.head.weight.shape[0]) // scored)
         inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
-        if recipe.masks_its_row:
+        self.masks_a_row = recipe.masks_its_row or _masks_images(estimator, recipe)
+        """Whether samples or images of a micro batch are one row under a mask: smaller ones may be faster."""
+        if self.masks_a_row:
             inner |= set(range(2, min(largest, MAX_MASKED + 1)))
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
@@ -135,6 +137,13 @@ class TracedBatches:
         return self._demands[key]
 
 
+def _masks_images(estimator: Estimator, recipe: Recipe) -> bool:
+    """Whether the images of a micro batch are one row under a mask."""
+    if not estimator.workload.images_per_sample or recipe.attention is AttentionImplementation.FLASH_ATTENTION_2:
+        return False
+    return any(module.masks_all_images for _, module in estimator.model.distinct_modules())
+
+
 class Peaks(NamedTuple):
     """What a micro batch takes, and by how many bytes its exact peaks may lie above and below."""
 
@@ -162,6 +171,11 @@ class MicroBatches:
         self._demands: dict[tuple[int, Speed], PhaseDemands] = {}
         self._floors: dict[int, int] = {}
         self._phases: dict[tuple[int, Speed], PhaseSeconds] = {}
+
+    @property
+    def masks_a_row(self) -> bool:
+        """Whether smaller ones may be faster."""
+        return self._traced.masks_a_row
 
     @property
     def trace(self) -> Trace:

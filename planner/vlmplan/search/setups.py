@@ -70,7 +70,7 @@ class SetupSpace(RecipeSpace):
             if speed is None:
                 return 0.0
             for recipe, batches in self.models.engine_micro_batches(engine, gpu.compute_capability):
-                least = min(least, _computing_seconds(recipe, batches, speed, sizes))
+                least = min(least, _computing_seconds(batches, speed, sizes))
         return self.models.num_steps(cluster, sizes[-1]) * least
 
     def ways(self, cluster: Cluster, method: Method) -> list[RecipeCandidate]:
@@ -109,7 +109,7 @@ class SetupSpace(RecipeSpace):
             if rest is None or speed is None:
                 yield RecipeCandidate(0.0, recipe, engine)
             else:
-                computing = _computing_seconds(recipe, batches, speed, sizes[: place + 1])
+                computing = _computing_seconds(batches, speed, sizes[: place + 1])
                 yield RecipeCandidate(num_steps * (computing + rest.rest_seconds), recipe, engine)
 
     def fastest(
@@ -119,7 +119,8 @@ class SetupSpace(RecipeSpace):
         that may fit.
 
         A larger micro batch is never slower, so each recipe is looked at with the largest that fits, and with the
-        low-memory sizes only beyond that; but where its samples are one row under a mask, smaller ones may be faster.
+        low-memory sizes only beyond that; but where its samples or images are one row under a mask, smaller ones may be
+        faster.
         """
         for way in ways:
             below = limit(way)
@@ -146,7 +147,7 @@ class SetupSpace(RecipeSpace):
 
     def _fastest_size(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> BatchSize:
         """The fastest of batches that all fit; the largest where a speed is not known."""
-        if not recipe.masks_its_row:
+        if not self.models.micro_batches(recipe, cluster.node.gpu.compute_capability).masks_a_row:
             return sizes[-1]
         return min(reversed(sizes), key=lambda size: self.models.seconds(recipe, cluster, size) or 0.0)
 
@@ -339,7 +340,7 @@ class SetupSpace(RecipeSpace):
         return None
 
 
-def _computing_seconds(recipe: Recipe, batches: MicroBatches, speed: Speed, sizes: Sequence[BatchSize]) -> float:
+def _computing_seconds(batches: MicroBatches, speed: Speed, sizes: Sequence[BatchSize]) -> float:
     """Seconds of a step's micro batches of the size that takes least."""
-    tried = sizes if recipe.masks_its_row else sizes[-1:]
+    tried = sizes if batches.masks_a_row else sizes[-1:]
     return min(grad_accum * sum(batches.seconds(micro_batch, speed)) for micro_batch, grad_accum in tried)

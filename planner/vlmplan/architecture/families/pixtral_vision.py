@@ -68,7 +68,7 @@ class PixtralVision(ReadingModule):
     """``PixtralVisionModel``. All images of the micro batch have the same shape here, so no padding is cut off."""
 
     INPUT_EMBEDDING = "patch_conv"
-
+    masks_all_images = True
     keeps_channels_first = False
 
     def __init__(self, config: Config, feature_layers: Sequence[int]) -> None:
