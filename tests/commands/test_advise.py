@@ -1,14 +1,16 @@
 """``vlmplan advise``: every row is what recommend says with those options, in order, and the best of them is named."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from datetime import date
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_calls import DOES_NOT_FIT, DONE, Call, call, refusal, says
+from cli_calls import DOES_NOT_FIT, DONE, TINY, Call, call, refusal, says
 
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
 DOCUMENT = {
@@ -258,3 +260,10 @@ def test_what_a_search_makes_room_for_advice_does_too():
     assert found.document["base"]["estimate"] == plan["estimate"]
     assert plan["recipe"]["offload_activations"]
     assert any("--offload-activations" in note for note in found.document["notes"])
+
+
+def test_a_number_of_gpus_that_nobody_else_has_is_advised_without_other_gpus(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    document = advised(str(tmp_path), "--gpu", "rtx-4090:3", "--seq-len", "64").document
+    assert document["base"]["num_gpus"] == 3
+    assert not [one["change"] for one in document["changes"] if one["change"].startswith("3 x ")]

@@ -42,10 +42,10 @@ Technique = Mapping[str, Any]
 def recommend_or_stretch(query: SearchQuery) -> Recommendation:
     """The recommendation; where nothing fits, the best with the fewest of the techniques that nobody has decided about.
 
-    What another trainer trains is left as it is.
+    What another trainer trains is left as it is, and without machines there is nothing to try.
     """
     found = recommend(query)
-    if found.plans or query.made_for is not None:
+    if found.plans or query.made_for is not None or not query.candidates:
         return found
     kernels, kinds = _kernels(query), _kinds(query)
     if not kernels and not kinds:
