@@ -69,7 +69,7 @@ class SetupSpace(RecipeSpace):
             speed = self.models.speeds.of(engine[0], gpu)
             if speed is None:
                 return 0.0
-            for recipe, batches in self.models.engine_micro_batches(engine, gpu.compute_capability):
+            for _, batches in self.models.engine_micro_batches(engine, gpu.compute_capability):
                 least = min(least, _computing_seconds(batches, speed, sizes))
         return self.models.num_steps(cluster, sizes[-1]) * least
 
