@@ -114,7 +114,7 @@ def within(tool: Tool, recipe: Recipe, model: ModelFiles) -> Recipe:
     optimizer = recipe.offload_optimizer if stage in (1, 2, 3) else Offload.NONE
     if recipe.fsdp:
         params = optimizer = Offload.CPU if recipe.offload_params is Offload.CPU else Offload.NONE
-        recipe = recipe.with_changes(optimizer=OptimizerKind.ADAMW, method=_shardable(recipe.method))
+        recipe = recipe.with_changes(optimizer=OptimizerKind.ADAMW)
     recipe = recipe.with_changes(
         zero_stage=stage,
         reshard_after_forward=recipe.reshard_after_forward or not recipe.fsdp,
@@ -125,10 +125,6 @@ def within(tool: Tool, recipe: Recipe, model: ModelFiles) -> Recipe:
         loss=usual(tool, model).loss,
     )
     return behaviour(tool, recipe, model).applied_to(recipe)
-
-
-def _shardable(method: Method) -> Method:
-    return Method.LORA if method is Method.QLORA else method
 
 
 def cluster_of(num_gpus: int, num_nodes: int = 1) -> Cluster:

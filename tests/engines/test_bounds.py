@@ -104,10 +104,11 @@ def test_bound_under_zero_is_never_below_the_timeline(alias: str, recipe: Recipe
 
 @law(
     alias=st.sampled_from(list(LAYERS)),
-    method=st.sampled_from([Method.FULL, Method.LORA]),
+    method=st.sampled_from(Method),
     recipe=st.builds(
         Recipe,
         fsdp=st.just(True),
+        shards_packed=st.booleans(),
         reshard_after_forward=st.booleans(),
         sync_each_batch=st.booleans(),
         shard_units=st.sampled_from(ShardUnits),

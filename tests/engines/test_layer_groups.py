@@ -9,17 +9,17 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from planned import of_few_layers, workload
+from planned import of_few_layers, shortened, workload
 from vlmplan.engines.layer_groups import LayerGroups, layer_groups
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, ShardUnits
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.fsdp2 import shard
-from vlmplan_trainer.models.adapters import add_adapters
+from vlmplan_trainer.models.adapters import add_adapters, quantize
 from vlmplan_trainer.models.load import configuration, model_class
 from vlmplan_trainer.models.parts import Parts
 
@@ -76,24 +76,30 @@ def planned_groups(alias: str, recipe: Recipe = FSDP) -> Groups:
     return sorted([entry.name for entry in group.weights] for group in groups.all if group.weights)
 
 
-@pytest.mark.parametrize("alias", MODELS)
-def test_groups_are_those_of_accelerate_and_of_the_bundled_trainer(alias: str, mesh):
+def sharded_by_accelerate(model: torch.nn.Module, mesh: DeviceMesh, precision: str = "no") -> torch.nn.Module:
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
-    model = of_meta(alias)
     layers = {type(one).__name__ for one in model.modules() if isinstance(one, GradientCheckpointingLayer)}
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=sorted(layers)
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=sorted(layers),
+        cpu_ram_efficient_loading=False,
     )
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
         torch_device_mesh={("all",): mesh},
         parallelism_config=SimpleNamespace(fsdp_dim_names=["all"]),
-        mixed_precision="no",
+        mixed_precision=precision,
         is_main_process=True,
     )
-    theirs = sharded_groups(fsdp2_prepare_model(accelerator, model))
+    return fsdp2_prepare_model(accelerator, model)
+
+
+@pytest.mark.parametrize("alias", MODELS)
+def test_groups_are_those_of_accelerate_and_of_the_bundled_trainer(alias: str, mesh):
+    theirs = sharded_groups(sharded_by_accelerate(of_meta(alias), mesh))
     bundled = LossModule(of_meta(alias), loss=LossKind.CHUNKED)
     shard(bundled, FSDP, mesh)
     assert planned_groups(alias) == theirs == sharded_groups(bundled, "model.")
@@ -124,3 +130,37 @@ def test_trained_copies_of_embeddings_are_in_the_groups_of_their_originals(alias
     assert planned_groups(alias, recipe) == named
     assert any("modules_to_save" in name for group in named for name in group)
     assert planned(alias, recipe).gathers_head_alone is not is_tied
+
+
+TINY = {"hidden_size": 60, "intermediate_size": 84, "num_attention_heads": 3, "num_key_value_heads": 3}
+TINY |= {"head_dim": 20, "vocab_size": 41}
+ADAPTED = "q_proj,down_proj"
+
+
+@pytest.mark.filterwarnings("ignore:Found .* non-floating")
+@pytest.mark.parametrize("shards", [True, False])
+def test_4_bit_weights_are_sharded_by_accelerate_where_they_are_kept_in_a_float_type(shards: bool, mesh):
+    """A column of bfloat16, in the groups of their layers; in bytes they are in none. Adapters are float32."""
+    from peft import LoraConfig, get_peft_model
+
+    files = shortened("tinyllama-1.1b", num_hidden_layers=NUM_LAYERS, **TINY)
+    recipe = replace(FSDP, method=Method.QLORA, lora_rank=7, lora_targets=ADAPTED, shards_packed=shards)
+    config = configuration(dict(files.config))
+    model = model_class(config)._from_config(config, dtype=torch.bfloat16)
+    storage = torch.bfloat16 if shards else torch.uint8
+    quantize(model, torch.bfloat16, torch.device("cpu"), storage=storage)
+    adapted = get_peft_model(model, LoraConfig(r=7, target_modules=ADAPTED.split(",")))
+    theirs = sharded_by_accelerate(adapted, mesh, "bf16")
+    names = {id(weight): name for name, weight in theirs.named_parameters()}
+    sharded = [one for module in theirs.modules() for group in _param_groups(module) for one in group.fsdp_params]
+    found = {
+        names[id(one.sharded_param)].removeprefix("base_model.model.").replace(".default.", "."): (
+            str(one.sharded_param.dtype).removeprefix("torch."),
+            one.padded_sharded_param_size.numel(),
+        )
+        for one in sharded
+    }
+    groups = layer_groups(Estimator(workload(files), recipe).table, recipe, NUM_RANKS)
+    entries = [entry for group in groups.all for entry in group.weights]
+    assert found == {one.name: (groups.held_dtype(one).torch_name, groups.shard_numel(one)) for one in entries}
+    assert any("mlp.up_proj.weight" in name for name in found) is shards

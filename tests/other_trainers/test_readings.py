@@ -601,9 +601,39 @@ def test_a_model_whose_default_layers_accelerate_does_not_find_needs_their_names
     assert read(values | {"fsdp_config": named}, "llava-1.5-7b").options["fsdp"] is True
 
 
-def test_adapters_beside_wide_or_pure_weights_are_not_planned_in_shards(read):
-    refused(read, TRL | {"fsdp": True}, "sharded in float32 are not planned")
+def test_adapters_beside_pure_weights_are_not_planned_in_shards(read):
     refused(read, TRL_BF16 | {"fsdp": True, "bf16": False}, "set bf16: true")
+
+
+def test_frozen_weights_are_sharded_in_the_type_that_they_are_loaded_in(read):
+    """TRL's is float32 unless told otherwise; wholly trained ones are float32 in any case."""
+    assert read(TRL | {"fsdp": True}).options["weight_dtype"] == "float32"
+    assert "weight_dtype" not in read(TRL_BF16 | {"fsdp": True}).options
+    assert "weight_dtype" not in read(TRL | {"fsdp": True, "use_peft": False}).options
+
+
+PACKED = {"load_in_4bit": True, "fsdp": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "adapters"),
+    [
+        (TRL_BF16 | PACKED, "model"),
+        (MS_SWIFT | {"quant_bits": 4, "fsdp": "fsdp2", "gradient_checkpointing": False}, None),
+    ],
+)
+def test_4_bit_weights_are_sharded_where_they_are_kept_in_the_type_of_the_computation(read, values, adapters):
+    """TRL makes adapters beside them bfloat16, and accelerate nothing float32 then."""
+    found = [read(values | {"bnb_4bit_quant_storage": name}).options for name in ("uint8", "bfloat16")]
+    assert [options["shards_packed"] for options in (read(values).options, *found)] == [False, False, True]
+    assert {options.get("adapter_dtype") for options in found} == {adapters}
+    refused(read, values | {"bnb_4bit_quant_storage": "float32"}, "gathered in bfloat16", "which changes them")
+    refused(read, values | {"bnb_4bit_quant_storage": "int4"}, "one of uint8, bfloat16, float16, float32 is needed")
+
+
+def test_in_which_type_4_bit_weights_are_kept_means_nothing_to_other_engines(read):
+    kept = read(TRL_BF16 | {"load_in_4bit": True, "bnb_4bit_quant_storage": "float32"}).options
+    assert kept == read(TRL_BF16 | {"load_in_4bit": True}).options
 
 
 def test_more_than_one_gpu_for_a_sample_or_a_weight_is_refused_by_its_size(read):
@@ -632,7 +662,9 @@ def test_llama_factory_has_an_older_fsdp2(read):
     refused(read, second | {"fsdp": "full_shard"}, 'auto_wrap_policy is "NO_WRAP"')
     refused(read, second | {"fsdp": "full_shard auto_wrap", "fsdp_config": {}}, "version is 1")
     frozen = second | {"fsdp": "full_shard auto_wrap", "finetuning_type": "lora"}
-    refused(read, frozen, "shards of frozen weights float32 too")
+    assert read(frozen).options["weight_dtype"] == "float32"
+    assert read(second | {"fsdp": "full_shard auto_wrap"}, SEES).options["weight_dtype"] == "float32"
+    refused(read, frozen | {"quantization_bit": 4}, "those of 4-bit weights too")
 
 
 def test_an_option_that_names_another_engine_goes_before_the_files_fsdp2(read):

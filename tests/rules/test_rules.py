@@ -256,13 +256,17 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(FSDP, model=ROBERTA), case(FSDP.with_changes(method=Method.LORA), model=ROBERTA)],
         [case(FSDP, model=QWEN), case(PLAIN, model=ROBERTA)],
     ),
-    "fsdp_shards_no_packed_weights": (
-        [case(FSDP.with_changes(method=Method.QLORA))],
-        [case(FSDP.with_changes(method=Method.LORA)), case(FSDP)],
-    ),
     "fsdp_decides_types": (
-        [case(FSDP.with_changes(weight_dtype=WeightDtype.FLOAT32))],
-        [case(FSDP.with_changes(method=Method.LORA)), case(PLAIN.with_changes(weight_dtype=WeightDtype.FLOAT32))],
+        [
+            case(FSDP.with_changes(weight_dtype=WeightDtype.FLOAT32)),
+            case(FSDP.with_changes(method=Method.LORA, weight_dtype=WeightDtype.MODEL)),
+            case(FSDP.with_changes(method=Method.LORA, adapter_dtype=AdapterDtype.FLOAT32)),
+        ],
+        [
+            case(FSDP.with_changes(method=Method.LORA, weight_dtype=WeightDtype.FLOAT32)),
+            case(FSDP.with_changes(method=Method.QLORA, adapter_dtype=AdapterDtype.MODEL)),
+            case(PLAIN.with_changes(weight_dtype=WeightDtype.FLOAT32)),
+        ],
     ),
     "fsdp_reduces_wider_in_mixed_precision": (
         [case(FSDP.with_changes(precision=Precision.FP32, reduces_in_float32=True))],

@@ -65,6 +65,7 @@ def _reduction_words(recipe: Recipe, num_gpus: int) -> list[str]:
         words += [] if recipe.reshard_after_forward else ["weights kept until backward"]
         words += [] if recipe.sync_each_batch else ["reduced once a step"]
         words += ["reduced in fp32"] if recipe.reduces_in_float32 else []
+        words += ["4-bit weights whole"] if recipe.leaves_out_packed and recipe.method is Method.QLORA else []
         words += [UNIT_WORDS[recipe.shard_units]] if recipe.has_ends_in_root else []
     elif recipe.zero_stage is None and num_gpus > 1 and not recipe.gradient_as_bucket_view:
         words.append("gradients beside buckets")
@@ -144,15 +145,21 @@ def _method_text(recipe: Recipe) -> str:
     return text
 
 
+def _frozen_types(recipe: Recipe) -> str:
+    """In which type frozen weights are computed with, and in which FSDP2 shards them where that is another."""
+    computed, held = SHORT_TYPES[recipe.frozen_dtype], SHORT_TYPES[recipe.frozen_held_dtype]
+    return computed if held == computed else f"{computed} (in shards {held})"
+
+
 def precision_text(recipe: Recipe) -> str:
     """The precision, and in which types weights are kept: ``bf16 (bf16 weights, fp32 adapters, autocast)``."""
     trained, master = SHORT_TYPES[recipe.trained_dtype], SHORT_TYPES[recipe.master_dtype]
     words: list[str] = []
     if recipe.method is Method.QLORA:
         scales = "" if recipe.use_double_quant else " with fp32 scales"
-        words.append(f"4-bit weights{scales}, others {SHORT_TYPES[recipe.frozen_dtype]}")
+        words.append(f"4-bit weights{scales}, others {_frozen_types(recipe)}")
     elif recipe.method is Method.LORA:
-        words.append(f"{SHORT_TYPES[recipe.frozen_dtype]} weights")
+        words.append(f"{_frozen_types(recipe)} weights")
     words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}")
     if recipe.train_embeddings and recipe.copy_dtype is not recipe.trained_dtype:
         words.append(f"{SHORT_TYPES[recipe.copy_dtype]} embeddings")

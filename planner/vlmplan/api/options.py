@@ -112,6 +112,7 @@ class RecipeOptions(TypedDict, total=False):
     reshard_after_forward: bool | None
     sync_each_batch: bool | None
     float32_reduce: bool | None
+    shard_packed: bool | None
     shard_units: Literal["layers-and-ends", "layers", "language-layers"] | None
     expandable_segments: bool | None
     zero_stage: Literal["none", "0", "1", "2", "3", 0, 1, 2, 3] | None

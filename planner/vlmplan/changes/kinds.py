@@ -45,7 +45,9 @@ PLAIN_OPTIONS = (
     "gradient_as_bucket_view",
 )
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
-FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shard_units")
+FSDP_OPTIONS = (
+    *("fsdp", "reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed", "shard_units"),
+)
 
 
 def without_plain_options(weight_dtype: WeightDtype | None) -> dict[str, OptionValue]:

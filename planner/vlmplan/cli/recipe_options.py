@@ -119,6 +119,11 @@ ENGINE = under(
         "FSDP2 reduces gradients in every micro batch, or only in the last of a step: until then they are not sharded.",
     ),
     _switch("reduces_in_float32", "FSDP2 reduces gradients in float32."),
+    _switch(
+        "shards_packed",
+        "FSDP2 shards 4-bit weights (QLoRA), which bnb_4bit_quant_storage in the type of the computation lets it, or "
+        "leaves them whole on every GPU.",
+    ),
     choice(
         "--shard-units",
         ShardUnits,

@@ -39,7 +39,7 @@ def loaded_model(is_checkpointing):
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=DTYPE,
+            bnb_4bit_compute_dtype=DTYPE,{storage}
         )
     if PACKED:
         import transformers
@@ -99,6 +99,11 @@ if __name__ == "__main__":
 '''
 
 
+_STORAGE = """
+            bnb_4bit_quant_storage=DTYPE,"""
+"""Of 4-bit weights that FSDP2 shards."""
+
+
 def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
     """The program; ``head`` are lines for its docstring's place."""
     comments = "".join(f"# {line}\n" for line in head)
@@ -110,6 +115,7 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
         dtype=("float32" if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype.torch_name),
         attention=_attention(recipe, workload),
         quantizes=recipe.method is Method.QLORA,
+        storage=_STORAGE if recipe.fsdp and recipe.shards_packed else "",
         packed=_packed(workload.model),
         lora=_lora(recipe, workload),
     )

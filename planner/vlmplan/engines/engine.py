@@ -23,7 +23,7 @@ from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import NOTHING, Components
 from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
-from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.parameters import ParameterTable, arriving_bytes
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload
@@ -309,20 +309,25 @@ class Engine:
         for entry in entries:
             arriving = arriving_by_parameter.get(id(entry.parameter))
             if arriving is None:
-                arriving = arriving_bytes(entry.parameter, self.recipe)
+                arriving = arriving_bytes(entry.parameter, self.recipe, self.loaded_bytes(entry))
                 arriving_by_parameter[id(entry.parameter)] = arriving
             if entry.parameter.stored_bytes is not None:
                 self._pack(entry, arriving)
                 packed[entry.name] = entry.parameter
             else:
                 self._measure(packed.get(entry.name.replace(MAGNITUDE, ".base_layer.")))
-                self.sink.allocate(weight(entry), Component.WEIGHTS, arriving or entry.parameter.num_bytes)
+                self.sink.allocate(weight(entry), Component.WEIGHTS, arriving or self.loaded_bytes(entry))
                 if arriving:
                     upcast.append(entry)
         for entry in sorted(upcast, key=self.table.entries.index):
-            self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes)
+            self.sink.allocate("upcast", Component.WEIGHTS, self.loaded_bytes(entry))
             self.sink.free(weight(entry))
+            self.sink.rename("upcast", weight(entry))
         self._is_loaded = True
+
+    def loaded_bytes(self, entry: NamedParameter) -> int:
+        """Bytes of a weight when the model is made and the engine is not."""
+        return entry.parameter.num_bytes
 
     def _load_to_be_cast(self) -> None:
         """All of it in float32, then each weight is cast alone (``_cast_module_mixed_precision`` of DeepSpeed's
@@ -340,7 +345,7 @@ class Engine:
         that are quantised too are in float32 until that is done, as they are and less their mean."""
         self.sink.allocate("arriving", Component.TEMPORARIES, arriving)
         packed = -(-entry.parameter.numel // 2)
-        self.sink.keep(Component.WEIGHTS, packed)
+        self.sink.allocate(weight(entry), Component.WEIGHTS, packed)
         scales = -(-entry.parameter.numel // NF4_BLOCK) * DType.FLOAT32.num_bytes
         wide = 2 * scales if self.recipe.use_double_quant else 0
         self.sink.allocate("scales", Component.TEMPORARIES, wide)
@@ -382,16 +387,6 @@ def rank_by_states(kind: type[Engine], table: ParameterTable, recipe: Recipe, nu
 
 MAGNITUDE = ".lora_magnitude_vector."
 """Between the names of a layer and of its magnitude in DoRA; the weight has its own in this place."""
-
-
-def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
-    """Bytes of a weight as it arrives that are not those it stays in: 16 bits before 4, or before float32, peft's of
-    what it freezes and the trainer's of adapters beside packed weights."""
-    if parameter.stored_bytes is not None:
-        return parameter.numel * parameter.dtype.num_bytes
-    is_wide = parameter.dtype is DType.FLOAT32 and recipe.loaded_dtype is not DType.FLOAT32
-    is_upcast = recipe.method is Method.QLORA if parameter.requires_grad else recipe.upcasts_frozen
-    return parameter.numel * recipe.precision.dtype.num_bytes if is_wide and is_upcast else 0
 
 
 def weight(entry: NamedParameter) -> tuple[str, str]:

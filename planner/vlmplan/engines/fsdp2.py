@@ -25,6 +25,7 @@ Sources (torch 2.13, ``torch/distributed/fsdp/_fully_shard``): ``_fsdp_param_gro
 
 from collections.abc import Iterable, Sequence
 
+from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Run, Trace
 from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
@@ -33,7 +34,7 @@ from vlmplan.engines.layer_groups import ROOT, BackwardOrder, LayerGroup, backwa
 from vlmplan.engines.optimizer_states import norm_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind
+from vlmplan.recipe.choices import LossKind, Method
 
 WAITING = "reduce-scatter input"
 
@@ -74,11 +75,17 @@ class FullyShard(FullyShardFormulas):
     # -- load and build ------------------------------------------------------------------------------------------
 
     def load(self, *, is_on_cpu: bool) -> None:
-        """Weights come to host memory in the types in which they are sharded."""
-        if is_on_cpu:
+        """Weights come to host memory in the types in which they are sharded; beside packed ones, which the device
+        packs, all come to the device."""
+        if self.recipe.method is Method.QLORA:
+            self._load_weights()
+        elif is_on_cpu:
             for group in self.groups.all:
                 self._load_whole(group)
             self._is_loaded = True
+
+    def loaded_bytes(self, entry: NamedParameter) -> int:
+        return entry.parameter.numel * self.groups.held_dtype(entry).num_bytes
 
     @property
     def reduces_last_alone(self) -> bool:
@@ -100,8 +107,7 @@ class FullyShard(FullyShardFormulas):
 
     def _load_whole(self, group: LayerGroup) -> None:
         for entry in group.weights:
-            num_bytes = entry.parameter.numel * self.groups.held_dtype(entry).num_bytes
-            self.sink.allocate(weight(entry), Component.WEIGHTS, num_bytes)
+            self.sink.allocate(weight(entry), Component.WEIGHTS, self.loaded_bytes(entry))
 
     # -- forward -------------------------------------------------------------------------------------------------
 

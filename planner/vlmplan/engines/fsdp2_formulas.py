@@ -17,6 +17,7 @@ from vlmplan.engines.parameter_groups import chosen_of_groups
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Method
 
 
 class FullyShardFormulas(Engine):
@@ -50,11 +51,13 @@ class FullyShardFormulas(Engine):
     def states(self) -> ModelStates:
         """mΨ/N shards (frozen ones in their own type), mΦ/N gradients, sΦ/N states."""
         groups, recipe = self.groups.all, self.recipe
-        building = before = 0
+        is_there = recipe.method is Method.QLORA  # before the first group is made
+        building = before = self._packed_bytes + (sum([group.arriving_bytes for group in groups]) if is_there else 0)
         for group in groups:
             own = self._largest_shard(group) if self.offloads_weights else group.shard_bytes
-            building = max(building, before + group.arriving_bytes + own)
+            building = max(building, before + (0 if is_there else group.arriving_bytes) + own)
             before += 0 if self.offloads_weights else own
+            before -= group.arriving_bytes if is_there else 0
         start = Components(weights=before)
         init_peak = Components(weights=building)
         if self.offloads_weights:
@@ -67,6 +70,15 @@ class FullyShardFormulas(Engine):
         return ModelStates(
             at_start=start, resident=resident, init_peak=higher(start, init_peak), step_peak=resident + used
         )
+
+    @cached_property
+    def _packed_bytes(self) -> int:
+        """Of 4-bit weights what no group has: their scales, or all of them."""
+        found = 0
+        for one, count in self.table.kinds:
+            if one.stored_bytes is not None:
+                found += count * (one.num_bytes - (0 if self.recipe.leaves_out_packed else -(-one.numel // 2)))
+        return found
 
     @cached_property
     def _gradient_bytes(self) -> int:
@@ -93,9 +105,13 @@ class FullyShardFormulas(Engine):
         return profile.forward_peak + live + before, profile.dropped_peak + live + before + more
 
     def loading_bound(self, states: ModelStates) -> int:
-        """All weights whole, in host memory, where that is the device."""
+        """All weights whole, in host memory, where that is the device, and what packs the largest of them, or measures
+        DoRA's lengths of it."""
         del states
-        return sum([group.arriving_bytes for group in self.groups.all])
+        whole = sum([group.arriving_bytes for group in self.groups.all])
+        if self.recipe.method is not Method.QLORA:
+            return whole
+        return whole + self._packed_bytes + 5 * self.table.largest_bytes
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
         """An all-gather of each group with weights forward, and again backward where it was resharded; a reduce-scatter

@@ -10,7 +10,8 @@ Where layers alone are units (``ShardUnits``), all of that is the root's.
 
 A weight is cut along its first dimension: every rank has as many rows, the last ones padded (``_init_sharded_param`` in
 ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``, torch 2.13: ``torch.chunk``, and ``new_zeros`` of the first
-chunk's size).
+chunk's size). A 4-bit weight that is kept in a float type is a column of that type there; its scales are no weight, and
+stay whole on every rank. One that is kept in bytes is in no group.
 """
 
 import re
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from math import prod
 
 from vlmplan.architecture.model import NamedParameter
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Run, Trace
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
@@ -65,6 +67,8 @@ class LayerGroups:
         members: list[list[NamedParameter]] = []
         root: list[NamedParameter] = []
         for entry, place in _places(table, recipe):
+            if recipe.leaves_out_packed and entry.parameter.stored_bytes is not None:
+                continue
             if place is None:
                 root.append(entry)
                 continue
@@ -122,12 +126,15 @@ class LayerGroups:
         return None if found is None else self._places.get((found["label"], run.layer))
 
     def held_dtype(self, entry: NamedParameter) -> DType:
-        """Element type of a shard: trained weights have that of the update."""
-        return self._recipe.held_dtype if entry.parameter.requires_grad else entry.parameter.dtype
+        """Element type of a shard: trained weights have that of the update, frozen ones that in which they came."""
+        recipe = self._recipe
+        if entry.parameter.stored_bytes is not None:
+            return entry.parameter.dtype
+        return recipe.held_dtype if entry.parameter.requires_grad else recipe.frozen_held_dtype
 
     def shard_numel(self, entry: NamedParameter) -> int:
         """Elements of a rank's rows, padded."""
-        rows, *others = entry.parameter.shape
+        rows, *others = stored_shape(entry.parameter)
         return -(-rows // self._num_ranks) * prod(others)
 
     def padded_bytes(self, ordinals: Sequence[int], dtype: DType) -> int:
@@ -145,7 +152,7 @@ class LayerGroups:
             wholes.append(self._num_ranks * numel * computed.num_bytes)
             shards.append(numel * held.num_bytes)
             cast += numel * computed.num_bytes if held is not computed else 0
-            arriving += entry.parameter.numel * held.num_bytes
+            arriving += prod(stored_shape(entry.parameter)) * held.num_bytes
         ordinals = [numbers[id(one.parameter), one.layer] for one in entries if one.parameter.requires_grad]
         return LayerGroup(
             weights=entries,
@@ -160,9 +167,17 @@ class LayerGroups:
         )
 
 
+def stored_shape(parameter: Parameter) -> tuple[int, ...]:
+    """As it is sharded: of a 4-bit weight, kept in its type, one column (``quantize_4bit`` of bitsandbytes 0.50)."""
+    if parameter.stored_bytes is None:
+        return parameter.shape
+    return ((parameter.numel + 1) // (2 * parameter.dtype.num_bytes), 1)
+
+
 def layer_groups(table: ParameterTable, recipe: Recipe, num_ranks: int) -> LayerGroups:
     """Found once for all recipes that shard in the same types."""
-    key = (layer_groups, num_ranks, recipe.held_dtype, recipe.shard_units, recipe.reshard_after_forward)
+    types = (recipe.held_dtype, recipe.frozen_held_dtype, recipe.leaves_out_packed)
+    key = (layer_groups, num_ranks, *types, recipe.shard_units, recipe.reshard_after_forward)
     if key not in table.memo:
         table.memo[key] = LayerGroups(table, recipe, num_ranks)
     return table.memo[key]

@@ -13,6 +13,7 @@ from vlmplan.architecture.model import Model, NamedParameter, Part
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Method
 from vlmplan.units import DType
 
 Arrivals = Iterable[tuple[Parameter, int | None]]
@@ -281,6 +282,16 @@ def by_dtype(entries: Iterable[NamedParameter]) -> dict[DType, list[tuple[int, .
     for entry in entries:
         found.setdefault(entry.parameter.dtype, []).append(entry.parameter.shape)
     return found
+
+
+def arriving_bytes(parameter: Parameter, recipe: Recipe, loaded_bytes: int) -> int:
+    """Bytes of a weight as it arrives that are not the ``loaded_bytes`` it stays in: 16 bits before 4, or before
+    float32, peft's of what it freezes and the trainer's of adapters beside packed weights."""
+    if parameter.stored_bytes is not None:
+        return parameter.numel * parameter.dtype.num_bytes
+    is_wide = loaded_bytes == parameter.numel * DType.FLOAT32.num_bytes and recipe.loaded_dtype is not DType.FLOAT32
+    is_upcast = recipe.method is Method.QLORA if parameter.requires_grad else recipe.upcasts_frozen
+    return parameter.numel * recipe.precision.dtype.num_bytes if is_wide and is_upcast else 0
 
 
 def _loading_order(entry: NamedParameter) -> list[tuple[bool, int, str]]:

@@ -10,6 +10,7 @@ from vlmplan.memory.phases import MICRO_BATCH_PHASES, ROLLOUT_PHASES, Phase, num
 from vlmplan.memory.timeline import Timeline
 from vlmplan.phase_names import EVALUATION, GENERATE, GENERATION, INIT, LOAD, SAVE, STEP, SYNC
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Method
 
 LASTING_PHASES = (*ROLLOUT_PHASES, *MICRO_BATCH_PHASES, STEP, EVALUATION, GENERATION, SAVE)
 
@@ -45,7 +46,7 @@ def with_lasting(
         if copy_bytes and phase.name == LOAD and not recipe.uses_deepspeed:
             phase = _whole_by_then(phase, timeline)
         if phase.name != LOAD or phase.peak.total:
-            is_sharded = phase.name == INIT and recipe.fsdp
+            is_sharded = phase.name == INIT and recipe.fsdp and recipe.method is not Method.QLORA
             phase = _with_sharded(phase, buffers) if is_sharded else _with_extra(phase, _weights(buffers.num_bytes))
         if copy_bytes:
             phase = _with_extra(phase, Components(weights=copy_bytes))

@@ -5,6 +5,7 @@ from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 
 EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
+PACKED_TYPES = ("uint8", "bfloat16", "float16", "float32")
 
 
 def lora_options(
@@ -27,3 +28,11 @@ def copied_embeddings(settings: Settings, key: str, names: frozenset[str] = EMBE
     if copies and not names.issuperset(copies):
         settings.refuse(key, f"copies of {', '.join(copies)}: {NOT_PLANNED}")
     return {"train_embeddings": True} if copies and names.issuperset(copies) else {}
+
+
+def packed_storage(settings: Settings) -> str:
+    """In which type 4-bit weights are kept, which decides nothing but whether FSDP2 shards them."""
+    name = settings.text("bnb_4bit_quant_storage", "uint8").removeprefix("torch.")
+    if name not in PACKED_TYPES:
+        settings.refuse("bnb_4bit_quant_storage", f"one of {', '.join(PACKED_TYPES)} is needed")
+    return name

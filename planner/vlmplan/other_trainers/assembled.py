@@ -14,7 +14,7 @@ from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
 from vlmplan.models import context_length
-from vlmplan.other_trainers.fsdp import OF_ACCELERATE, Sharding, read_fsdp, unread_losses
+from vlmplan.other_trainers.fsdp import OF_ACCELERATE, Sharding, packed_option, read_fsdp, unread_losses
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -32,6 +32,7 @@ ADVICE = {"deepspeed": "; give the file with --ds-config"}
 HUGE_IMAGE_SIZES = tuple((8192, 8192 * wide // high) for wide, high in ((1, 1), (4, 3), (3, 2), (2, 1), (3, 1), (6, 1)))
 """Of which processors have their most: the largest limits are 12.8 million pixels, tiles are chosen by proportions. A
 choice."""
+OF_PARTS = ("train_vision", "train_projector", "train_language")
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -78,6 +79,8 @@ class Meaning:
     """How samples are padded, packed and cut; their order is the arguments'."""
     casts_zero3_adapters: bool = False
     """Whether adapters are made in 16 bit under ZeRO-3, where DeepSpeed leaves them as peft makes them: in float32."""
+    packed_storage: str | None = "uint8"
+    """``bnb_4bit_quant_storage``: in which type 4-bit weights are kept; None: that is the user's script."""
     use_double_quant: bool | None = None
     """Whether scales of 4-bit weights are quantised too."""
     grows_on_several: bool = False
@@ -217,8 +220,17 @@ def _sharded(
     precision = sharding.precision(arguments.precision or meaning.without_autocast)
     if method is not Method.FULL and precision is Precision.BF16_PURE:
         settings.refuse_whole("adapters in float32 beside 16-bit weights are not planned under FSDP2; set bf16: true")
-    if method is not Method.FULL and precision is Precision.BF16 and meaning.weights is WeightDtype.FLOAT32:
-        settings.refuse_whole("frozen weights that are sharded in float32 are not planned; load them in bfloat16")
+    freezes = method is not Method.FULL or any(meaning.options.get(name) is False for name in OF_PARTS)
+    is_wide = meaning.weights is WeightDtype.FLOAT32 or sharding.casts_frozen
+    if freezes and is_wide and precision is Precision.BF16:
+        options["weight_dtype"] = WeightDtype.FLOAT32.value
+    if method is Method.QLORA:
+        options |= packed_option(settings, meaning.packed_storage, precision)
+        options |= {"adapter_dtype": meaning.adapters} if meaning.adapters == AdapterDtype.MODEL.value else {}
+        if meaning.adapters != AdapterDtype.MODEL.value and meaning.options.get("train_embeddings"):
+            settings.refuse_whole(
+                "copies of embeddings in 16 bit beside float32 adapters of 4-bit weights are not planned under FSDP2"
+            )
     return options | {"precision": precision.value}
 
 

@@ -44,6 +44,8 @@ class Sharding:
     in the root, which is gathered."""
     casts_trained: bool = True
     """Trained weights are sharded in float32 in mixed precision; else in the type that they are loaded in."""
+    casts_frozen: bool = False
+    """In mixed precision shards of frozen weights become float32 too."""
     has_older_arguments: bool = False
     """``TrainingArguments`` are those of transformers 5.6: FSDP1 where no version is said, and words of ``fsdp`` say
     whether layers are units and whether the host has weights."""
@@ -84,6 +86,22 @@ def unread_losses(*, sees: bool, trains_adapters: bool) -> tuple[LossKind, ...]:
     if trains_adapters:
         return (LossKind.LIGER,)
     return (LossKind.LIGER, LossKind.TRL) if sees else ()
+
+
+def packed_option(settings: Settings, storage: str | None, precision: Precision) -> dict[str, Value]:
+    """Whether 4-bit weights that are kept as ``storage`` (``bnb_4bit_quant_storage``; None: the user's script says it)
+    are sharded: bytes are left out (``incompatible_params4bit`` in ``fsdp2_prepare_model``), and a float type other
+    than that of the computation is cast to it for a gather, which packed weights do not survive."""
+    if storage is None:
+        settings.note("4-bit weights are taken to be in bytes, whole on every GPU; --shard-packed says otherwise")
+    if storage in (None, "uint8"):
+        return {"shards_packed": False}
+    if precision is Precision.BF16 and storage != precision.dtype.torch_name:
+        settings.refuse_whole(
+            f"4-bit weights are kept in {storage} and gathered in {precision.dtype.torch_name}, which changes them; "
+            f"set bnb_4bit_quant_storage: {precision.dtype.torch_name}"
+        )
+    return {"shards_packed": True}
 
 
 def plain_keys(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,5 +78,6 @@ def read_plain_trainer(settings: Settings, model: ModelFiles | None, around: Sur
         weights=WeightDtype.FLOAT32 if is_wide else WeightDtype.MODEL,
         without_autocast=Precision.FP32 if is_wide else Precision.BF16_PURE,
         upcasts_frozen=None,
+        packed_storage=None,
     )
     return assembled(settings, arguments, meaning, around)

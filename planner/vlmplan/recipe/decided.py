@@ -86,6 +86,7 @@ class DecidedRecipe:
     reshard_after_forward: bool | None = None
     sync_each_batch: bool | None = None
     reduces_in_float32: bool | None = None
+    shards_packed: bool | None = None
     nvme_path: str | None = None
     method: Method | None = None
     precision: Precision | None = None

@@ -8,9 +8,11 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 | plain PyTorch | bf16-pure | 16 bit | 16 bit | none | no |
 | DeepSpeed | bf16, fp16 | 16 bit | 16 bit | float32 in the optimizer | no |
 | DeepSpeed | bf16-pure | 16 bit | 16 bit | bfloat16 in the optimizer | no |
+| FSDP2 | bf16 | 16 bit | 16 bit | float32 in its shards | no |
 | either | fp32 | float32 | float32 | see the stage | no |
 
-``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights.
+``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights
+and for shards of frozen ones.
 """
 
 from dataclasses import dataclass, fields
@@ -182,8 +184,16 @@ class Recipe(RecipeSettings):
     @property
     def frozen_dtype(self) -> DType:
         """Element type of frozen weights that are not 4-bit."""
-        is_wide = self.upcasts_frozen or (self.weight_dtype is WeightDtype.FLOAT32 and not self.casts_weights)
+        upcasts = self.upcasts_frozen and not self.fsdp
+        is_wide = upcasts or (self.weight_dtype is WeightDtype.FLOAT32 and not self.casts_weights)
         return DType.FLOAT32 if is_wide else self.precision.dtype
+
+    @property
+    def frozen_held_dtype(self) -> DType:
+        """Element type of the same when the engine gets the model: FSDP2 shards them as they are, and gathers them in
+        the type of the computation (``param_dtype`` of its ``MixedPrecisionPolicy``)."""
+        is_wide = self.fsdp and (self.upcasts_frozen or self.weight_dtype is WeightDtype.FLOAT32)
+        return DType.FLOAT32 if is_wide else self.frozen_dtype
 
     @property
     def loaded_dtype(self) -> DType:
@@ -233,9 +243,16 @@ class Recipe(RecipeSettings):
         """Element type in which the optimizer updates weights: in plain PyTorch their own."""
         if not self.casts_weights:
             return self.trained_dtype
-        if self.precision is Precision.BF16_PURE:
+        is_narrow = self.fsdp and self.trains_adapters and self.adapter_dtype is AdapterDtype.MODEL
+        if self.precision is Precision.BF16_PURE or is_narrow:
             return DType.BFLOAT16
         return DType.FLOAT32
+
+    @property
+    def leaves_out_packed(self) -> bool:
+        """Whether FSDP2 leaves 4-bit weights out of its shards: bytes cannot be parameters of its
+        (``incompatible_params4bit`` in ``fsdp2_prepare_model``, accelerate 1.15 ``utils/fsdp_utils.py``)."""
+        return self.fsdp and not self.shards_packed
 
     @property
     def pixel_dtypes(self) -> tuple[DType, ...]:

@@ -88,6 +88,9 @@ class RecipeSettings:
     reduces_in_float32: bool = False
     """Under FSDP2 gradients are reduced in float32 (``MixedPrecisionPolicy.reduce_dtype``), and wait so for the last
     micro batch, not in the type of the computation."""
+    shards_packed: bool = True
+    """Under FSDP2 4-bit weights are kept in the type of the computation (``bnb_4bit_quant_storage``) and sharded as
+    others are; without it in bytes, which are left out of the shards: every rank has all of them."""
     shard_units: ShardUnits = ShardUnits.ENDS_TOO
     offload_optimizer: Offload = Offload.NONE
     offload_params: Offload = Offload.NONE
@@ -159,7 +162,7 @@ MODEL_FIELDS = (
 """What a prepared model depends on."""
 ENGINE_FIELDS = (
     *("zero_stage", "gradient_as_bucket_view", "fsdp", "reshard_after_forward", "sync_each_batch"),
-    *("reduces_in_float32", "shard_units"),
+    *("reduces_in_float32", "shards_packed", "shard_units"),
     *("offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
     "sequence_parallel",
 )
@@ -190,7 +193,7 @@ CHANGEABLE_FIELDS = (
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
     *("attention", "linear_attention", "loss", "liger_layers", "input_gradients"),
     *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
-    *("reshard_after_forward", "sync_each_batch", "reduces_in_float32"),
+    *("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed"),
 )
 """Settings that a run may change when it goes on from a checkpoint: how a step is computed and where its memory is, not
 what it computes. All others stay as they were, also those that are not in this list yet."""

@@ -20,6 +20,7 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "reshard_after_forward": ("reshard-after-forward", "no-reshard-after-forward"),
     "sync_each_batch": ("sync-each-batch", "no-sync-each-batch"),
     "reduces_in_float32": ("float32-reduce", "no-float32-reduce"),
+    "shards_packed": ("shard-packed", "no-shard-packed"),
     "activation_checkpointing": ("activation-checkpointing", "no-activation-checkpointing"),
     "vision_activation_checkpointing": ("vision-activation-checkpointing", "no-vision-activation-checkpointing"),
     "offload_activations": ("offload-activations", "no-offload-activations"),

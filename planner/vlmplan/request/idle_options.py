@@ -16,7 +16,7 @@ from vlmplan.recipe.switches import option_text
 from vlmplan.request.record import Request
 from vlmplan.workload import ModelFiles
 
-FSDP_SWITCHES = ("reshard_after_forward", "sync_each_batch")
+FSDP_SWITCHES = ("reshard_after_forward", "sync_each_batch", "shards_packed")
 """Those that are on unless somebody says otherwise; that they are off, or the other is on, a rule refuses."""
 OF_PARTS = ("train_vision", "train_projector", "vision_activation_checkpointing")
 """Settings of parts that a model of text does not have."""
@@ -64,6 +64,9 @@ def idle_notes(
                 yield f"{option_text(name, True)} has no effect without --fsdp"
     if typed.use_double_quant and recipe.method is not Method.QLORA:
         yield f"--double-quant has no effect with --method {recipe.method.value}: it is of --method qlora"
+    if typed.shards_packed is not None and recipe.fsdp and recipe.method is not Method.QLORA:
+        option = option_text("shards_packed", typed.shards_packed)
+        yield f"{option} has no effect with --method {recipe.method.value}: it is of --method qlora"
     if typed.upcasts_frozen and recipe.precision is Precision.FP32:
         yield "--kbit-upcast has no effect with --precision fp32, where nothing is in 16 bit"
     yield from _of_parts(typed, model)
@@ -100,7 +103,7 @@ def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> D
     idle += ["gradient_as_bucket_view"] if recipe.casts_weights else []
     idle += ["caches_casts"] if recipe.autocast is None else []
     idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32", "shard_units"]
-    idle += [] if recipe.method is Method.QLORA else ["use_double_quant"]
+    idle += [] if recipe.method is Method.QLORA else ["use_double_quant", "shards_packed"]
     if sees_nothing(model) and not model.hears_prompt:
         idle += ["vision_activation_checkpointing"]
         idle += [name for name in ("train_vision", "train_projector") if getattr(recipe, name)]

@@ -1,7 +1,7 @@
 """FSDP2 (``torch.distributed.fsdp.fully_shard``, torch 2.13), as the trainer applies it."""
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import AdapterDtype, Method, Offload, OptimizerKind, Precision, ShardUnits, WeightDtype
+from vlmplan.recipe.choices import AdapterDtype, Offload, OptimizerKind, Precision, ShardUnits, WeightDtype
 from vlmplan.recipe.settings import option_name
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules.base import RuleBook, RuleContext
@@ -12,7 +12,7 @@ TYPES_WITH_SHARED_BIAS = frozenset(
     "bert camembert data2vec-text ernie roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl".split()
 )
 """Whose class ties the bias of the head to one of the head's parent (``_tied_weights_keys``)."""
-ITS_SWITCHES = ("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shard_units")
+ITS_SWITCHES = ("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed", "shard_units")
 
 
 @FSDP_RULES.error("vlmplan_trainer engines/make.py: one engine runs a plan")
@@ -78,31 +78,23 @@ def fsdp_shards_no_bias_twice(context: RuleContext) -> str | None:
     )
 
 
-@FSDP_RULES.error(
-    "accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: incompatible_params4bit are ignored_params; of float "
-    "storage bitsandbytes issue 1945 says that whole weights lose what they need to be unpacked"
-)
-def fsdp_shards_no_packed_weights(context: RuleContext) -> str | None:
-    if not context.recipe.fsdp or context.recipe.method is not Method.QLORA:
-        return None
-    return (
-        "--method qlora does not go with --fsdp yet: 4-bit weights that are kept in bytes are left out of the shards, "
-        "and those kept in a float type (bnb_4bit_quant_storage) in them, which nothing plans; give lora, or --no-fsdp"
-    )
-
-
 @FSDP_RULES.error("torch MixedPrecisionPolicy: shards have the type of the update, whole weights another")
 def fsdp_decides_types(context: RuleContext) -> str | None:
     recipe = context.recipe
     if not recipe.fsdp:
         return None
     usual = Recipe()
-    for name in ("adapter_dtype", "weight_dtype"):
+    freezes = recipe.trains_adapters or not (recipe.train_vision and recipe.train_projector and recipe.train_language)
+    has_wide = freezes and recipe.precision is Precision.BF16 and recipe.weight_dtype is WeightDtype.FLOAT32
+    has_narrow = recipe.trains_adapters and recipe.precision is Precision.BF16
+    planned = {"weight_dtype": has_wide, "adapter_dtype": has_narrow and recipe.adapter_dtype is AdapterDtype.MODEL}
+    for name, is_planned in planned.items():
         kind: AdapterDtype | WeightDtype = getattr(recipe, name)
-        if kind is not getattr(usual, name):
+        if kind is not getattr(usual, name) and not is_planned:
             return (
                 f"{option_name(name)} {kind.value} has no effect under --fsdp, which shards trained weights in float32 "
-                f"(bf16-pure: in 16 bit) and frozen ones in the type of the computation; leave it off"
+                f"(with bf16-pure, and adapters with --adapter-dtype model, in 16 bit) and frozen ones in the type of "
+                f"the computation (in bf16 with --weight-dtype float32 in float32); leave it off"
             )
     return None
 

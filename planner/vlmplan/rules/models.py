@@ -197,6 +197,8 @@ def weight_types_are_of_autocast(context: RuleContext) -> str | None:
             f"--weight-dtype {kind.value} does not go with --method qlora under DeepSpeed, which trains beside 4-bit "
             f"weights with 16-bit ones: it would only load these in float32 and cast them; leave it off"
         )
+    if recipe.fsdp:  # see rules/fsdp.py
+        return None
     computes_in_one = recipe.precision in (Precision.FP32, Precision.BF16_PURE)
     if computes_in_one or (recipe.autocast is None and not recipe.uses_deepspeed):
         return (

@@ -31,6 +31,8 @@ from vlmplan_trainer.models.load import torch_dtype
 
 SHARD_FILE = "rank-{rank:05}-of-{num_ranks:05}.pt"
 """A rank's part of a checkpoint."""
+PACKED = "Params4bit"
+"""bitsandbytes' class of 4-bit weights."""
 
 
 class FsdpEngine(OnRanks, PlainEngine):
@@ -124,6 +126,8 @@ def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     has_gpu = mesh.device_type != "cpu"  # memory is pinned for a GPU alone
     offload = OffloadPolicy() if recipe.offload_params is Offload.NONE else CPUOffloadPolicy(pin_memory=has_gpu)
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
+    if recipe.leaves_out_packed:
+        settings["ignored_params"] = {one for one in module.parameters() if type(one).__name__ == PACKED}
     reshards = recipe.reshard_after_forward
     of_language = recipe.shard_units is ShardUnits.LANGUAGE_LAYERS
     for layer in unit_layers(around_embedding(module.model) if of_language else module):

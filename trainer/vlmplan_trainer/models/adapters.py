@@ -270,8 +270,16 @@ def _pattern(prefix: str, parts: Parts) -> str:
     return rf"{re.escape(prefix)}{but}(?:\..*)?"
 
 
-def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device, *, double_quantises: bool = True) -> None:
-    """Turn every Linear but the output head into bitsandbytes' ``Linear4bit`` in NF4, with double quantisation or not.
+def quantize(
+    model: Any,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    *,
+    storage: torch.dtype = torch.uint8,
+    double_quantises: bool = True,
+) -> None:
+    """Turn every Linear but the output head into bitsandbytes' ``Linear4bit`` in NF4, kept as ``storage``, with double
+    quantisation or not.
 
     What ``from_pretrained`` does with weights from a file, for weights that are there already: in the order of their
     names each goes to ``device``, and is packed there.
@@ -286,13 +294,14 @@ def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device, *, do
             parameter.data = parameter.data.to(device)
             continue
         parent, child_name, linear = packed[id(parameter)]
-        setattr(parent, child_name, _in_four_bits(linear, compute_dtype, device, double_quantises))
+        setattr(parent, child_name, _in_four_bits(linear, compute_dtype, device, storage, double_quantises))
     model.is_loaded_in_4bit = model.is_quantized = True  # what peft looks at
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=NF4,
         bnb_4bit_compute_dtype=compute_dtype,
         bnb_4bit_use_double_quant=double_quantises,
+        bnb_4bit_quant_storage=storage,
     )
     model.hf_quantizer = Bnb4BitHfQuantizer(config)  # Hugging Face's Trainer asks it whether adapters can be trained
 
@@ -307,14 +316,16 @@ def _linears(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
             yield model.get_submodule(parent), child_name, module
 
 
-def _in_four_bits(linear: Any, compute_dtype: torch.dtype, device: torch.device, double_quantises: bool) -> nn.Module:
+def _in_four_bits(
+    linear: Any, compute_dtype: torch.dtype, device: torch.device, storage: torch.dtype, double_quantises: bool
+) -> nn.Module:
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     weight = linear.weight.data
     if kind_of(linear) == "conv1d":  # GPT-2 keeps it the other way round
         weight = weight.T.contiguous()
     rows, columns = weight.shape
-    options = {"compress_statistics": double_quantises, "quant_type": NF4}
+    options: dict[str, Any] = {"compress_statistics": double_quantises, "quant_type": NF4, "quant_storage": storage}
     has_bias = linear.bias is not None
     packed = Linear4bit(columns, rows, bias=has_bias, compute_dtype=compute_dtype, device="meta", **options)
     packed.weight = Params4bit(weight, requires_grad=False, module=packed, **options)  # pyright: ignore[reportCallIssue]: __new__ takes it

@@ -165,11 +165,12 @@ def prepare(model: Any, recipe: Recipe, taken_out: dict[str, torch.Tensor] | Non
 
 def set_types(model: nn.Module, recipe: Recipe) -> None:
     """Give every weight the element type of the recipe's table; 4-bit weights stay as they are."""
-    trained, frozen = torch_dtype(recipe.held_dtype), torch_dtype(recipe.frozen_dtype)
+    trained, frozen = torch_dtype(recipe.held_dtype), torch_dtype(recipe.frozen_held_dtype)
     copy = trained if recipe.fsdp else torch_dtype(recipe.copy_dtype)
     for name, parameter in model.named_parameters():
         dtype = (copy if TRAINED_COPY in name else trained) if parameter.requires_grad else frozen
-        if not parameter.is_floating_point() or parameter.dtype == dtype:
+        is_packed = getattr(parameter, "quant_state", None) is not None
+        if is_packed or not parameter.is_floating_point() or parameter.dtype == dtype:
             continue
         shard = getattr(parameter, "ds_tensor", None)
         if shard is not None:
@@ -266,9 +267,15 @@ def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any
         config, dtype=torch_dtype(recipe.loaded_dtype), attn_implementation=_attention(config, recipe)
     )
     if recipe.method is Method.QLORA:
-        quantize(model, torch_dtype(recipe.precision.dtype), device, double_quantises=recipe.use_double_quant)
+        computed, storage = torch_dtype(recipe.precision.dtype), _storage(recipe)
+        quantize(model, computed, device, storage=storage, double_quantises=recipe.use_double_quant)
         model.to(device)
     return model
+
+
+def _storage(recipe: Recipe) -> torch.dtype:
+    """In which type 4-bit weights are kept: FSDP2 shards those alone that are of its type."""
+    return torch_dtype(recipe.precision.dtype) if recipe.fsdp and recipe.shards_packed else torch.uint8
 
 
 def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: torch.device, files: ModelFiles) -> Any:
@@ -281,6 +288,7 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=recipe.use_double_quant,
             bnb_4bit_compute_dtype=torch_dtype(recipe.precision.dtype),
+            bnb_4bit_quant_storage=_storage(recipe),
             llm_int8_skip_modules=[_head_name(kind, config), *unpacked_linears(config.model_type)],
         )
         more["device_map"] = {"": str(device)}

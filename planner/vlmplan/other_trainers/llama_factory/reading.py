@@ -36,13 +36,13 @@ from vlmplan.recipe.evaluation import Kept
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
-OLDER_FSDP2 = (
-    "the FSDP2 of accelerate 1.11, which LLaMA-Factory keeps to, makes shards of frozen weights float32 too, which is "
-    "not planned; a text model that is trained as a whole is. DeepSpeed's stage 3 leaves them in 16 bit"
+PACKED_SHARDS: Final = (
+    "the FSDP2 of accelerate 1.11, which LLaMA-Factory keeps to, makes all shards float32, those of 4-bit weights too, "
+    "which these do not survive: it does not train such a model; leave quantization_bit off"
 )
 """``requirements`` of its wheel; accelerate 1.11 ``utils/fsdp_utils.py`` ``fsdp2_prepare_model``: ``model.to(float32)``
-where the model has another type."""
-SHARDING: Final = Sharding(has_ends_apart=False, has_older_arguments=True)
+where the model has another type; ``model_utils/quantization.py``: ``bnb_4bit_quant_storage`` is a float type."""
+SHARDING: Final = Sharding(has_ends_apart=False, casts_frozen=True, has_older_arguments=True)
 MAX_NEW_TOKENS = 1024
 """``GeneratingArguments`` in ``hparams/generating_args.py``."""
 
@@ -163,7 +163,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning.use_double_quant = doubles
     meaning.data_rules = _data_rules(settings, packs=stage == "pt")
     meaning.model, meaning.sharding = model, SHARDING
-    meaning.without_fsdp = None if (around.method or method) is Method.FULL and not sees(model) else OLDER_FSDP2
+    meaning.without_fsdp = PACKED_SHARDS if (around.method or method) is Method.QLORA else None
     meaning.grows_on_several = _lets_segments_grow(around.environment)
     return assembled(settings, arguments, meaning, around)
 

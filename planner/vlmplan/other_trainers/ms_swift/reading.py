@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules, loader_workers_of
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
-from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings, lora_options
+from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import (
     MAX_BYTES,
     Meaning,
@@ -173,6 +173,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
         trainer=MS_SWIFT, method=method, options=options, weights=weights, without_autocast=without_autocast
     )
     meaning.model = model
+    meaning.packed_storage = packed_storage(settings)
     meaning.use_double_quant, meaning.data_rules = doubles, _data_rules(settings, model, around)
     return assembled(settings, arguments, meaning, around)
 
@@ -289,7 +290,6 @@ def _method(settings: Settings) -> Method:
         settings.refuse(key, f"{NOT_PLANNED}; lora and full are planned")
     bits = settings.maybe_count("quant_bits")
     settings.only("quant_method", f"{NOT_PLANNED}; bnb is planned", "bnb")
-    settings.only("bnb_4bit_quant_storage", NOT_PLANNED, "uint8")
     if not bits:
         return Method.FULL if kind == "full" else Method.LORA
     if bits != 4:

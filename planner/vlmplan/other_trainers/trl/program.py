@@ -3,6 +3,7 @@ their keywords."""
 
 from vlmplan.data_rules import FOR_LONGEST, DataRules
 from vlmplan.models import stored_dtype
+from vlmplan.other_trainers.adapters import packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
@@ -74,6 +75,7 @@ def read_trainer_program(settings: Settings, model: ModelFiles | None, around: S
         options=options,
         weights=weights,
         use_double_quant=doubles,
+        packed_storage=packed_storage(settings),
         without_autocast=without_autocast,
         upcasts_frozen=program.upcasts_frozen,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vlmplan.data_rules import DataRules
-from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
+from vlmplan.other_trainers.adapters import copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
@@ -105,6 +105,7 @@ def of_any_task(
     meaning = Meaning(
         casts_zero3_adapters=True,
         use_double_quant=doubles,
+        packed_storage=packed_storage(settings),
         trainer=trainer,
         model=model,
         method=method,
@@ -151,7 +152,6 @@ def _offloaded_activations(settings: Settings, arguments: Arguments) -> dict[str
 def method_of(settings: Settings) -> Method:
     """What the keys of adapters and of quantised weights mean."""
     settings.only("load_in_8bit", f"8-bit weights: {NOT_PLANNED}")
-    settings.only("bnb_4bit_quant_storage", NOT_PLANNED, "uint8")
     has_adapters = settings.flag("use_peft", False)
     if not settings.flag("load_in_4bit", False):
         return Method.LORA if has_adapters else Method.FULL

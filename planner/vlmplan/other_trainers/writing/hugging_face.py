@@ -14,7 +14,15 @@ from vlmplan.other_trainers.hugging_face import ATTENTION, OPTIMIZERS
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.record import ALLOCATOR_VARIABLE, DS_CONFIG_FILE, EXPANDABLE
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import REGEX, AttentionImplementation, Offload, OptimizerKind, Precision, WeightDtype
+from vlmplan.recipe.choices import (
+    REGEX,
+    AttentionImplementation,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    WeightDtype,
+)
 from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Evaluation, Kept
 from vlmplan.recipe.lora_targets import layer_targets, listed_targets
 from vlmplan.units import DType
@@ -43,6 +51,12 @@ def training_arguments(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **({"fsdp": True, "fsdp_config": fsdp_config(recipe, workload.model)} if recipe.fsdp else {}),
         "output_dir": OUTPUT_DIR,
     }
+
+
+def quant_storage(recipe: Recipe) -> dict[str, Any]:
+    """The key for 4-bit weights that FSDP2 shards: kept in the type of the computation, not in bytes."""
+    is_sharded = recipe.fsdp and recipe.method is Method.QLORA and recipe.shards_packed
+    return {"bnb_4bit_quant_storage": recipe.precision.dtype.torch_name} if is_sharded else {}
 
 
 def fsdp_config(recipe: Recipe, model: ModelFiles) -> dict[str, Any]:

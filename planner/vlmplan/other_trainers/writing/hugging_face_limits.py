@@ -239,9 +239,18 @@ def is_casting_full(context: LimitContext) -> bool:
     return context.casts and context.recipe.method is Method.FULL
 
 
+def has_wide_shards(context: LimitContext) -> bool:
+    """Whether FSDP2 has frozen weights, whose shards may be float32 beside a computation in bfloat16."""
+    recipe = context.recipe
+    freezes = not (recipe.train_vision and recipe.train_projector and recipe.train_language)
+    return recipe.fsdp and recipe.precision is Precision.BF16 and (recipe.trains_adapters or freezes)
+
+
 def one_type(context: LimitContext) -> tuple[WeightDtype, ...]:
     """The types of a trainer in which weights stay as they are loaded: all in 16 bit, or all in float32, which
     gradients of fp16 need."""
+    if has_wide_shards(context):
+        return (WeightDtype.TABLE, WeightDtype.FLOAT32)
     if not context.casts:
         return (WeightDtype.TABLE,)
     if not is_casting_full(context):

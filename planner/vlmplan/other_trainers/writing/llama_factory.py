@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.llama_factory.reading import ATTENTION, LLAMA_FACTORY, OLDER_FSDP2
+from vlmplan.other_trainers.llama_factory.reading import ATTENTION, LLAMA_FACTORY, PACKED_SHARDS
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_BY_PEFT, TRAINED_LAYERS_CHECKPOINTED
 from vlmplan.other_trainers.writing.hugging_face import (
@@ -31,6 +31,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     LIGER_AS_A_WHOLE,
     NO_ACTIVATIONS_ON_HOST,
     NO_EXCLUSIONS,
+    has_wide_shards,
     is_casting_full,
     leaves_adapters_wide,
     no_stacked_experts,
@@ -62,6 +63,8 @@ TO_FILL_IN: Final[Mapping[str, str]] = {
 
 
 def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
+    if has_wide_shards(context):
+        return (WeightDtype.FLOAT32,)
     has_pure = is_casting_full(context) and context.recipe.precision is Precision.BF16
     return (WeightDtype.TABLE, WeightDtype.MODEL) if has_pure else (WeightDtype.TABLE,)
 
@@ -92,14 +95,8 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
     LAYERS_AS_UNITS,
     Limit(
         field="method",
-        allowed=lambda context: (Method.FULL,) if context.recipe.fsdp else None,
-        sentence=OLDER_FSDP2,
-        source="accelerate 1.11 utils/fsdp_utils.py fsdp2_prepare_model: model.to(float32)",
-    ),
-    Limit(
-        field="fsdp",
-        allowed=lambda context: (False,) if context.sees else None,
-        sentence=OLDER_FSDP2,
+        allowed=lambda context: (Method.FULL, Method.LORA) if context.recipe.fsdp else None,
+        sentence=PACKED_SHARDS,
         source="accelerate 1.11 utils/fsdp_utils.py fsdp2_prepare_model: model.to(float32)",
     ),
     Limit(
@@ -159,7 +156,7 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         field="weight_dtype",
         allowed=_weights,
         sentence="it makes trained weights float32 beside 16-bit ones (--weight-dtype table), or with pure_bf16 and "
-        "--method full leaves them in bf16 (model)",
+        "--method full leaves them in bf16 (model); its FSDP2 makes shards of frozen ones float32 too (float32)",
         source="model/adapter.py init_adapter: cast_trainable_params_to_fp32",
         is_behaviour=True,
     ),

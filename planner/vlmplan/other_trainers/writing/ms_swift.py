@@ -22,6 +22,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     loaded_type,
     model_name,
     needs_processes,
+    quant_storage,
     trained_embeddings,
     training_arguments,
 )
@@ -146,6 +147,7 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **({} if recipe.lora_init == DEFAULT_INIT else {"init_weights": recipe.lora_init}),
         **_loraplus(recipe),
         **({"quant_bits": 4, "quant_method": "bnb"} if recipe.method is Method.QLORA else {}),
+        **quant_storage(recipe),
         **(
             {"bnb_4bit_use_double_quant": False}
             if recipe.method is Method.QLORA and not recipe.use_double_quant

@@ -143,6 +143,8 @@ def _options(recipe: Recipe, workload: Workload) -> dict[str, Value]:
         usual = Recipe()
         said = {name: getattr(recipe, name) for name in OF_ADAPTERS}
         options |= {name: value for name, value in said.items() if value != getattr(usual, name)}
+    if recipe.method is Method.QLORA and recipe.fsdp:
+        options["shards_packed"] = recipe.shards_packed
     if recipe.method is Method.QLORA and recipe.autocast is not None:
         options["upcasts_frozen"] = False
     return options

@@ -22,6 +22,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     loaded_type,
     model_name,
     needs_processes,
+    quant_storage,
     torchrun,
     trained_embeddings,
     training_arguments,
@@ -33,6 +34,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     NO_LORAPLUS,
     TIED_CHECKPOINTING,
     all_parts_trained,
+    has_wide_shards,
     is_casting_full,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
@@ -59,6 +61,8 @@ def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
     recipe = context.recipe
     if recipe.uses_deepspeed and recipe.method is not Method.QLORA and recipe.precision.is_mixed:
         return (WeightDtype.TABLE, WeightDtype.FLOAT32)
+    if has_wide_shards(context):
+        return (WeightDtype.TABLE, WeightDtype.FLOAT32)
     if not context.casts:
         return (WeightDtype.TABLE,)
     if not is_casting_full(context):
@@ -69,6 +73,9 @@ def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
 def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
     if context.recipe.method is Method.FULL:
         return None
+    is_mixed = context.recipe.precision is Precision.BF16
+    if context.recipe.fsdp and context.recipe.method is Method.QLORA and is_mixed:
+        return (AdapterDtype.MODEL,)
     if not context.casts:
         return (AdapterDtype.TABLE,)
     return (AdapterDtype.MODEL,) if context.recipe.method is Method.QLORA else (AdapterDtype.FLOAT32,)
@@ -175,6 +182,7 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
             embeddings={"lora_modules_to_save": trained_embeddings(workload.model)},
         ),
         **({"load_in_4bit": True} if recipe.method is Method.QLORA else {}),
+        **quant_storage(recipe),
         **({"use_bnb_nested_quant": True} if recipe.method is Method.QLORA and recipe.use_double_quant else {}),
     }
 
