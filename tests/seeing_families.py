@@ -304,6 +304,23 @@ FAMILIES: Mapping[str, Seeing] = {
         projectors=("model.aligner", "model.generation_head"),
         side=336,
     ),
+    "granite4_vision": Seeing(
+        config={
+            "model_type": "granite4_vision",
+            "image_token_index": IMAGE_TOKEN,
+            "vision_feature_select_strategy": "full",
+            "downsample_rate": "2/4",
+            "deepstack_layer_map": [[-1, 0], [2, 2]],
+            "spatial_target_layers": [1],
+            "image_grid_pinpoints": GRID,
+            "qformer_config": {"model_type": "blip_2_qformer", "num_hidden_layers": 2, "intermediate_size": 320},
+            "text_config": text("granite4_vision_text"),
+            "vision_config": {"model_type": "siglip_vision_model", **TOWER},
+        },
+        settings={**OF_CLIP, "image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": GRID},
+        projectors=("model.layerwise_projectors", "model.spatial_projectors", "model.image_newline"),
+        attention="eager",
+    ),
     "granite_docling": Seeing(
         config={
             "model_type": "granite_docling",
@@ -356,6 +373,6 @@ def of_side(said: Seeing) -> tuple[dict[str, Any], Mapping[str, Any]]:
 DEFAULTS: Mapping[str, dict[str, Any]] = {
     f"{name} by default": {"model_type": name}
     for name in FAMILIES
-    if name not in ("deepseek_ocr2", "glmga", "hunyuan_vl", "minicpm_ocr")
+    if name not in ("deepseek_ocr2", "glmga", "granite4_vision", "hunyuan_vl", "minicpm_ocr")
 }
 """As transformers' classes have them, where their parts fit."""

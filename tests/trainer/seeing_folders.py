@@ -125,6 +125,26 @@ SEEING: Mapping[str, Published] = {
         },
         tokens=("<imgpad>", "<img>", "</img>"),
     ),
+    "granite4_vision": replace(
+        llava(
+            "llava-v1.6-mistral-7b",
+            {"image_grid_pinpoints": GRID, "processor_class": "Granite4VisionProcessor"},
+            image_grid_pinpoints=GRID,
+            text_config={**TEXT, "model_type": "granite4_vision_text"},
+            vision_config={**CLIP, "hidden_size": 64},
+            qformer_config={"model_type": "blip_2_qformer", "num_hidden_layers": 1, "intermediate_size": 48},
+            downsample_rate="1/2",
+            deepstack_layer_map=[[-1, 0]],
+            spatial_target_layers=[1],
+            projector_dropout=0.0,
+        ),
+        processor={
+            "patch_size": 14,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+            "downsample_rate": "1/2",
+        },
+    ),
     "granite_docling": replace(
         FAMILIES["idefics3"],
         config={

@@ -90,6 +90,10 @@ class Config:
             raise not_allowed(CONFIG, f"{self._name(key)}.model_type", own_type, "a string")
         return Config(values, own_type or spec.get("model_type"), self._name(key))
 
+    def changed(self, values: Mapping[str, Any]) -> "Config":
+        """The same with ``values`` in the place of its own, as the class that it is part of has them."""
+        return Config({**self._values, **values}, self.model_type, self.path)
+
     def mapping(self, key: str) -> "Config":
         """The object ``key`` with what it says and nothing else; empty where it is missing or null."""
         value: object = self.get(key)

@@ -362,7 +362,7 @@ _FAMILIES: Mapping[str, Callable[[Pictures], Made]] = {
     **dict.fromkeys(THINKER_TYPES, _grids_of_thinkers),
     **dict.fromkeys(TILE_TYPES, _tiles),
     **dict.fromkeys(SQUARE_TYPES, _squares),
-    **dict.fromkeys(("llava_next", "llava_next_video", "llava_onevision"), _anyres),
+    **dict.fromkeys(("granite4_vision", "llava_next", "llava_next_video", "llava_onevision"), _anyres),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     **dict.fromkeys(("blip-2", "instructblip"), _queries),
     **dict.fromkeys(("gemma4", "gemma4_unified"), _padded_patches),

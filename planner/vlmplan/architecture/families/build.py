@@ -30,6 +30,7 @@ VISION_FAMILIES = {
     "glm_ocr": "glm_ocr",
     "glmga": "glm46v",
     "got_ocr2": "got_ocr2",
+    "granite4_vision": "granite4_vision",
     "granite_docling": "granite_docling",
     "hunyuan_vl": "hunyuan_vl",
     "hyperclovax_vision_v2": "hyperclovax_vision",

@@ -12,41 +12,15 @@ from vlmplan.architecture.families.llava import Llava, LlavaModel, side_by_side
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.modules import Module
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
 
 
-class LlavaNextModel(LlavaModel):
-    """``LlavaNextModel``: LLaVA's with a learned newline."""
+class TilePacking(Module):
+    """How the features of an image's tiles become a sequence (``pack_image_features``)."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.image_newline = Parameter(self.language_model.shape.hidden_size)
-
-    def image_features(
-        self, pixels: Tensor, batch: Batch, backend: AttentionBackend
-    ) -> tuple[VisionOutput, Sequence[Tensor]]:
-        assert batch.image is not None
-        if batch.image.is_clip:  # frames are in one tensor as they are
-            return super().image_features(pixels, batch, backend)
-        with pixels.tape.section("tiles"):
-            # The tiles of the images, which the processor pads to the same number, are concatenated: a copy.
-            tiles = ops.copy(pixels)
-        return super().image_features(tiles, batch, backend)
-
-    def selected(self, output: VisionOutput) -> Tensor:
-        """What LLaVA selects, but the first feature is dropped after the hidden states are put side by side."""
-        states = output.hidden_states
-        features = states[0] if len(states) == 1 else side_by_side(states)
-        return self.foldable(self.without_first(features), is_sliced=self.drops_first_feature)
-
-    def pieces(self, output: VisionOutput, batch: Batch) -> Sequence[Tensor]:
-        assert batch.image is not None
-        features = self.multi_modal_projector(self.selected(output))
-        _, num_features, width = features.shape
-        tiles = (batch.image.num_vision_sequences, num_features, width)
-        per_image = ops.split(features, *[tiles] * batch.num_images)
-        return [self.packed(features, batch.image) for features in per_image]
+    image_newline: Parameter
 
     def packed(self, features: Tensor, image: ImageShape) -> Tensor:
         """``pack_image_features``: features (tiles, positions, width) of one image, the first tile being all of it."""
@@ -85,6 +59,39 @@ class LlavaNextModel(LlavaModel):
     def shrunk(self, rows: int, columns: int, image: ImageShape) -> tuple[int, int]:
         """(rows, columns) of features that are left of an unpadded picture."""
         return rows, columns
+
+
+class LlavaNextModel(TilePacking, LlavaModel):
+    """``LlavaNextModel``: LLaVA's with a learned newline."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.image_newline = Parameter(self.language_model.shape.hidden_size)
+
+    def image_features(
+        self, pixels: Tensor, batch: Batch, backend: AttentionBackend
+    ) -> tuple[VisionOutput, Sequence[Tensor]]:
+        assert batch.image is not None
+        if batch.image.is_clip:  # frames are in one tensor as they are
+            return super().image_features(pixels, batch, backend)
+        with pixels.tape.section("tiles"):
+            # The tiles of the images, which the processor pads to the same number, are concatenated: a copy.
+            tiles = ops.copy(pixels)
+        return super().image_features(tiles, batch, backend)
+
+    def selected(self, output: VisionOutput) -> Tensor:
+        """What LLaVA selects, but the first feature is dropped after the hidden states are put side by side."""
+        states = output.hidden_states
+        features = states[0] if len(states) == 1 else side_by_side(states)
+        return self.foldable(self.without_first(features), is_sliced=self.drops_first_feature)
+
+    def pieces(self, output: VisionOutput, batch: Batch) -> Sequence[Tensor]:
+        assert batch.image is not None
+        features = self.multi_modal_projector(self.selected(output))
+        _, num_features, width = features.shape
+        tiles = (batch.image.num_vision_sequences, num_features, width)
+        per_image = ops.split(features, *[tiles] * batch.num_images)
+        return [self.packed(features, batch.image) for features in per_image]
 
 
 def build(config: Config) -> Llava:

@@ -115,27 +115,28 @@ def head_of(x: Tensor, num_queries: int) -> Tensor:
 
 
 class QFormerEncoder(Module):
-    def __init__(self, config: Config, image_width: int, *, has_text: bool) -> None:
+    def __init__(self, config: Config, image_width: int, *, has_text: bool, label: str = "qformer") -> None:
         kinds = [
             QFormerLayer(config, image_width=image_width, has_text=has_text),
             QFormerLayer(config, image_width=None, has_text=has_text),
         ]
         frequency = config.integer("cross_attention_frequency")
         pattern = [0 if index % frequency == 0 else 1 for index in range(config.integer("num_hidden_layers"))]
-        self.layer = Stack(kinds, pattern, label="qformer")
+        self.layer = Stack(kinds, pattern, label=label)
 
 
 class QFormer(Module):
-    """``Blip2QFormerModel``: queries only."""
+    """``Blip2QFormerModel``: queries only. ``label``: of its sections, where a model has several."""
 
-    def __init__(self, config: Config, image_width: int) -> None:
+    def __init__(self, config: Config, image_width: int, *, label: str = "qformer") -> None:
+        self.label = label
         self.layernorm = LayerNorm(config.integer("hidden_size"))
         self.dropout = config.number("hidden_dropout_prob")
         has_text = config.boolean("use_qformer_text_input")
-        self.encoder = QFormerEncoder(config, image_width, has_text=has_text)
+        self.encoder = QFormerEncoder(config, image_width, has_text=has_text, label=label)
 
     def forward(self, queries: Tensor, image: Tensor, backend: AttentionBackend) -> Tensor:
-        with image.tape.section("qformer.embedding"):
+        with image.tape.section(f"{self.label}.embedding"):
             dtype = self.layernorm.weight.dtype
             x = self.layernorm(ops.to(queries, dtype))
             x = ops.dropout(x, self.dropout)

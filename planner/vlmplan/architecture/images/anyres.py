@@ -29,10 +29,21 @@ def llava_next_shape(image: Image) -> ImageShape:
     """LLaVA-NeXT (v1.6): class token dropped, rows unpadded, one newline per row."""
     vision = section(image.config, "vision_config")
     patch_size = side(vision, "patch_size", 14)
-    tile = _tile_side(image, side(vision, "image_size", 336), crops_by_default=True)
+    tile = anyres_tile(image, side(vision, "image_size", 336))
+    grid_side = tile // patch_size
+    num_whole = grid_side**2 + num_extra_features(image.config, vision, "clip_vision_model")
+    return anyres_tiles(image, tile=tile, patch_size=patch_size, grid_side=grid_side, num_whole=num_whole)
+
+
+def anyres_tile(image: Image, default: int) -> int:
+    """Pixels a side of LLaVA-NeXT's tiles."""
+    return _tile_side(image, default, crops_by_default=True)
+
+
+def anyres_tiles(image: Image, *, tile: int, patch_size: int, grid_side: int, num_whole: int) -> ImageShape:
+    """Tiles of ``grid_side`` features a side, laid out with newlines, behind ``num_whole`` features of the whole."""
     canvas_height, canvas_width = best_resolution(image, _pinpoints(image, _LLAVA_NEXT_PINPOINTS))
-    rows, columns = _unpadded(image, tile // patch_size, canvas_height // tile, canvas_width // tile)
-    num_whole = (tile // patch_size) ** 2 + num_extra_features(image.config, vision, "clip_vision_model")
+    rows, columns = _unpadded(image, grid_side, canvas_height // tile, canvas_width // tile)
     return _tiled(
         num_placeholder_tokens=num_whole + rows * (columns + 1),
         tile=tile,

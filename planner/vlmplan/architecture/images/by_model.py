@@ -27,6 +27,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "glm_ocr": ("smart_resize", "glm4v_shape"),
     "glmga": ("smart_resize", "glmga_shape"),
     "got_ocr2": ("fixed", "got_ocr2_shape"),
+    "granite4_vision": ("granite4_vision", "granite4_vision_shape"),
     "granite_docling": ("granite_docling", "granite_docling_shape"),
     "hunyuan_vl": ("smart_resize", "hunyuan_vl_shape"),
     "hyperclovax_vision_v2": ("smart_resize", "qwen2_vl_shape"),
