@@ -13,6 +13,34 @@ class Order(Enum):
     SEQUENTIAL = "as in the file"
 
 
+class Learnt(Enum):
+    """What of a sample the loss counts. A prompt with its completion is learnt as far as the completion, but where all
+    is, or contents are."""
+
+    ANSWERS = "what the assistant says"
+    LAST_ROUND = "what the assistant says after the user's last turn"
+    LAST_ANSWER = "the assistant's last turn"
+    TAGGED = "what the chat template tags as generated"
+    COMPLETIONS = "completions, and all of chats"
+    CONTENTS = "what all turns say"
+    EVERYTHING = "all"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearntRule:
+    """``heeds_turns``: turns that a sample says are not to be learnt are not. ``with_blanks``: the blanks that a
+    template writes behind a turn are learnt with it."""
+
+    what: Learnt = Learnt.ANSWERS
+    heeds_turns: bool = True
+    with_blanks: bool = False
+
+
+OF_BUNDLED = LearntRule()
+NOT_KNOWN = LearntRule(what=Learnt.UNKNOWN)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRules:
     """The frames of a video that a trainer takes: ``fps`` in each second, ``most_frames`` at the most, each brought
@@ -59,7 +87,7 @@ class DataRules:
     configuration.
     ``videos`` is None where they are not planned. ``most_samples`` are taken where there are more. ``prefers``: a
     sample is a prompt with two answers, whose rows are both as long as the longer one (``DataCollatorForPreference`` in
-    trl 1.16 ``trainer/dpo_trainer.py``).
+    trl 1.16 ``trainer/dpo_trainer.py``). ``learns`` is what of a sample the loss counts.
     """
 
     trainer: str = "vlmplan"
@@ -76,6 +104,7 @@ class DataRules:
     videos: VideoRules | OwnVideoRules | None = None
     most_samples: int | None = None
     prefers: bool = False
+    learns: LearntRule = OF_BUNDLED
 
     @property
     def is_bundled(self) -> bool:
@@ -91,6 +120,12 @@ FOR_LARGEST = "give --image-size for the largest of yours"
 LLAMA_FACTORY_PIXELS = 768 * 768, 32 * 32
 """The most and the fewest of an image, where nothing else is said (``hparams/model_args.py``, 0.9.5)."""
 
+OF_TRL = LearntRule(what=Learnt.COMPLETIONS, heeds_turns=False)
+OF_LLAMA_FACTORY = LearntRule(heeds_turns=False, with_blanks=True)
+OF_MS_SWIFT = LearntRule(with_blanks=True)
+OF_AXOLOTL = LearntRule(heeds_turns=False)
+"""What each trainer learns where its file says nothing else; ``transformers``: what labels a script makes."""
+
 
 def rules_of(tool: str | None) -> DataRules:
     """The rules of a trainer that is planned for, where its configuration says nothing; None is the bundled one."""
@@ -98,10 +133,11 @@ def rules_of(tool: str | None) -> DataRules:
         return DataRules(videos=OwnVideoRules())
     if tool == "llamafactory":
         most, fewest = LLAMA_FACTORY_PIXELS
-        return DataRules(trainer=tool, max_pixels=most, min_pixels=fewest, videos=VideoRules())
+        return DataRules(trainer=tool, max_pixels=most, min_pixels=fewest, videos=VideoRules(), learns=OF_LLAMA_FACTORY)
     if tool == "axolotl":
-        return DataRules(trainer=tool, pads_to=64, drops_long=True, fills_rows=True)
-    return DataRules(trainer=tool, pads_to=1, drops_long=tool == "ms-swift")
+        return DataRules(trainer=tool, pads_to=64, drops_long=True, fills_rows=True, learns=OF_AXOLOTL)
+    learns = {"ms-swift": OF_MS_SWIFT, "trl": OF_TRL}.get(tool, NOT_KNOWN)
+    return DataRules(trainer=tool, pads_to=1, drops_long=tool == "ms-swift", learns=learns)
 
 
 def loader_workers_of(tool: str | None) -> int:

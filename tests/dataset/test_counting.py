@@ -127,7 +127,7 @@ def test_thoughts_that_the_template_drops_are_bad_for_the_bundled_trainer_and_co
     )
     found = [
         dataset(path, find_model(model), media=media_reading(find_model(model), rules_of(name)))
-        for name in (None, "trl")
+        for name in (None, "axolotl")
     ]
     assert [(len(one.samples), one.num_bad) for one in found] == [(1, 1), (2, 0)]
     assert "turn 2 has thoughts (<think>)" in found[0].sentences[0]

@@ -7,6 +7,7 @@ import click
 
 from vlmplan.data_plan import DataSource
 from vlmplan.data_plan.lengths import PERCENTILES, percentile
+from vlmplan.data_rules import Learnt
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.lines import picture_width, say
 from vlmplan.units import counted
@@ -143,8 +144,10 @@ def _images(source: DataSource, pixels: Sequence[int]) -> str:
 def _learnt(source: DataSource) -> Iterator[str]:
     """How much of the samples as they are the loss counts, where that is known."""
     learnt = source.dataset.learnt_tokens
+    what = source.rules.learns.what
     if learnt is not None:
-        yield f"learnt: {learnt:,} of {sum(shape.tokens for shape in source.found.shapes):,} tokens"
+        of = "" if what is Learnt.ANSWERS else f" ({what.value})"
+        yield f"learnt: {learnt:,} of {sum(shape.tokens for shape in source.found.shapes):,} tokens{of}"
 
 
 def _videos(source: DataSource) -> Iterator[str]:

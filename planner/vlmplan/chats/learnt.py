@@ -110,7 +110,7 @@ def _tagged(sample: Sample, writer: Writer) -> Rendered:
 def _between(sample: Sample, writer: Writer, text: str, index: int) -> Span:
     """From the content of the turn before turn ``index`` to that of the turn behind it."""
     beside = [place for place in (index - 1, index + 1) if place < len(sample.turns)]
-    before = [_around(sample, writer, place)[0] for place in beside]
+    before = [around(sample, writer, place)[0] for place in beside]
     if any(sample.turns[place].role == "assistant" for place in beside) or not all(
         one and text.startswith(one) for one in before
     ):
@@ -157,7 +157,7 @@ def _start(sample: Sample, writer: Writer, text: str, index: int) -> int | None:
     prompt = writer.text(sample.turns[:index], is_prompt=True)
     if text.startswith(prompt):
         return len(prompt)
-    asking, before = _generation_prompt(sample, writer, index), _around(sample, writer, index)[0]
+    asking, before = _generation_prompt(sample, writer, index), around(sample, writer, index)[0]
     begun = _common_beginning(prompt, before)
     if text.startswith(begun) and len(begun) > len(prompt) - len(asking):
         return len(begun)
@@ -174,7 +174,7 @@ def _end(sample: Sample, writer: Writer, text: str, index: int) -> int | None:
     through = asking.removesuffix(generation_prompt)
     if generation_prompt and through != asking and text.startswith(through):
         return len(through.rstrip())
-    after, tail = _around(sample, writer, index)[1], _around(sample, writer, index, is_last=True)[1].rstrip()
+    after, tail = around(sample, writer, index)[1], around(sample, writer, index, is_last=True)[1].rstrip()
     if not after or not text.endswith(after) or not after.startswith(tail):
         return None
     return len(text) - len(after) + len(tail)
@@ -195,7 +195,7 @@ def _asking_again(sample: Sample, writer: Writer, index: int) -> str:
         return ""
 
 
-def _around(sample: Sample, writer: Writer, index: int, *, is_last: bool = False) -> tuple[str, str]:
+def around(sample: Sample, writer: Writer, index: int, *, is_last: bool = False) -> tuple[str, str]:
     """What the template writes before and behind the content of turn ``index``, in the whole chat or, where it
     ``is_last``, in the chat up to it."""
     turns = [*sample.turns]

@@ -18,7 +18,9 @@ from vlmplan.chats.learnt import Span, plain_text
 from vlmplan.chats.learnt_tokens import learnt_tokens
 from vlmplan.chats.samplers import Sampler
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
+from vlmplan.data_rules import OF_BUNDLED, LearntRule
 from vlmplan.dataset.image_texts import NUM_AROUND, ImageTexts, refuse_own_tokens, with_images
+from vlmplan.dataset.learnt_by import learnt_of_plain
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.record import PairTokens, TextTokens
 from vlmplan.dataset.rendered_chats import rendered_chat
@@ -114,8 +116,15 @@ class ExactCounter:
     """Counts with tokenizer.json, through the chat template. Raises MissingPackageError without the packages for it,
     InputError for files that are no tokenizer or no template."""
 
-    def __init__(self, texts: ModelTexts, frames: FrameRule | None = None, *, may_lose_thoughts: bool = False) -> None:
-        self._texts, self._frames, self._may_lose_thoughts = texts, frames, may_lose_thoughts
+    def __init__(
+        self,
+        texts: ModelTexts,
+        frames: FrameRule | None = None,
+        *,
+        may_lose_thoughts: bool = False,
+        learns: LearntRule = OF_BUNDLED,
+    ) -> None:
+        self._texts, self._frames, self._may_lose_thoughts, self._learns = texts, frames, may_lose_thoughts, learns
         self._tokens_of = lru_cache(KEPT_TEXTS)(self._num_tokens)
         self._tokenizer = _tokenizer(texts)
         self._renderer = None
@@ -173,11 +182,13 @@ class ExactCounter:
     def _written(self, sample: Sample) -> "_Written":
         if self._is_plain(sample):
             plain = plain_text(sample, self._texts.special_tokens)
-            return _Written(plain.text, plain.spans)
+            return _Written(plain.text, learnt_of_plain(self._learns, plain, sample))
         renderer = self._of_videos if sample.videos else self._renderer
         if renderer is None:
             raise InputError("the model has no chat template; samples with prompt and completion as texts can be used")
-        text, learnt = rendered_chat(renderer, sample, self._content, may_lose_thoughts=self._may_lose_thoughts)
+        text, learnt = rendered_chat(
+            renderer, sample, self._content, may_lose_thoughts=self._may_lose_thoughts, learns=self._learns
+        )
         num_tags = text.count(VIDEO_TAG) if self._writes_videos else len(sample.videos)
         if num_tags != len(sample.videos):
             raise InputError(f"the text has {num_tags} times {VIDEO_TAG}, and the sample shows {len(sample.videos)}")
@@ -338,14 +349,19 @@ def _tokenizer(texts: ModelTexts) -> Any:
 
 
 def token_counter(
-    texts: ModelTexts | None, frames: FrameRule | None = None, *, may_lose_thoughts: bool = False
+    texts: ModelTexts | None,
+    frames: FrameRule | None = None,
+    *,
+    may_lose_thoughts: bool = False,
+    learns: LearntRule = OF_BUNDLED,
 ) -> TokenCounter:
     """The exact counter where tokenizer and packages are at hand, else the estimate. ``frames``: how the model's
-    processor takes them, where it writes what stands between them; ``may_lose_thoughts`` as of ``MediaReading``."""
+    processor takes them, where it writes what stands between them; ``may_lose_thoughts`` and ``learns`` as of
+    ``MediaReading``."""
     if texts is None:
         return BytesCounter("no tokenizer.json of the model is in its folder or the Hub's cache", frames)
     try:
-        return ExactCounter(texts, frames, may_lose_thoughts=may_lose_thoughts)
+        return ExactCounter(texts, frames, may_lose_thoughts=may_lose_thoughts, learns=learns)
     except MissingPackageError as error:
         return BytesCounter(str(error), frames)
 

@@ -7,7 +7,7 @@ from vlmplan.chats.formats import NO_SOUNDS, NO_VIDEOS
 from vlmplan.chats.frame_rules import FrameRule
 from vlmplan.chats.named_columns import RANKING
 from vlmplan.chats.samplers import no_videos
-from vlmplan.data_rules import DataRules, OwnVideoRules
+from vlmplan.data_rules import OF_BUNDLED, DataRules, LearntRule, OwnVideoRules
 from vlmplan.dataset.counting import TokenCounter, token_counter
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.pairs import PairCounter
@@ -30,7 +30,8 @@ class MediaReading:
     """``no_videos`` and ``no_sounds`` say why samples with such are not read; None: they are. ``frames`` is the rule by
     which the model's own processor takes frames, where the trainer leaves it to that. ``pairs``: of models with an
     encoder and a decoder; None: a sample is one text. ``prefers``: a sample is a prompt with two answers.
-    ``may_lose_thoughts``: samples are trained on whose thoughts the chat template leaves out, as by other trainers."""
+    ``may_lose_thoughts``: samples are trained on whose thoughts the chat template leaves out, as by other trainers.
+    ``learns`` is what of a sample the loss counts."""
 
     no_videos: str | None = NO_VIDEOS
     no_sounds: str | None = NO_SOUNDS
@@ -38,6 +39,7 @@ class MediaReading:
     pairs: Pairs | None = None
     prefers: bool = False
     may_lose_thoughts: bool = False
+    learns: LearntRule = OF_BUNDLED
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -69,6 +71,7 @@ def media_reading(model: ModelFiles, rules: DataRules) -> MediaReading:
         pairs=_pairs(model),
         prefers=rules.prefers,
         may_lose_thoughts=not (rules.is_bundled or rules.prefers),
+        learns=rules.learns,
     )
 
 
@@ -80,5 +83,5 @@ def _pairs(model: ModelFiles) -> Pairs | None:
 
 def sample_counter(texts: ModelTexts | None, media: MediaReading) -> TokenCounter:
     """What counts the tokens of samples that are read so, by the model's ``texts`` where those are at hand."""
-    counter = token_counter(texts, media.frames, may_lose_thoughts=media.may_lose_thoughts)
+    counter = token_counter(texts, media.frames, may_lose_thoughts=media.may_lose_thoughts, learns=media.learns)
     return counter if media.pairs is None else PairCounter(counter, hears=media.pairs is Pairs.SOUND)

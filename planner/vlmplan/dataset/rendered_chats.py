@@ -1,13 +1,15 @@
-"""A chat through the model's template with what of it is learnt, as the trainer finds it (``chats.learnt``)."""
+"""A chat through the model's template with what of it is learnt, as the trainer finds it (``learnt_by``)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.chats.learnt import Rendered, Span, TemplateError, learnt_text
+from vlmplan.chats.learnt import Rendered, Span, TemplateError
 from vlmplan.chats.samples import Sample, Turn
 from vlmplan.chats.thoughts import refuse_unwritten_thoughts
 from vlmplan.chats.tools import Said, refuse_unwritten
+from vlmplan.data_rules import LearntRule
+from vlmplan.dataset.learnt_by import learnt_by
 from vlmplan.dataset.rendering import ChatRenderer
 
 
@@ -44,7 +46,12 @@ class _Writer:
 
 
 def rendered_chat(
-    renderer: ChatRenderer, sample: Sample, content: Callable[[Turn], Any], *, may_lose_thoughts: bool
+    renderer: ChatRenderer,
+    sample: Sample,
+    content: Callable[[Turn], Any],
+    *,
+    may_lose_thoughts: bool,
+    learns: LearntRule,
 ) -> tuple[str, Rendered | None]:
     """The text of a chat, and what of it is learnt; None where that cannot be found. Raises InputError for what the
     template refuses or leaves out, but for thoughts that a trainer ``may_lose``."""
@@ -53,7 +60,7 @@ def rendered_chat(
     if not may_lose_thoughts:
         refuse_unwritten_thoughts(sample, writer)
     try:
-        rendered = learnt_text(sample, writer)
+        rendered = learnt_by(learns, sample, writer)
     except TemplateError:
-        return writer.text(sample.turns), None
-    return rendered.text, rendered
+        rendered = None
+    return (writer.text(sample.turns) if rendered is None else rendered.text), rendered

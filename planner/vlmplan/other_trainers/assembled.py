@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
-from vlmplan.data_rules import FOR_LARGEST, FOR_LONGEST, DataRules
+from vlmplan.data_rules import FOR_LARGEST, FOR_LONGEST, NOT_KNOWN, DataRules
 from vlmplan.deepspeed_config import DsConfig, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
@@ -75,7 +75,7 @@ class Meaning:
     """The types of the model's own weights in plain PyTorch."""
     adapters: str = "float32"
     """``--adapter-dtype`` in plain PyTorch: peft's own, unless the trainer casts what is trained."""
-    data_rules: DataRules = field(default_factory=lambda: DataRules(pads_to=1))
+    data_rules: DataRules = field(default_factory=lambda: DataRules(pads_to=1, learns=NOT_KNOWN))
     """How samples are padded, packed and cut; their order is the arguments'."""
     casts_zero3_adapters: bool = False
     """Whether adapters are made in 16 bit under ZeRO-3, where DeepSpeed leaves them as peft makes them: in float32."""

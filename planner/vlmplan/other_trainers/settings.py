@@ -173,6 +173,12 @@ class Settings:
         if value is not None and str(value).casefold() not in YES | NO:
             self._refuse(key, "true or false")
 
+    def idle_flag(self, key: str, default: bool) -> bool:
+        """What a flag says that changes neither bytes nor seconds; it does not count as said."""
+        self.check_flag(key)
+        value = self._written(key)
+        return default if value is None else str(value).casefold() in YES
+
     def check_choice(self, key: str, choices: Collection[str]) -> None:
         value = self._written(key)
         if value is not None and str(value) not in choices and value is not False:  # YAML's no

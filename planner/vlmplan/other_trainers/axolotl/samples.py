@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from vlmplan.data_rules import DataRules
+from vlmplan.data_rules import NOT_KNOWN, OF_AXOLOTL, DataRules, Learnt, LearntRule
 from vlmplan.other_trainers.assembled import largest_image, sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import Value
@@ -17,6 +17,13 @@ from vlmplan.workload import ModelFiles
 
 PADS_TO: Final = 64
 """``HFCausalTrainerBuilder.build``: rows are padded to a multiple of so many tokens unless the file says otherwise."""
+
+
+CHAT_TEMPLATE: Final = "chat_template"
+OF_LEARNING: Final = frozenset(
+    "roles_to_train train_on_eos train_on_eot message_field_training message_field_training_detail".split()
+)
+"""Keys of a data set that say what of it is learnt."""
 
 
 def sees_images(settings: Settings, model: ModelFiles | None) -> bool:
@@ -80,4 +87,20 @@ def data_rules(settings: Settings, model: ModelFiles | None) -> DataRules:
         packs=packs,
         drops_long=not has_images and strategy != "truncate",
         fills_rows=not has_images and settings.maybe_flag("pad_to_sequence_len") is not False,
+        learns=NOT_KNOWN if has_images else learnt_of(settings),
     )
+
+
+def learnt_of(settings: Settings) -> LearntRule:
+    """What its strategy of that name learns (``prompt_strategies/chat_template.py``, ``_tokenize_single_prompt``):
+    the
+    assistant's turns, of any with ``train_on_inputs``, each with the token that ends a text where one follows. What
+    other types of data sets, and keys of one on what is learnt, make of samples is not counted."""
+    sets: list[Any] = settings.value("datasets") if isinstance(settings.value("datasets"), list) else []
+    for one in sets:
+        own = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
+        if own.get("type", CHAT_TEMPLATE) != CHAT_TEMPLATE or OF_LEARNING.intersection(own):
+            return NOT_KNOWN
+    if settings.idle_flag("train_on_inputs", False):
+        return LearntRule(what=Learnt.CONTENTS)
+    return OF_AXOLOTL

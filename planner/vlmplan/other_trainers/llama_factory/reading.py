@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules, VideoRules
+from vlmplan.data_rules import (
+    LLAMA_FACTORY_PIXELS,
+    OF_EVERY_IMAGE,
+    OF_LLAMA_FACTORY,
+    DataRules,
+    Learnt,
+    LearntRule,
+    VideoRules,
+)
 from vlmplan.errors import InputError
 from vlmplan.model_types.thinkers import NUMBERED, THINKERS
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
@@ -249,7 +257,18 @@ def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
         videos=_video_rules(settings),
         most_samples=_most_samples(settings),
         image_folder=settings.text("media_dir", "") or None if "media_dir" in settings else None,
+        learns=learnt_of(settings, is_pretraining=packs),
     )
+
+
+def learnt_of(settings: Settings, *, is_pretraining: bool) -> LearntRule:
+    """``_encode_data_example`` in ``data/processor/supervised.py``; of pre-training every token is learnt."""
+    prompts, masks_history = (settings.idle_flag(key, False) for key in ("train_on_prompt", "mask_history"))
+    if prompts and masks_history:
+        settings.refuse("mask_history", "train_on_prompt is true too, and LLaMA-Factory takes one of the two")
+    if prompts or is_pretraining:
+        return LearntRule(what=Learnt.EVERYTHING)
+    return replace(OF_LLAMA_FACTORY, what=Learnt.LAST_ANSWER) if masks_history else OF_LLAMA_FACTORY
 
 
 def _video_rules(settings: Settings) -> VideoRules:

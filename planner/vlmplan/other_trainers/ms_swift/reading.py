@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules, loader_workers_of
+from vlmplan.data_rules import NOT_KNOWN, OF_EVERY_IMAGE, DataRules, Learnt, LearntRule, loader_workers_of
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings, lora_options, packed_storage
@@ -59,6 +59,12 @@ NAMED_FSDP2: Mapping[str, Any] = {
     "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
 }
 """``config/fsdp2.json``, as far as it decides memory or time."""
+LEARNT: Mapping[str, Learnt] = {
+    "default": Learnt.ANSWERS,
+    "last_round": Learnt.LAST_ROUND,
+    "all": Learnt.EVERYTHING,
+}
+"""``loss_scale`` without more behind it."""
 VALIDATION = ("val_dataset", "cached_val_dataset")
 
 
@@ -240,7 +246,18 @@ def _data_rules(settings: Settings, model: ModelFiles | None, around: Surroundin
         drops_long=strategy == "delete",
         max_pixels=settings.maybe_count("max_pixels", least=1) or _pixels(settings, model, around),
         image_folder=around.environment.get("ROOT_IMAGE_DIR") or None,
+        learns=learnt_of(settings),
     )
+
+
+def learnt_of(settings: Settings) -> LearntRule:
+    """What ``loss_scale`` counts (``loss_scale/base.py``): the end of an answer too, blanks and all
+    (``_add_dynamic_eos`` in ``template/base.py``). What weighs parts of an answer is not counted."""
+    value = settings.value("loss_scale")
+    strategy = "default" if value is None else str(value)
+    if strategy not in LEARNT or not settings.idle_flag("use_chat_template", True):
+        return NOT_KNOWN
+    return LearntRule(what=LEARNT[strategy], with_blanks=True)
 
 
 def _pixels(settings: Settings, model: ModelFiles | None, around: Surroundings) -> int | None:

@@ -25,6 +25,7 @@ from vlmplan.other_trainers.trl.sft import (
     method_of,
     of_any_task,
     pads_to,
+    sft_data_rules,
     weights_of,
 )
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
@@ -40,8 +41,7 @@ def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surro
     """What ``SFTTrainer`` makes of these keys. Raises InputError with everything that is wrong."""
     own = trl_batching(settings, sees=sees(model))
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
-    rules = DataRules(pads_to=pads_to(settings), packs=settings.flag("packing", False))
-    return of_any_task(settings, model, around, TRL, own, rules, _program(settings))
+    return of_any_task(settings, model, around, TRL, own, sft_data_rules(settings), _program(settings))
 
 
 def read_trl_dpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:

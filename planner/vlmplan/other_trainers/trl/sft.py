@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from vlmplan.data_rules import DataRules
+from vlmplan.data_rules import OF_TRL, DataRules, Learnt, LearntRule
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
@@ -66,8 +66,23 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     """What ``trl sft`` makes of these keys. Raises InputError with everything that is wrong."""
     own: dict[str, Value] = {**trl_batching(settings, sees=sees(model))}
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
-    rules = DataRules(pads_to=pads_to(settings), packs=settings.flag("packing", False))
-    return of_any_task(settings, model, around, TRL, own, rules)
+    return of_any_task(settings, model, around, TRL, own, sft_data_rules(settings))
+
+
+def sft_data_rules(settings: Settings) -> DataRules:
+    """Samples of ``SFTTrainer``."""
+    packs = settings.flag("packing", False)
+    return DataRules(pads_to=pads_to(settings), packs=packs, learns=learnt_of(settings))
+
+
+def learnt_of(settings: Settings) -> LearntRule:
+    """What ``SFTTrainer`` makes labels of (``tokenize_fn`` and ``build_labels``): ``completion_only_loss`` is true by
+    default where samples have completions. With ``assistant_only_loss`` it is what tags of the chat template say, by
+    a template of TRL's own where the model's has none."""
+    completions = settings.idle_flag("completion_only_loss", True)
+    if settings.idle_flag("assistant_only_loss", False):
+        return LearntRule(what=Learnt.TAGGED, heeds_turns=False)
+    return OF_TRL if completions else LearntRule(what=Learnt.EVERYTHING)
 
 
 def of_any_task(

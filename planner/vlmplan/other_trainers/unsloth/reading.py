@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from vlmplan.architecture.images import image_shape
-from vlmplan.data_rules import FOR_LARGEST, DataRules
+from vlmplan.data_rules import FOR_LARGEST, NOT_KNOWN, DataRules
 from vlmplan.notes import Caveat
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
@@ -87,7 +87,7 @@ def read_unsloth(settings: Settings, model: ModelFiles | None, around: Surroundi
     wrong."""
     own = trl_batching(settings, sees=sees(model))
     packs = settings.flag("packing", False)
-    return _read(settings, model, around, own, DataRules(pads_to=1, packs=packs))
+    return _read(settings, model, around, own, DataRules(pads_to=1, packs=packs, learns=NOT_KNOWN))
 
 
 def read_unsloth_dpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
