@@ -1,6 +1,7 @@
 """What would buy something: packing, samples of equal length together, a lower limit, smaller images; and the largest
 micro batch, length and image that fit the card."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -114,28 +115,34 @@ def largest_that_fit(found: Estimate, estimator: Estimator, runs: DataRuns, boun
     samples says that fits, with the blocks that the native allocator keeps unused."""
     cluster = found.cluster
 
-    def fits(covers: Covering, micro_batch: int) -> bool:
+    def room(covers: Covering, micro_batch: int) -> float:
+        """Bytes of a GPU that are free beside those that are kept free; below 0 where it does not fit."""
         recipe = found.recipe.with_changes(micro_batch=micro_batch)
         try:
             other = estimator.with_samples(runs.workload(covers))
             timeline = other.timeline(recipe, cluster)
         except InputError:
-            return False
-        if device_memory(timeline.peak.total, cluster, process_group(recipe)).verdict is not Verdict.FITS:
-            return False  # not even its tensors do
-        return recipe.expandable_segments or other.estimate(recipe, cluster, timeline).verdict is Verdict.FITS
+            return -math.inf
+        device = device_memory(timeline.peak.total, cluster, process_group(recipe))
+        if device.verdict is Verdict.FITS and not recipe.expandable_segments:
+            whole = other.estimate(recipe, cluster, timeline)
+            if whole.host_is_short or not whole.device.runs:
+                return -math.inf
+            device = whole.device
+        return device.free_bytes - device.reserve_bytes
 
     rows = found.recipe.micro_batch
-    micro_batch = largest(lambda count: fits(bound, count), MOST_MICRO_BATCH)
+    micro_batch = largest(lambda count: room(bound, count), MOST_MICRO_BATCH, likely=rows)
     most = min(context_length(found.workload.model) or MOST_SEQ_LEN, MOST_SEQ_LEN) // LIMIT_MULTIPLE
     taken = runs.sound_tokens(bound)
     if bound.image_size is not None:
         taken += bound.images_per_sample * runs.image_tokens(bound, bound.image_size)
     least = max(1, -(-taken // LIMIT_MULTIPLE))
-    length = largest(lambda count: fits(replace(bound, seq_len=count * LIMIT_MULTIPLE), rows), most, least)
+    usual = bound.seq_len // LIMIT_MULTIPLE
+    length = largest(lambda count: room(replace(bound, seq_len=count * LIMIT_MULTIPLE), rows), most, least, usual)
     side = None
     if bound.image_size is not None and bound.clip_frames is None:
-        side = largest(lambda count: fits(_with_room(bound, runs, SIDE_STEP * count), rows), MOST_SIDE // SIDE_STEP)
+        side = largest(lambda count: room(_with_room(bound, runs, SIDE_STEP * count), rows), MOST_SIDE // SIDE_STEP)
     return Largest(
         micro_batch=micro_batch,
         seq_len=None if length is None else length * LIMIT_MULTIPLE,
@@ -150,19 +157,33 @@ def _with_room(bound: Covering, runs: DataRuns, side: int) -> Covering:
     return replace(bound, image_size=(side, side), seq_len=max(1, bound.seq_len + bound.images_per_sample * more))
 
 
-def largest(fits: Callable[[int], bool], most: int, least: int = 1) -> int | None:
-    """The largest number up to ``most`` that fits, where all smaller ones do; None if ``least`` does not.
+def largest(room: Callable[[int], float], most: int, least: int = 1, likely: int = 1) -> int | None:
+    """The largest number up to ``most`` with ``room(number)`` of 0 or more, where all smaller ones have that too; None
+    if ``least`` does not. The room shrinks nearly evenly, so that a line between two numbers leads to where it ends;
+    it is looked for from a ``likely`` number on.
 
-    >>> largest(lambda count: count <= 37, 1000), largest(lambda count: False, 1000)
+    >>> largest(lambda count: 37 - count, 1000, likely=9), largest(lambda count: -1, 1000)
     (37, None)
     """
-    if least > most or not fits(least):
+    if least > most:
         return None
-    low, high = least, 2 * least
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
+    low = min(max(least, likely), most)
+    left, high, lacks = room(low), 2 * low, -math.inf
+    if left < 0 and low > least:
+        low, high, left, lacks = least, low, room(least), left
+    elif left >= 0:
+        while high <= most and (lacks := room(high)) >= 0:
+            low, high, left = high, 2 * high, lacks
+    if left < 0:
+        return None
+    if high > most:
+        high, lacks = most + 1, -math.inf
+    is_halved = True
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        span = high - low
+        step = int(span * left / (left - lacks)) if is_halved and lacks > -math.inf else span // 2
+        middle = low + min(max(step, 1), span - 1)
+        found = room(middle)
+        low, left, high, lacks = (middle, found, high, lacks) if found >= 0 else (low, left, middle, found)
+        is_halved = high - low <= span // 2
     return low
