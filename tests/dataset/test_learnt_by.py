@@ -6,6 +6,7 @@ chatml) and axolotl 0.18 (``ChatTemplateStrategy.tokenize_prompt``), with the to
 this test; the first label, which nothing predicts, is left out.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ from transformers import AutoTokenizer
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+TAGGED = CHATML.replace(
+    "{{ m.content }}<|im_end|>\n",
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n",
 )
 
 
@@ -96,6 +103,13 @@ def test_of_a_completion_as_many_tokens_are_learnt_as_trl_makes_labels(
     values: dict[str, Any], labels: int, model: str, tmp_path: Path
 ):
     assert learnt(model, jsonl(tmp_path, COMPLETION), learnt_rule("trl", values)) == [(20, labels)]
+
+
+def test_of_a_template_with_tags_as_much_is_learnt_as_stands_between_them(model: str, tmp_path: Path):
+    folder = shutil.copytree(model, tmp_path / "tagged")
+    (folder / "chat_template.jinja").write_text(TAGGED)
+    rule = learnt_rule("trl", {"assistant_only_loss": True})
+    assert [count for _, count in learnt(str(folder), jsonl(tmp_path, *CHATS), rule)] == [13, 5]
 
 
 def test_where_a_file_leaves_open_what_is_learnt_nothing_is_said(model: str, tmp_path: Path):
