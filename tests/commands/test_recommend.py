@@ -449,6 +449,15 @@ def test_out_writes_the_winner(written: Callable[..., Written], words: tuple[str
     assert (plan.offer is None) == (winner["offer"] is None)
 
 
+@pytest.mark.parametrize(("generation", "is_proposed"), [("transformers", True), ("vllm", False), ("server", False)])
+def test_out_is_proposed_where_it_writes(generation: str, is_proposed: bool):
+    words = ("--model", "smollm2-135m", "--gpu", "t4", "--task", "grpo", "--method", "lora", "--generation", generation)
+    shown = call("recommend", *words)
+    assert shown.code == DONE
+    assert ("add --out DIR" in shown.out) is is_proposed
+    assert (call("recommend", *words, "--out", "plans").code == DONE) is is_proposed
+
+
 def test_what_skypilot_cannot_do_is_said_and_not_written():
     for words, reason in (
         (("--gpu", "rtx-4090:2", "--num-nodes", "2", "--provider", "runpod"), "one machine at a time on runpod"),

@@ -122,16 +122,17 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
     """Write the winner's files where ``out`` says so; how to train it, in lines for the user."""
     if not found.plans:
         return []
+    task = found.plans[0].estimate.recipe.task
+    if task is not None and task.is_grpo and task.generation is not Generation.TRANSFORMERS:
+        alone = f"--out writes what vlmplan launches, and --generation {task.generation.value} is planned alone"
+        if out is None:
+            return [alone]
+        raise InputError(f"{alone}; leave --out off, or give --generation transformers")
     if out is None:
         return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
     from vlmplan.emit import is_for_skypilot, launch_text, sky_problem, write_files
 
-    plan, task = plan_of(found.plans[0], request), found.plans[0].estimate.recipe.task
-    if task is not None and task.is_grpo and task.generation is not Generation.TRANSFORMERS:
-        raise InputError(
-            f"--out writes what vlmplan launches, and --generation {task.generation.value} is planned alone; "
-            f"leave --out off, or give --generation transformers"
-        )
+    plan = plan_of(found.plans[0], request)
     rewards = " --rewards FILE" if task is not None and task.is_grpo else ""
     written = write_files(plan, out, force=force)
     problem = sky_problem(plan) if is_for_skypilot(plan) else None
