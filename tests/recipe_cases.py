@@ -20,7 +20,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import Generation, IdleOffload, Reference, ReferenceShards, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
@@ -51,6 +51,11 @@ TASKS = st.builds(
     vllm_tensor_parallel=st.integers(1, 8),
     reward_params=st.integers(0, 7 * 10**9),
     reentrant_checkpoints=st.booleans(),
+    trainer=st.sampled_from(TaskTrainer),
+    scoring_batch=st.none() | st.integers(1, 64),
+    idle_offload=st.sampled_from(IdleOffload),
+    reference_shards=st.sampled_from(ReferenceShards),
+    sync_buffer_mib=st.integers(0, 4096),
 )
 
 ZERO_SETTINGS = st.builds(

@@ -117,6 +117,16 @@ def test_with_layers_as_units_alone_the_root_has_all_else(units: ShardUnits, mes
     assert any("visual.blocks" in name for name in root) is (units is ShardUnits.LANGUAGE_LAYERS)
 
 
+@pytest.mark.parametrize("alias", ["qwen2.5-0.5b", "tinyllama-1.1b"])
+def test_an_embedding_that_the_head_does_not_share_is_a_unit_of_verls(alias: str, mesh):
+    recipe = replace(FSDP, shard_units=ShardUnits.EMBEDDING_TOO)
+    bundled = LossModule(of_meta(alias), loss=LossKind.CHUNKED)
+    shard(bundled, recipe, mesh)
+    groups = planned_groups(alias, recipe)
+    assert groups == sharded_groups(bundled, "model.")
+    assert (["model.embed_tokens.weight"] in groups) is (alias == "tinyllama-1.1b")
+
+
 @pytest.mark.parametrize(("alias", "is_tied"), [("qwen2.5-0.5b", True), ("tinyllama-1.1b", False)])
 def test_trained_copies_of_embeddings_are_in_the_groups_of_their_originals(alias: str, is_tied: bool, mesh):
     """Of a head that shares its weight, whose group is whole from the embedding on, and of one that does not."""

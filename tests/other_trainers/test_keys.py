@@ -29,11 +29,16 @@ NEEDED = {
     "trl dpo": OF_TRL,
     "llamafactory": {"bf16": True},
     "axolotl": {"micro_batch_size": 1, "batch_size": 1, "attn_implementation": "flash_attention_2"},
+    "verl": {
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+    },
 }
 AROUND = Surroundings(folder=Path(), num_gpus=1)
 SEES = find_model("qwen2.5-vl-3b")
 OF_TRAINER = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
-WITH_ARGUMENTS = [trainer for trainer in READERS if trainer != "axolotl"]
+WITH_ARGUMENTS = [trainer for trainer in READERS if trainer not in ("axolotl", "verl", "EasyR1")]
 """Those that take every key of ``TrainingArguments``."""
 
 

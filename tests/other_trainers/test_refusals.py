@@ -131,7 +131,6 @@ FOUNDRY = "max_seq_len: 2048\nmodel: {name: hf_causal_lm}\ntrain_loader: {}\nmax
         (LITGPT, "LitGPT"),
         (FOUNDRY, "LLM-Foundry"),
         ("name: peft\ntrainer: {devices: 8}\nexp_manager: {}\nmodel: {micro_batch_size: 1}\n", "NeMo"),
-        ("trainer: {n: 1}\nactor_rollout_ref: {}\ndata: {}\n", "verl"),
     ],
 )
 def test_a_file_of_a_tool_that_is_not_read_is_told_by_its_keys(read, text: str, name: str):

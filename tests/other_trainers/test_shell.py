@@ -79,7 +79,7 @@ def test_nothing_of_a_script_is_run(tmp_path):
             "`cat secret`",
             "${A%.*}",
             "${A[@]}",
-            "${1:-8}",
+            "${1}",
             "${B:-${C}}",
             "<(cat secret)",
             "$(echo $(cat secret))",

@@ -9,7 +9,15 @@ from vlmplan.files.json_reader import JsonObject
 from vlmplan.other_trainers.writing import Tool
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask, task_from_json
+from vlmplan.recipe.task import (
+    Generation,
+    IdleOffload,
+    Reference,
+    TaskKind,
+    TaskTrainer,
+    TrainingTask,
+    task_from_json,
+)
 from vlmplan.request import TaskRequest, parse
 from vlmplan.requested import requested_estimate
 
@@ -25,6 +33,7 @@ def test_what_a_task_asks_for_makes_the_same_task():
         TrainingTask(kind=TaskKind.DPO, reentrant_checkpoints=True),
         TrainingTask(kind=TaskKind.GRPO, num_generations=4, steps_per_generation=3, reward_params=7 * 10**9),
         TrainingTask(kind=TaskKind.GRPO, generation=Generation.VLLM, vllm_memory=0.55, vllm_sleep_level=2),
+        TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VERL, idle_offload=IdleOffload.ALL, scoring_batch=3),
     ):
         assert TaskRequest.of(task).task() == task
     assert TaskRequest.of(None).task() is None
@@ -45,6 +54,8 @@ def test_options_that_another_task_reads_are_refused():
         ({"task": "grpo", "generation": "vllm", "vllm_sleep_level": 3}, "0, 1 or 2 is needed"),
         ({"task": "grpo", "num_generations": 1}, "--num-generations is 1; 2 or more is needed"),
         ({"task": "dpo", "made_for": "ms-swift"}, "--for is ms-swift"),
+        ({"task": "grpo", "scoring_batch": 3}, "--scoring-batch is of --task-trainer verl or easyr1; leave it off"),
+        ({"task": "grpo", "task_trainer": "verl", "made_for": "trl"}, "does not go with --for trl"),
     ):
         with pytest.raises(InputError, match=words):
             _ = parse({"model": "qwen2-vl-2b", **options}).decided

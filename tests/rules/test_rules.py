@@ -1,7 +1,7 @@
 """Validity rules: each has a case that it refuses and a neighbour that it lets pass."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import deepspeed_probe
 import pytest
@@ -26,7 +26,7 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.recipe.lora_targets import INDEXER_LINEARS, TOKEN_INDEXER_LINEARS
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import (
     RULES,
@@ -127,6 +127,14 @@ def for_task(kind: TaskKind, **settings: object) -> Recipe:
 
 
 DPO = for_task(TaskKind.DPO)
+OF_VERL = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VERL, generation=Generation.VLLM)
+VERL = Recipe(
+    fsdp=True,
+    batching=Batching.PADDING_FREE,
+    attention=AttentionImplementation.FLASH_ATTENTION_2,
+    loss=LossKind.VERL,
+    task=OF_VERL,
+)
 REENTRANT = for_task(TaskKind.DPO, reentrant_checkpoints=True).with_changes(
     method=Method.LORA, zero_stage=3, activation_checkpointing=True
 )
@@ -796,7 +804,25 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "tasks_are_not_sharded_by_torch": (
         [case(DPO.with_changes(fsdp=True))],
-        [case(DPO.with_changes(zero_stage=3)), case(PLAIN.with_changes(fsdp=True))],
+        [case(DPO.with_changes(zero_stage=3)), case(PLAIN.with_changes(fsdp=True)), case(VERL)],
+    ),
+    "verl_trains_its_own_way": (
+        [
+            case(VERL.with_changes(fsdp=False)),
+            case(VERL.with_changes(batching=Batching.PADDED)),
+            case(VERL.with_changes(loss=LossKind.FULL)),
+            case(VERL.with_changes(offload_activations=True)),
+            case(VERL.with_changes(task=replace(OF_VERL, generation=Generation.TRANSFORMERS))),
+            case(VERL.with_changes(loss=LossKind.VERL_FUSED, task=replace(OF_VERL, trainer=TaskTrainer.EASYR1))),
+        ],
+        [case(VERL), case(VERL.with_changes(loss=LossKind.VERL_FUSED)), case(for_task(TaskKind.GRPO))],
+    ),
+    "loss_of_verl_is_of_verl": (
+        [
+            case(PLAIN.with_changes(loss=LossKind.VERL)),
+            case(for_task(TaskKind.GRPO).with_changes(loss=LossKind.VERL_FUSED)),
+        ],
+        [case(VERL), case(PLAIN.with_changes(loss=LossKind.FULL))],
     ),
     "tasks_are_not_evaluated": (
         [case(DPO.with_changes(evaluation=Evaluation(batch=2)))],

@@ -1,7 +1,7 @@
 """The keys of other trainers and their defaults, from the source of a release: trainer_keys.py FOLDER
 
-FOLDER holds what ``pip download --no-deps trl==1.16.0 ms-swift==4.6.0 llamafactory==0.9.5 axolotl==0.18.0`` fetched,
-unpacked. Nothing of it is imported or run: fields are read from the classes' text. Writes
+FOLDER holds what ``pip download --no-deps trl==1.16.0 ms-swift==4.6.0 llamafactory==0.9.5 axolotl==0.18.0 verl==0.7.0``
+fetched, unpacked. Nothing of it is imported or run: fields are read from the classes' text. Writes
 ``tests/other_trainers/keys.json``.
 """
 
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 FILES = {
     "trl": (
@@ -77,6 +79,21 @@ def _default(node: ast.expr | None) -> Any:
         return None
 
 
+def keys_of_verl(text: str) -> Iterator[tuple[str, Any]]:
+    """Keys with dots of the settings that hydra merges, without the critic's; None where one refers to another."""
+    for key, value in _leaves("", yaml.safe_load(text)):
+        if not key.startswith("critic.") and not key.endswith("_target_"):
+            yield key, None if isinstance(value, str | list) else value
+
+
+def _leaves(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     found: dict[str, dict[str, Any]] = {}
@@ -86,6 +103,8 @@ def main() -> None:
             path, _, only = name.partition(":")
             fields |= dict(fields_of((folder / path).read_text(encoding="utf-8"), only))
         found[trainer] = {key: value for key, value in sorted(fields.items()) if not key.startswith("_")}
+    settings = (folder / "verl/trainer/config/_generated_ppo_trainer.yaml").read_text(encoding="utf-8")
+    found["verl"] = dict(sorted(keys_of_verl(settings)))
     KEYS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

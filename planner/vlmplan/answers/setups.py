@@ -23,9 +23,12 @@ LOSS_WORDS = {
     LossKind.MODEL: "full loss, made in the model",
     LossKind.TRL: "TRL's fused loss",
     LossKind.LIGER: "Liger's fused loss",
+    LossKind.VERL: "verl's loss of all logits",
+    LossKind.VERL_FUSED: "verl's loss in chunks",
 }
 UNIT_WORDS = {
     ShardUnits.LAYERS: "ends gathered with the root",
+    ShardUnits.EMBEDDING_TOO: "the head gathered with the root",
     ShardUnits.LANGUAGE_LAYERS: "all but the language model's layers gathered with the root",
 }
 TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.GRPO: "GRPO"}

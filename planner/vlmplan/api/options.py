@@ -113,7 +113,7 @@ class RecipeOptions(TypedDict, total=False):
     sync_each_batch: bool | None
     float32_reduce: bool | None
     shard_packed: bool | None
-    shard_units: Literal["layers-and-ends", "layers", "language-layers"] | None
+    shard_units: Literal["layers-and-ends", "layers", "language-layers", "layers-and-embedding"] | None
     expandable_segments: bool | None
     zero_stage: Literal["none", "0", "1", "2", "3", 0, 1, 2, 3] | None
     ds_config: File | Mapping[str, Any] | None
@@ -133,7 +133,7 @@ class RecipeOptions(TypedDict, total=False):
     batching: Literal["padded", "padding-free", "packed"] | None
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
     linear_attention: Literal["torch", "fla"] | None
-    loss: Literal["chunked", "full", "model", "trl", "liger"] | None
+    loss: Literal["chunked", "full", "model", "trl", "liger", "verl", "verl-fused"] | None
     liger_layers: bool | None
 
 
@@ -163,6 +163,11 @@ class TaskOptions(TypedDict, total=False):
     vllm_tensor_parallel: int | None
     reward_model_parameters: int | None
     reentrant_checkpoints: bool | None
+    task_trainer: Literal["trl", "verl", "easyr1"] | None
+    scoring_batch: int | None
+    idle_offload: Literal["none", "weights", "optimizer", "all"] | None
+    reference_shards: Literal["gpu", "host", "host-float32"] | None
+    sync_buffer_mib: int | None
 
 
 class CatalogOptions(TypedDict, total=False):

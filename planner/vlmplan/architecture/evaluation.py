@@ -12,12 +12,13 @@ from vlmplan.architecture.attention import KeyCache
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.liger_loss import liger_loss
-from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
+from vlmplan.architecture.loss import chunked_loss, whole_logits
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.read_weights import begin_forward, end_forward
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.verl_loss import look_up_entropy, verl_fused_loss
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
@@ -33,10 +34,16 @@ class EvaluationPass(NamedTuple):
 
 
 def evaluation_pass(
-    model: Model, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind | None
+    model: Model,
+    tape: Tape,
+    batch: Batch,
+    backend: AttentionBackend,
+    *,
+    loss: LossKind | None,
+    with_entropy: bool = False,
 ) -> EvaluationPass:
     """``batch`` through ``model`` on ``tape``, which has to be evaluating. ``loss`` None: whole logits, and no loss of
-    them, as TRL's ``compute_loss`` makes for metrics.
+    them, as TRL's ``compute_loss`` makes for metrics. ``with_entropy``: verl's of every token is looked up too.
 
     Outputs become float32 under autocast, as accelerate makes them (``ConvertOutputsToFp32``).
     """
@@ -53,20 +60,20 @@ def evaluation_pass(
             fused_loss(hidden, model.reader(tape), scored_tokens=batch.scored_tokens)
         elif loss is LossKind.LIGER:
             liger_loss(hidden, model.head, model=reader)
+        elif loss is LossKind.VERL_FUSED:
+            verl_fused_loss(hidden, model.head)
         else:
             logits = end_forward(reader, whole_logits(hidden, model.head, **model.logit_changes))
-            if loss is LossKind.FULL or model.calls_head_inside:
+            is_outside = loss in (LossKind.FULL, LossKind.VERL)
+            if is_outside or model.calls_head_inside:
                 hidden = None
-            if loss is LossKind.FULL:
+            if is_outside:
                 tape.leave_model()
             returned = [logits, *tape.outputs]
             num_elements = sum(one.numel for one in returned)
             wide = num_elements * DType.FLOAT32.num_bytes
             num_bytes = sum(one.num_bytes for one in returned) if tape.autocast is None else wide
-            if loss is None:
-                _widened(logits)
-            else:
-                full_loss(logits, widens=not (model.narrows_loss and loss is LossKind.MODEL))
+            _score(model, logits, loss, with_entropy=with_entropy)
             del logits, returned
         hidden = None
         tape.locals.clear()
@@ -74,6 +81,15 @@ def evaluation_pass(
     trace = tape.trace()
     del pixels, ids, others
     return EvaluationPass(trace, input_bytes, num_bytes, num_elements)
+
+
+def _score(model: Model, logits: Tensor, loss: LossKind | None, *, with_entropy: bool) -> None:
+    if loss is None:
+        _widened(logits)
+        return
+    model.loss_of_logits(logits, loss)
+    if with_entropy:
+        look_up_entropy(logits)
 
 
 class GenerationPass(NamedTuple):

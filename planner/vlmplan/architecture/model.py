@@ -18,6 +18,7 @@ from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forwa
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.verl_loss import verl_fused_loss, verl_loss
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import Choice, DType
 
@@ -322,24 +323,21 @@ class Model(Module):
             if loss is LossKind.CHUNKED:
                 total = end_forward(reader, chunked_loss(hidden, self.head, adds=self.added_dtype), returns_it=False)
                 tape.leave_model()
-            elif loss is LossKind.TRL:
-                total = fused_loss(hidden, self.reader(tape), scored_tokens=batch.scored_tokens)
-                tape.leave_model()
-            elif loss is LossKind.LIGER:
-                total = liger_loss(hidden, self.head, model=reader)
+            elif loss in (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED):
+                total = self._fused_loss(tape, hidden, batch, loss, reader)
                 tape.leave_model()
             else:
                 total = logits = end_forward(reader, whole_logits(hidden, self.head, **self.logit_changes))
                 outputs = logits.detached() if loss is LossKind.FULL else None
                 tape.locals += self._beside_logits(hidden)
-                if loss is LossKind.FULL:
+                if loss in (LossKind.FULL, LossKind.VERL):
                     tape.leave_model()
             hidden = None
             if logits is None:
                 tape.end_forward()
         if logits is not None:  # a section of its own: backward comes to the head when it has been through the loss
             with tape.section("loss"):
-                total = full_loss(logits, widens=not (self.narrows_loss and loss is LossKind.MODEL))
+                total = self.loss_of_logits(logits, loss)
                 logits = None
                 if loss is LossKind.MODEL:
                     tape.leave_model()
@@ -351,6 +349,20 @@ class Model(Module):
         trace = tape.trace()
         del pixels, ids, others
         return trace
+
+    def _fused_loss(self, tape: Tape, hidden: Tensor, batch: Batch, loss: LossKind, reader: ReadHead | None) -> Tensor:
+        """The loss of logits that are never all there."""
+        if loss is LossKind.TRL:
+            return fused_loss(hidden, self.reader(tape), scored_tokens=batch.scored_tokens)
+        if loss is LossKind.LIGER:
+            return liger_loss(hidden, self.head, model=reader)
+        return verl_fused_loss(hidden, self.head)
+
+    def loss_of_logits(self, logits: Tensor, loss: LossKind | None) -> Tensor:
+        """The loss of whole logits."""
+        if loss is LossKind.VERL:
+            return verl_loss(logits)
+        return full_loss(logits, widens=not (self.narrows_loss and loss is LossKind.MODEL))
 
     def _beside_logits(self, hidden: Tensor) -> list[Tensor]:
         """What the function that makes the logits holds until the loss is made."""

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 
 from vlmplan.architecture.config import Config
 from vlmplan.changes.change import Change, Levels
-from vlmplan.changes.rollouts import answers_at_once, shared_vllm, sleeping_vllm
+from vlmplan.changes.rollouts import (
+    answers_at_once,
+    idle_on_host,
+    same_answers,
+    shared_vllm,
+    sleeping_vllm,
+    smaller_scoring,
+    verls_kernels,
+)
 from vlmplan.errors import InputError
 from vlmplan.recipe import PLAIN, Recipe, engine_name
 from vlmplan.recipe.choices import (
@@ -96,7 +104,10 @@ def _micro_batch(at: RequestedSetup) -> Levels:
     total = micro_batch * grad_accum
     sizes = [size for size in reversed(divisors(micro_batch, grad_accum)) if size < micro_batch]
     return tuple(
-        Change(name=f"micro batch {size} x {total // size}", options={"micro_batch": size, "grad_accum": total // size})
+        Change(
+            name=f"micro batch {size} x {total // size}",
+            options={"micro_batch": size, "grad_accum": total // size, **same_answers(at.recipe, size)},
+        )
         for size in sizes
     )
 
@@ -210,6 +221,8 @@ KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _tiled_mlps,
     _text_checkpointing,
     answers_at_once,
+    smaller_scoring,
+    verls_kernels,
     sleeping_vllm,
     shared_vllm,
     _micro_batch,
@@ -225,6 +238,7 @@ KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _evaluation_keeps,
     _evaluation_batch,
     _evaluation_accumulation,
+    idle_on_host,
 )
 """Kinds that go together with every engine that the rules allow, what costs most time first, roughly."""
 Engine = tuple[int | None, Offload, Offload]

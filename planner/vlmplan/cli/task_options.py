@@ -49,4 +49,21 @@ TASK = under(
         "--reward-model-parameters",
         "GRPO: parameters of reward models on the GPU; 0 where rewards are functions.  [default: 0]",
     ),
+    click.option(
+        "--task-trainer",
+        type=click.Choice(("trl", "verl", "easyr1")),
+        help="GRPO: whose training is planned; of verl and EasyR1 --config reads scripts and files.  [default: trl]",
+    ),
+    count("--scoring-batch", "verl: answers per GPU in a forward for log-probabilities.  [default: --micro-batch]"),
+    click.option(
+        "--idle-offload",
+        type=click.Choice(("none", "weights", "optimizer", "all")),
+        help="verl: what waits in host memory while nothing computes with it.  [default: none]",
+    ),
+    click.option(
+        "--reference-shards",
+        type=click.Choice(("gpu", "host", "host-float32")),
+        help="verl: where the second model of --reference copy has its shards, in bfloat16 or float32.  [default: gpu]",
+    ),
+    count("--sync-buffer-mib", "verl: the buffer on the GPU through which weights go to vLLM.  [default: 0]"),
 )

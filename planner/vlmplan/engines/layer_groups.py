@@ -6,7 +6,8 @@ final norm where that is a child of the model that transformers names as its bas
 Tied weights are one group, whole from the embedding's forward on; the norm is the first in either (``tail_modules`` in
 ``fsdp2_prepare_model``, and ``_find_final_norm``, accelerate 1.15 ``utils/fsdp_utils.py``).
 
-Where layers alone are units (``ShardUnits``), all of that is the root's.
+Where layers alone are units (``ShardUnits``), all of that is the root's. verl makes a unit of an embedding that the
+head does not share, and leaves the head to the root (``apply_fsdp2`` in verl@b178a3cd ``verl/utils/fsdp_utils.py``).
 
 A weight is cut along its first dimension: every rank has as many rows, the last ones padded (``_init_sharded_param`` in
 ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``, torch 2.13: ``torch.chunk``, and ``new_zeros`` of the first
@@ -236,7 +237,9 @@ def _places(table: ParameterTable, recipe: Recipe) -> list[tuple[NamedParameter,
         stacks = {label: path for label, path in stacks.items() if path.startswith(base)}
     found: list[tuple[NamedParameter, Place | None]] = []
     for entry in table.entries:
-        if recipe.has_ends_in_root:
+        if recipe.shard_units is ShardUnits.EMBEDDING_TOO and entry.name.startswith(embedding):
+            place = None if table.is_of_head(entry.parameter) else (EMBEDDING, 0)
+        elif recipe.has_ends_in_root:
             place = _layer_of(entry, stacks)
         elif entry.name.startswith(tail) or table.is_of_head(entry.parameter):
             place = HEAD, 0

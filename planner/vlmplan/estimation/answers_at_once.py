@@ -18,7 +18,7 @@ def fewer_at_once(recipe: Recipe, num_gpus: int) -> int | None:
     """The next smaller number of micro batches whose answers are generated together (``steps_per_generation``): it
     divides those of a step and makes whole groups of answers. None where there is none."""
     task = recipe.task
-    if task is None or not task.is_grpo:
+    if task is None or not task.is_grpo or task.is_of_verl:
         return None
     present, answers = recipe.micro_batches_at_once, recipe.micro_batch * num_gpus
     fewer = (steps for steps in reversed(divisors(recipe.grad_accum)) if steps < present)
@@ -52,7 +52,7 @@ def refuse_parts_of_groups(recipe: Recipe, num_gpus: int) -> None:
     """Raise InputError where the answers that are generated at once are not whole groups (TRL 1.16 ``grpo_config.py``:
     "generation_batch_size must be divisible by num_generations")."""
     task = recipe.task
-    if task is None or not task.is_grpo:
+    if task is None or not task.is_grpo or task.is_of_verl:  # which generates for whole prompts
         return
     steps = recipe.micro_batches_at_once
     answers = recipe.micro_batch * num_gpus * steps

@@ -10,7 +10,7 @@ from vlmplan.engines.choice import engine_of
 from vlmplan.engines.newton_schulz import update_flops
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.record import Estimate
-from vlmplan.estimation.references import beside_bytes, host_copy_bytes
+from vlmplan.estimation.references import beside_bytes, host_copy_bytes, idle_bytes, reference_shard_bytes
 from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.estimation.traced_model import TracedModel
 from vlmplan.hardware import Cluster
@@ -37,6 +37,7 @@ from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
+from vlmplan.recipe.task import Reference, ReferenceShards
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import RolloutWork, TimedStep, step_flops, timed_step
 from vlmplan.workload import Workload
@@ -145,7 +146,8 @@ class Estimator(TracedModel):
 
     def batch_bytes(self, recipe: Recipe) -> int:
         """Bytes of one micro batch as it comes to the GPU, where those of a step are there together; else 0."""
-        is_kept = recipe.keeps_batches or (recipe.task is not None and recipe.task.is_grpo)
+        task = recipe.task
+        is_kept = recipe.keeps_batches or (task is not None and task.is_grpo and not task.is_of_verl)
         return sum(self._sent_bytes(recipe)) if is_kept else 0
 
     def _sent_bytes(self, recipe: Recipe) -> list[int]:
@@ -226,6 +228,9 @@ class Estimator(TracedModel):
         task = recipe.task
         if task is not None and task.uses_vllm_here and task.vllm_sleep_level == 1:
             waiting += node.num_gpus * inference_weights(self.table, recipe).asleep_bytes
+        waiting += node.num_gpus * sum(idle_bytes(self.table, recipe, cluster.num_gpus))
+        if task is not None and task.reference_shards is not ReferenceShards.GPU and recipe.reference is Reference.COPY:
+            waiting += node.num_gpus * reference_shard_bytes(self.table, recipe, cluster.num_gpus)
         built = node.num_gpus * (PROCESS_BYTES + self._flattened_on_host_bytes(recipe, cluster))
         return host._replace(
             load_bytes=max(host.load_bytes + copied, built),

@@ -9,13 +9,14 @@ from vlmplan.architecture.reference import reference_trace
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines import ModelStates
+from vlmplan.engines.choice import engine_of
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.shards import Shards
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload
-from vlmplan.recipe.task import Reference
+from vlmplan.recipe.task import IdleOffload, Reference, ReferenceShards
 from vlmplan.units import DType
 
 RUNS_BESIDE = (Reference.ADAPTER_OFF, Reference.COPY)
@@ -106,11 +107,33 @@ def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     It has the type of the first (``dpo_trainer.py``: ``ref_model_init_kwargs.setdefault("dtype", self.model.dtype)``),
     which DeepSpeed casts alike. ``prepare_deepspeed`` (``trl/models/utils.py``) shards it under stage 3, with weights
     up to the persistence threshold whole, and has it whole on every GPU under the others. Its configuration is the
-    run's own but for the optimizer's part, so that shards are on the host where the first model's are.
+    run's own but for the optimizer's part, so that shards are on the host where the first model's are. verl
+    shards it as it shards the first.
     """
     if recipe.reference is not Reference.COPY:
         return 0
+    if recipe.fsdp:
+        is_here = recipe.task is not None and recipe.task.reference_shards is ReferenceShards.GPU
+        return reference_shard_bytes(table, recipe, num_ranks) if is_here else 0
     if recipe.zero_stage != 3:
         return table.total_bytes
     shards, persistent = Shards(table, recipe, num_ranks).weight_totals
     return persistent + (0 if recipe.offload_params is not Offload.NONE else shards)
+
+
+def reference_shard_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """Bytes of a rank's shards of verl's second model, wherever they are."""
+    is_wide = recipe.task is not None and recipe.task.reference_shards is ReferenceShards.HOST_FLOAT32
+    dtype = DType.FLOAT32 if is_wide else DType.BFLOAT16
+    return -(-table.num_params // num_ranks) * dtype.num_bytes
+
+
+def idle_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[int, int]:
+    """Bytes of a rank's weights and of its optimizer's states that wait in host memory while nothing computes with
+    them."""
+    task = recipe.task
+    if task is None or task.idle_offload is IdleOffload.NONE:
+        return 0, 0
+    resident = engine_of(table, recipe, num_ranks=num_ranks).states().resident
+    weights = resident.weights if task.idle_offload.has_weights else 0
+    return weights, resident.optimizer_states if task.idle_offload.has_optimizer else 0

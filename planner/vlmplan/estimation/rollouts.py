@@ -15,15 +15,16 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
-from vlmplan.estimation.references import ReferenceRuns
+from vlmplan.estimation.references import ReferenceRuns, idle_bytes
 from vlmplan.hardware import Gpu
 from vlmplan.memory.evaluation import Generated, KeptOutputs
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind, Offload
-from vlmplan.recipe.task import Generation, Reference
+from vlmplan.recipe.choices import Batching, LossKind, Offload
+from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.timing import GenerationWork, RolloutWork
+from vlmplan.units import DType
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
 
@@ -67,6 +68,7 @@ class RolloutRuns:
             generated=generated,
             whole_bytes=self._whole_bytes(recipe, num_ranks) if generated is not None else 0,
             sync_bytes=None if generated is not None else self._sync_bytes(recipe, num_ranks),
+            idle_offload=task.idle_offload,
             is_within_step=recipe.micro_batches_at_once % recipe.grad_accum != 0,
         )
 
@@ -96,16 +98,25 @@ class RolloutRuns:
         weight_bytes = inference_weights(self._table, recipe).num_bytes
         rows = recipe.micro_batches_at_once * recipe.micro_batch
         is_sharded = recipe.zero_stage == 3 and num_ranks > 1
+        slept_bytes = 2 * weight_bytes if task.uses_vllm_here and task.vllm_sleep_level == 1 else 0
         return RolloutWork(
             num_micro_batches=recipe.micro_batches_at_once,
+            num_passes=-(-rows // (task.scoring_batch or recipe.micro_batch)),
             generation=self._generation_work(recipe, backend, rows),
             passes=[one.trace for one in self._looked_up(recipe, backend)],
             whole_bytes=whole_bytes,
             sent_bytes=weight_bytes if task.uses_vllm_here else 0,
-            slept_bytes=2 * weight_bytes if task.uses_vllm_here and task.vllm_sleep_level == 1 else 0,
+            slept_bytes=slept_bytes + self._moved_bytes(recipe, num_ranks),
             reward_flops=2 * task.reward_params * rows * self._seq_len,
             reward_bytes=task.reward_params * recipe.precision.dtype.num_bytes if is_sharded else 0,
         )
+
+    def _moved_bytes(self, recipe: Recipe, num_ranks: int) -> int:
+        """What goes to the host and comes back for one rollout and the steps on it: weights to be sent, to look up
+        log-probabilities and to be trained, the optimizer's states to be trained alone."""
+        assert recipe.task is not None
+        weights, states = idle_bytes(self._table, recipe, num_ranks)
+        return 2 * (3 * weights + states)
 
     def _generation_work(self, recipe: Recipe, backend: AttentionBackend, rows: int) -> GenerationWork | None:
         """What generating ``rows`` answers takes on each GPU; GPUs that share vLLM's weights generate theirs
@@ -140,11 +151,13 @@ class RolloutRuns:
     ) -> GenerationPass:
         """The forward over ``rows`` prompts, or over ``num_tokens`` of each without their images; ``is_merged``:
         adapters are part of the weights."""
-        assert recipe.task is not None
+        task = recipe.task
+        assert task is not None
+        recipe = recipe.with_changes(batching=Batching.PADDED)  # as vLLM has its rows, whatever training makes of them
         alike = recipe.with_changes(micro_batch=1)
         key = ("generation", rows, num_tokens, is_merged, recipe.caches_casts, *self._key_of(alike, backend))
         if key not in self._generations:
-            prompt_tokens = self._seq_len - recipe.task.answer_tokens(self._seq_len)
+            prompt_tokens = self._seq_len - task.answer_tokens(self._seq_len)
             batch = replace(self._batch_of(recipe), micro_batch=rows, num_tokens=prompt_tokens, scored_tokens=None)
             if num_tokens is not None:
                 batch = replace(batch, num_tokens=num_tokens, images_per_sample=0, image=None)
@@ -163,19 +176,32 @@ class RolloutRuns:
         return [self._pass(recipe, backend, reference) for reference in references]
 
     def _pass(self, recipe: Recipe, backend: AttentionBackend, reference: Reference) -> EvaluationPass:
+        task = recipe.task
+        assert task is not None
         unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
+        if task.scoring_batch is not None:
+            recipe = unchecked = unchecked.with_changes(micro_batch=task.scoring_batch)
         key = (reference, *self._key_of(unchecked, backend))
         if key not in self._passes:
             tape = tape_for(Tape, recipe, is_evaluating=True)
             tape.switches_adapters_off = reference is Reference.ADAPTER_OFF
-            tape.stays_in_training_mode = reference is not Reference.COPY
+            tape.stays_in_training_mode = reference is not Reference.COPY and not task.is_of_verl
             model = self._references.model_of(reference)
-            self._passes[key] = evaluation_pass(model, tape, self._batch_of(recipe), backend, loss=LossKind.TRL)
+            self._passes[key] = evaluation_pass(
+                model,
+                tape,
+                self._batch_of(recipe),
+                backend,
+                loss=recipe.loss if task.is_of_verl else LossKind.TRL,
+                with_entropy=task.trainer is TaskTrainer.VERL and reference is Reference.NONE,  # fused: with it anyway
+            )
         return self._passes[key]
 
     def _whole_bytes(self, recipe: Recipe, num_ranks: int) -> int:
         """Bytes of all weights but those that are whole anyway, each padded to a multiple of the ranks
         (``trl/models/utils.py`` ``unwrap_model_for_generation``: ``deepspeed.zero.GatheredParameters`` of all)."""
+        if recipe.fsdp:
+            return self._table.total_bytes if num_ranks > 1 else 0
         is_whole = num_ranks == 1 and recipe.offload_params is Offload.NONE
         if recipe.zero_stage != 3 or is_whole:
             return 0
@@ -188,8 +214,14 @@ class RolloutRuns:
 
     def _sync_bytes(self, recipe: Recipe, num_ranks: int) -> int:
         """One weight at a time, which stage 3 gathers; with adapters all of them under stage 3, and what an adapter
-        adds to the largest weight (peft's ``merge_adapter``)."""
+        adds to the largest weight (peft's ``merge_adapter``). verl: the buffer, and the largest weight as its shards
+        have it (``full_tensor``) and as it is sent (``rollout_mode`` in ``fsdp_workers.py``, ``update_weights`` in
+        ``vllm_rollout.py``); adapters go by way of the host."""
         largest = max(one.numel for one, _ in self._table.kinds)
+        assert recipe.task is not None
+        if recipe.task.is_of_verl:
+            widths = 0 if recipe.trains_adapters else recipe.held_dtype.num_bytes + DType.BFLOAT16.num_bytes
+            return recipe.task.sync_buffer_mib * 2**20 + largest * widths
         if recipe.trains_adapters:
             merged = largest * recipe.trained_dtype.num_bytes
             return self._whole_bytes(recipe, num_ranks) + merged

@@ -3,11 +3,11 @@
     (sync) → generate → (reference) → forward → backward → step
 
 Source: TRL 1.16 ``grpo_trainer.py`` (``_generate_and_score_completions``, ``_get_per_token_logps_and_entropies``) and
-``generation/vllm_generation.py``. They run between steps, where gradients are gone and optimizer states are there, or
-between two micro batches of a step.
+``generation/vllm_generation.py``; verl does the same in this order. They run between steps, where gradients are gone
+and optimizer states are there, or between two micro batches of a step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine
@@ -16,6 +16,7 @@ from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, run_forw
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.phase_names import GENERATE, REFERENCE, SYNC
+from vlmplan.recipe.task import IdleOffload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class Rollout(Evaluated):
     whole_bytes: int = 0
     sync_bytes: int | None = None
     is_within_step: bool = False
+    idle_offload: IdleOffload = IdleOffload.NONE
+    """What is on the host meanwhile: weights while answers are generated, the optimizer's states all the time."""
 
     def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
         """The phases of a rollout after a step of ``engine``, as ``Evaluated`` has them, in their order before the next
@@ -47,7 +50,20 @@ class Rollout(Evaluated):
         found.append(self._generate(engine, tracker))
         if self.passes:
             found.append(self._look_up(engine, tracker, training))
-        return tuple(found)
+        return tuple(map(self._without_idle, found))
+
+    def _without_idle(self, phase: Phase) -> Phase:
+        gone = [name for name, is_so in self._idle(phase.name).items() if is_so]
+        without: dict[str, int] = dict.fromkeys(gone, 0)
+        return replace(phase, resident=phase.resident._replace(**without), peak=phase.peak._replace(**without))
+
+    def _idle(self, name: str) -> dict[str, bool]:
+        """verl@b178a3cd ``fsdp_workers.py``: ``rollout_mode`` and ``compute_log_prob`` load weights, ``update_actor``
+        both. The weights' dictionary that is sent keeps them until all are."""
+        return {
+            "weights": self.idle_offload.has_weights and name == GENERATE,
+            "optimizer_states": self.idle_offload.has_optimizer,
+        }
 
     def _generate(self, engine: Engine, tracker: PeakTracker) -> Phase:
         tracker.start_phase()

@@ -81,6 +81,13 @@ def layer_classes(config: Mapping[str, Any]) -> Sequence[str] | None:
     return None if known is None else known["layers"]
 
 
+def unit_classes(config: Mapping[str, Any]) -> str | None:
+    """Whether ``_no_split_modules`` of a model names the classes of its layers: ``same`` if it does; None for a model
+    that is not known so well."""
+    known = _classes().get(kind_of(config))
+    return None if known is None else str(known["default"])
+
+
 def unread_losses(*, sees: bool, trains_adapters: bool) -> tuple[LossKind, ...]:
     """Losses that do not call the head, where it is a unit of its own: with adapters, and in models that see."""
     if trains_adapters:

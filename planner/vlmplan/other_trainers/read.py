@@ -30,14 +30,25 @@ from vlmplan.other_trainers.programs import (
     program_source,
     run_of_program,
 )
-from vlmplan.other_trainers.record import TrainerConfig
-from vlmplan.other_trainers.scripts import OTHER, TRL_DPO, ScriptRun, looks_like_script, run_of_script
+from vlmplan.other_trainers.record import TrainerConfig, Unwritten
+from vlmplan.other_trainers.scripts import (
+    EASYR1_RUN,
+    OTHER,
+    TRL_DPO,
+    VERL_RUN,
+    ScriptRun,
+    looks_like_script,
+    run_of_script,
+)
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import read_trl_dpo
 from vlmplan.other_trainers.trl.program import read_trainer_program, read_trl_dpo_program, read_trl_program
 from vlmplan.other_trainers.trl.sft import TRL, read_trl
 from vlmplan.other_trainers.unsloth.names import makers_name
 from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo
+from vlmplan.other_trainers.verl.easyr1 import EASYR1, read_easyr1
+from vlmplan.other_trainers.verl.hydra import flattened
+from vlmplan.other_trainers.verl.reading import VERL, read_verl
 from vlmplan.other_trainers.whose import trainer_of
 from vlmplan.recipe.choices import Method, Precision
 from vlmplan.units import counted
@@ -61,6 +72,8 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     TRAINER_RUN: (TRAINER, read_trainer_program),
     UNSLOTH_RUN: (UNSLOTH, read_unsloth),
     UNSLOTH_DPO_RUN: (UNSLOTH, read_unsloth_dpo),
+    VERL_RUN: (VERL, read_verl),
+    EASYR1_RUN: (EASYR1, read_easyr1),
 }
 NAMES: Mapping[str, Callable[[str], str]] = {"axolotl": own_name}
 """What trainers call keys of ``TrainingArguments`` that they call otherwise."""
@@ -78,7 +91,12 @@ OF_RUNS: Mapping[str, str] = {
     "max_grad_norm": "gradient_clipping",
 }
 """Keys of ``TrainingArguments`` whose defaults are not taken for runs of which accelerate's file alone is known."""
-MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_name")
+MODEL_KEYS = (
+    *("model_name_or_path", "model", "model_id_or_path", "base_model", "model_name"),
+    *("actor_rollout_ref.model.path", "worker.actor.model.model_path"),
+)
+NESTED = (VERL_RUN, EASYR1_RUN)
+"""Trainers whose keys have levels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +340,12 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
         around = replace(around, named_deepspeed={**NAMED_DEEPSPEED, **around.named_deepspeed})
     if trainer in SHIPPED_FILES:
         around = replace(around, shipped_deepspeed=SHIPPED_FILES[trainer])
-    named = asked.model or next((value for key in MODEL_KEYS if isinstance(value := values.get(key), str)), None)
+    if trainer in NESTED:
+        values = flattened(values)
+        if asked.model is not None:
+            values = {key: value for key, value in values.items() if key not in MODEL_KEYS}
+    found = (value for key in MODEL_KEYS if isinstance(value := values.get(key), str))
+    named = asked.model or next((value for value in found if not isinstance(value, Unwritten)), None)
     if trainer in (UNSLOTH_RUN, UNSLOTH_DPO_RUN) and named is not None:
         named = makers_name(named)
     try:

@@ -17,6 +17,7 @@ from vlmplan.other_trainers.launchers import (
     launcher_of,
 )
 from vlmplan.other_trainers.shell import Command, arguments_of, commands_of
+from vlmplan.other_trainers.verl.hydra import overrides_of
 
 TRL_DPO = "trl dpo"
 """Whose keys ``trl dpo`` takes, beside ``trl`` for those of ``trl sft``."""
@@ -28,7 +29,7 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "axolotl": ("axolotl", ("train",)),
 }
 """Programs: whose they are, and with which word they train."""
-READ = "swift sft and pt, llamafactory-cli train, trl sft and dpo, axolotl train"
+READ = "swift sft and pt, llamafactory-cli train, trl sft and dpo, axolotl train, verl's main_ppo, EasyR1's main"
 STARTED = "a script that accelerate, torchrun, deepspeed or python starts"
 BY_OPTIONS = frozenset(("dpo", "grpo"))
 """What ``--task`` plans and no file of these programs is read for, but TRL's for DPO."""
@@ -50,6 +51,13 @@ OTHER_TASKS: Mapping[str, str] = {
 OTHER = "Trainer"
 OF_LLAMA_FACTORY = ("src", "train.py")
 """Its own script, which accelerate's launcher starts with a file of its keys."""
+VERL_RUN, EASYR1_RUN = "verl", "EasyR1"
+OF_VERL: Mapping[tuple[str, ...], str] = {
+    ("verl", "trainer", "main_ppo"): VERL_RUN,
+    ("recipe", "dapo", "main_dapo"): VERL_RUN,
+    ("verl", "trainer", "main"): EASYR1_RUN,
+}
+"""The modules that verl and EasyR1, whose package has the same name, are started by."""
 OF_AXOLOTL = ("axolotl", "cli", "train")
 """The module that its command starts by a launcher."""
 
@@ -102,6 +110,9 @@ def _run(command: Command, source: str) -> ScriptRun | None:
     trainer = _trainer_of(found.words[0], found.words[1:]) if found is not None and found.words else None
     if found is None or trainer is None:
         return None
+    if trainer in OF_VERL.values():
+        values = overrides_of(command, found.words[1:], source=source)
+        return _with_files(command, trainer, [], values, replace(found, program="ray"))  # which starts the processes
     files, values = arguments_of(command, found.words[1:], source=source)
     if trainer == "trl" and PurePath(found.words[0]).stem in UNCUT:
         values["max_length"] = None
@@ -161,6 +172,8 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return "llamafactory"
     if path.parts[-3:] == OF_AXOLOTL:
         return "axolotl"
+    if path.parts[-3:] in OF_VERL:
+        return OF_VERL[path.parts[-3:]]
     if "swift" in path.parts:
         return "swift" if path.stem in TASKS["swift"][1] else None
     if path.stem in SCRIPTS:

@@ -20,7 +20,10 @@ MAX_CHARACTERS = 2**15
 """Of a script, and of all that its variables stand for. A choice: scripts of runs have a few thousand."""
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?-(.*))?\})", re.DOTALL)
+VARIABLE = re.compile(
+    r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*|[1-9](?=:?-))(?::?-(.*))?\})", re.DOTALL
+)
+"""``${1:-default}`` too: the script is taken to be started without arguments."""
 SIMPLE_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 SUM = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 EXPR = re.compile(r"(?:\$\(|`)\s*expr\s(.*)[)`]", re.DOTALL)

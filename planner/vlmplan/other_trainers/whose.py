@@ -33,7 +33,8 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
         "LLM-Foundry": "train_loader eval_loader max_duration device_train_microbatch_size global_train_batch_size "
         "device_eval_batch_size",
         "NeMo": "exp_manager restore_from_path trainer",
-        "verl": "actor_rollout_ref algorithm critic trainer",
+        "verl": "actor_rollout_ref algorithm critic trainer data reward_model",
+        "EasyR1": "worker algorithm trainer data",
         "DeepSpeed": "zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer",
         PLAN: "schema vlmplan_version workload recipe",
         OTHER: "per_device_train_batch_size gradient_accumulation_steps num_train_epochs learning_rate output_dir "
@@ -41,17 +42,18 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
     }.items()
 }
 """Keys that tell whose a file is, the surest first."""
-READ = "TRL's, LLaMA-Factory's, ms-swift's, axolotl's, accelerate's and the Trainer's"
+READ = "TRL's, LLaMA-Factory's, ms-swift's, axolotl's, verl's, EasyR1's, accelerate's and the Trainer's"
 NOT_READ: Mapping[str, str] = {
     **dict.fromkeys(
         ("torchtune", "LitGPT", "LLM-Foundry", "NeMo"),
         f"vlmplan reads {READ}; say what it means with the options of vlmplan estimate",
     ),
     "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
-    "verl": "reinforcement learning is not planned",
     "DeepSpeed": "give it as --ds-config",
     PLAN: f"{PLAN_COMMANDS} take it with --plan",
 }
+OWN_KEYS: Mapping[str, str] = {"verl": "actor_rollout_ref", "EasyR1": "worker"}
+"""What every configuration of GRPO has that these read."""
 MEGATRON = frozenset(
     """tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size micro_batch_size
     global_batch_size""".split()
@@ -69,6 +71,10 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
     if not counts[best]:
         names = ", ".join(shown(key) for key in list(values)[:4])
         raise InputError(f"{source}: none of its keys ({names}) tells whose configuration it is; {READ} are read")
+    if best in OWN_KEYS and OWN_KEYS[best] not in values:
+        raise InputError(
+            f"{source} looks like a configuration of {best} without {OWN_KEYS[best]}; those of GRPO are read"
+        )
     if best in NOT_READ:
         kind = best if best == PLAN else f"a configuration of {best}"
         raise InputError(f"{source} looks like {kind}: {NOT_READ[best]}")

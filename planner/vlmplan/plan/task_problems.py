@@ -10,6 +10,10 @@ from vlmplan.recipe.task import Generation, TrainingTask
 
 def plan_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:
     """Why the plan's task cannot be run with any options; sentences."""
+    if task.is_of_verl:
+        name = task.trainer.value
+        yield f"--task-trainer {name} is planned, not launched: start {name}'s own script, which plans are read from"
+        return
     yield from _recipe_problems(plan.recipe, task)
     if task.is_grpo:
         yield from _grpo_problems(plan, task)

@@ -75,6 +75,8 @@ class ShardUnits(Choice):
     """Each layer. The root, with both ends, is resharded after forward as they are (accelerate up to 1.13)."""
     LANGUAGE_LAYERS = "language-layers"
     """The same of the language model's layers alone."""
+    EMBEDDING_TOO = "layers-and-embedding"
+    """Each layer, and the input embedding where the head does not share its weight; the root has the head (verl)."""
 
 
 class AdapterDtype(Choice):
@@ -177,6 +179,11 @@ class LossKind(Choice):
     """TRL's fused head: logits in tiles, and once more for their gradient in backward."""
     LIGER = "liger"
     """Liger's fused linear cross entropy: logits chunk by chunk, with their gradient in forward."""
+    VERL = "verl"
+    """verl's log-probabilities of all logits at once, divided by the temperature in place, whose gradient takes their
+    place."""
+    VERL_FUSED = "verl-fused"
+    """verl's of 512 tokens at a time, and once more in backward (``use_fused_kernels``)."""
 
 
 SEARCHED_LOSSES = (LossKind.FULL, LossKind.CHUNKED)

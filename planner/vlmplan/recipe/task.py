@@ -1,11 +1,12 @@
 """What a run optimises: the samples themselves, preferences between two answers (DPO), or rewards of answers (GRPO).
 
-Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``), whose trainers run them.
+Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``), whose trainers run them;
+GRPO can be verl's too, and that of EasyR1, which is built on it.
 """
 
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict, JsonObject
@@ -37,6 +38,52 @@ class Reference(Choice):
     """A second model."""
     PRECOMPUTED = "precomputed"
     """Computed once before training (``precompute_ref_log_probs``), and read with the samples."""
+
+
+class TaskTrainer(Choice):
+    """Who trains the task."""
+
+    TRL = "trl"
+    VERL = "verl"
+    """verl's ``ActorRolloutRefWorker`` with FSDP."""
+    EASYR1 = "easyr1"
+    """EasyR1's ``FSDPWorker``, made of an earlier one of verl: its forward is not under autocast, and looks up no
+    entropy."""
+
+
+class IdleOffload(Choice):
+    """What verl moves to host memory while nothing computes with it, and back for it (``param_offload``,
+    ``optimizer_offload``)."""
+
+    NONE = "none"
+    WEIGHTS = "weights"
+    OPTIMIZER = "optimizer"
+    ALL = "all"
+
+    @classmethod
+    def of(cls, *, weights: bool, optimizer: bool) -> "IdleOffload":
+        if weights and optimizer:
+            return cls.ALL
+        return cls.WEIGHTS if weights else cls.OPTIMIZER if optimizer else cls.NONE
+
+    @property
+    def has_weights(self) -> bool:
+        return self in (IdleOffload.WEIGHTS, IdleOffload.ALL)
+
+    @property
+    def has_optimizer(self) -> bool:
+        return self in (IdleOffload.OPTIMIZER, IdleOffload.ALL)
+
+
+class ReferenceShards(Choice):
+    """Where verl's second model has its shards, and in which type."""
+
+    GPU = "gpu"
+    """On the GPU, in bfloat16."""
+    HOST = "host"
+    """In host memory, in bfloat16: each unit comes to the GPU for its forward."""
+    HOST_FLOAT32 = "host-float32"
+    """The same in float32."""
 
 
 class Generation(Choice):
@@ -79,9 +126,19 @@ class TrainingTask:
     """DPO: checkpoints of activations are reentrant, as TRL's own script forces with adapters under stage 3
     (``dpo_trainer.py``); those of this project's trainer are not."""
 
+    trainer: TaskTrainer = TaskTrainer.TRL
+    scoring_batch: int | None = None
+    """verl: rows of a forward that looks up log-probabilities (``log_prob_micro_batch_size_per_gpu``); None: those of a
+    micro batch."""
+    idle_offload: IdleOffload = IdleOffload.NONE
+    reference_shards: ReferenceShards = ReferenceShards.GPU
+    sync_buffer_mib: int = 0
+    """verl: the buffer on the GPU through which weights go to vLLM (``update_weights_bucket_megabytes``)."""
+
     def __post_init__(self) -> None:
         least = {"completion_tokens": 1, "num_generations": 2, "steps_per_generation": 1, "vllm_tensor_parallel": 1}
-        most = dict.fromkeys([*least, "reward_params"], MAX_COUNT) | {"reward_params": 10**13}
+        least |= {"scoring_batch": 1, "num_generations": 1 if self.is_of_verl else 2}
+        most = dict.fromkeys([*least, "reward_params", "sync_buffer_mib"], MAX_COUNT) | {"reward_params": 10**13}
         for name in most:
             value = getattr(self, name)
             if value is not None and not least.get(name, 0) <= value <= most[name]:
@@ -99,6 +156,11 @@ class TrainingTask:
     @property
     def is_grpo(self) -> bool:
         return self.kind is TaskKind.GRPO
+
+    @property
+    def is_of_verl(self) -> bool:
+        """Whether verl trains it, or EasyR1."""
+        return self.trainer is not TaskTrainer.TRL
 
     @property
     def rows_per_sample(self) -> int:
@@ -145,12 +207,19 @@ TASK_OPTION_NAMES = {
     "vllm_tensor_parallel": "--vllm-tensor-parallel",
     "reward_params": "--reward-model-parameters",
     "reentrant_checkpoints": "--reentrant-checkpoints",
+    "trainer": "--task-trainer",
+    "scoring_batch": "--scoring-batch",
+    "idle_offload": "--idle-offload",
+    "reference_shards": "--reference-shards",
+    "sync_buffer_mib": "--sync-buffer-mib",
 }
 """The option of the command line for each field."""
 OF_BOTH: Final = ("kind", "reference", "completion_tokens")
 """What DPO reads too."""
 OF_DPO: Final = ("reentrant_checkpoints",)
 """What DPO alone reads."""
+OF_VERL: Final = ("scoring_batch", "idle_offload", "reference_shards", "sync_buffer_mib")
+"""What verl alone does."""
 OF_VLLM: Final = ("vllm_memory", "vllm_sleep_level", "vllm_tensor_parallel")
 """What only vLLM on the same GPUs reads."""
 
@@ -174,4 +243,20 @@ def task_from_json(section: JsonObject) -> TrainingTask:
         vllm_tensor_parallel=section.count("vllm_tensor_parallel"),
         reward_params=section.count("reward_params"),
         reentrant_checkpoints="reentrant_checkpoints" in section and section.flag("reentrant_checkpoints"),
+        **_of_verl(section),
     )
+
+
+def _of_verl(section: JsonObject) -> dict[str, Any]:
+    """What plans that were written before verl was planned do not have."""
+    if "trainer" not in section:
+        return {}
+    return {
+        "trainer": TaskTrainer(section.choice("trainer", [member.value for member in TaskTrainer])),
+        "scoring_batch": section.maybe("scoring_batch", section.count),
+        "idle_offload": IdleOffload(section.choice("idle_offload", [member.value for member in IdleOffload])),
+        "reference_shards": ReferenceShards(
+            section.choice("reference_shards", [member.value for member in ReferenceShards])
+        ),
+        "sync_buffer_mib": section.count("sync_buffer_mib"),
+    }

@@ -89,12 +89,19 @@ def _check_audio(own: Request, options: Options) -> None:
 def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
     """A request with a task is made for TRL. Raises InputError where another trainer is named, and for configurations
     of other trainers, which are read as those of samples as they are."""
+    if configured is not None and own.task.kind is None:  # the file says which task it is
+        return own
     task = own.task.task()
     if task is None:
         return own
     from vlmplan.other_trainers.writing import Tool
 
     name = f"--task {task.kind.value}"
+    if task.is_of_verl:
+        if own.made_for is not None or configured is not None:
+            other = f"--config {configured}" if own.made_for is None else f"--for {own.made_for.value}"
+            raise InputError(f"{name} with --task-trainer verl does not go with {other}; leave one of them off")
+        return own
     if own.made_for not in (None, Tool.TRL):
         raise InputError(f"{name} is planned as TRL trains it, but --for is {own.made_for.value}; leave --for off")
     if configured is not None:

@@ -11,12 +11,16 @@ from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evalua
 from vlmplan.recipe.task import (
     OF_BOTH,
     OF_DPO,
+    OF_VERL,
     OF_VLLM,
     SFT,
     TASK_OPTION_NAMES,
     Generation,
+    IdleOffload,
     Reference,
+    ReferenceShards,
     TaskKind,
+    TaskTrainer,
     TrainingTask,
 )
 from vlmplan.run.saving import Saving
@@ -222,6 +226,11 @@ class TaskRequest:
     vllm_tensor_parallel: int | None = None
     reward_params: int | None = None
     reentrant_checkpoints: bool | None = None
+    trainer: TaskTrainer | None = None
+    scoring_batch: int | None = None
+    idle_offload: IdleOffload | None = None
+    reference_shards: ReferenceShards | None = None
+    sync_buffer_mib: int | None = None
 
     def task(self) -> TrainingTask | None:
         """The task that is asked for; None for samples as they are. Raises InputError for values out of range, and for
@@ -243,6 +252,8 @@ class TaskRequest:
             if not task.uses_vllm_here and name in OF_VLLM:
                 by = task.generation.value
                 raise InputError(f"{TASK_OPTION_NAMES[name]} is of --generation vllm, but it is {by}; leave it off")
+            if not task.is_of_verl and name in OF_VERL:
+                raise InputError(f"{TASK_OPTION_NAMES[name]} is of --task-trainer verl or easyr1; leave it off")
         return task
 
     @classmethod
@@ -253,7 +264,9 @@ class TaskRequest:
         names = [
             name
             for name in TASK_OPTION_NAMES
-            if (name in OF_BOTH or task.is_dpo == (name in OF_DPO)) and (task.uses_vllm_here or name not in OF_VLLM)
+            if (name in OF_BOTH or task.is_dpo == (name in OF_DPO))
+            and (task.uses_vllm_here or name not in OF_VLLM)
+            and (task.is_of_verl or name not in OF_VERL)
         ]
         return cls(**{name: getattr(task, name) for name in names})
 

@@ -19,7 +19,16 @@ from vlmplan.recipe.choices import enum_value
 from vlmplan.recipe.decided import WITHOUT_OPTION, DecidedRecipe, completed
 from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.settings import RecipeSettings, option_name
-from vlmplan.recipe.task import SFT, TASK_OPTION_NAMES, Generation, Reference, TaskKind
+from vlmplan.recipe.task import (
+    SFT,
+    TASK_OPTION_NAMES,
+    Generation,
+    IdleOffload,
+    Reference,
+    ReferenceShards,
+    TaskKind,
+    TaskTrainer,
+)
 from vlmplan.request.parts import (
     EvaluationRequest,
     HardwareRequest,
@@ -317,6 +326,9 @@ OPTIONS: Mapping[str, _Option] = {
     "task": _Option(part="task", field="kind", reads=_task_kind, write=_task_name),
     "reference": _choice("task", "reference", Reference, "--reference"),
     "generation": _choice("task", "generation", Generation, "--generation"),
+    "task_trainer": _choice("task", "trainer", TaskTrainer, "--task-trainer"),
+    "reference_shards": _choice("task", "reference_shards", ReferenceShards, "--reference-shards"),
+    "idle_offload": _choice("task", "idle_offload", IdleOffload, "--idle-offload"),
     **_part("hardware", "inter_node_gbit", "calibration"),
     "objective": _Option(part="search", field="objective", reads=Objective, write=_value),
     **_part("search", "max_usd", "max_hours", "max_usd_per_hour"),

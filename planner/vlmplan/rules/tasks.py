@@ -1,15 +1,18 @@
 """Preferences and rewards: what TRL's DPOTrainer and GRPOTrainer can do with a recipe, and what is planned of it."""
 
-from vlmplan.recipe.task import Generation, Reference
+from vlmplan.notes import listed
+from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind
+from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 
 TASK_RULES = RuleBook()
+OF_VERL = (LossKind.VERL, LossKind.VERL_FUSED)
 
 
 @TASK_RULES.error("trl 1.16 dpo_trainer.py: 'padding_free=True is temporarily unavailable'; grpo_trainer.py pads both")
 def answers_are_padded(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.task is None or not recipe.batching.is_flat:
+    if recipe.task is None or recipe.task.is_of_verl or not recipe.batching.is_flat:
         return None
     return (
         f"--batching {recipe.batching.value} does not go with --task {recipe.task.kind.value}: TRL pads its rows; "
@@ -31,9 +34,44 @@ def rows_of_tasks_are_whole(context: RuleContext) -> str | None:
 @TASK_RULES.error("vlmplan: a second model under FSDP2 and its forward are not planned")
 def tasks_are_not_sharded_by_torch(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.task is None or not recipe.fsdp:
+    if recipe.task is None or recipe.task.is_of_verl or not recipe.fsdp:
         return None
     return f"--fsdp is not planned with --task {recipe.task.kind.value}; give --zero-stage 3"
+
+
+@TASK_RULES.error("verl@b178a3cd workers/fsdp_workers.py, actor/dp_actor.py: FSDP, rows without padding, its own loss")
+def verl_trains_its_own_way(context: RuleContext) -> str | None:
+    recipe, task = context.recipe, context.recipe.task
+    if task is None or not task.is_of_verl:
+        return None
+    wanted = {
+        "--task grpo": task.is_grpo,
+        "--fsdp": recipe.fsdp,
+        "--generation vllm": task.generation is Generation.VLLM,
+        "--batching padding-free": recipe.batching is Batching.PADDING_FREE,
+        "--attention flash_attention_2": recipe.attention is AttentionImplementation.FLASH_ATTENTION_2,
+        "--loss verl or verl-fused": recipe.loss in OF_VERL,
+    }
+    missing = [option for option, is_so in wanted.items() if not is_so]
+    if missing:
+        return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
+    others = {
+        "--offload-activations": recipe.offload_activations,
+        "--tiled-mlp": recipe.tiled_mlp,
+        "--liger-layers": recipe.liger_layers,
+        "--sequence-parallel": recipe.sequence_parallel > 1,
+        "--loss verl-fused": recipe.loss is LossKind.VERL_FUSED and task.trainer is TaskTrainer.EASYR1,
+    }
+    given = [option for option, is_so in others.items() if is_so]
+    return f"{listed(given)} is not planned with --task-trainer {task.trainer.value}; leave it off" if given else None
+
+
+@TASK_RULES.error("verl@b178a3cd utils/torch_functional.py: no other trainer has this loss")
+def loss_of_verl_is_of_verl(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.loss not in OF_VERL or (recipe.task is not None and recipe.task.is_of_verl):
+        return None
+    return f"--loss {recipe.loss.value} is of --task grpo with --task-trainer verl; give --loss chunked, full or model"
 
 
 @TASK_RULES.error("vlmplan: evaluations are planned of samples as they are")
@@ -109,6 +147,8 @@ def generating_gpus_divide_all(context: RuleContext) -> str | None:
 @TASK_RULES.error("vllm device_allocator/cumem.py: 'Expandable segments are not compatible with memory pool'")
 def sleep_needs_the_native_allocator(context: RuleContext) -> str | None:
     task = context.recipe.task
+    if task is not None and task.is_of_verl:  # whose vLLM is another process
+        return None
     if task is None or not task.uses_vllm_here or not task.vllm_sleep_level or not context.recipe.expandable_segments:
         return None
     return (

@@ -61,10 +61,12 @@ class RolloutWork(NamedTuple):
     ``generation`` is None where a server generates. ``whole_bytes`` are weights that have to be gathered before
     transformers generates, before vLLM gets them, and in each of ``passes``, forwards of one micro batch for
     log-probabilities. ``sent_bytes`` are copied to vLLM, ``slept_bytes`` go to host memory and come back as it sleeps.
-    ``reward_flops`` are those of reward models, whose weights are gathered too (``reward_bytes``).
+    ``reward_flops`` are those of reward models, whose weights are gathered too (``reward_bytes``). ``num_passes``: how
+    often each of ``passes`` runs.
     """
 
     num_micro_batches: int
+    num_passes: int
     generation: GenerationWork | None
     passes: Sequence[Trace]
     whole_bytes: int = 0
@@ -105,7 +107,7 @@ def rollout_seconds(
     for one in work.passes:
         forward, _, _ = micro_batch_seconds_at(rates, one, recipe).phases
         shown = shown_seconds(gathered, forward, 0.0, scenario)
-        scoring += work.num_micro_batches * (forward + shown)
+        scoring += work.num_passes * (forward + shown)
     share = recipe.grad_accum / work.num_micro_batches
     return RolloutSeconds(share * generation, share * scoring)
 

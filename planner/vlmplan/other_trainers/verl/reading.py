@@ -1,0 +1,261 @@
+"""verl's GRPO with FSDP and vLLM: overrides of ``python3 -m verl.trainer.main_ppo``, or YAML of the merged settings.
+
+Sources: verl@b178a3cd, ``verl/trainer/config/_generated_ppo_trainer.yaml`` for keys and defaults,
+``verl/workers/fsdp_workers.py`` for batches, types, FSDP, the reference and what is sent to vLLM,
+``verl/workers/actor/dp_actor.py`` for micro batches, ``verl/trainer/ppo/utils.py`` for who is there.
+"""
+
+from typing import Final
+
+from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.verl.common import (
+    COMMON,
+    NOT_PLANNED,
+    TYPES_OF_BFLOAT16,
+    TYPES_OF_FLOAT32,
+    Rows,
+    adapter_options,
+    check_units,
+    found_config,
+    lengths,
+    note_flat,
+    note_images,
+    num_gpus_of,
+    reference_of,
+    refuse_critics,
+    rows_per_gpu,
+)
+from vlmplan.recipe.choices import LossKind, Method, Offload, ShardUnits, WeightDtype
+from vlmplan.recipe.task import IdleOffload, ReferenceShards, TaskTrainer
+from vlmplan.workload import ModelFiles
+
+VERL: Final = "verl 0.8.0.dev"
+FSDP1, FSDP2 = "fsdp", "fsdp2"
+A, M, R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
+REF = "actor_rollout_ref.ref."
+FSDP = f"{A}fsdp_config."
+WITHOUT_EFFECT = tuple(
+    f"{prefix}{name}"
+    for prefix, names in {
+        A: "_target_ rollout_n clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c tau_pos tau_neg loss_agg_mode "
+        "loss_scale_factor kl_loss_coef kl_loss_type shuffle data_loader_seed use_fused_kernels "
+        "ppo_epochs loss_mode use_rollout_log_probs use_remove_padding entropy_from_logits_with_chunking "
+        "entropy_checkpointing use_kl_loss fsdp_config.strategy fsdp_config._target_ fsdp_config.use_orig_params "
+        "fsdp_config.seed fsdp_config.full_determinism fsdp_config.use_torch_compile fsdp_config.forward_only "
+        "fsdp_config.forward_prefetch fsdp_config.ulysses_sequence_parallel_size "
+        "fsdp_config.entropy_from_logits_with_chunking fsdp_config.entropy_checkpointing clip_grad "
+        "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu",
+        M: "_target_ hf_config_path tokenizer_path use_shm trust_remote_code custom_chat_template external_lib "
+        "fused_kernel_options tiled_mlp.num_shards override_config",
+        R: "_target_ mode temperature top_k top_p do_sample ignore_eos enforce_eager cudagraph_capture_sizes "
+        "max_num_batched_tokens max_model_len max_num_seqs enable_chunked_prefill enable_prefix_caching logprobs_mode "
+        "scheduling_policy load_format disable_log_stats over_sample_rate multi_stage_wake_up calculate_log_probs "
+        "skip_rollout skip_dump_dir skip_tokenizer_init layered_summon prompt_length response_length limit_images seed "
+        "disable_mm_preprocessor_cache enable_rollout_routing_replay mtp log_prob_micro_batch_size "
+        "log_prob_micro_batch_size_per_gpu",
+        REF: "_target_ rollout_n strategy use_torch_compile entropy_from_logits_with_chunking entropy_checkpointing "
+        "model log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.": "hybrid_engine nccl_timeout",
+    }.items()
+    for name in names.split()
+)
+OF_OTHERS = (
+    *("data.", "trainer.", "algorithm.", "reward_manager.", "custom_reward_function.", "global_profiler.", "critic."),
+    *("ray_kwargs.", "ray_init.", "transfer_queue.", "hydra.", "reward_model.", "defaults", "env.", "reward."),
+    *(f"{A}{name}." for name in ("policy_loss", "profiler", "router_replay", "checkpoint", "optim", "qat")),
+    *(f"{REF}{name}." for name in ("profiler", "router_replay", "fsdp_config", "tiled_mlp", "megatron")),
+    *(f"{R}{name}." for name in ("val_kwargs", "multi_turn", "agent", "trace", "profiler", "prometheus", "mtp")),
+    *("distillation.", "sandbox_fusion.", "skip.", f"{R}disaggregation.", f"{R}skip.", f"{FSDP}qat."),
+    *(f"{R}engine_kwargs.", f"{R}checkpoint_engine.", f"{M}mtp.", f"{A}megatron."),
+)
+"""How keys begin of what has no effect on a step's memory and time beside the keys that are read."""
+
+
+def read_verl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What verl makes of these keys. Raises InputError with everything that is wrong."""
+    refuse_critics(settings, "gae")
+    _refuse_what_has_no_plan(settings)
+    num_gpus = num_gpus_of(settings, around)
+    options: dict[str, Value] = {**COMMON, **lengths(settings, "data.max_prompt_length", "data.max_response_length")}
+    name = settings.text(f"{M}path", "")
+    options |= {"model": name} if name else {}
+    answers = settings.count(f"{R}n", 1, least=1)
+    options |= {"num_generations": answers, "epochs": settings.number("trainer.total_epochs", 30.0)}
+    options |= _batches(settings, options, answers, num_gpus)
+    method = around.method or (Method.LORA if settings.count(f"{M}lora_rank", 0) else Method.FULL)
+    options |= _trained(settings, method) | _sharding(settings, model, num_gpus) | _vllm(settings)
+    if settings.flag(f"{A}use_kl_loss", False) | settings.flag("algorithm.use_kl_in_reward", False):
+        options["reference"] = reference_of(method, is_needed=True)
+        wide = ReferenceShards.HOST_FLOAT32.value
+        options |= {"reference_shards": wide} if method is Method.FULL else {}
+    options["activation_checkpointing"] = settings.flag(f"{M}enable_gradient_checkpointing", True)
+    options["task_trainer"] = TaskTrainer.VERL.value
+    if settings.flag(f"{M}use_fused_kernels", False):
+        options["loss"] = LossKind.VERL_FUSED.value
+    options["fuses_optimizer"] = False
+    options["expandable_segments"] = True  # ``rollout_mode`` sets it, with vLLM in a process of its own
+    note_images(settings, model, settings.count("data.max_prompt_length", 512))
+    clipping = settings.number(f"{A}grad_clip", 1.0)
+    settings.ignore(WITHOUT_EFFECT)
+    settings.ignore_all_of(*OF_OTHERS)
+    return found_config(settings, VERL, options, gradient_clipping=clipping)
+
+
+def _refuse_what_has_no_plan(settings: Settings) -> None:
+    settings.only(f"distillation.enabled {FSDP}qat.enable {R}disaggregation.enabled", NOT_PLANNED)
+    settings.only("critic.enable", f"a critic: {NOT_PLANNED}")
+    settings.only("reward_model.enable reward_model.enable_resource_pool", f"a reward model: {NOT_PLANNED}")
+    settings.only("trainer.device", "GPUs of CUDA are planned", "cuda")
+    settings.only("trainer.use_legacy_worker_impl", f"the newer worker: {NOT_PLANNED}", "auto", "enable")
+    settings.only(f"{A}ulysses_sequence_parallel_size", f"samples that GPUs share: {NOT_PLANNED}", "1")
+    settings.only(f"{REF}ulysses_sequence_parallel_size", f"samples that GPUs share: {NOT_PLANNED}", "1")
+    settings.only(
+        f"{A}entropy_coeff {A}calculate_entropy",
+        f"a gradient or metric of the entropy in the update: {NOT_PLANNED}",
+        "0.0",
+    )
+    if not settings.flag(f"{A}use_torch_compile", True):
+        settings.refuse(f"{A}use_torch_compile", f"entropies that are not compiled: {NOT_PLANNED}; true is needed")
+    settings.only(f"{A}calculate_sum_pi_squared {A}use_prefix_grouper {A}sum_pi_squared_checkpointing", NOT_PLANNED)
+    settings.only(f"{M}fused_kernel_options.impl_backend", "torch is planned", "torch")
+    settings.only(f"{M}enable_activation_offload", f"activations in host memory by verl: {NOT_PLANNED}")
+    settings.only(f"{M}use_liger {M}tiled_mlp.enabled {M}lora_adapter_path {M}mtp.enable", NOT_PLANNED)
+    settings.only(f"{M}override_config.attn_implementation", "flash_attention_2 is planned", "flash_attention_2")
+    settings.only(f"{A}fsdp_config.dtype", "bfloat16 is planned", *TYPES_OF_BFLOAT16)
+    settings.only(f"{FSDP}mixed_precision.param_dtype", "bf16 is planned", *TYPES_OF_BFLOAT16)
+    settings.only(f"{FSDP}mixed_precision.reduce_dtype", "fp32 is planned", *TYPES_OF_FLOAT32)
+    settings.ignore((f"{FSDP}mixed_precision", f"{FSDP}mixed_precision.buffer_dtype"))
+    settings.only(f"{A}optim.optimizer", "AdamW is planned", "adamw")
+    settings.only(f"{A}optim.optimizer_impl", "torch.optim is planned", "torch.optim")
+    settings.only(f"{A}optim.override_optimizer_config", NOT_PLANNED)
+    if not settings.flag(f"{M}use_remove_padding", True):
+        settings.refuse(f"{M}use_remove_padding", "rows without padding are planned; true is needed")
+
+
+def _batches(settings: Settings, options: dict[str, Value], answers: int, num_gpus: int) -> dict[str, Value]:
+    """``ppo_mini_batch_size`` counts prompts over all GPUs, ``ppo_micro_batch_size_per_gpu`` answers."""
+    seq_len = options["seq_len"]
+    assert isinstance(seq_len, int)
+    prompts = settings.count("data.train_batch_size", 1024, least=1)
+    of_rollout = rows_per_gpu(settings, "data.train_batch_size", prompts, answers, num_gpus)
+    key = f"{A}ppo_mini_batch_size"
+    of_step = rows_per_gpu(settings, key, settings.count(key, 256, least=1), answers, num_gpus)
+    is_dynamic = settings.flag(f"{A}use_dynamic_bsz", False)
+    tokens = settings.count(f"{A}ppo_max_token_len_per_gpu", 16384, least=1)
+    micro_batch = _rows(
+        settings, f"{A}ppo_micro_batch_size", is_dynamic, (f"{A}ppo_max_token_len_per_gpu", tokens), seq_len, num_gpus
+    )
+    if not is_dynamic and of_step % micro_batch:
+        settings.refuse(
+            f"{A}ppo_micro_batch_size_per_gpu", f"a divisor of the {of_step} answers of a GPU in a step is needed"
+        )
+    scoring = [
+        _rows(
+            settings,
+            f"{prefix}log_prob_micro_batch_size",
+            settings.flag(f"{prefix}log_prob_use_dynamic_bsz", is_dynamic),
+            (
+                f"{prefix}log_prob_max_token_len_per_gpu",
+                settings.count(f"{prefix}log_prob_max_token_len_per_gpu", tokens, least=1),
+            ),
+            seq_len,
+            num_gpus,
+            default=micro_batch,
+        )
+        for prefix in (R, REF)
+    ]
+    if scoring[0] != scoring[1]:
+        settings.note(f"log_prob batches of policy and reference differ: both are planned with {max(scoring)} answers")
+    rows = Rows(micro_batch=micro_batch, of_step=of_step, of_rollout=of_rollout)
+    return {**rows.options(num_gpus), "scoring_batch": min(max(scoring), of_rollout)}
+
+
+def _rows(
+    settings: Settings,
+    key: str,
+    is_dynamic: bool,
+    limit: tuple[str, int],
+    seq_len: int,
+    num_gpus: int,
+    *,
+    default: int | None = None,
+) -> int:
+    """Answers of the full length in one micro batch on one GPU."""
+    own = f"{key}_per_gpu"
+    if is_dynamic:
+        settings.ignore((key, own))
+        name, tokens = limit
+        if tokens < seq_len:
+            settings.refuse_whole(
+                f"{name} is {tokens}; the {seq_len} tokens of a prompt with its answer are needed, or more"
+            )
+        return max(1, tokens // seq_len)
+    settings.ignore((limit[0],))
+    if own in settings:
+        settings.ignore((key,))
+        return settings.count(own, 1, least=1)
+    if key in settings:
+        return max(1, settings.count(key, 1, least=1) // num_gpus)
+    if default is None:
+        settings.refuse_whole(f"{own} is not said; verl needs it, or use_dynamic_bsz: true")
+    return default or 1
+
+
+def _trained(settings: Settings, method: Method) -> dict[str, Value]:
+    options: dict[str, Value] = {"method": method.value}
+    dtype = settings.text(f"{FSDP}model_dtype", "fp32").casefold()
+    is_wide = dtype in TYPES_OF_FLOAT32
+    if not is_wide and (method is Method.FULL or dtype not in TYPES_OF_BFLOAT16):
+        settings.refuse(f"{FSDP}model_dtype", "fp32 is planned" + ("" if method is Method.FULL else ", or bf16"))
+    if settings.flag(f"{A}freeze_vision_tower", False):
+        options |= {"train_vision": False, "train_projector": False}
+        options |= {"weight_dtype": WeightDtype.FLOAT32.value} if is_wide else {}
+    keys = [f"{M}{name}" for name in ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")]
+    settings.ignore(keys)
+    if method is Method.FULL:
+        return options
+    rank, alpha = settings.count(keys[0], 16, least=1), settings.count(keys[1], 16, least=1)
+    options |= adapter_options(settings, M, rank=rank, alpha=alpha, exclude=None)
+    return options | ({"weight_dtype": WeightDtype.FLOAT32.value} if is_wide else {})
+
+
+def _sharding(settings: Settings, model: ModelFiles | None, num_gpus: int) -> dict[str, Value]:
+    strategy = settings.text(f"{A}strategy", FSDP1)
+    if strategy == FSDP1:
+        note_flat(settings)
+    elif strategy != FSDP2:
+        settings.refuse_whole(f"{A}strategy is {strategy}; {FSDP1} and {FSDP2} are planned")
+    size = settings.number(f"{FSDP}fsdp_size", -1.0, least=-1.0)
+    if 0 < size < num_gpus:
+        settings.refuse(f"{FSDP}fsdp_size", f"shards that are replicated (HSDP) are {NOT_PLANNED}; -1 is needed")
+    settings.only(f"{FSDP}wrap_policy.min_num_params", "units of layers are planned")
+    check_units(settings, f"{FSDP}wrap_policy.transformer_layer_cls_to_wrap", model)
+    options: dict[str, Value] = {
+        "reshard_after_forward": settings.flag(f"{FSDP}reshard_after_forward", True),
+        "shard_units": (ShardUnits.EMBEDDING_TOO if strategy == FSDP2 else ShardUnits.LAYERS).value,
+    }
+    idle = settings.flag(f"{FSDP}param_offload", False), settings.flag(f"{FSDP}optimizer_offload", False)
+    if settings.flag(f"{FSDP}offload_policy", False):
+        return {**options, "offload_params": Offload.CPU.value, "offload_optimizer": Offload.CPU.value}
+    return {**options, "idle_offload": IdleOffload.of(weights=idle[0], optimizer=idle[1]).value}
+
+
+def _vllm(settings: Settings) -> dict[str, Value]:
+    name = settings.text(f"{R}name", "")
+    if name != "vllm":
+        settings.refuse_whole(f"{R}name is {name or 'not said'}; vllm is planned")
+    for key in ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size"):
+        settings.only(f"{R}{key}", f"{NOT_PLANNED}; 1 is", "1")
+    settings.only(f"{R}quantization {R}quantization_config_file", NOT_PLANNED)
+    settings.only(f"{R}dtype", "bfloat16 is planned", *TYPES_OF_BFLOAT16)
+    old, new = (f"{R}{name}update_weights_bucket_megabytes" for name in ("", "checkpoint_engine."))
+    bucket = old if old in settings else new
+    settings.ignore((old, new))
+    return {
+        "vllm_memory_utilization": settings.number(f"{R}gpu_memory_utilization", 0.5, most=1.0),
+        "vllm_tensor_parallel": settings.count(f"{R}tensor_model_parallel_size", 2, least=1),
+        "vllm_sleep_level": 2 if settings.flag(f"{R}free_cache_engine", True) else 0,
+        "sync_buffer_mib": settings.count(bucket, 2048, least=1),
+    }

@@ -1,0 +1,173 @@
+"""verl's and EasyR1's GRPO: scripts and files as people have them, and what of them is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers.verl.common import FSDP1_AS_FSDP2
+
+SCRIPT = """set -x
+ENGINE=${1:-vllm}
+MODEL=Qwen/Qwen2.5-VL-7B-Instruct
+
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$HOME/data/geo3k/train.parquet \\
+    data.train_batch_size=512 \\
+    data.max_prompt_length=1024 \\
+    data.max_response_length=2048 \\
+    data.truncation='error' \\
+    actor_rollout_ref.model.path=$MODEL \\
+    actor_rollout_ref.actor.strategy=fsdp2 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=128 \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=10 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=20 \\
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=20 \\
+    actor_rollout_ref.rollout.name=$ENGINE \\
+    +actor_rollout_ref.rollout.engine_kwargs.vllm.disable_mm_preprocessor_cache=True \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
+    actor_rollout_ref.rollout.n=5 \\
+    trainer.logger='["console","wandb"]' \\
+    trainer.n_gpus_per_node=8 $@
+"""
+MERGED = """actor_rollout_ref:
+  actor:
+    strategy: fsdp2
+    ppo_mini_batch_size: 64
+    use_dynamic_bsz: true
+    ppo_max_token_len_per_gpu: 8192
+    fsdp_config: {param_offload: true, optimizer_offload: true, model_dtype: fp32}
+    use_remove_padding: ${oc.select:actor_rollout_ref.model.use_remove_padding,false}
+  model: {path: Qwen/Qwen2.5-VL-7B-Instruct, use_remove_padding: true, use_fused_kernels: true}
+  rollout:
+    name: vllm
+    n: 8
+    log_prob_use_dynamic_bsz: ${oc.select:actor_rollout_ref.actor.use_dynamic_bsz,false}
+    log_prob_max_token_len_per_gpu: 16384
+    prompt_length: ${oc.select:data.max_prompt_length,512}
+  ref:
+    strategy: ${actor_rollout_ref.actor.strategy}
+    log_prob_use_dynamic_bsz: ${oc.select:actor_rollout_ref.actor.use_dynamic_bsz,false}
+    log_prob_max_token_len_per_gpu: 16384
+algorithm: {adv_estimator: rloo}
+critic: {enable: null}
+data: {train_batch_size: 64, max_prompt_length: 1024, max_response_length: 1024}
+trainer: {nnodes: 1, n_gpus_per_node: 4}
+"""
+EASYR1 = """data: {max_prompt_length: 2048, max_response_length: 2048, rollout_batch_size: 512}
+algorithm: {adv_estimator: grpo, disable_kl: false, use_kl_loss: true}
+worker:
+  actor:
+    global_batch_size: 128
+    micro_batch_size_per_device_for_update: 1
+    micro_batch_size_per_device_for_experience: 2
+    model: {model_path: Qwen/Qwen2.5-VL-7B-Instruct, lora: {rank: 0, alpha: 64, exclude_modules: .*visual.*}}
+    offload: {offload_params: true, offload_optimizer: true}
+  rollout: {n: 5, gpu_memory_utilization: 0.6, tensor_parallel_size: 2}
+  ref: {fsdp: {enable_cpu_offload: true}}
+trainer: {nnodes: 1, n_gpus_per_node: 8, save_freq: 5}
+"""
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    def config(text: str, name: str = "run.sh", num_gpus: int | None = None) -> TrainerConfig:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return read_trainer_config(path, Asked(num_gpus=num_gpus, find_model=find_model))
+
+    return config
+
+
+def sentence(read, text: str, name: str = "run.sh") -> str:
+    with pytest.raises(InputError) as caught:
+        read(text, name)
+    return str(caught.value)
+
+
+def of(found: TrainerConfig, *names: str) -> tuple[object, ...]:
+    return tuple(found.options.get(name) for name in names)
+
+
+def test_a_script_of_verl_counts_answers_of_a_gpu(read):
+    found = read(SCRIPT)
+    rows = "micro_batch", "grad_accum", "steps_per_generation", "scoring_batch", "global_batch"
+    assert of(found, *rows) == (10, 128 * 5 // 8 // 10, 512 * 5 // 8 // 10, 20, 128 * 5)
+    assert of(found, "seq_len", "max_completion_tokens", "num_generations") == (1024 + 2048, 2048, 5)
+    assert of(found, "vllm_memory_utilization", "vllm_tensor_parallel", "vllm_sleep_level") == (0.6, 2, 2)
+    assert of(found, "reference", "reference_shards", "idle_offload") == ("copy", "host-float32", "none")
+    assert of(found, "shard_units", "loss", "task_trainer") == ("layers-and-embedding", "verl", "verl")
+    assert FSDP1_AS_FSDP2 not in found.notes
+    halved = read(SCRIPT, num_gpus=4)
+    assert of(halved, *rows) == (10, 128 * 5 // 4 // 10, 512 * 5 // 4 // 10, 20, 128 * 5)
+
+
+def test_the_merged_settings_are_read_with_what_they_refer_to(read):
+    found = read(MERGED, "merged.yaml")
+    rows_of_step, rows_of_rollout = 64 * 8 // 4, 64 * 8 // 4
+    micro_batch = 8192 // (1024 + 1024)
+    assert of(found, "micro_batch", "grad_accum") == (micro_batch, rows_of_step // micro_batch)
+    assert of(found, "scoring_batch") == (min(16384 // 2048, rows_of_rollout),)
+    assert of(found, "idle_offload", "reference", "loss") == ("all", None, "verl-fused")
+
+
+def test_a_file_of_easyr1_moves_what_is_idle_and_has_its_reference_on_the_host(read):
+    found = read(EASYR1, "config.yaml")
+    assert of(found, "micro_batch", "grad_accum", "steps_per_generation", "scoring_batch") == (1, 80, 320, 2)
+    assert of(found, "idle_offload", "reference", "reference_shards") == ("all", "copy", "host")
+    assert of(found, "task_trainer", "shard_units", "vllm_sleep_level") == ("easyr1", "layers", 1)
+    assert FSDP1_AS_FSDP2 in found.notes
+
+
+def test_a_script_of_easyr1_changes_the_file_that_it_names(read, tmp_path):
+    (tmp_path / "config.yaml").write_text(EASYR1, encoding="utf-8")
+    lora = "worker.actor.model.lora.rank=64 worker.rollout.tensor_parallel_size=1"
+    found = read(f"python3 -m verl.trainer.main config=config.yaml {lora} trainer.n_gpus_per_node=2\n")
+    assert of(found, "method", "lora_rank", "lora_alpha", "lora_targets") == ("lora", 64, 64, "all-linear")
+    assert of(found, "lora_exclude", "reference", "vllm_tensor_parallel") == ("regex:.*visual.*", "adapter-off", 1)
+    assert of(found, "grad_accum") == (128 * 5 // 2,)
+
+
+def test_adapters_of_verl_are_beside_weights_that_are_sharded_in_float32(read):
+    lora = SCRIPT.replace(
+        " $@", " actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.target_modules=[q_proj,v_proj]"
+    )
+    assert of(read(lora), "method", "weight_dtype", "lora_targets") == ("lora", "float32", "q_proj,v_proj")
+    narrow = lora.replace("lora_rank=32", "lora_rank=32 actor_rollout_ref.actor.fsdp_config.model_dtype=bf16")
+    assert of(read(narrow), "weight_dtype") == (None,)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("adv_estimator=grpo", "adv_estimator=gae"), "algorithm.adv_estimator is gae, which trains a critic"),
+        (("strategy=fsdp2", "strategy=megatron"), "actor_rollout_ref.actor.strategy is megatron; fsdp and fsdp2 are"),
+        (("ENGINE=${1:-vllm}", "ENGINE=sglang"), "actor_rollout_ref.rollout.name is sglang; vllm is planned"),
+        ((" $@", " actor_rollout_ref.actor.entropy_coeff=0.001"), "entropy in the update: not planned"),
+        ((" $@", " actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"), "samples that GPUs share: not planned"),
+        (
+            (" $@", " actor_rollout_ref.actor.ppo_micro_batch=4"),
+            "unknown key 'actor_rollout_ref.actor.ppo_micro_batch'",
+        ),
+        (("per_gpu=10", "per_gpu=7"), "a divisor of the 80 answers of a GPU in a step is needed"),
+        (("=$MODEL", "=$HOME/model"), "model.path is $HOME/model, which only running the program tells"),
+        ((" $@", " --config-name=mine"), '"--config-name=mine" is not read; overrides are key=value'),
+    ],
+)
+def test_what_is_not_planned_is_refused_by_its_key(read, change, said):
+    assert said in sentence(read, SCRIPT.replace(*change))
+
+
+def test_the_default_strategy_is_planned_with_a_caution(read):
+    found = read(SCRIPT.replace("strategy=fsdp2", "strategy=fsdp"))
+    assert FSDP1_AS_FSDP2 in found.notes
+    assert of(found, "shard_units") == ("layers",)
+
+
+def test_other_files_of_verl_are_told_from_those_of_grpo(read):
+    said = sentence(read, "data: {train_files: x}\ntrainer: {nnodes: 1}\nalgorithm: {}\n", "sft.yaml")
+    assert "looks like a configuration of verl without actor_rollout_ref" in said
