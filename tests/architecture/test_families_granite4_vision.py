@@ -42,6 +42,20 @@ def test_a_map_of_depths_that_is_no_list_of_pairs_is_refused(value):
         build_model({**CONFIG, "deepstack_layer_map": value})
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"deepstack_layer_map": [[9, 0]]}, "deepstack_layer_map names layer 9; the vision tower has 4 layers"),
+        ({"spatial_vision_layer": -6}, "spatial_vision_layer names layer -6; the vision tower has 4 layers"),
+        ({"spatial_vision_layer": "last"}, "spatial_vision_layer is .*a list of integers"),
+        ({"downsample_rate": "1/4"}, "downsample_rate is 1/4; .* one half is needed"),
+    ],
+)
+def test_depths_and_corners_that_the_tower_does_not_have_are_refused(changes, sentence):
+    with pytest.raises(InputError, match=sentence):
+        build_model({**CONFIG, **changes})
+
+
 def test_layers_that_features_are_added_before_begin_a_stretch_of_their_own():
     model = build_model({**CONFIG, "deepstack_layer_map": [[-1, 0], [2, 2], [1, 40]], "spatial_target_layers": [2]})
     assert model.module("model.language_model").stretches == [(0, 2), (2, 3)]

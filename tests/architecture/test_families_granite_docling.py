@@ -7,6 +7,7 @@ import pytest
 from test_families_of_images import assert_step_of
 
 from seeing_families import FAMILIES
+from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.errors import InputError
 
@@ -32,6 +33,12 @@ def test_a_fine_route_that_the_model_lacks_is_refused():
     config["vision_config"]["use_fine_route"] = False
     with pytest.raises(InputError, match="fine_route is True; the model has no fine route"):
         image_shape(config, {**SETTINGS, "fine_route": True}, width=300, height=200)
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_squares_of_patches_that_no_tile_consists_of_are_refused(factor):
+    with pytest.raises(InputError, match=f"vision_config.scale_factor is {factor}"):
+        build_model({**CONFIG, "vision_config": {**CONFIG["vision_config"], "scale_factor": factor}})
 
 
 @pytest.mark.parametrize("settings", [DENSE, DENSE | {"dense_max_aspect": 2.0}, {"crop_to_patches": False}, {}])

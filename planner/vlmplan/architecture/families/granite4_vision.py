@@ -28,6 +28,7 @@ from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
 from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
@@ -162,11 +163,11 @@ class Granite4VisionModel(TilePacking):
         spatial = TARGET_LAYERS if targets is None else config.integers("spatial_target_layers")
         if len(spatial) > NUM_OFFSETS:
             raise not_allowed(CONFIG, "spatial_target_layers", list(spatial), f"a list of at most {NUM_OFFSETS} layers")
-        corner = config.number("spatial_vision_layer", -1)
+        if spatial:
+            require_corners(config)
         self.targets = [layer for _, layer in deep] + list(spatial)
         self.num_deep = len(deep)
-        layers = [layer for layer, _ in deep] + [int(corner)]
-        self.vision_tower: Any = vision_tower(config.section("vision_config"), layers)
+        self.vision_tower: Any = vision_tower(config.section("vision_config"), tower_layers(config, deep))
         self.image_newline = Parameter(text.integer("hidden_size"))
         self.language_model = InjectedGranite(decoder_shape(text), self.targets)
         self.layerwise_projectors = _projectors(config, len(deep), DEEP)
@@ -228,6 +229,31 @@ class Granite4VisionModel(TilePacking):
         of_image = (num_tiles // batch.num_images, num_features, width)
         per_image = ops.split(features, *[of_image] * batch.num_images)
         return [self.packed(one, shape) for one in per_image]
+
+
+def tower_layers(config: Config, deep: Sequence[tuple[int, int]]) -> list[int]:
+    """Whose hidden states the projectors take, the last for the corners."""
+    corner = config.integers("spatial_vision_layer")
+    if len(corner) != 1:
+        raise not_allowed(CONFIG, "spatial_vision_layer", config.get("spatial_vision_layer"), "an integer")
+    num_layers = config.section("vision_config").integer("num_hidden_layers")
+    named = [*(("deepstack_layer_map", layer) for layer, _ in deep), ("spatial_vision_layer", corner[0])]
+    for key, layer in named:
+        if not -num_layers - 1 <= layer <= num_layers:
+            raise InputError(f"{CONFIG}: {key} names layer {layer}; the vision tower has {num_layers} layers")
+    return [layer for _, layer in named]
+
+
+def require_corners(config: Config) -> None:
+    """Raise InputError where one of each four patches is not as many features as the windows' queries."""
+    vision = config.section("vision_config")
+    patches = vision.integer("image_size") // vision.integer("patch_size")
+    queries, window = downsample_rate(config.get("downsample_rate"))
+    if patches % 2 or patches // window * queries != patches // 2:
+        raise InputError(
+            f"{CONFIG}: downsample_rate is {queries}/{window}; projectors for spatial_target_layers take every second "
+            f"of {patches} patches a side, so that one half is needed, such as 4/8"
+        )
 
 
 def _pairs(config: Config) -> list[tuple[int, int]]:

@@ -52,6 +52,9 @@ class ConnectorPath(Module):
         width = config.integer("out_hidden_size")
         self.scale_factor = scale_factor
         num_patches = config.integer("image_size") // config.integer("patch_size")
+        if num_patches % scale_factor:
+            allowed = f"a number of which {num_patches}, the patches a side of a tile, is a multiple"
+            raise not_allowed(CONFIG, f"{config.path}.scale_factor", config.integer("scale_factor"), allowed)
         self.computed_numel = (num_patches // scale_factor) ** 2 * width  # of ``pos_embed``
         self.merged_width = config.integer("hidden_size") * scale_factor**2
         self.projection = Linear(self.merged_width, width)
