@@ -49,7 +49,7 @@ def freezing(
     """
     if not found.recipe.train_vision or not found.trained_by_part.get(Part.VISION):
         return None
-    cluster, recipe = found.cluster, found.recipe.with_changes(train_vision=False)
+    cluster, recipe = found.cluster, found.recipe.with_changes(train_vision=False, full_vision=False)
     facts = model_facts(found.workload.model)
     if objection(recipe, cluster=cluster, model=facts, global_batch=None, given=()) is not None:
         return None

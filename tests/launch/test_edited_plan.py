@@ -84,5 +84,5 @@ def test_a_line_that_no_trainer_can_follow_is_refused_as_an_option_is(tmp_path: 
     def change(values: dict[str, Any]) -> None:
         values["recipe"] |= {"method": "lora", "train_language": False}
 
-    with pytest.raises(InputError, match="no layer is left to adapt outside the frozen parts"):
+    with pytest.raises(InputError, match="no layer is left to adapt outside the parts"):
         edited(tmp_path, WORDS, change)

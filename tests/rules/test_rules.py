@@ -460,8 +460,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(precision=Precision.FP16, weight_dtype=WeightDtype.MODEL)),
             case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL)),
             case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, train_embeddings=True)),
+            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, full_vision=True)),
         ],
         [
+            case(FP16_LORA.with_changes(full_vision=True)),
             case(FP16_LORA.with_changes(train_embeddings=True)),
             case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32)),
             case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL, zero_stage=2)),
@@ -516,9 +518,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(train_vision=False), model=SMOLVLM),
             case(PLAIN.with_changes(train_language=False), model=SMOLVLM),
             case(PLAIN.with_changes(method=Method.LORA, train_embeddings=True), model=SMOLVLM),
+            case(PLAIN.with_changes(method=Method.LORA, full_vision=True), model=SMOLVLM),
         ],
         [
             case(PLAIN, model=SMOLVLM),
+            case(PLAIN.with_changes(method=Method.LORA, full_projector=True), model=SMOLVLM),
             case(PLAIN.with_changes(method=Method.LORA), model=SMOLVLM),
             case(PLAIN.with_changes(train_vision=False, zero_stage=1), model=SMOLVLM),
             case(PLAIN.with_changes(train_vision=False, weight_dtype=WeightDtype.MODEL), model=SMOLVLM),
@@ -674,9 +678,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL, zero_stage=2)),
         ],
     ),
-    "wide_adapters_have_no_narrow_copies_beside_them": (
-        [case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, zero_stage=3, train_embeddings=True))],
+    "wide_adapters_have_no_narrow_weights_beside_them": (
         [
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, zero_stage=3, train_embeddings=True)),
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, zero_stage=3, full_projector=True)),
+        ],
+        [
+            case(LORA.with_changes(zero_stage=3, full_projector=True)),
             case(LORA.with_changes(zero_stage=3, train_embeddings=True)),
             case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, zero_stage=3)),
             case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, train_embeddings=True)),
@@ -688,6 +696,16 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
                     precision=Precision.FP32,
                 )
             ),
+        ],
+    ),
+    "a_frozen_part_is_not_trained_in_full": (
+        [
+            case(LORA.with_changes(full_projector=True, train_projector=False)),
+            case(LORA.with_changes(full_vision=True, train_vision=False)),
+        ],
+        [
+            case(LORA.with_changes(full_projector=True, train_vision=False)),
+            case(LORA.with_changes(train_projector=False)),
         ],
     ),
     "liger_needs_ampere": (
@@ -823,6 +841,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(for_task(TaskKind.GRPO).with_changes(loss=LossKind.VERL_FUSED)),
         ],
         [case(VERL), case(PLAIN.with_changes(loss=LossKind.FULL))],
+    ),
+    "a_reference_has_no_trained_weights_of_its_own": (
+        [case(DPO.with_changes(method=Method.LORA, full_projector=True))],
+        [case(DPO.with_changes(method=Method.LORA)), case(LORA.with_changes(full_projector=True))],
     ),
     "tasks_are_not_evaluated": (
         [case(DPO.with_changes(evaluation=Evaluation(batch=2)))],

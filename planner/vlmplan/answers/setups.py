@@ -144,6 +144,7 @@ def _method_text(recipe: Recipe) -> str:
         text += "" if recipe.lora_targets == ALL_LINEAR else f" on {recipe.lora_targets}"
         text += "" if recipe.lora_exclude is None else f" without {recipe.lora_exclude}"
         text += " and embeddings" if recipe.train_embeddings else ""
+        text += "".join(f" and the full {part}" for part in _full_parts(recipe))
         text += f" with dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else ""
     return text
 
@@ -152,6 +153,13 @@ def _frozen_types(recipe: Recipe) -> str:
     """In which type frozen weights are computed with, and in which FSDP2 shards them where that is another."""
     computed, held = SHORT_TYPES[recipe.frozen_dtype], SHORT_TYPES[recipe.frozen_held_dtype]
     return computed if held == computed else f"{computed} (in shards {held})"
+
+
+def _full_parts(recipe: Recipe) -> list[str]:
+    """The parts whose own weights are trained beside adapters, in words."""
+    if not recipe.trains_full_parts:
+        return []
+    return [*(["vision encoder"] if recipe.full_vision else []), *(["projector"] if recipe.full_projector else [])]
 
 
 def precision_text(recipe: Recipe) -> str:
@@ -166,6 +174,8 @@ def precision_text(recipe: Recipe) -> str:
     words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}")
     if recipe.train_embeddings and recipe.copy_dtype is not recipe.trained_dtype:
         words.append(f"{SHORT_TYPES[recipe.copy_dtype]} embeddings")
+    if (full := _full_parts(recipe)) and recipe.full_part_dtype is not recipe.trained_dtype:
+        words.append(f"{SHORT_TYPES[recipe.full_part_dtype]} {' and '.join(full)}")
     words += [f"{master} master copy"] if master != trained else []
     if recipe.can_autocast:
         cached = " with cached casts" if recipe.caches_casts else ""

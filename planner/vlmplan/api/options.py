@@ -101,6 +101,8 @@ class RecipeOptions(TypedDict, total=False):
     train_vision: bool | None
     train_projector: bool | None
     train_language: bool | None
+    full_vision: bool | None
+    full_projector: bool | None
     precision: Literal["bf16", "fp16", "fp32", "bf16-pure"] | None
     optimizer: Optimizer | None
     fused_optimizer: bool | None

@@ -164,9 +164,9 @@ def add_lora(
     *,
     targets: str,
     exclude: str | None = None,
-    frozen: Collection[Part] = (),
+    closed: Collection[Part] = (),
 ) -> None:
-    """Wrap the targeted layers outside ``frozen`` parts in adapters, as ``peft.get_peft_model`` does.
+    """Wrap the targeted layers outside ``closed`` parts in adapters, as ``peft.get_peft_model`` does.
 
     Names match by suffix over the whole model, or by a regular expression; ``exclude`` leaves some of them out.
     ``split_layers`` has to be done before where they tell equal layers apart.
@@ -179,7 +179,7 @@ def add_lora(
     unwanted = None if exclude is None else target_names(exclude, "--lora-exclude")
 
     def is_open(name: str) -> bool:
-        return model.part_of(name) not in frozen and not (unwanted is not None and unwanted.match(name))
+        return model.part_of(name) not in closed and not (unwanted is not None and unwanted.match(name))
 
     if wanted is not None and wanted.is_regex and model.PARAMETER_TARGETS:
         wanted = last_parts(model, wanted, is_open=is_open)
@@ -200,7 +200,9 @@ def add_lora(
     for place in targeted:
         place.parent.replace(place.child_name, _adapted(place, settings))
     if not targeted and not num_parameters:
-        raise InputError(f"--lora-targets {targets}: no layer is left to adapt outside the frozen parts")
+        raise InputError(
+            f"--lora-targets {targets}: no layer is left to adapt outside the parts that are frozen or trained in full"
+        )
     _check_closed([place for place in places if place not in open_places], ranks, model)
 
 
@@ -322,12 +324,15 @@ def _adapted(place: Place, settings: AdapterSettings) -> Module:
     return Lora(base, *sides, settings.of_linear(*sides))
 
 
-def quantize(model: Model, compute_dtype: DType, *, double_quantises: bool = True) -> None:
-    """Turn every Linear but the output head into ``Linear4bit``, as ``load_in_4bit`` does; 1-D convolutions too."""
+def quantize(
+    model: Model, compute_dtype: DType, *, double_quantises: bool = True, skipped: Collection[Part] = ()
+) -> None:
+    """Turn every Linear but the output head and those in ``skipped`` parts into ``Linear4bit``, as ``load_in_4bit``
+    does; 1-D convolutions too."""
     for place in places_of(model):
         if not isinstance(place.child, Linear) or isinstance(place.child, DerivedLinear):
             continue
-        if place.child is not model.head:
+        if place.child is not model.head and model.part_of(place.name) not in skipped:
             packed = Linear4bit(place.child, compute_dtype, double_quantises=double_quantises)
             place.parent.replace(place.child_name, packed)
 

@@ -25,7 +25,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     Raises InputError if nothing would be trained or a LoRA target matches nothing.
     """
     model = model if isinstance(model, Model) else build_model(model)
-    frozen = frozen_parts(model, recipe)
+    frozen, full = frozen_parts(recipe), full_parts(recipe)
     if recipe.liger_layers:
         use_liger_layers(model)
     mark_tileable_mlps(model)
@@ -33,14 +33,16 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
         split_layers(model, recipe.lora_targets, recipe.lora_exclude)
     set_checkpointing(model.stacks(), recipe)
     if recipe.method is Method.QLORA:
-        quantize(model, recipe.precision.dtype, double_quantises=recipe.use_double_quant)
+        quantize(model, recipe.precision.dtype, double_quantises=recipe.use_double_quant, skipped=full)
     parameters: list[Parameter] = []
     copies: list[Parameter] = []
+    own: list[Parameter] = []  # trained beside adapters
     for part, parameter in model.distinct_parameters():
-        is_trained = not recipe.trains_adapters and part not in frozen
+        is_trained = part in full if recipe.trains_adapters else part not in frozen
         parameter.requires_grad = is_trained and not parameter.is_constant
         parameter.dtype = recipe.frozen_dtype
         parameters.append(parameter)
+        own += [parameter] if recipe.trains_adapters and parameter.requires_grad else []
     if recipe.trains_adapters:
         loaded = set(map(id, parameters))
         settings = AdapterSettings(
@@ -49,7 +51,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
             use_dora=recipe.use_dora,
             changes_base=recipe.changes_base,
         )
-        add_lora(model, settings, targets=recipe.lora_targets, exclude=recipe.lora_exclude, frozen=frozen)
+        add_lora(model, settings, targets=recipe.lora_targets, exclude=recipe.lora_exclude, closed=frozen | full)
         copies = _copy_embeddings(model) if recipe.train_embeddings else []
         parameters = [parameter for _, parameter in model.distinct_parameters()]
         for parameter in parameters:
@@ -59,6 +61,8 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     model.buffer_dtype = recipe.buffer_dtype
     for parameter in copies:
         parameter.dtype = recipe.copy_dtype
+    for parameter in own:
+        parameter.dtype = recipe.full_part_dtype
     mark_input_embeddings(model)
     if not any(parameter.requires_grad for parameter in parameters):
         raise InputError(
@@ -85,7 +89,7 @@ def mark_tileable_mlps(model: Model) -> None:
                 mlp.can_be_tiled = True
 
 
-def frozen_parts(model: Model, recipe: Recipe) -> frozenset[Part]:
+def frozen_parts(recipe: Recipe) -> frozenset[Part]:
     """The parts that the recipe leaves alone."""
     trains = {
         Part.VISION: recipe.train_vision,
@@ -93,6 +97,12 @@ def frozen_parts(model: Model, recipe: Recipe) -> frozenset[Part]:
         Part.LANGUAGE: recipe.train_language,
     }
     return frozenset(part for part, is_trained in trains.items() if not is_trained)
+
+
+def full_parts(recipe: Recipe) -> frozenset[Part]:
+    """The parts whose own weights are trained beside adapters of others."""
+    is_full = {Part.VISION: recipe.full_vision, Part.PROJECTOR: recipe.full_projector}
+    return frozenset(part for part, is_own in is_full.items() if is_own and recipe.trains_adapters)
 
 
 def _set_types(parameters: Iterable[Parameter], recipe: Recipe) -> None:

@@ -72,6 +72,8 @@ TRAINED = under(
     _switch("train_vision", "Train or freeze the vision encoder."),
     _switch("train_projector", "Train or freeze the projector from vision to language."),
     _switch("train_language", "Train or freeze the language model."),
+    _switch("full_vision", "With adapters, train the vision encoder's own weights, without adapters."),
+    _switch("full_projector", "With adapters, train the projector's own weights, as LLaVA does."),
 )
 NUMBERS = under(
     "Precision and optimizer",

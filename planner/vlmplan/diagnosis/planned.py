@@ -56,7 +56,7 @@ WORTH_SAYING = 0.95
 """Part of the device below which training less is worth saying. A choice."""
 NARROWER: tuple[tuple[str, Options], ...] = (
     ("Without trained embeddings and head (--no-train-embeddings)", {"train_embeddings": False}),
-    ("With a frozen vision tower (--freeze-vision)", {"train_vision": False}),
+    ("With a frozen vision tower (--freeze-vision)", {"train_vision": False, "full_vision": False}),
 )
 """What trains beside the adapters of the language model, often without being meant."""
 BESIDE_TRAINING = (RunPhase.EVALUATION, RunPhase.GENERATION, RunPhase.RESUME, RunPhase.SAVE, RunPhase.DATA)

@@ -67,6 +67,8 @@ class DecidedRecipe:
     train_vision: bool | None = None
     train_projector: bool | None = None
     train_language: bool | None = None
+    full_vision: bool | None = None
+    full_projector: bool | None = None
     micro_batch: int | None = None
     grad_accum: int | None = None
     hpz: int | None = None

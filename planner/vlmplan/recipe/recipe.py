@@ -174,6 +174,17 @@ class Recipe(RecipeSettings):
         return self.precision.dtype if says_type or self.autocast is None else DType.FLOAT32
 
     @property
+    def full_part_dtype(self) -> DType:
+        """Element type of parts that are trained in full beside adapters: they are the model's own, so that what peft
+        makes float32 of a 4-bit model are they too (``prepare_model_for_kbit_training``)."""
+        return DType.FLOAT32 if self.upcasts_frozen else self.copy_dtype
+
+    @property
+    def trains_full_parts(self) -> bool:
+        """Whether weights of the model itself are trained beside adapters."""
+        return self.trains_adapters and (self.full_vision or self.full_projector)
+
+    @property
     def changes_base(self) -> bool:
         """Whether adapters start as parts of the weights, which keep the rest (PiSSA, OLoRA)."""
         return self.trains_adapters and self.lora_init.startswith((PISSA, OLORA))

@@ -61,6 +61,10 @@ class RecipeSettings:
     train_vision: bool = True
     train_projector: bool = True
     train_language: bool = True
+    full_vision: bool = False
+    """Beside adapters the vision encoder's own weights are trained; it gets no adapters."""
+    full_projector: bool = False
+    """The same of the projector, as LLaVA's scripts have it."""
     precision: Precision = Precision.BF16
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     fuses_optimizer: bool = True
@@ -157,6 +161,7 @@ MODEL_FIELDS = (
     *("method", "lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
     *("lora_init", "loraplus_lr_ratio", "use_double_quant"),
     *("adapter_dtype", "train_embeddings", "train_vision", "train_projector", "train_language"),
+    *("full_vision", "full_projector"),
     *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen", "liger_layers"),
 )
 """What a prepared model depends on."""
@@ -180,12 +185,13 @@ GROUPS = (MODEL_FIELDS, ENGINE_FIELDS, UPDATE_FIELDS, MICRO_BATCH_FIELDS, PROCES
 """Every field of ``RecipeSettings`` is in one of them."""
 ADAPTER_FIELDS = (
     *("lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
-    *("lora_init", "loraplus_lr_ratio", "adapter_dtype", "train_embeddings"),
+    *("lora_init", "loraplus_lr_ratio", "adapter_dtype", "train_embeddings", "full_vision", "full_projector"),
 )
 """Settings that mean nothing where all weights are trained (``Method.FULL``)."""
 RESULT_FIELDS = (
     *("method", "lora_rank", "lora_targets", "lora_alpha", "use_rslora", "use_dora", "lora_init", "lora_exclude"),
     *("train_embeddings", "train_vision", "train_projector", "train_language", "optimizer"),
+    *("full_vision", "full_projector"),
 )
 """Settings that two runs must share for one to start from the weights or the adapter of the other."""
 CHANGEABLE_FIELDS = (

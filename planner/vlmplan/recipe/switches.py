@@ -10,6 +10,8 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "train_vision": ("train-vision", "freeze-vision"),
     "train_projector": ("train-projector", "freeze-projector"),
     "train_language": ("train-language", "freeze-language"),
+    "full_vision": ("full-vision", "no-full-vision"),
+    "full_projector": ("full-projector", "no-full-projector"),
     "fuses_optimizer": ("fused-optimizer", "foreach-optimizer"),
     "caches_casts": ("cached-casts", "no-cached-casts"),
     "upcasts_frozen": ("kbit-upcast", "no-kbit-upcast"),

@@ -18,8 +18,9 @@ from vlmplan.workload import ModelFiles
 
 FSDP_SWITCHES = ("reshard_after_forward", "sync_each_batch", "shards_packed")
 """Those that are on unless somebody says otherwise; that they are off, or the other is on, a rule refuses."""
-OF_PARTS = ("train_vision", "train_projector", "vision_activation_checkpointing")
+OF_PARTS = ("train_vision", "train_projector", "full_vision", "full_projector", "vision_activation_checkpointing")
 """Settings of parts that a model of text does not have."""
+PROJECTORS = ("train_projector", "full_projector")
 
 
 def typed_recipe(request: Request) -> DecidedRecipe:
@@ -92,7 +93,7 @@ def _of_parts(typed: DecidedRecipe, model: ModelFiles) -> Iterator[str]:
         return
     for name in OF_PARTS:
         value = getattr(typed, name)
-        if value is None or (model.hears_prompt and name != "train_projector"):  # its encoder is trained or not
+        if value is None or (model.hears_prompt and name not in PROJECTORS):  # its encoder is trained or not
             continue
         yield f"{option_text(name, value)} has no effect: {model.id} has no such part"
 
@@ -107,4 +108,5 @@ def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> D
     if sees_nothing(model) and not model.hears_prompt:
         idle += ["vision_activation_checkpointing"]
         idle += [name for name in ("train_vision", "train_projector") if getattr(recipe, name)]
+        idle += ["full_vision", "full_projector"]
     return replace(decided, **dict.fromkeys(idle))

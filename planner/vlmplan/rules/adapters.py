@@ -245,14 +245,25 @@ def float32_adapters_are_of_plain_pytorch(context: RuleContext) -> str | None:
 
 
 @ADAPTER_RULES.error("deepspeed runtime/zero/utils.py defragment: trained shards of one rank have one type (seen)")
-def wide_adapters_have_no_narrow_copies_beside_them(context: RuleContext) -> str | None:
+def wide_adapters_have_no_narrow_weights_beside_them(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if not recipe.keeps_adapters_wide or not recipe.train_embeddings or recipe.copy_dtype is recipe.trained_dtype:
+    beside = [name for name in ("train_embeddings", "full_vision", "full_projector") if getattr(recipe, name)]
+    if not recipe.keeps_adapters_wide or not beside or recipe.copy_dtype is recipe.trained_dtype:
         return None
+    what = "peft's copies of embeddings are" if beside[0] == "train_embeddings" else "those of the model are"
     return (
-        "--adapter-dtype float32 does not go with --train-embeddings under ZeRO-3, whose trained weights are of one "
-        "type, and peft's copies of embeddings are 16 bit; leave one of them off"
+        f"--adapter-dtype float32 does not go with {option_name(beside[0])} under ZeRO-3, whose trained weights are of "
+        f"one type, and {what} 16 bit; leave one of them off"
     )
+
+
+@ADAPTER_RULES.error("vlmplan: a part is trained in full or not at all")
+def a_frozen_part_is_not_trained_in_full(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    for part in ("vision", "projector"):
+        if getattr(recipe, f"full_{part}") and not getattr(recipe, f"train_{part}"):
+            return f"--full-{part} does not go with --freeze-{part}; leave one of them off"
+    return None
 
 
 def _adapted(context: RuleContext, types: Set[str]) -> ModelFacts | None:

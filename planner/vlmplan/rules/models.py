@@ -172,10 +172,13 @@ def fp16_gradients_cannot_be_unscaled(context: RuleContext) -> str | None:
             if recipe.trained_dtype is DType.FLOAT16
             else None
         )
-    has_copies = recipe.train_embeddings and recipe.copy_dtype is DType.FLOAT16
-    if recipe.trained_dtype is DType.FLOAT32 and not has_copies:
+    beside = [
+        *(["trained copies of embeddings"] if recipe.train_embeddings and recipe.copy_dtype is DType.FLOAT16 else []),
+        *(["parts trained in full"] if recipe.trains_full_parts and recipe.full_part_dtype is DType.FLOAT16 else []),
+    ]
+    if recipe.trained_dtype is DType.FLOAT32 and not beside:
         return None
-    what = "trained copies of embeddings" if recipe.trained_dtype is DType.FLOAT32 else "adapters"
+    what = beside[0] if recipe.trained_dtype is DType.FLOAT32 else "adapters"
     return (
         f"--precision fp16 needs float32 gradients in plain PyTorch, but {what} would be float16; give --precision "
         f"bf16, or leave --adapter-dtype {recipe.adapter_dtype.value} off"
@@ -266,8 +269,10 @@ def smolvlm_has_its_tower_in_the_type_of_its_embeddings(context: RuleContext) ->
     if model is None or model.model_type != "smolvlm" or recipe.casts_weights:
         return None
     if recipe.trains_adapters:
-        tower, embeddings = recipe.frozen_dtype, recipe.copy_dtype if recipe.train_embeddings else recipe.frozen_dtype
-        option, instead = "--train-embeddings", "--adapter-dtype model"
+        tower = recipe.full_part_dtype if recipe.full_vision else recipe.frozen_dtype
+        embeddings = recipe.copy_dtype if recipe.train_embeddings else recipe.frozen_dtype
+        option = "--full-vision" if recipe.full_vision else "--train-embeddings"
+        instead = "--adapter-dtype model"
     else:
         tower = recipe.held_dtype if recipe.train_vision else recipe.frozen_dtype
         embeddings = recipe.held_dtype if recipe.train_language else recipe.frozen_dtype

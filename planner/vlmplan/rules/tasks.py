@@ -74,6 +74,15 @@ def loss_of_verl_is_of_verl(context: RuleContext) -> str | None:
     return f"--loss {recipe.loss.value} is of --task grpo with --task-trainer verl; give --loss chunked, full or model"
 
 
+@TASK_RULES.error("peft disable_adapter, by which TRL asks the reference: weights of the model itself stay as trained")
+def a_reference_has_no_trained_weights_of_its_own(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.task is None or not recipe.trains_full_parts:
+        return None
+    full = "vision" if recipe.full_vision else "projector"
+    return f"--full-{full} is not planned with --task {recipe.task.kind.value}; leave it off"
+
+
 @TASK_RULES.error("vlmplan: evaluations are planned of samples as they are")
 def tasks_are_not_evaluated(context: RuleContext) -> str | None:
     recipe = context.recipe

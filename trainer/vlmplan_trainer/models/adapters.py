@@ -19,7 +19,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ALL_LINEAR, DEFAULT_INIT, REGEX
 from vlmplan.recipe.lora_targets import layer_targets, listed_targets, stacked_targets, unpacked_linears
 from vlmplan.run.training import adapter_problem
-from vlmplan_trainer.models.parts import Part, Parts, frozen_parts
+from vlmplan_trainer.models.parts import Part, Parts, frozen_parts, full_parts
 from vlmplan_trainer.probe import kind_of, name_of
 
 ATTENTION = "attention"
@@ -45,6 +45,7 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
+    full = [parameter for parameter in model.parameters() if parameter.requires_grad]  # ``parts.freeze``
     embeddings = _embedding_names(model) if recipe.train_embeddings else None
     ties = bool(model.all_tied_weights_keys)
     config = LoraConfig(
@@ -65,6 +66,8 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise InputError(f"--lora-targets {recipe.lora_targets}: {error}") from None
+    for parameter in full:  # which peft has frozen with the rest
+        parameter.requires_grad_(True)
     if embeddings is not None:
         _tie_copies(adapted)
     if recipe.changes_base:
@@ -156,6 +159,13 @@ def load_adapter(model: Any, folder: Path, recipe: Recipe) -> None:
         weights = load_peft_weights(str(folder), device="cpu")
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise InputError(f"--adapter {folder}: its weights cannot be read: {shown(str(error))}") from None
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    others = [name for name in weights if "lora_" not in name and name not in trained]
+    if others and not recipe.train_embeddings:
+        raise InputError(
+            f"--adapter {folder} holds weights of the model itself, {others[0]} first, which the plan does not train; "
+            f"plan with --full-vision, --full-projector or --train-embeddings, as the adapter was trained"
+        )
     with _gathered([parameter for parameter in model.parameters() if parameter.requires_grad]):
         try:
             found = set_peft_model_state_dict(model, weights)
@@ -243,11 +253,11 @@ def _embedding_names(model: Any) -> list[str]:
 
 
 def _excluded_pattern(parts: Parts, recipe: Recipe) -> str | None:
-    """A regular expression of the names of all modules in frozen parts, and of those that the recipe leaves out; None
-    where there are none."""
-    frozen = frozen_parts(recipe)
-    patterns = [_pattern(prefix, parts) for prefix, part in parts.prefixes.items() if part in frozen]
-    if Part.LANGUAGE in frozen:  # the part of names without a prefix
+    """A regular expression of the names of all modules in parts that are frozen or trained in full, and of those that
+    the recipe leaves out; None where there are none."""
+    closed = frozen_parts(recipe) | full_parts(recipe)
+    patterns = [_pattern(prefix, parts) for prefix, part in parts.prefixes.items() if part in closed]
+    if Part.LANGUAGE in closed:  # the part of names without a prefix
         others = "|".join(re.escape(prefix) for prefix in parts.prefixes)
         patterns.append(rf"(?!(?:{others})(?:\.|$)).*" if others else ".*")
     if recipe.lora_exclude is not None:
@@ -277,9 +287,10 @@ def quantize(
     *,
     storage: torch.dtype = torch.uint8,
     double_quantises: bool = True,
+    skipped: Sequence[str] = (),
 ) -> None:
-    """Turn every Linear but the output head into bitsandbytes' ``Linear4bit`` in NF4, kept as ``storage``, with double
-    quantisation or not.
+    """Turn every Linear but the output head and those in ``skipped`` modules into bitsandbytes' ``Linear4bit`` in NF4,
+    kept as ``storage``, with double quantisation or not.
 
     What ``from_pretrained`` does with weights from a file, for weights that are there already: in the order of their
     names each goes to ``device``, and is packed there.
@@ -288,7 +299,7 @@ def quantize(
     from transformers.core_model_loading import dot_natural_key
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
-    packed = {id(linear.weight): (parent, name, linear) for parent, name, linear in _linears(model)}
+    packed = {id(linear.weight): (parent, name, linear) for parent, name, linear in _linears(model, skipped)}
     for _, parameter in sorted(model.named_parameters(), key=lambda named: dot_natural_key(named[0])):
         if id(parameter) not in packed:
             parameter.data = parameter.data.to(device)
@@ -306,13 +317,14 @@ def quantize(
     model.hf_quantizer = Bnb4BitHfQuantizer(config)  # Hugging Face's Trainer asks it whether adapters can be trained
 
 
-def _linears(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
+def _linears(model: Any, skipped: Sequence[str]) -> Iterator[tuple[nn.Module, str, Any]]:
     head, unpacked = model.get_output_embeddings(), unpacked_linears(model.config.model_type)
     for name, module in model.named_modules():
         parent, _, child_name = name.rpartition(".")
         # A class derived from Linear stays as it is (transformers' replace_with_bnb_linear).
         is_packed = (type(module) is nn.Linear or kind_of(module) == "conv1d") and module is not head
-        if is_packed and child_name not in unpacked:
+        is_skipped = any(f"{name}.".startswith(f"{one}.") for one in skipped)
+        if is_packed and not is_skipped and child_name not in unpacked:
             yield model.get_submodule(parent), child_name, module
 
 

@@ -26,7 +26,7 @@ from vlmplan.workload import EAGER_TOWER_TYPES, ModelFiles
 from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.computed_weights import gathering_tables
-from vlmplan_trainer.models.parts import Parts, freeze
+from vlmplan_trainer.models.parts import Parts, freeze, full_modules
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.models.stored_weights import load_stored
@@ -43,6 +43,8 @@ from vlmplan_trainer.probe import (
 
 TRAINED_COPY = ".modules_to_save."
 """What is in the names of peft's trained copies."""
+OF_ADAPTERS = ".lora_"
+"""What is in the names of the weights of adapters."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -78,11 +80,13 @@ class LoadedModel:
     """``model`` is peft's where it has adapters; ``config`` is transformers' configuration as the checkpoint has it.
 
     ``taken_out``: what adapters of PiSSA or OLoRA started from, by name, which the model's weights are without.
+    ``full_modules``: names of modules that are trained in full beside adapters.
     """
 
     model: nn.Module
     config: Any
     taken_out: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    full_modules: tuple[str, ...] = ()
 
 
 def load_processing(plan: Plan, *, random_weights: bool = False) -> Processing:
@@ -138,12 +142,13 @@ def load_model(
         said = copy.deepcopy(model.config)
         _without_cache(model.config)
         taken_out: dict[str, torch.Tensor] = {}
+        full = tuple(full_modules(model, Parts(model), recipe))
         prepared = prepare(model, recipe, taken_out)
         tile_mlps(model, recipe, plan.workload.seq_len)
         if adapter is not None:
             load_adapter(prepared, adapter, recipe)
     _check_size(prepared, plan)
-    return LoadedModel(model=prepared, config=said, taken_out=taken_out)
+    return LoadedModel(model=prepared, config=said, taken_out=taken_out, full_modules=full)
 
 
 def prepare(model: Any, recipe: Recipe, taken_out: dict[str, torch.Tensor] | None = None) -> Any:
@@ -167,8 +172,10 @@ def set_types(model: nn.Module, recipe: Recipe) -> None:
     """Give every weight the element type of the recipe's table; 4-bit weights stay as they are."""
     trained, frozen = torch_dtype(recipe.held_dtype), torch_dtype(recipe.frozen_held_dtype)
     copy = trained if recipe.fsdp else torch_dtype(recipe.copy_dtype)
+    full = trained if recipe.fsdp or not recipe.trains_adapters else torch_dtype(recipe.full_part_dtype)
     for name, parameter in model.named_parameters():
-        dtype = (copy if TRAINED_COPY in name else trained) if parameter.requires_grad else frozen
+        of_peft = trained if OF_ADAPTERS in name else copy if TRAINED_COPY in name else full
+        dtype = of_peft if parameter.requires_grad else frozen
         is_packed = getattr(parameter, "quant_state", None) is not None
         if is_packed or not parameter.is_floating_point() or parameter.dtype == dtype:
             continue
@@ -267,8 +274,14 @@ def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any
         config, dtype=torch_dtype(recipe.loaded_dtype), attn_implementation=_attention(config, recipe)
     )
     if recipe.method is Method.QLORA:
-        computed, storage = torch_dtype(recipe.precision.dtype), _storage(recipe)
-        quantize(model, computed, device, storage=storage, double_quantises=recipe.use_double_quant)
+        quantize(
+            model,
+            torch_dtype(recipe.precision.dtype),
+            device,
+            storage=_storage(recipe),
+            double_quantises=recipe.use_double_quant,
+            skipped=full_modules(model, Parts(model), recipe),
+        )
         model.to(device)
     return model
 
@@ -289,7 +302,7 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
             bnb_4bit_use_double_quant=recipe.use_double_quant,
             bnb_4bit_compute_dtype=torch_dtype(recipe.precision.dtype),
             bnb_4bit_quant_storage=_storage(recipe),
-            llm_int8_skip_modules=[_head_name(kind, config), *unpacked_linears(config.model_type)],
+            llm_int8_skip_modules=[*_unpacked(kind, config, recipe), *unpacked_linears(config.model_type)],
         )
         more["device_map"] = {"": str(device)}
     else:
@@ -314,10 +327,11 @@ def _attention(config: Any, recipe: Recipe) -> str | dict[str, str]:
     return sections | {"audio_config": "eager"}
 
 
-def _head_name(kind: Any, config: Any) -> str:
+def _unpacked(kind: Any, config: Any, recipe: Recipe) -> list[str]:
+    """The names of modules whose weights are not quantised: the head, and what is trained in full."""
     with torch.device("meta"):
         model = name_head(kind._from_config(config))
-    return str(name_of(model, model.get_output_embeddings()))
+    return [str(name_of(model, model.get_output_embeddings())), *full_modules(model, Parts(model), recipe)]
 
 
 def _device(plan: Plan) -> str:

@@ -100,9 +100,36 @@ def frozen_parts(recipe: Recipe) -> frozenset[Part]:
     return frozenset(part for part, is_trained in trains.items() if not is_trained)
 
 
+def full_parts(recipe: Recipe) -> frozenset[Part]:
+    """The parts whose own weights are trained beside adapters of others."""
+    is_full = {Part.VISION: recipe.full_vision, Part.PROJECTOR: recipe.full_projector}
+    return frozenset(part for part, is_own in is_full.items() if is_own and recipe.trains_adapters)
+
+
+def full_modules(model: nn.Module, parts: Parts, recipe: Recipe) -> list[str]:
+    """The names of the largest modules that have weights of ``full_parts`` alone, but for lists of modules, which peft
+    does not take for ``modules_to_save``."""
+    full = full_parts(recipe)
+    found: list[str] = []
+
+    def look(module: nn.Module, name: str) -> None:
+        names = [f"{name}.{own}" if name else own for own, _ in module.named_parameters()]
+        if not any(parts[one] in full for one in names):
+            return
+        if name and not isinstance(module, nn.ModuleList) and all(parts[one] in full for one in names):
+            found.append(name)
+            return
+        for child_name, child in module.named_children():
+            look(child, f"{name}.{child_name}" if name else child_name)
+
+    look(model, "")
+    return found
+
+
 def freeze(model: nn.Module, parts: Parts, recipe: Recipe) -> None:
-    """Let what the recipe trains need gradients: nothing where adapters will be, else all parts but the frozen ones."""
-    frozen = frozen_parts(recipe)
+    """Let what the recipe trains of the model's own weights need gradients: all parts but the frozen ones, or where
+    adapters will be those that are trained in full beside them."""
+    frozen, full = frozen_parts(recipe), full_parts(recipe)
     constants = {
         id(parameter)
         for module in model.modules()
@@ -112,6 +139,7 @@ def freeze(model: nn.Module, parts: Parts, recipe: Recipe) -> None:
     constant_name = CONSTANT_NAMES.get(str(getattr(model.config, "model_type", "")))
     for name, parameter in model.named_parameters():
         is_constant = id(parameter) in constants or name == constant_name
-        is_trained = not recipe.trains_adapters and parts[name] not in frozen and not is_constant
+        is_wanted = parts[name] in full if recipe.trains_adapters else parts[name] not in frozen
+        is_trained = is_wanted and not is_constant
         if parameter.is_floating_point():
             parameter.requires_grad_(is_trained)

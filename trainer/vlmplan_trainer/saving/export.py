@@ -7,12 +7,14 @@ name of the model that it belongs to.
 import copy
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from vlmplan.errors import UnavailableError
 from vlmplan.files import READABLE
@@ -23,6 +25,10 @@ from vlmplan_trainer.models.adapters import converted_config, with_what_was_take
 from vlmplan_trainer.models.load import LoadedModel, Processing, load_base
 from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_classes, say_speech
 
+SAFETENSORS_WEIGHTS_NAME = "adapter_model.safetensors"
+OF_PEFT = "base_model.model."
+"""What peft puts before the names of the model in its own."""
+
 
 def export(engine: Engine, loaded: LoadedModel, processing: Processing, output_dir: Path, *, is_adapter: bool) -> Path:
     """Write the trained model, or the adapter; every rank calls it."""
@@ -31,10 +37,11 @@ def export(engine: Engine, loaded: LoadedModel, processing: Processing, output_d
     if engine.rank == 0 and weights is not None:
         with _unfinished(place) as folder:
             if is_adapter:
-                with _for_plain_weights(engine.model, is_changed=bool(loaded.taken_out)):
+                with _exported_config(engine.model, loaded):
                     config: Any = next(iter(engine.model.peft_config.values()))  # pyright: ignore[reportCallIssue]
                     whole = with_what_was_taken_out(weights, loaded.taken_out, config.r)
                     _write_adapter(engine.model, processing, folder, whole)
+                    _add_full_modules(folder, weights, loaded.full_modules)
             else:
                 with _untrained_config(engine.model, loaded):
                     _write_model(engine.model, processing, folder, state_dict=weights)
@@ -104,12 +111,29 @@ def _write_model(model: Any, processing: Processing, folder: Path, **more: Any) 
     say_speech(folder, processing.speech)
 
 
+def _add_full_modules(folder: Path, weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+    """Write the weights of modules that are trained in full into the adapter's file, as peft has those of its
+    ``modules_to_save`` there."""
+    if not names:
+        return
+    file = folder / SAFETENSORS_WEIGHTS_NAME
+    tensors = load_file(file)
+    prefixes = tuple(f"{OF_PEFT}{name}." for name in names)
+    tensors |= {name: one.cpu().contiguous() for name, one in weights.items() if name.startswith(prefixes)}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 @contextmanager
-def _for_plain_weights(model: Any, *, is_changed: bool) -> Iterator[None]:
-    """Inside, ``model`` has the settings of adapters that belong to the weights as they were before PiSSA or OLoRA."""
+def _exported_config(model: Any, loaded: LoadedModel) -> Iterator[None]:
+    """Inside, ``model`` has the settings of adapters that belong to the weights as they were before PiSSA or OLoRA, and
+    says which modules are trained in full."""
     kept = dict(model.peft_config)
-    if is_changed:
+    if loaded.taken_out:
         model.peft_config.update({name: converted_config(config) for name, config in kept.items()})
+    if loaded.full_modules:
+        for name, config in model.peft_config.items():
+            model.peft_config[name] = changed = copy.copy(config)
+            changed.modules_to_save = [*(config.modules_to_save or ()), *loaded.full_modules]
     try:
         yield
     finally:
