@@ -43,6 +43,8 @@ OTHER = {
     "train_embeddings": True,
     "train_vision": False,
     "train_projector": False,
+    "full_vision": True,
+    "full_projector": True,
     "train_language": False,
     "optimizer": OptimizerKind.ADAMW_8BIT,
 }

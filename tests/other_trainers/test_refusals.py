@@ -13,18 +13,16 @@ from vlmplan.other_trainers.plain_trainer import MAX_NAMED, OPTIONS_OF_SCRIPTS
 MODEL = "qwen2.5-0.5b"
 TRL_FILE = "model_name_or_path: m\ndataset_name: d\n"
 BATCH = "--per_device_train_batch_size 4 --bf16 True"
-OF_QWEN_VL = f"""lr=2e-7
+OF_LLAVA = f"""lr=2e-7
 args="
     --model_name_or_path {MODEL} \\
-    --dataset_use public_dataset1 \\
-    --data_flatten True \\
-    --tune_mm_vision False \\
-    --tune_mm_llm True \\
+    --version v1 \\
+    --tune_mm_mlp_adapter True \\
+    --lora_enable True \\
     {BATCH} \\
-    --max_pixels 50176 \\
     --learning_rate ${{lr}} \\
-    --model_max_length 8192"
-torchrun --nproc_per_node=8 qwenvl/train/train_qwen.py ${{args}}
+    --model_max_length 2048"
+torchrun --nproc_per_node=8 llava/train/train_mem.py ${{args}}
 """
 
 
@@ -48,9 +46,9 @@ def sentence(read, text: str, name: str = "run.sh") -> str:
 
 
 def test_a_scripts_own_keys_are_named_once_together_with_the_options_that_mean_the_same(read):
-    said = sentence(read, OF_QWEN_VL)
-    named = "dataset_use, data_flatten (--batching), tune_mm_vision (--freeze-vision), tune_mm_llm (--freeze-language)"
-    assert f"{named}, max_pixels (--image-size) and model_max_length (--seq-len) are no arguments of" in said
+    said = sentence(read, OF_LLAVA)
+    named = "version, tune_mm_mlp_adapter (--freeze-projector), lora_enable (--method)"
+    assert f"{named} and model_max_length (--seq-len) are no arguments of" in said
     assert "did you mean" not in said
     assert said.count("Hugging Face's Trainer") == 1
 

@@ -49,6 +49,8 @@ from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_u
 from vlmplan.other_trainers.verl.easyr1 import EASYR1, read_easyr1
 from vlmplan.other_trainers.verl.hydra import flattened
 from vlmplan.other_trainers.verl.reading import VERL, read_verl
+from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE, read_qwen_finetune
+from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES, read_qwen_series
 from vlmplan.other_trainers.whose import trainer_of
 from vlmplan.recipe.choices import Method, Precision
 from vlmplan.units import counted
@@ -67,6 +69,8 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     "swift": (MS_SWIFT, read_ms_swift),
     "axolotl": (AXOLOTL, read_axolotl),
     OTHER: (TRAINER, read_plain_trainer),
+    QWEN_FINETUNE: (QWEN_FINETUNE, read_qwen_finetune),
+    QWEN_SERIES: (QWEN_SERIES, read_qwen_series),
     TRL_RUN: (TRL, read_trl_program),
     TRL_DPO_RUN: (TRL, read_trl_dpo_program),
     TRAINER_RUN: (TRAINER, read_trainer_program),
@@ -92,7 +96,7 @@ OF_RUNS: Mapping[str, str] = {
 }
 """Keys of ``TrainingArguments`` whose defaults are not taken for runs of which accelerate's file alone is known."""
 MODEL_KEYS = (
-    *("model_name_or_path", "model", "model_id_or_path", "base_model", "model_name"),
+    *("model_name_or_path", "model", "model_id_or_path", "model_id", "base_model", "model_name"),
     *("actor_rollout_ref.model.path", "worker.actor.model.model_path"),
 )
 NESTED = (VERL_RUN, EASYR1_RUN)

@@ -1,6 +1,6 @@
 """Which training command a shell script holds: the trainer, its options, and the files that they name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import PurePath
@@ -18,6 +18,10 @@ from vlmplan.other_trainers.launchers import (
 )
 from vlmplan.other_trainers.shell import Command, arguments_of, commands_of
 from vlmplan.other_trainers.verl.hydra import overrides_of
+from vlmplan.other_trainers.vision_scripts.qwen_finetune import KEYS as FINETUNE_KEYS
+from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE
+from vlmplan.other_trainers.vision_scripts.qwen_series import KEYS as SERIES_KEYS
+from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES
 
 TRL_DPO = "trl dpo"
 """Whose keys ``trl dpo`` takes, beside ``trl`` for those of ``trl sft``."""
@@ -45,10 +49,16 @@ OTHER_TASKS: Mapping[str, str] = {
     "grpo_vlm": "grpo",
     "reward_modeling": "reward",
     "run_orpo": "orpo",
-    "run_dpo": "dpo",
+    **dict.fromkeys(("run_dpo", "train_dpo"), "dpo"),
+    "train_grpo": "grpo",
+    "train_cls": "classification",
 }
 """Scripts of TRL, and of handbooks that are built on it, for which no file is read: by their names, what they train."""
 OTHER = "Trainer"
+OF_VISION: Mapping[str, frozenset[str]] = {QWEN_FINETUNE: FINETUNE_KEYS, QWEN_SERIES: SERIES_KEYS}
+"""Scripts for vision-language models, by options of their own."""
+LEAST_OF_VISION = 2
+"""Of them tell such a script: others have one, too."""
 OF_LLAMA_FACTORY = ("src", "train.py")
 """Its own script, which accelerate's launcher starts with a file of its keys."""
 VERL_RUN, EASYR1_RUN = "verl", "EasyR1"
@@ -181,7 +191,15 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
     if path.stem in OTHER_TASKS:
         return None
     is_own = path.suffix == ".py" and any(word.startswith("--per_device_train_batch_size") for word in words)
-    return OTHER if is_own else None
+    return trainer_of_options(words) if is_own else None
+
+
+def trainer_of_options(words: Sequence[str]) -> str:
+    """Which published script takes these options, whatever its copy is called; ``OTHER`` where none does."""
+    keys = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    counts = {name: len(own & keys) for name, own in OF_VISION.items()}
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] >= LEAST_OF_VISION else OTHER
 
 
 def _known(command: Command, program: str, words: tuple[str, ...], source: str) -> ScriptRun | None:

@@ -19,7 +19,8 @@ def as_usual(decided: DecidedRecipe, made_for: "Tool | None", model: ModelFiles)
         return decided
     from vlmplan.other_trainers.writing import usual
 
-    return decided.completed(usual(made_for, model, decided.batching))
+    full = DecidedRecipe(train_vision=decided.full_vision or None, train_projector=decided.full_projector or None)
+    return decided.completed(full).completed(usual(made_for, model, decided.batching))
 
 
 BEHAVIOUR_FOLLOWS = ("method", "precision", "zero_stage")

@@ -89,7 +89,7 @@ def model_options(model: nn.Module, arguments: Any) -> dict[str, Any]:
     packed = any(type(parameter).__name__ == "Params4bit" for parameter in base.parameters())
     if packed:
         options["method"] = "qlora"
-    options |= _frozen_options(base) if options["method"] == "full" else {}
+    options |= _frozen_options(base) if options["method"] == "full" else _full_options(base)
     if section is None:
         options |= _type_options(base, options["method"], arguments)
     elif options["method"] == "lora" and (section.get("zero_optimization") or {}).get("stage") == 3:
@@ -164,6 +164,16 @@ def _frozen_options(base: Any) -> dict[str, Any]:
         part = parts[name]
         trains[part] = trains.get(part, False) or parameter.requires_grad
     return {f"train_{part.value}": False for part, is_trained in trains.items() if not is_trained}
+
+
+def _full_options(base: Any) -> dict[str, Any]:
+    """The parts whose own weights are trained, all of them, beside adapters."""
+    parts = Parts(base)
+    own: dict[Part, set[bool]] = {}
+    for name, parameter in base.named_parameters():
+        if "lora_" not in name and "modules_to_save" not in name:
+            own.setdefault(parts[name], set()).add(parameter.requires_grad)
+    return {f"full_{part.value}": True for part, trained in own.items() if trained == {True}}
 
 
 def _type_options(base: Any, method: str, arguments: Any) -> dict[str, Any]:

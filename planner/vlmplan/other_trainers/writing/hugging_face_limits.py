@@ -65,6 +65,16 @@ LAYERS_AS_UNITS = Limit(
     is_behaviour=True,
 )
 COMMON_LIMITS: tuple[Limit, ...] = (
+    *(
+        Limit(
+            field=field,
+            allowed=always(False),
+            sentence="beside adapters it trains no weights of the model itself but copies; "
+            f"--{field.replace('_', '-')} is not to be had",
+            source="peft 0.21 tuners/tuners_utils.py freezes all but adapters and modules_to_save",
+        )
+        for field in ("full_vision", "full_projector")
+    ),
     Limit(
         field="tiled_mlp",
         allowed=always(False),

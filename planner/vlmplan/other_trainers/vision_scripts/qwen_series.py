@@ -1,0 +1,187 @@
+"""2U1/Qwen-VL-Series-Finetune (commit 93fef86): options of ``src/train/train_sft.py``.
+
+Sources there: ``src/params.py`` for keys and defaults, ``src/train/train_sft.py`` for what is trained and in which
+types, ``src/dataset/sft_dataset.py`` for samples.
+"""
+
+import ast
+import re
+from typing import Final, cast
+
+from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, without_limit
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, read_arguments
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.vision_scripts.qwen_finetune import OF_4_57
+from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.workload import ModelFiles
+
+QWEN_SERIES: Final = "Qwen-VL-Series-Finetune"
+KEYS: Final = frozenset(
+    """model_id freeze_vision_tower freeze_llm freeze_merger lora_enable vision_lora lora_namespan_exclude
+    num_lora_modules disable_flash_attn2 image_max_pixels image_min_pixels""".split()
+)
+"""That tell its options from those of other scripts."""
+DEFAULT_MODEL = "Qwen/Qwen2-VL-7B-Instruct"
+DEFAULTS = Defaults(optimizer="adamw_torch")
+DEFAULT_PIXELS = 3136, 12845056
+LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 64, 16, 0.05
+TOWER, MERGER = "visual", "merger"
+EMBEDDINGS = ("lm_head", "embed_tokens")
+WITHOUT_EFFECT = (
+    "cache_dir data_path eval_path eval_image_folder lazy_preprocess vision_lr merger_lr lora_weight_path "
+    "video_min_pixels video_max_pixels video_resized_width video_resized_height fps nframes"
+).split()
+
+
+def read_qwen_series(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What ``train_sft.py`` makes of these options. Raises InputError with everything that is wrong."""
+    arguments = read_arguments(settings, DEFAULTS)
+    name = settings.text("model_id", DEFAULT_MODEL)
+    method = _method(settings)
+    no_flash = settings.flag("disable_flash_attn2", False)
+    attention = AttentionImplementation.SDPA if no_flash else AttentionImplementation.FLASH_ATTENTION_2
+    options: dict[str, Value] = {
+        "model": name,
+        "attention": attention.value,
+        **_loss(settings, name),
+        **_images(settings),
+        **(_parts(settings) if method is Method.FULL else _adapters(settings, method)),
+    }
+    if "seq_len" not in options:
+        settings.note(f"samples are not cut, whatever max_seq_length says, so {without_limit(model)}")
+    settings.only("unfreeze_topk_llm unfreeze_topk_vision", NOT_PLANNED)
+    settings.only("use_liger_kernel liger_kernel_config", "beside the script's own use_liger it patches twice")
+    settings.ignore(("max_seq_length", "lora_rank", "lora_alpha", "lora_dropout", "use_dora"))
+    settings.ignore(("lora_bias", "lora_namespan_exclude", "num_lora_modules", "vision_lora", "quant_type"))
+    settings.ignore(WITHOUT_EFFECT)
+    settings.note(OF_4_57)
+    wide = arguments.precision is None
+    meaning = Meaning(
+        trainer=QWEN_SERIES,
+        model=model,
+        method=method,
+        options=options,
+        weights=WeightDtype.FLOAT32 if wide else WeightDtype.MODEL,
+        without_autocast=Precision.FP32,
+        upcasts_frozen=True,
+    )
+    doubles = settings.flag("double_quant", True)
+    meaning.use_double_quant = doubles if method is Method.QLORA else None
+    fewest, most = _pixels(settings)
+    folder = settings.text("image_folder", "")
+    meaning.data_rules = DataRules(pads_to=1, min_pixels=fewest, max_pixels=most, image_folder=folder or None)
+    return assembled(settings, arguments, meaning, around)
+
+
+def _method(settings: Settings) -> Method:
+    adapts = settings.flag("lora_enable", False)
+    bits = settings.count("bits", 16)
+    if bits not in (4, 8, 16):
+        settings.refuse("bits", "16, 8 or 4 is needed")
+    if bits == 8:
+        settings.refuse("bits", f"{NOT_PLANNED}; 16 and 4 are")
+    if bits == 4 and not adapts:
+        settings.refuse("bits", "4-bit weights are trained by adapters alone, with lora_enable True")
+    if bits == 4 and settings.flag("freeze_vision_tower", False):
+        settings.refuse("bits", f"the tower is not quantised there, and frozen beside 4-bit weights: {NOT_PLANNED}")
+    if bits == 4:
+        settings.only("quant_type", f"{NOT_PLANNED}; nf4 is", "nf4")
+    if not adapts:
+        return Method.FULL
+    return Method.QLORA if bits == 4 else Method.LORA
+
+
+def _loss(settings: Settings, name: str) -> dict[str, Value]:
+    """``use_liger`` patches the class of Qwen2-VL or Qwen2.5-VL with all of Liger's kernels, its loss among them; of
+    Qwen3-VL the script refuses it."""
+    if not settings.flag("use_liger", True):
+        return {"loss": LossKind.MODEL.value}
+    if "Qwen3" in name:
+        settings.refuse("use_liger", "the script raises ValueError for Qwen3-VL; use_liger False is needed")
+    return {"loss": LossKind.LIGER.value, "liger_layers": True}
+
+
+def _pixels(settings: Settings) -> tuple[int, int]:
+    fewest, most = (
+        settings.count(key, pixels, least=1)
+        for key, pixels in zip(("image_min_pixels", "image_max_pixels"), DEFAULT_PIXELS, strict=True)
+    )
+    return fewest, most
+
+
+def _images(settings: Settings) -> dict[str, Value]:
+    """Every image has the size that is said, else any up to the most pixels."""
+    width = settings.maybe_count("image_resized_width", least=1)
+    height = settings.maybe_count("image_resized_height", least=1)
+    if width is not None and height is not None:
+        return {"image_size": f"{width}x{height}"}
+    _, most = _pixels(settings)
+    if "image_max_pixels" not in settings:
+        return {}
+    settings.note(f"{OF_EVERY_IMAGE} image_max_pixels allows, {largest_image(most)}")
+    return {"image_size": largest_image(most)}
+
+
+def _parts(settings: Settings) -> dict[str, Value]:
+    """What ``configure_vision_tower`` and ``configure_llm`` freeze."""
+    settings.only("vision_lora", "the script takes it with lora_enable alone")
+    frozen = {
+        "vision": settings.flag("freeze_vision_tower", False),
+        "projector": settings.flag("freeze_merger", False),
+        "language": settings.flag("freeze_llm", False),
+    }
+    return {f"train_{part}": not is_frozen for part, is_frozen in frozen.items()}
+
+
+def _adapters(settings: Settings, method: Method) -> dict[str, Value]:
+    """Adapters on every Linear that no excluded word is in the name of. The tower and the merger that are not frozen
+    are trained in full beside them: after peft every weight with ``visual`` or ``merger`` in its name needs
+    gradients."""
+    if not settings.flag("freeze_llm", False):
+        settings.refuse_whole("lora_enable needs freeze_llm True: the script raises ValueError without")
+    adapts_tower = settings.flag("vision_lora", False)
+    trains_tower = not settings.flag("freeze_vision_tower", False)
+    trains_merger = not settings.flag("freeze_merger", False) or trains_tower
+    if adapts_tower and trains_tower:
+        settings.refuse_whole("vision_lora needs freeze_vision_tower True: the script raises ValueError without")
+    elif adapts_tower and trains_merger:
+        settings.refuse_whole(f"vision_lora beside a merger that is trained too, with its adapters: {NOT_PLANNED}")
+    settings.only("num_lora_modules", f"adapters on the last modules alone: {NOT_PLANNED}", "-1")
+    settings.only("lora_bias", NOT_PLANNED, "none")
+    words = _excluded_words(settings)
+    missing = [word for word in EMBEDDINGS if word not in words]
+    if missing:
+        settings.refuse_whole(
+            f"lora_namespan_exclude without {' and '.join(missing)} puts adapters on embeddings too: {NOT_PLANNED}"
+        )
+    others = [re.escape(word) for word in words if word not in (*EMBEDDINGS, TOWER)]
+    return {
+        "lora_rank": settings.count("lora_rank", LORA_RANK, least=1),
+        "lora_alpha": settings.count("lora_alpha", LORA_ALPHA, least=1),
+        "lora_dropout": settings.number("lora_dropout", LORA_DROPOUT),
+        "use_dora": settings.flag("use_dora", False),
+        "lora_targets": ALL_LINEAR,
+        **({"lora_exclude": f"{REGEX}.*(?:{'|'.join(others)}).*"} if others else {}),
+        "train_vision": adapts_tower or trains_tower,
+        "train_projector": adapts_tower or trains_merger,
+        "full_vision": trains_tower,
+        "full_projector": trains_merger,
+    }
+
+
+def _excluded_words(settings: Settings) -> list[str]:
+    """``lora_namespan_exclude`` as Python reads it: a list of texts."""
+    said = settings.raw("lora_namespan_exclude")
+    words: object = [] if said is None else said
+    if isinstance(words, str):
+        try:
+            words = ast.literal_eval(words)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            words = None
+    texts = cast(list[object], words) if isinstance(words, list) else [words]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(words, list):
+        settings.refuse("lora_namespan_exclude", "a list of texts as Python writes it is needed: ['lm_head']")
+        return list(EMBEDDINGS)
+    return [str(text) for text in texts]
