@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cli_calls import call
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
@@ -120,3 +121,20 @@ def test_what_the_series_script_refuses_or_is_not_planned_is_said(read, words: s
     with pytest.raises(InputError) as caught:
         read(words)
     assert said in str(caught.value)
+
+
+# -- what to change --------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_answered_with_keys_of_the_script_that_fit(tmp_path: Path):
+    """Without vlmplan's own loss, which no key of such a script means."""
+    script, fixed = tmp_path / "run.sh", tmp_path / "fixed.sh"
+    words = "--model_id Qwen/Qwen2.5-VL-3B-Instruct --deepspeed zero3.json"
+    script.write_text(f"{SERIES} --freeze_vision_tower False {words}\n")
+    (tmp_path / "zero3.json").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}')
+    asked = ("--gpu", "a100-sxm4-80gb:4", "--seq-len", "8192")
+    answer = call("check", str(script), *asked, "--fix", "--write", str(fixed))
+    assert "per_device_train_batch_size 4 -> " in answer.out
+    assert "chunked" not in answer.out
+    assert call("check", str(script), *asked).code == 3
+    assert call("check", str(fixed), *asked).code == 0

@@ -12,7 +12,14 @@ from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.models import find_model
 from vlmplan.other_trainers import OpenedConfig, TrainerConfig
-from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, cannot_train, key_changes, with_changes
+from vlmplan.other_trainers.editing.keys import (
+    KeyChanges,
+    Setup,
+    cannot_train,
+    key_changes,
+    unlike_script,
+    with_changes,
+)
 from vlmplan.other_trainers.writing import Tool
 from vlmplan.recipe import Recipe
 from vlmplan.request import OptionValue, Request, configured_request, image_size, with_samples
@@ -115,6 +122,18 @@ def trained_by(
     """What a request means. Raises InputError for what the tool that its configuration is for cannot do."""
     found = requested_setup(request, machine, model)
     reason = cannot_train(tool, found.recipe, model)
+    if reason is not None:
+        raise InputError(reason)
+    return found
+
+
+def trained_by_script(
+    present: Recipe, request: Request, machine: tuple[Cluster, Sequence[str]], model: ModelFiles
+) -> RequestedSetup:
+    """What a request means. Raises InputError for what a script around Hugging Face's Trainer, which trains ``present``
+    today, is not known to do."""
+    found = requested_setup(request, machine, model)
+    reason = unlike_script(present, found.recipe, model)
     if reason is not None:
         raise InputError(reason)
     return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.in_file import of_whole_models, trained_by
+from vlmplan.changes.in_file import of_whole_models, trained_by, trained_by_script
 from vlmplan.changes.kinds import all_changes
 from vlmplan.changes.least import Combination, least_combination
 from vlmplan.changes.trials import Trials
@@ -13,7 +13,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train
-from vlmplan.other_trainers.writing import tool_of_trainer
+from vlmplan.other_trainers.writing import SCRIPTS_AROUND_THE_TRAINER, tool_of_trainer
 from vlmplan.proposals.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.proposals.searches import ANY_GPU, Searches
 from vlmplan.proposals.single_changes import searched_changes
@@ -132,7 +132,11 @@ def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluste
     """What makes setups that the trainer of the request's configuration can train; None for the bundled one."""
     configured, model = request.configured, present.workload.model
     tool = None if configured is None else tool_of_trainer(configured.config.trainer)
-    if tool is None or cannot_train(tool, present.recipe, model) is not None:
+    if tool is None or configured is None:
+        return None
+    if configured.config.trainer in SCRIPTS_AROUND_THE_TRAINER:
+        return lambda asked, cluster: trained_by_script(present.recipe, asked, (cluster, ()), model)
+    if cannot_train(tool, present.recipe, model) is not None:
         return None
     return lambda asked, cluster: trained_by(tool, asked, (cluster, ()), model)
 

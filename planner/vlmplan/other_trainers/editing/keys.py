@@ -8,7 +8,7 @@ from typing import Any
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Cluster
-from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES
+from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, sees
 from vlmplan.other_trainers.axolotl.keys import ATTENTION_FLAGS
 from vlmplan.other_trainers.editing.accelerate_keys import accelerate_changes
 from vlmplan.other_trainers.editing.engine import (
@@ -24,7 +24,17 @@ from vlmplan.other_trainers.programs import UNSLOTH_DPO_RUN, UNSLOTH_RUN
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.shell import UNKNOWN
-from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, objection, settings_for, tool_of_trainer
+from vlmplan.other_trainers.writing import (
+    SCRIPTS_AROUND_THE_TRAINER,
+    Tool,
+    WrittenSetup,
+    behaviour,
+    limits_of,
+    objection,
+    settings_for,
+    tool_of_trainer,
+)
+from vlmplan.other_trainers.writing.limits import LimitContext, first_objection
 from vlmplan.recipe import Recipe
 from vlmplan.workload import ModelFiles, Workload
 
@@ -81,6 +91,12 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     if tool is None:
         num_gpus = after.cluster.num_gpus
         return KeyChanges(values=accelerate_changes(opened.values, before.recipe, after.recipe, num_gpus))
+    if config.trainer in SCRIPTS_AROUND_THE_TRAINER:
+        reason = unlike_script(before.recipe, after.recipe, before.workload.model)
+        if reason is not None:
+            raise InputError(reason)
+        own = _own_of_script(before)
+        before, after = (replace(setup, recipe=setup.recipe.with_changes(**own)) for setup in (before, after))
     mine, its = _written(tool, before), _written(tool, after)
     if mine.options != its.options:
         raise InputError(f"{config.trainer}'s file has no key for it")
@@ -108,6 +124,31 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
 def cannot_train(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
     """Why the tool cannot train a recipe that is as it behaves by itself in all that it decides; None if it can."""
     return objection(tool, behaviour(tool, recipe, model).applied_to(recipe), model)
+
+
+def unlike_script(present: Recipe, recipe: Recipe, model: ModelFiles) -> str | None:
+    """Why a script around Hugging Face's Trainer, which trains ``present``, may not train ``recipe``: the Trainer alone
+    cannot, or it is otherwise where the script itself does what the Trainer alone cannot; None if it can."""
+    contexts = [
+        LimitContext(recipe=behaviour(Tool.TRANSFORMERS, one, model).applied_to(one), sees=sees(model))
+        for one in (present, recipe)
+    ]
+    for limit in limits_of(Tool.TRANSFORMERS):
+        is_own = first_objection([limit], contexts[0]) is not None
+        is_other = getattr(recipe, limit.field) != getattr(present, limit.field)
+        reason = limit.sentence if is_own and is_other else None if is_own else first_objection([limit], contexts[1])
+        if reason is not None:
+            return reason
+    return None
+
+
+def _own_of_script(setup: Setup) -> dict[str, Any]:
+    """What the script does that Hugging Face's Trainer alone does not, as that does it: no key of it changes."""
+    model, recipe = setup.workload.model, setup.recipe
+    context = LimitContext(recipe=behaviour(Tool.TRANSFORMERS, recipe, model).applied_to(recipe), sees=sees(model))
+    beyond = [limit for limit in limits_of(Tool.TRANSFORMERS) if first_objection([limit], context) is not None]
+    allowed = {limit.field: limit.allowed(context) for limit in beyond}
+    return {field: values[0] for field, values in allowed.items() if values}
 
 
 def _written(tool: Tool, setup: Setup) -> WrittenSetup:

@@ -9,6 +9,7 @@ choice            a tool by its name: ``objection``, ``behaviour``, ``usual`` an
 """
 
 from vlmplan.other_trainers.writing.choice import (
+    SCRIPTS_AROUND_THE_TRAINER,
     behaviour,
     limits_of,
     objection,
@@ -24,6 +25,7 @@ from vlmplan.other_trainers.writing.record import DS_CONFIG_FILE, Tool, WrittenS
 
 __all__ = [
     "DS_CONFIG_FILE",
+    "SCRIPTS_AROUND_THE_TRAINER",
     "Limit",
     "LimitContext",
     "Tool",

@@ -10,6 +10,8 @@ from vlmplan.hardware import Cluster
 from vlmplan.model_types.thinkers import thinker_class
 from vlmplan.other_trainers.assembled import largest_image, sees
 from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE
+from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES
 from vlmplan.other_trainers.writing import axolotl, llama_factory, ms_swift, plain_trainer, trl
 from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
@@ -42,8 +44,14 @@ PACKS_ALL: Final = (
 fails at the first step); no option of these trainers is ``llm_int8_skip_modules``."""
 
 
+SCRIPTS_AROUND_THE_TRAINER = (QWEN_FINETUNE, QWEN_SERIES)
+
+
 def tool_of_trainer(title: str) -> Tool | None:
-    """The tool whose reader calls itself so (``TrainerConfig.trainer``); None for accelerate, which trains nothing."""
+    """The tool whose reader calls itself so (``TrainerConfig.trainer``), of a script around Hugging Face's Trainer that
+    Trainer; None for accelerate, which trains nothing."""
+    if title in SCRIPTS_AROUND_THE_TRAINER:
+        return Tool.TRANSFORMERS
     return next((tool for tool, known in TOOLS.items() if known.title == title), None)
 
 
