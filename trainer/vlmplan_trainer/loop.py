@@ -15,7 +15,7 @@ from vlmplan_trainer.data.videos import SECONDS_OF_ROWS
 from vlmplan_trainer.engines import Engine
 from vlmplan_trainer.labels import HEARD, IGNORED_LABEL, TARGET_LABELS
 from vlmplan_trainer.measure import Meter
-from vlmplan_trainer.models.load import torch_dtype
+from vlmplan_trainer.models.weight_types import torch_dtype
 from vlmplan_trainer.schedule import learning_rate_at
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 from vlmplan_trainer.stopping import StopRequest, agreed

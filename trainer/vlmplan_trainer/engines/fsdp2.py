@@ -27,7 +27,7 @@ from vlmplan_trainer.engines.optimizers import keeping_settings
 from vlmplan_trainer.engines.plain import PlainEngine
 from vlmplan_trainer.engines.ranks import OnRanks
 from vlmplan_trainer.models.base_model import base_model
-from vlmplan_trainer.models.load import torch_dtype
+from vlmplan_trainer.models.weight_types import torch_dtype
 
 SHARD_FILE = "rank-{rank:05}-of-{num_ranks:05}.pt"
 """A rank's part of a checkpoint."""

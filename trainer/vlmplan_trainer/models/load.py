@@ -21,7 +21,6 @@ from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
 from vlmplan.recipe.lora_targets import unpacked_linears
-from vlmplan.units import DType
 from vlmplan.workload import EAGER_TOWER_TYPES, ModelFiles
 from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize
 from vlmplan_trainer.models.checkpointing import set_checkpointing
@@ -31,6 +30,7 @@ from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.models.stored_weights import load_stored
 from vlmplan_trainer.models.tiling import tile_mlps
+from vlmplan_trainer.models.weight_types import set_types, torch_dtype
 from vlmplan_trainer.probe import (
     RefusedModelError,
     attention_of_parts,
@@ -41,10 +41,6 @@ from vlmplan_trainer.probe import (
     sees_images,
 )
 
-TRAINED_COPY = ".modules_to_save."
-"""What is in the names of peft's trained copies."""
-OF_ADAPTERS = ".lora_"
-"""What is in the names of the weights of adapters."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -166,29 +162,6 @@ def prepare(model: Any, recipe: Recipe, taken_out: dict[str, torch.Tensor] | Non
     # After peft, which would make the embeddings' results need gradients where checkpoints are on.
     set_checkpointing(model, parts, recipe)
     return prepared.train()
-
-
-def set_types(model: nn.Module, recipe: Recipe) -> None:
-    """Give every weight the element type of the recipe's table; 4-bit weights stay as they are."""
-    trained, frozen = torch_dtype(recipe.held_dtype), torch_dtype(recipe.frozen_held_dtype)
-    copy = trained if recipe.fsdp else torch_dtype(recipe.copy_dtype)
-    full = trained if recipe.fsdp or not recipe.trains_adapters else torch_dtype(recipe.full_part_dtype)
-    for name, parameter in model.named_parameters():
-        of_peft = trained if OF_ADAPTERS in name else copy if TRAINED_COPY in name else full
-        dtype = of_peft if parameter.requires_grad else frozen
-        is_packed = getattr(parameter, "quant_state", None) is not None
-        if is_packed or not parameter.is_floating_point() or parameter.dtype == dtype:
-            continue
-        shard = getattr(parameter, "ds_tensor", None)
-        if shard is not None:
-            raise InputError(
-                f"{name} was sharded as {shard.dtype}, but the recipe needs {dtype}; plan with --zero-stage 2"
-            )
-        parameter.data = parameter.data.to(dtype)
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    return getattr(torch, dtype.torch_name)
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------

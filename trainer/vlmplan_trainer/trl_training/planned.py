@@ -24,8 +24,8 @@ from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.loop import Position, Rates
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.checkpointing import set_checkpointing
-from vlmplan_trainer.models.load import set_types
 from vlmplan_trainer.models.parts import Parts
+from vlmplan_trainer.models.weight_types import set_types
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.saving.checkpoint import published
 from vlmplan_trainer.trl_training.phases import TaskPhases
