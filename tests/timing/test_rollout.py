@@ -135,7 +135,7 @@ def test_stage_3_gathers_the_whole_model_once_for_all_answers():
 
 
 def test_a_generation_that_lasts_several_steps_is_shared_by_them():
-    once = RolloutWork(num_micro_batches=4, generation=work_of(), passes=())
+    once = RolloutWork(num_micro_batches=4, num_passes=4, generation=work_of(), passes=())
     recipe = recipe_of(grpo(), grad_accum=2)
     found = rollout_seconds(once, recipe, A100)
     assert found.generation == pytest.approx(generation_seconds(work_of(), RATES, Scenario.EXPECTED) * 2 / 4)
