@@ -139,3 +139,19 @@ def test_a_frozen_tower_in_front_is_gathered_once_more_for_nothing():
     engine = engine_of(estimator.table, recipe, num_ranks=4)
     backward = [one for one in engine.collectives(estimator.trace(recipe, (8, 0))) if one.phase is StepPhase.BACKWARD]
     assert [one.count for one in backward] == [LAYERS + 1, LAYERS]
+
+
+def test_matrices_of_adapters_that_are_units_are_gathered_and_reduced_one_by_one():
+    """As many bytes as with their layers, in 2 collectives more for each adapted layer, which are seven of one."""
+    lora = FSDP.with_changes(method=Method.LORA, shard_units=ShardUnits.LAYERS)
+    estimator = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), lora)
+    found = []
+    for units in (ShardUnits.LAYERS, ShardUnits.ADAPTERS_TOO):
+        recipe = lora.with_changes(shard_units=units)
+        engine = engine_of(estimator.table, recipe, num_ranks=4)
+        collectives = list(engine.collectives(estimator.trace(recipe, (8, 0))))
+        found.append(({one.num_bytes for one in collectives}, [one.count for one in collectives]))
+    together, apart = found
+    assert together[0] == apart[0]
+    assert together[1] == [LAYERS + 1, LAYERS + 1, LAYERS]
+    assert apart[1] == [LAYERS + 1 + 2 * 7 * LAYERS, LAYERS + 1 + 2 * 7 * LAYERS, 2 * 7 * LAYERS]

@@ -174,3 +174,13 @@ def test_4_bit_weights_are_sharded_by_accelerate_where_they_are_kept_in_a_float_
     entries = [entry for group in groups.all for entry in group.weights]
     assert found == {one.name: (groups.held_dtype(one).torch_name, groups.shard_numel(one)) for one in entries}
     assert any("mlp.up_proj.weight" in name for name in found) is shards
+
+
+def test_each_matrix_of_an_adapter_may_be_a_unit_and_what_is_planned_counts_them(mesh):
+    recipe = replace(FSDP, method=Method.LORA, shard_units=ShardUnits.ADAPTERS_TOO, lora_targets=ADAPTED)
+    model = of_meta("tinyllama-1.1b")
+    bundled = LossModule(add_adapters(model, Parts(model), recipe), loss=LossKind.CHUNKED)
+    shard(bundled, recipe, mesh)
+    apart = [group for group in sharded_groups(bundled) if all("lora_" in name for name in group)]
+    assert [len(group) for group in apart] == [1] * (2 * 2 * NUM_LAYERS)
+    assert [group.num_apart for group in planned("tinyllama-1.1b", recipe).layers] == [2 * 2] * NUM_LAYERS

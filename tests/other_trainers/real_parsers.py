@@ -29,7 +29,7 @@ SETUPS = [
     for engine in (None, 2, 3, "fsdp")
     if (method, engine) != ("qlora", 3)
 ]
-NOT_UNDER_FSDP2 = {"llamafactory": ("qlora",), "axolotl": ("lora", "qlora")}
+NOT_UNDER_FSDP2 = {"llamafactory": ("qlora",)}
 IN_READER = {
     "trl": "trl",
     "llamafactory": "llamafactory",
@@ -57,7 +57,7 @@ def write(folder: Path) -> None:
             if engine == "fsdp" and method in NOT_UNDER_FSDP2.get(tool.value, ()):
                 continue
             chosen: dict[str, Any] = {"fsdp": True} if engine == "fsdp" else {"zero_stage": engine}
-            if engine == "fsdp" and tool is Tool.AXOLOTL:  # whose shards are in 16 bit
+            if engine == "fsdp" and tool is Tool.AXOLOTL and method == "full":  # whose shards are in 16 bit
                 chosen["precision"] = Precision.BF16_PURE
             recipe = Recipe(method=Method(method), micro_batch=2, grad_accum=3, lora_rank=5, **chosen)
             recipe = within(tool, usual(tool, workload.model).applied_to(recipe), workload.model)

@@ -400,9 +400,22 @@ def test_a_loss_that_reads_the_head_has_it_from_the_root(read):
     assert read(FULL | SHARDS | fuses, SEES).options["loss"] == "liger"
 
 
-def test_adapters_under_fsdp2_are_units_which_is_not_planned(read):
-    refused(read, LORA | SHARDS, "makes a unit of every adapter")
-    assert read(LORA | SHARDS, method=Method.FULL).options["fsdp"] is True
+def test_each_matrix_of_an_adapter_is_a_unit_under_fsdp2(read):
+    """In float32, as peft makes it, or in 16 bit; whole models have float32 nowhere."""
+    options = read(LORA | SHARDS).options
+    assert (options["shard_units"], options["precision"]) == ("layers-and-adapters", "bf16")
+    assert "adapter_dtype" not in options
+    narrow = read(LORA | SHARDS | {"peft_autocast_adapter_dtype": False}).options
+    assert narrow["adapter_dtype"] == "model"
+    whole = read(LORA | SHARDS, method=Method.FULL).options
+    assert (whole["shard_units"], whole["precision"]) == ("layers", "bf16-pure")
+    refused(read, LORA | SHARDS | {"peft_use_dora": True}, "not planned with DoRA's lengths")
+
+
+def test_4_bit_weights_are_sharded_by_fsdp2_unless_they_are_kept_in_bytes(read):
+    packed = LORA | SHARDS | {"adapter": "qlora", "load_in_4bit": True}
+    assert read(packed).options["shards_packed"] is True
+    assert read(packed | {"bnb_config_kwargs": {"bnb_4bit_quant_storage": "uint8"}}).options["shards_packed"] is False
 
 
 def test_an_option_that_names_another_engine_goes_before_the_files_fsdp(read):

@@ -22,6 +22,7 @@ from vlmplan.recipe.choices import (
     Offload,
     OptimizerKind,
     Precision,
+    ShardUnits,
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
@@ -94,6 +95,7 @@ OF_TYPE = {
 LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
 FSDP = Recipe(fsdp=True)
+UNITS_OF_ADAPTERS = FSDP.with_changes(method=Method.LORA, shard_units=ShardUnits.ADAPTERS_TOO)
 LORA = Recipe(method=Method.LORA)
 WIDE_QLORA = Recipe(method=Method.QLORA, upcasts_frozen=True)
 ZERO_3_LORA = Recipe(method=Method.LORA, zero_stage=3)
@@ -263,6 +265,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "fsdp_shards_no_bias_twice": (
         [case(FSDP, model=ROBERTA), case(FSDP.with_changes(method=Method.LORA), model=ROBERTA)],
         [case(FSDP, model=QWEN), case(PLAIN, model=ROBERTA)],
+    ),
+    "fsdp_gathers_matrices_of_adapters_one_by_one": (
+        [
+            case(UNITS_OF_ADAPTERS.with_changes(method=Method.FULL)),
+            case(UNITS_OF_ADAPTERS.with_changes(use_dora=True)),
+            case(UNITS_OF_ADAPTERS.with_changes(train_embeddings=True)),
+        ],
+        [case(UNITS_OF_ADAPTERS), case(FSDP.with_changes(method=Method.LORA, use_dora=True))],
     ),
     "fsdp_decides_types": (
         [

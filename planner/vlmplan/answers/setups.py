@@ -29,6 +29,7 @@ LOSS_WORDS = {
 UNIT_WORDS = {
     ShardUnits.LAYERS: "ends gathered with the root",
     ShardUnits.EMBEDDING_TOO: "the head gathered with the root",
+    ShardUnits.ADAPTERS_TOO: "adapters gathered one by one, ends with the root",
     ShardUnits.LANGUAGE_LAYERS: "all but the language model's layers gathered with the root",
 }
 TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.GRPO: "GRPO"}

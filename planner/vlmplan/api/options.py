@@ -115,7 +115,9 @@ class RecipeOptions(TypedDict, total=False):
     sync_each_batch: bool | None
     float32_reduce: bool | None
     shard_packed: bool | None
-    shard_units: Literal["layers-and-ends", "layers", "language-layers", "layers-and-embedding"] | None
+    shard_units: (
+        Literal["layers-and-ends", "layers", "language-layers", "layers-and-embedding", "layers-and-adapters"] | None
+    )
     expandable_segments: bool | None
     zero_stage: Literal["none", "0", "1", "2", "3", 0, 1, 2, 3] | None
     ds_config: File | Mapping[str, Any] | None

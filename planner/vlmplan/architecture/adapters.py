@@ -45,6 +45,8 @@ class AdapterSettings(NamedTuple):
     dropout: float = 0.0
     use_dora: bool = False
     changes_base: bool = False
+    seen_dtype: DType | None = None
+    """``Recipe.seen_adapter_dtype``."""
 
     def of_linear(self, in_features: int, out_features: int) -> "AdapterSettings":
         """The settings for a linear layer with so many inputs and outputs."""
@@ -61,6 +63,7 @@ class Lora(Module):
 
     def __init__(self, base: Module, in_features: int, out_features: int, settings: AdapterSettings) -> None:
         self.base_layer, self.dropout = base, settings.dropout
+        self.seen_dtype = settings.seen_dtype
         self.lora_A = Linear(in_features, settings.rank)
         self.lora_A.weight.reads_constants = self.weight.reads_constants
         self.lora_B = Linear(settings.rank, out_features)
@@ -96,7 +99,7 @@ class Lora(Module):
             result = ops.copy(result)  # "defensively clone"
         autocasts = x.tape.autocast is not None
         if not (is_4bit and autocasts):
-            x = ops.to(x, self.lora_A.weight.dtype)
+            x = ops.to(x, self.seen_dtype or self.lora_A.weight.dtype)
         if "lora_magnitude_vector" in self.modules_by_name:
             turned = self._turned(x, result)
             return turned if is_4bit and autocasts else ops.to(turned, dtype)
@@ -107,7 +110,10 @@ class Lora(Module):
         return ops.add(result, update)
 
     def _update(self, x: Tensor) -> Tensor:
-        return ops.scale(self.lora_B(self.lora_A(ops.dropout(x, self.dropout))))
+        x = ops.dropout(x, self.dropout)
+        if self.seen_dtype is not None:  # FSDP2 casts it back (``cast_forward_inputs``)
+            x = ops.to(x, self.lora_A.weight.dtype)
+        return ops.scale(self.lora_B(self.lora_A(x)))
 
     def _turned(self, x: Tensor, result: Tensor) -> Tensor:
         """``DoraLinearVariant.forward``: where x is dropped out, the base layer's result is made of that again."""

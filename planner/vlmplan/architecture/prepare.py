@@ -50,6 +50,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
             dropout=recipe.lora_dropout,
             use_dora=recipe.use_dora,
             changes_base=recipe.changes_base,
+            seen_dtype=recipe.seen_adapter_dtype,
         )
         add_lora(model, settings, targets=recipe.lora_targets, exclude=recipe.lora_exclude, closed=frozen | full)
         copies = _copy_embeddings(model) if recipe.train_embeddings else []

@@ -129,8 +129,8 @@ ENGINE = under(
     choice(
         "--shard-units",
         ShardUnits,
-        "What FSDP2 gathers by itself: layers, embedding and head; layers alone, as accelerate up to 1.13; or those of "
-        "the language model alone.  [default: layers-and-ends]",
+        "What FSDP2 gathers by itself: layers, embedding and head; layers alone, as accelerate up to 1.13; those of "
+        "the language model alone; or layers and each matrix of an adapter, as axolotl.  [default: layers-and-ends]",
     ),
     choice("--offload-optimizer", Offload, "Where optimizer states are kept."),
     choice("--offload-params", Offload, "Where weights are kept between uses (stage 3)."),

@@ -191,6 +191,8 @@ class FullyShard(FullyShardFormulas):
             if is_forward:  # the one before has a name until ``wait_for_unshard`` returns
                 self._free_last_gathered()
                 self._last_gathered = number
+                if group.num_apart:  # the first matrix of an adapter comes next, in a buffer of its own
+                    self._free_last_gathered()
             else:
                 self.sink.free(("gathered", number))
         else:

@@ -124,16 +124,20 @@ class FullyShardFormulas(Engine):
         kind = CollectiveKind.ALL_GATHER
         if groups.root.weights:
             gathered.append(groups.root.whole_bytes)
-        found = [Collectives(kind, StepPhase.FORWARD, often * len(gathered), often * sum(gathered))]
+        apart = [groups.layers[number].num_apart for number in order.forward_order]
+        found = [Collectives(kind, StepPhase.FORWARD, often * (len(gathered) + sum(apart)), often * sum(gathered))]
         if self.recipe.reshard_after_forward:
             resharded = [groups.layers[number] for number in _gathered_again(order)]
             resharded += [groups.root] if groups.reshards_root else []
             again = [group.whole_bytes for group in resharded if not group.stays_whole]
-            found.append(Collectives(kind, StepPhase.BACKWARD, often * len(again), often * sum(again)))
+            count = len(again) + sum([group.num_apart for group in resharded])
+            found.append(Collectives(kind, StepPhase.BACKWARD, often * count, often * sum(again)))
         ordinals: dict[int, list[int]] = {}
         for parameter, layer in arrivals(trace):
             ordinal = self.table.ordinal(parameter, layer)
             ordinals.setdefault(groups.number_of_ordinal[ordinal], []).append(ordinal)
+        if self.recipe.seen_adapter_dtype is not None:
+            ordinals = {ordinal: [ordinal] for members in ordinals.values() for ordinal in members}
         reduced = [groups.padded_bytes(members, self.recipe.reduce_dtype) for members in ordinals.values()]
         times = often if self.recipe.sync_each_batch else 1
         kind = CollectiveKind.REDUCE_SCATTER

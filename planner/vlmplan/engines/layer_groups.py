@@ -34,6 +34,8 @@ EMBEDDING, NORM, HEAD = "embedding", "norm", "head"
 """Keys of the sections in which the language model's ends run, and the names of their groups: HEAD of the last."""
 AGAIN = "embedding.again"
 """Key of the section in which a decoder embeds token ids, behind the encoder that has embedded others."""
+MATRICES = (".lora_A.weight", ".lora_B.weight")
+"""What the names of adapters' matrices end with."""
 Place = tuple[str, int]
 """The label of a stack and the layer in it, or the name of an end and 0."""
 _SECTION = re.compile(r"(?P<label>.+)\.\d+(\.behind)?(\.first)?")
@@ -57,6 +59,8 @@ class LayerGroup:
     """``whole_bytes`` weight by weight, as they are allocated."""
     shard_sizes: Sequence[int] = ()
     stays_whole: bool = False
+    num_apart: int = 0
+    """Adapters' matrices in it that are gathered one by one; their bytes are counted as if they came with the layer."""
 
 
 class LayerGroups:
@@ -147,11 +151,13 @@ class LayerGroups:
         numbers = self._table.ordinals
         wholes: list[int] = []
         shards: list[int] = []
-        cast = arriving = 0
+        cast = arriving = num_apart = 0
         for entry in entries:
             numel, computed, held = self.shard_numel(entry), entry.parameter.dtype, self.held_dtype(entry)
             wholes.append(self._num_ranks * numel * computed.num_bytes)
             shards.append(numel * held.num_bytes)
+            if self._recipe.seen_adapter_dtype is not None and entry.name.endswith(MATRICES):
+                num_apart += 1
             cast += numel * computed.num_bytes if held is not computed else 0
             arriving += prod(stored_shape(entry.parameter)) * held.num_bytes
         ordinals = [numbers[id(one.parameter), one.layer] for one in entries if one.parameter.requires_grad]
@@ -165,6 +171,7 @@ class LayerGroups:
             cast_bytes=cast,
             arriving_bytes=arriving,
             stays_whole=stays_whole,
+            num_apart=num_apart,
         )
 
 

@@ -14,11 +14,12 @@ from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
 from vlmplan.models import context_length
+from vlmplan.notes import listed
 from vlmplan.other_trainers.fsdp import OF_ACCELERATE, Sharding, packed_option, read_fsdp, unread_losses
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe.choices import AdapterDtype, Method, Precision, WeightDtype
+from vlmplan.recipe.choices import AdapterDtype, Method, Precision, ShardUnits, WeightDtype
 from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, ModelFiles
 
@@ -208,6 +209,8 @@ def _sharded(
     config = None if meaning.model is None else meaning.model.config
     sharding = meaning.sharding
     options, checkpoints = read_fsdp(settings, arguments.fsdp or True, section, config, sharding)
+    if sharding.has_adapters_apart and method is not Method.FULL:
+        options["shard_units"] = _units_with_adapters(settings, meaning, options["shard_units"])
     if checkpoints and arguments.options.get("activation_checkpointing"):
         settings.refuse_whole(
             "fsdp_config has activation_checkpointing, and gradient_checkpointing is true too; one of the two is needed"
@@ -217,21 +220,43 @@ def _sharded(
         settings.refuse_whole(f"the loss is {loss}, which under FSDP2 reads a head that is not gathered: not planned")
     if checkpoints:
         options["activation_checkpointing"] = True
-    precision = sharding.precision(arguments.precision or meaning.without_autocast)
+    precision = sharding.precision(arguments.precision or meaning.without_autocast, method)
     if method is not Method.FULL and precision is Precision.BF16_PURE:
         settings.refuse_whole("adapters in float32 beside 16-bit weights are not planned under FSDP2; set bf16: true")
+    options |= _types_of_shards(settings, meaning, method, precision)
+    return options | {"precision": precision.value}
+
+
+def _types_of_shards(settings: Settings, meaning: Meaning, method: Method, precision: Precision) -> dict[str, Value]:
+    """The options of frozen weights' types, and of adapters' where accelerate does not make them float32: beside 4-bit
+    weights."""
+    options: dict[str, Value] = {}
+    sharding, is_narrow = meaning.sharding, meaning.adapters == AdapterDtype.MODEL.value
     freezes = method is not Method.FULL or any(meaning.options.get(name) is False for name in OF_PARTS)
     is_wide = meaning.weights is WeightDtype.FLOAT32 or sharding.casts_frozen
     if freezes and is_wide and precision is Precision.BF16:
         options["weight_dtype"] = WeightDtype.FLOAT32.value
     if method is Method.QLORA:
         options |= packed_option(settings, meaning.packed_storage, precision)
-        options |= {"adapter_dtype": meaning.adapters} if meaning.adapters == AdapterDtype.MODEL.value else {}
-        if meaning.adapters != AdapterDtype.MODEL.value and meaning.options.get("train_embeddings"):
-            settings.refuse_whole(
-                "copies of embeddings in 16 bit beside float32 adapters of 4-bit weights are not planned under FSDP2"
-            )
-    return options | {"precision": precision.value}
+    stay = method is Method.QLORA or (method is Method.LORA and not sharding.casts_trained)
+    if stay and is_narrow and precision is Precision.BF16:
+        options["adapter_dtype"] = meaning.adapters
+    if method is Method.QLORA and not is_narrow and meaning.options.get("train_embeddings"):
+        settings.refuse_whole(
+            "copies of embeddings in 16 bit beside float32 adapters of 4-bit weights are not planned under FSDP2"
+        )
+    return options
+
+
+def _units_with_adapters(settings: Settings, meaning: Meaning, units: Value) -> Value:
+    """Of a trainer that makes a unit of each matrix of an adapter."""
+    others = {"use_dora": "DoRA's lengths", "train_embeddings": "copies of embeddings"}
+    found = [text for name, text in others.items() if meaning.options.get(name)]
+    if units == ShardUnits.LANGUAGE_LAYERS.value:
+        found.append("layers of the language model alone")
+    if found:
+        settings.refuse_whole(f"adapters under FSDP2 are units, which is not planned with {listed(found)}")
+    return ShardUnits.ADAPTERS_TOO.value
 
 
 def _fsdp_section(arguments: Arguments, settings: Settings, around: Surroundings) -> Mapping[str, object]:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe.choices import LossKind, Offload, Precision, ShardUnits
+from vlmplan.recipe.choices import LossKind, Method, Offload, Precision, ShardUnits
 
 VERSION: Final = 2
 TRANSFORMER_WRAP: Final = "TRANSFORMER_BASED_WRAP"
@@ -46,13 +46,16 @@ class Sharding:
     """Trained weights are sharded in float32 in mixed precision; else in the type that they are loaded in."""
     casts_frozen: bool = False
     """In mixed precision shards of frozen weights become float32 too."""
+    has_adapters_apart: bool = False
+    """Each matrix of an adapter is a unit."""
     has_older_arguments: bool = False
     """``TrainingArguments`` are those of transformers 5.6: FSDP1 where no version is said, and words of ``fsdp`` say
     whether layers are units and whether the host has weights."""
 
-    def precision(self, said: Precision) -> Precision:
-        """What is computed, by what a trainer's keys say."""
-        return Precision.BF16_PURE if said is Precision.BF16 and not self.casts_trained else said
+    def precision(self, said: Precision, method: Method) -> Precision:
+        """What is computed, by what a trainer's keys say; peft makes adapters float32 itself."""
+        leaves = method is Method.FULL and not self.casts_trained
+        return Precision.BF16_PURE if said is Precision.BF16 and leaves else said
 
 
 OF_ACCELERATE: Final = Sharding()

@@ -77,6 +77,8 @@ class ShardUnits(Choice):
     """The same of the language model's layers alone."""
     EMBEDDING_TOO = "layers-and-embedding"
     """Each layer, and the input embedding where the head does not share its weight; the root has the head (verl)."""
+    ADAPTERS_TOO = "layers-and-adapters"
+    """As ``LAYERS``, and in them each matrix of an adapter by itself (axolotl)."""
 
 
 class AdapterDtype(Choice):

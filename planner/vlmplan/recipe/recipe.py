@@ -239,6 +239,12 @@ class Recipe(RecipeSettings):
         return self.shard_units is not ShardUnits.ENDS_TOO
 
     @property
+    def seen_adapter_dtype(self) -> DType | None:
+        """Element type that peft sees of an adapter's matrices where FSDP2 has each by itself: they are shards until
+        they run, and what they get is cast to that first. None: they are whole with their layer."""
+        return self.held_dtype if self.fsdp and self.shard_units is ShardUnits.ADAPTERS_TOO else None
+
+    @property
     def held_dtype(self) -> DType:
         """Element type of trained weights as the model has them when the engine gets it: FSDP2 shards them as they are
         and updates the shards."""
@@ -300,7 +306,10 @@ class Recipe(RecipeSettings):
     @property
     def model_key(self) -> tuple[Any, ...]:
         """What a prepared model depends on: which weights are trained, and in which types it is held and computes."""
-        return (self.casts_weights, self.keeps_adapters_wide, self.buffer_dtype, *_OF_MODEL(self))
+        return (
+            *(self.casts_weights, self.keeps_adapters_wide, self.buffer_dtype, self.seen_adapter_dtype),
+            *_OF_MODEL(self),
+        )
 
     @property
     def engine_key(self) -> tuple[Any, ...]:

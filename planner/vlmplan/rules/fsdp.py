@@ -2,6 +2,7 @@
 
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AdapterDtype, Offload, OptimizerKind, Precision, ShardUnits, WeightDtype
+from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.recipe.settings import option_name
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules.base import RuleBook, RuleContext
@@ -75,6 +76,20 @@ def fsdp_shards_no_bias_twice(context: RuleContext) -> str | None:
     return (
         f"--fsdp does not go with {model.id}, whose output head shares its bias with the module around it: a weight is "
         f"of one group there; give --zero-stage 3"
+    )
+
+
+@FSDP_RULES.error("axolotl 0.18 monkeypatch/accelerate/fsdp2.py _process_lora_module_for_fsdp")
+def fsdp_gathers_matrices_of_adapters_one_by_one(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.shard_units is not ShardUnits.ADAPTERS_TOO:
+        return None
+    has_others = bool(stacked_targets(recipe.lora_targets)) or "embed" in recipe.lora_targets
+    if recipe.trains_adapters and not recipe.use_dora and not has_others and not recipe.train_embeddings:
+        return None
+    return (
+        "--shard-units layers-and-adapters is planned of LoRA's matrices on linear layers, without DoRA, stacked "
+        "experts, embeddings and their copies; give layers"
     )
 
 

@@ -8,6 +8,7 @@ type that the optimizer updates, and gathered in that of the computation.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,9 @@ def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     if recipe.leaves_out_packed:
         settings["ignored_params"] = {one for one in module.parameters() if type(one).__name__ == PACKED}
     reshards = recipe.reshard_after_forward
+    for matrix in adapters_matrices(module) if recipe.shard_units is ShardUnits.ADAPTERS_TOO else ():
+        casting = {**settings, "mp_policy": replace(policy, cast_forward_inputs=True)}  # peft has cast what it gets
+        fully_shard(matrix, reshard_after_forward=reshards, **casting)
     of_language = recipe.shard_units is ShardUnits.LANGUAGE_LAYERS
     for layer in unit_layers(around_embedding(module.model) if of_language else module):
         fully_shard(layer, reshard_after_forward=reshards, **settings)
@@ -163,6 +167,15 @@ def unit_layers(module: nn.Module) -> list[nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+
+
+def adapters_matrices(module: nn.Module) -> Iterator[nn.Module]:
+    """LoRA's on linear layers, as axolotl has them (0.18 ``monkeypatch/accelerate/fsdp2.py``)."""
+    from peft.tuners.lora import LoraLayer
+
+    for layer in module.modules():
+        if isinstance(layer, LoraLayer):
+            yield from (*layer.lora_A.values(), *layer.lora_B.values())
 
 
 def around_embedding(model: Any) -> nn.Module:

@@ -75,6 +75,11 @@ def adapters_without_effect(settings: Settings) -> None:
     settings.ignore(("peft_init_lora_weights", "loraplus_lr_ratio", "peft_autocast_adapter_dtype", "bnb_config_kwargs"))
 
 
+def packed_storage(settings: Settings) -> str:
+    """``_set_quantization_config``: bfloat16, unless ``bnb_config_kwargs`` say otherwise."""
+    return str(settings.table("bnb_config_kwargs").get("bnb_4bit_quant_storage", "bfloat16")).removeprefix("torch.")
+
+
 def double_quant(settings: Settings) -> bool:
     """``_set_quantization_config``: NF4 with scales that are quantised too, unless ``bnb_config_kwargs`` say otherwise;
     in which type packed bytes are kept changes nothing of their number."""

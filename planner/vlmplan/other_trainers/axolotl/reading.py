@@ -11,7 +11,12 @@ from typing import Any, Final
 from vlmplan.data_rules import Order
 from vlmplan.model_types.liger import FUSED_LOSS_TYPES
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, sees
-from vlmplan.other_trainers.axolotl.adapters import adapter_options, adapters_without_effect, double_quant
+from vlmplan.other_trainers.axolotl.adapters import (
+    adapter_options,
+    adapters_without_effect,
+    double_quant,
+    packed_storage,
+)
 from vlmplan.other_trainers.axolotl.contradictions import refuse_contradictions
 from vlmplan.other_trainers.axolotl.keys import (
     ATTENTION_FLAGS,
@@ -26,7 +31,7 @@ from vlmplan.other_trainers.axolotl.keys import (
 )
 from vlmplan.other_trainers.axolotl.runs import derive_runs, evaluates, num_evaluated
 from vlmplan.other_trainers.axolotl.samples import data_rules, samples, sees_images
-from vlmplan.other_trainers.axolotl.sharding import SHARDING, UNITS_OF_ADAPTERS, derive_fsdp
+from vlmplan.other_trainers.axolotl.sharding import SHARDING, derive_fsdp
 from vlmplan.other_trainers.batching import axolotl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import (
@@ -105,7 +110,7 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     meaning = _types(settings, arguments, method, options, casts_back=_casts_back(settings, arguments, around))
     meaning.use_double_quant, meaning.data_rules, meaning.model = doubles, data_rules(settings, model), model
     meaning.sharding = SHARDING
-    meaning.without_fsdp = None if (around.method or method) is Method.FULL else UNITS_OF_ADAPTERS
+    meaning.packed_storage = packed_storage(settings)
     return assembled(settings, arguments, meaning, around)
 
 

@@ -2,7 +2,8 @@
 
 Its ``fsdp2_prepare_model`` stands in place of accelerate's (1.13): layers are units and the root has all else, which is
 sharded again after forward. No weight is made float32, there or while it is loaded (``_configure_embedding_dtypes`` in
-``loaders/model.py``).
+``loaders/model.py``). Each matrix of an adapter is a unit (``_process_lora_module_for_fsdp``), and 4-bit weights are
+kept in bfloat16 (``_set_quantization_config``).
 """
 
 from typing import Final
@@ -12,12 +13,7 @@ from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.settings import Settings
 
-SHARDING: Final = Sharding(has_ends_apart=False, casts_trained=False)
-UNITS_OF_ADAPTERS: Final = (
-    "under FSDP2 axolotl makes a unit of every adapter: peft casts what goes into it to float32, and torch back, so "
-    "copies are kept that are not planned. A whole model is planned; DeepSpeed's stage 3 shards as much"
-)
-"""``_process_lora_module_for_fsdp``; ``_cast_input_dtype`` in peft's ``tuners/tuners_utils.py`` sees a shard."""
+SHARDING: Final = Sharding(has_ends_apart=False, casts_trained=False, has_adapters_apart=True)
 FSDP1: Final = (
     "FSDP1, which fsdp_config is without fsdp_version: 2, is not planned: it gathers the weights of a unit as one flat "
     "tensor, and transformers 5.20 has it no more; write fsdp_version: 2, as axolotl advises too"

@@ -13,11 +13,8 @@ from vlmplan.other_trainers.axolotl.adapters import KERNELS
 from vlmplan.other_trainers.axolotl.keys import LIGER, LIGER_LAYERS, own_name
 from vlmplan.other_trainers.axolotl.reading import AXOLOTL
 from vlmplan.other_trainers.axolotl.samples import PADS_TO
-from vlmplan.other_trainers.axolotl.sharding import UNITS_OF_ADAPTERS
 from vlmplan.other_trainers.fsdp import LAYER_CLASSES
 from vlmplan.other_trainers.record import Value
-from vlmplan.other_trainers.writing.batching import AXOLOTL_BATCHING
-from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
 from vlmplan.other_trainers.writing.hugging_face import (
     adapter_names,
     adapter_settings,
@@ -29,11 +26,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     training_arguments,
 )
 from vlmplan.other_trainers.writing.hugging_face_limits import (
-    BATCHES_OF_A_STEP,
     COMMON_LIMITS,
-    LAYERS_AS_UNITS,
-    NO_EXCLUSIONS,
-    TIED_CHECKPOINTING,
     is_casting_full,
     no_stacked_experts,
     peft_adapters,
@@ -51,6 +44,7 @@ from vlmplan.recipe.choices import (
     LossKind,
     Method,
     Precision,
+    ShardUnits,
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation
@@ -77,7 +71,8 @@ def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
 
 def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
     usual = peft_adapters(context)
-    return (*usual, AdapterDtype.MODEL) if usual is not None and context.casts else usual
+    is_mixed = context.casts or (context.recipe.fsdp and context.recipe.precision is Precision.BF16)
+    return (*usual, AdapterDtype.MODEL) if usual is not None and is_mixed else usual
 
 
 def _precisions(context: LimitContext) -> tuple[Precision, ...]:
@@ -88,7 +83,10 @@ def _precisions(context: LimitContext) -> tuple[Precision, ...]:
 
 
 def _precisions_of_shards(context: LimitContext) -> tuple[Precision, ...] | None:
-    return (Precision.BF16_PURE, Precision.FP32) if context.recipe.fsdp else None
+    if not context.recipe.fsdp:
+        return None
+    computed = Precision.BF16 if context.recipe.trains_adapters else Precision.BF16_PURE
+    return (computed, Precision.FP32)
 
 
 def _tower(context: LimitContext) -> tuple[bool, ...] | None:
@@ -112,24 +110,45 @@ def _offloads(context: LimitContext) -> tuple[bool, ...] | None:
     return None if recipe.activation_checkpointing and recipe.method is Method.FULL else (False,)
 
 
+def _units(context: LimitContext) -> tuple[ShardUnits, ...]:
+    if not context.recipe.fsdp:
+        return (ShardUnits.ENDS_TOO,)
+    return (ShardUnits.ADAPTERS_TOO if context.recipe.trains_adapters else ShardUnits.LAYERS,)
+
+
+UNITS: Final = Limit(
+    field="shard_units",
+    allowed=_units,
+    sentence="its FSDP2 gathers layers by themselves, of adapters each matrix (--shard-units layers-and-adapters), and "
+    "all else with the root (layers)",
+    source="monkeypatch/accelerate/fsdp2.py fsdp2_prepare_model",
+    is_behaviour=True,
+)
 PARTS: Final = (
     "its freeze_mm_modules freezes vision and projector together, and leaves adapters on every part; give "
     "--freeze-vision and --freeze-projector with --method full, or neither"
 )
 AXOLOTL_LIMITS: tuple[Limit, ...] = (
     *(limit for limit in COMMON_LIMITS if limit.field not in ("upcasts_frozen", "shard_units")),
-    LAYERS_AS_UNITS,
+    UNITS,
     Limit(
-        field="method",
-        allowed=lambda context: (Method.FULL,) if context.recipe.fsdp else None,
-        sentence=UNITS_OF_ADAPTERS,
+        field="shards_packed",
+        allowed=always(True),
+        sentence="it keeps 4-bit weights in bfloat16, which FSDP2 shards; --no-shard-packed is not to be had",
+        source="loaders/model.py _set_quantization_config: bnb_4bit_quant_storage",
+    ),
+    Limit(
+        field="use_dora",
+        allowed=lambda context: (False,) if context.recipe.fsdp else None,
+        sentence="its FSDP2 makes a unit of each matrix of an adapter, which is not planned with DoRA",
         source="monkeypatch/accelerate/fsdp2.py _process_lora_module_for_fsdp",
     ),
-    BATCHES_OF_A_STEP,
-    GRADIENTS_OF_ALL_INPUTS,
-    TIED_CHECKPOINTING,
-    AXOLOTL_BATCHING,
-    NO_EXCLUSIONS,
+    Limit(
+        field="train_embeddings",
+        allowed=lambda context: (False,) if context.recipe.fsdp else None,
+        sentence="its FSDP2 makes a unit of each matrix of an adapter, which is not planned with copies of embeddings",
+        source="monkeypatch/accelerate/fsdp2.py _process_lora_module_for_fsdp",
+    ),
     Limit(
         field="upcasts_frozen",
         allowed=always(False),
@@ -183,7 +202,7 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         field="precision",
         allowed=_precisions_of_shards,
         sentence="under FSDP2 it leaves shards of trained weights in 16 bit, and so gradients and moments; give "
-        "--precision bf16-pure",
+        "--precision bf16-pure, with adapters, which peft makes float32, bf16",
         source="monkeypatch/accelerate/fsdp2.py fsdp2_prepare_model: nothing is cast",
     ),
     Limit(field="train_vision", allowed=_tower, sentence=PARTS, source="utils/freeze.py freeze_mm_modules"),
@@ -212,7 +231,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``axolotl train``, in the order of the file."""
     arguments = {own_name(key): value for key, value in training_arguments(recipe, workload).items()}
     if recipe.fsdp:
-        arguments |= _fsdp(arguments) | {"bf16": recipe.precision is Precision.BF16_PURE}
+        arguments |= _fsdp(arguments) | {"bf16": recipe.precision is not Precision.FP32}
     return {
         "base_model": model_name(workload.model),
         **attention_setting("attn_implementation", recipe, workload.model),
