@@ -26,7 +26,7 @@ from vlmplan.recipe.choices import Method
 from vlmplan.rehearsal.prefixes import shortened
 from vlmplan_trainer.probe import configuration, layout, model_class
 
-TRIED_FIRST = ("minimax",)
+TRIED_FIRST = ("beam",)
 RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=1, activation_checkpointing=False)
 
 

@@ -16,7 +16,6 @@ from vlmplan.architecture.captured.capture import ImageCapture
 from vlmplan.architecture.captured.running import ProgramRun
 from vlmplan.architecture.captured.tensors import into, picked
 from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES
-from vlmplan.architecture.families.mixtral import Mixtral
 from vlmplan.architecture.generic_groups import Group, Role, keep_bytes, use, use_own
 from vlmplan.architecture.generic_layers import GenericContext, GenericShape, LayerRun, output_step
 from vlmplan.architecture.generic_tree import NORMS, TreeBuilder
@@ -37,13 +36,7 @@ STATES_DIMENSIONS = 3
 """Of the states that an encoder hands on: samples, places, width."""
 MEETING = ("attend", "call")
 """How tokens meet what comes of images where they attend to it."""
-OLD_EXPERTS: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("beam", "longcat_flash"),
-        OLD_EXPERT_NAMES,
-    ),
-    "minimax": Mixtral.PARAMETER_TARGETS,
-}
+OLD_EXPERTS: Mapping[str, Mapping[str, str]] = dict.fromkeys(("beam", "longcat_flash"), OLD_EXPERT_NAMES)
 """Model types without a family of which peft turns the names that experts had into parameters
 (``_MODEL_TO_CONVERSION_PATTERN`` in transformers 5.23 ``conversion_mapping.py``)."""
 GENERIC_TERMS = "activations, FLOPs and time are those of a generic decoder"
