@@ -27,6 +27,8 @@ EAGER_TOWER_TYPES = frozenset({"gemma4"})
 ``Gemma4AudioModel`` is False in transformers 5.23."""
 MAX_AUDIO_SECONDS = 86_400
 """A day."""
+TYPES_WITHOUT_CHECKPOINTS = frozenset({"openai-gpt"})
+"""Families whose class does not say ``supports_gradient_checkpointing``."""
 LEAST_TEXT_TOKENS = 256
 """Room for text beside images and sounds that take more than the default length, which is then a multiple of this.
 A choice."""
@@ -61,8 +63,8 @@ class ModelFiles:
 
     @property
     def can_checkpoint(self) -> bool:
-        """Whether transformers can run its layers again in backward; true where nobody asked."""
-        return True
+        """Whether transformers can run its layers again in backward."""
+        return self.model_type not in TYPES_WITHOUT_CHECKPOINTS
 
     @property
     def is_encoder_decoder(self) -> bool:

@@ -6,6 +6,7 @@ from sys import getrefcount
 from vlmplan.architecture.first_layer import FirstLayer, UnequalLayersError
 from vlmplan.architecture.storage import LayerInput
 from vlmplan.architecture.tensor import GraphNode, Tensor
+from vlmplan.architecture.trace import Kind
 
 ONE_HOLDER = 2
 """``sys.getrefcount`` of what one object refers to: its own argument counts."""
@@ -61,6 +62,20 @@ def _end_gradient(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tenso
     if any(grad is not None and getrefcount(grad.storage) == ONE_HOLDER for grad in grads):
         raise UnequalLayersError
     return ()
+
+
+def layers_result(x: Tensor) -> Tensor:
+    """x, the result of a stack's last layer, where the head takes it as it is: its gradient, which the loss has charged
+    to logits, is from here on what the gradients of other layers' results are."""
+    with x.tape.section("result"):
+        return Tensor(x.storage, x.shape, x.dtype, x.tape.node((x,), _as_activation))
+
+
+def _as_activation(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    (g,) = grads
+    if g is not None:
+        g.storage.charge_to(Kind.ACTIVATION)
+    return (g,)
 
 
 def _is_like(x: Tensor, y: Tensor) -> bool:

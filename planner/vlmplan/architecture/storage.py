@@ -32,6 +32,12 @@ class Storage:
         self.tape.free(self.num_bytes - num_bytes, self.kind)
         self.num_bytes = num_bytes
 
+    def charge_to(self, kind: Kind) -> None:
+        """Charge it to another component from here on."""
+        self.tape.live[self.kind] -= self.num_bytes
+        self.tape.live[kind] += self.num_bytes
+        self.kind = kind
+
 
 class LayerInput(Storage):
     """What a first layer gets for the storage of its input, whose bytes it does not count: to see when it goes."""

@@ -104,6 +104,7 @@ TEXT_FAMILIES = {
     "olmo3": "olmo",
     "olmo_hybrid": "olmo_hybrid",
     "olmoe": "olmoe",
+    "openai-gpt": "openai_gpt",
     "opt": "opt",
     "persimmon": "persimmon",
     "phi": "phi",
