@@ -35,6 +35,10 @@ CONFIGS |= {
         "tie_word_embeddings": False,
     },
 }
+CONFIGS |= {
+    "bert-generation": {"model_type": "bert-generation", **SIZES},
+    "megatron-bert as a decoder": {"model_type": "megatron-bert", **SIZES, "is_decoder": True},
+}
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
@@ -43,7 +47,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     pytest.importorskip("transformers")
     from family_checks import assert_parameters_and_linears_match
 
-    assert_parameters_and_linears_match(config)
+    assert_parameters_and_linears_match(config, attention="eager")
 
 
 @pytest.mark.one_in(3)
@@ -51,9 +55,16 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @EACH
 def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoints):
+    if config["model_type"] == "megatron-bert":  # whose class has no other
+        attention = "eager"
     if attention == "sdpa":  # with dropout in the attention it takes another kernel on CPU than on CUDA
         config = {**config, "attention_probs_dropout_prob": 0.0}
     assert_step(config, attention=attention, checkpoints=checkpoints)
+
+
+def test_frozen_layers_hand_on_weights_that_the_model_holds():
+    config = CONFIGS["megatron-bert as a decoder"]
+    assert_step(config, attention="eager", frozen=["bert.embeddings", "bert.encoder.layer"])
 
 
 def test_what_cannot_be_is_refused():

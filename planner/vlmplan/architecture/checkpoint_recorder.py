@@ -88,6 +88,11 @@ class CheckpointRecorder(Recorder):
         """Whether a checkpointed layer is running for the first time, with a graph that keeps nothing."""
         return self._packs
 
+    @property
+    def is_replaying(self) -> bool:
+        """Whether a checkpointed layer is running again."""
+        return self._stop_after is not None
+
     def keep_cast(self, weight: Parameter, num_bytes: int) -> None:
         """autocast keeps the cast of a weight of the layer that is running for the first time."""
         if id(weight) not in self._kept_casts:

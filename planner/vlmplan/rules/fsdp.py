@@ -10,7 +10,8 @@ from vlmplan.rules.base import RuleBook, RuleContext
 FSDP_RULES = RuleBook()
 SHARDED_OPTIMIZERS = (OptimizerKind.ADAMW, OptimizerKind.SGD)
 TYPES_WITH_SHARED_BIAS = frozenset(
-    "bert camembert data2vec-text ernie roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl".split()
+    """bert bert-generation camembert data2vec-text ernie megatron-bert roberta roberta-prelayernorm xlm-roberta
+    xlm-roberta-xl""".split()
 )
 """Whose class ties the bias of the head to one of the head's parent (``_tied_weights_keys``)."""
 ITS_SWITCHES = ("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed", "shard_units")

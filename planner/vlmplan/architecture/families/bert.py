@@ -22,7 +22,7 @@ from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 
-BERTS = frozenset({"bert", "electra", "ernie"})
+BERTS = frozenset({"bert", "bert-generation", "electra", "ernie", "megatron-bert"})
 """Types whose positions are those of a row; in the others padding has none, so that each sample has its own."""
 
 DEFAULT_PADDING = 1
@@ -74,12 +74,16 @@ class BertEmbeddings(Module):
         types = self.token_type_embeddings(Tensor(type_ids.storage, (batch, num_tokens), DType.INT64))
         summed = ops.add(words, types)
         positions = self.position_embeddings(Tensor(position_ids.storage, (rows, num_tokens), DType.INT64))
-        summed = ops.add(summed, positions)
+        summed = self.added(summed, positions)
         if self.norms:
             summed = self.LayerNorm(summed)
         summed = ops.dropout(summed, shape.dropout)
         del words, types, positions
         return summed
+
+    def added(self, summed: Tensor, positions: Tensor) -> Tensor:
+        """Positions and what they are added to."""
+        return ops.add(summed, positions)
 
 
 class BertSelfAttention(Module):
@@ -254,8 +258,7 @@ class Bert(Model):
     def __init__(self, decoder: BertModel, config: Config) -> None:
         if not config.boolean("tie_word_embeddings"):
             raise InputError(f"{CONFIG}: tie_word_embeddings is false; such models are planned with a tied head only")
-        around = HeadAround(decoder.shape) if self.AROUND == "cls" else RobertaHead(decoder.shape)
-        parts: dict[str, Module] = {self.decoder_name: decoder, self.AROUND: around}
+        parts: dict[str, Module] = {self.decoder_name: decoder, self.AROUND: self.around(decoder.shape)}
         for name in reversed(parts) if self.IS_HEAD_FIRST else parts:
             setattr(self, name, parts[name])
         self.tie_weights()
@@ -263,6 +266,10 @@ class Bert(Model):
     @property
     def decoder_name(self) -> str:
         return self.EMBEDDINGS.partition(".")[0]
+
+    def around(self, shape: BertShape) -> Module:
+        """The module around the head."""
+        return HeadAround(shape)
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         """What the head gets; what the decoder returns is there until the loss is made."""
@@ -285,6 +292,9 @@ class Roberta(Bert):
     EMBEDDINGS = "roberta.embeddings.word_embeddings"
     HEAD = "lm_head.decoder"
     AROUND = "lm_head"
+
+    def around(self, shape: BertShape) -> Module:
+        return RobertaHead(shape)
 
 
 class XlmRoberta(Roberta):
@@ -331,7 +341,7 @@ def bert_shape(config: Config) -> BertShape:
         num_heads=config.integer("num_attention_heads"),
         vocab_size=config.integer("vocab_size"),
         num_positions=config.integer("max_position_embeddings"),
-        num_token_types=config.integer("type_vocab_size"),
+        num_token_types=config.optional_integer("type_vocab_size") or 0,
         activation=config.text("hidden_act"),
         dropout=config.number("hidden_dropout_prob"),
         scores=Scores(dropout=config.number("attention_probs_dropout_prob"), upcasts=False, casts_back=False),

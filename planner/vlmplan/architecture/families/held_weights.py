@@ -24,7 +24,8 @@ class HoldingContext:
 
     def held(self, x: Tensor) -> Tensor | None:
         """What the model holds while the layer runs that takes x; None where autograd holds it anyway."""
-        if self.returned is None or not (x.tape.is_packing or x.tape.is_evaluating):
+        is_held_anyway = x.requires_grad and not (x.tape.is_packing or x.tape.is_evaluating)
+        if self.returned is None or is_held_anyway or x.tape.is_replaying:
             return None
         return x.tape.tensor(*self.returned)
 

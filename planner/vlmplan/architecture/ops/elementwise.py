@@ -31,9 +31,10 @@ def _add_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def add_in_place(x: Tensor, y: Tensor) -> Tensor:
-    """``x += y`` of one type: saves nothing; x's storage is the result, and both gradients are g."""
+    """``x += y`` of one type: saves nothing; x's storage is the result, and both gradients are g, y's summed where it
+    was broadcast."""
     tape = x.tape
-    node = tape.node((x, y), _add_backward, meta=(x.dtype, y.dtype, None))
+    node = tape.node((x, y), _add_backward, meta=(x.dtype, y.dtype, y.shape if y.numel != x.numel else None))
     tape.move(3 * x.num_bytes)
     return Tensor(x.storage, x.shape, x.dtype, node)
 
