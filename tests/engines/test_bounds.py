@@ -20,7 +20,7 @@ from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_prof
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind, Method, Offload, OptimizerKind, Precision, ShardUnits
+from vlmplan.recipe.choices import FlatParameters, LossKind, Method, Offload, OptimizerKind, Precision, ShardUnits
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.workload import Workload
 
@@ -128,6 +128,33 @@ def test_bound_under_fsdp2_is_never_below_the_timeline(
 ):
     host = Offload.CPU if offloads else Offload.NONE
     recipe = recipe.with_changes(method=method, offload_optimizer=host, offload_params=host)
+    assert bound(alias, recipe, num_ranks) >= timeline_peak(alias, recipe, num_ranks)
+
+
+@law(
+    alias=st.sampled_from(list(LAYERS)),
+    recipe=st.builds(
+        Recipe,
+        fsdp=st.just(True),
+        shard_units=st.just(ShardUnits.LAYERS),
+        flat_parameters=st.sampled_from([one for one in FlatParameters if one is not FlatParameters.NONE]),
+        prefetches_forward=st.booleans(),
+        uses_orig_params=st.booleans(),
+        reshard_after_forward=st.booleans(),
+        sync_each_batch=st.booleans(),
+        micro_batch=st.integers(1, 3),
+        grad_accum=st.integers(1, 3),
+        activation_checkpointing=st.booleans(),
+        loss=st.sampled_from(LossKind),
+    ),
+    offloads=st.booleans(),
+    num_ranks=st.sampled_from([2, 3, 8]),
+    quick=5,
+    thorough=100,
+)
+def test_bound_under_fsdp1_is_never_below_the_timeline(alias: str, recipe: Recipe, offloads: bool, num_ranks: int):
+    host = Offload.CPU if offloads else Offload.NONE
+    recipe = recipe.with_changes(offload_optimizer=host, offload_params=host)
     assert bound(alias, recipe, num_ranks) >= timeline_peak(alias, recipe, num_ranks)
 
 

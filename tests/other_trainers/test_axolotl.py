@@ -344,8 +344,7 @@ def test_cut_cross_entropy_is_planned_as_ligers_loss_of_models_that_have_one(rea
         ({"sample_packing": True, "batch_flattening": True}, "batch_flattening is true; and sample_packing"),
         ({"plugins": ["my.own.Plugin"]}, "my.own.Plugin"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
-        ({"fsdp_config": {"offload_params": False}}, "FSDP1, which fsdp_config is"),
-        ({"fsdp": ["full_shard"], "fsdp_config": {"fsdp_offload_params": True}}, "FSDP1, which fsdp_config is"),
+        ({"fsdp_config": {"reshard_after_forward": True}}, "FSDP1 has a strategy there"),
         (SHARDS | {"dp_shard_size": 4}, "shards that 8 GPUs replicate"),
         (SHARDS | {"deepspeed": "deepspeed_configs/zero2.json"}, "and deepspeed is set too"),
         ({"fsdp_version": 2, "fsdp_config": {"mixed_precision_policy": "fp32"}}, "mixed_precision_policy"),
@@ -398,6 +397,13 @@ def test_layers_of_the_language_model_may_be_units_alone(read):
 def test_a_loss_that_reads_the_head_has_it_from_the_root(read):
     fuses = LIGER | {"liger_fused_linear_cross_entropy": True}
     assert read(FULL | SHARDS | fuses, SEES).options["loss"] == "liger"
+
+
+def test_without_a_version_it_is_fsdp1_whose_shards_are_float32(read):
+    section = {"fsdp_offload_params": True, "fsdp_use_orig_params": False, "fsdp_backward_prefetch": "BACKWARD_PRE"}
+    options = read(FULL | {"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": section}).options
+    told = {"flat_parameters": "on-demand", "uses_orig_params": False, "offload_params": "cpu", "precision": "bf16"}
+    assert {name: options[name] for name in told} == told
 
 
 def test_each_matrix_of_an_adapter_is_a_unit_under_fsdp2(read):

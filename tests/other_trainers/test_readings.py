@@ -377,7 +377,7 @@ def test_options_of_accelerates_launcher_go_before_its_file(tmp_path, launcher, 
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ("--use_fsdp", "version: 2 is needed"),
+        ("--use_fsdp", "units of layers are planned"),
         ("--use_megatron_lm", "MEGATRON_LM"),
         ("--dynamo_backend inductor", "dynamo_config"),
         ("--use_parallelism_config --parallelism_config_tp_size 2", "tensor parallelism is not planned"),
@@ -576,7 +576,8 @@ def test_ms_swift_names_a_file_or_writes_it(read, name):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"version": 1}, ("version is 1", "FSDP1 is not")),
+        ({"version": 1}, ("adapters are not planned under FSDP1",)),
+        ({"version": 3}, ("version is 3", "1 and 2 are planned")),
         ({"auto_wrap_policy": "SIZE_BASED_WRAP"}, ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")),
         ({"transformer_layer_cls_to_wrap": "Qwen2MLP"}, ("Qwen2DecoderLayer", "are planned")),
         ({"activation_checkpointing": True}, ("gradient_checkpointing is true too",)),
@@ -590,7 +591,49 @@ def test_what_is_not_planned_of_fsdp2_is_refused_by_its_name(read, config, words
 
 
 def test_fsdp_of_accelerate_is_fsdp1_unless_its_version_is_said(read):
-    refused(read, {"distributed_type": "FSDP", "mixed_precision": "bf16"}, "version is 1", "auto_wrap_policy is")
+    refused(read, {"distributed_type": "FSDP", "mixed_precision": "bf16"}, "auto_wrap_policy is")
+
+
+ACCELERATE_FSDP1 = {
+    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "fsdp_backward_prefetch": "BACKWARD_PRE",
+    "fsdp_forward_prefetch": True,
+    "fsdp_sharding_strategy": "SHARD_GRAD_OP",
+    "fsdp_use_orig_params": True,
+}
+WHOLE = {name: value for name, value in TRL_BF16.items() if not name.startswith(("lora_", "use_peft"))}
+FLAT = {
+    "flat_parameters": "on-demand",
+    "prefetches_forward": False,
+    "uses_orig_params": True,
+    "reshard_after_forward": True,
+    "shard_units": "layers",
+    "sync_each_batch": False,
+    "precision": "bf16",
+}
+
+
+def flat(config: TrainerConfig) -> dict[str, Any]:
+    assert config.options["fsdp"] is True
+    return {name: config.options[name] for name in FLAT}
+
+
+def test_fsdp1_of_accelerate_is_planned_with_its_strategy_and_what_it_gathers_ahead(read):
+    values = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 2}
+    found = read(values | {"fsdp_config": ACCELERATE_FSDP1}, method=Method.FULL)
+    ahead = {"flat_parameters": "backward-pre", "prefetches_forward": True, "reshard_after_forward": False}
+    assert flat(found) == FLAT | ahead
+    hybrid = ACCELERATE_FSDP1 | {"fsdp_sharding_strategy": "HYBRID_SHARD"}
+    refused(read, values | {"fsdp_config": hybrid}, "of FSDP1 FULL_SHARD and SHARD_GRAD_OP are planned")
+
+
+def test_training_arguments_say_a_strategy_of_fsdp1_that_accelerate_does_not_take(read):
+    """Its plugin has one before it looks: ``FullyShardedDataParallelPlugin.__post_init__``."""
+    found = read(WHOLE | {"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 1}})
+    assert flat(found) == FLAT
+    assert any("planned as FULL_SHARD" in note for note in found.notes)
+    refused(read, WHOLE | {"fsdp": True, "fsdp_config": {"version": 1, "reshard_after_forward": True}}, "a strategy")
+    refused(read, WHOLE | {"fsdp": True, "fsdp_config": {"version": 1, "backward_prefetch": "X"}}, "BACKWARD_POST")
 
 
 def test_a_model_whose_default_layers_accelerate_does_not_find_needs_their_names(read, tmp_path):
@@ -660,7 +703,8 @@ def test_llama_factory_has_an_older_fsdp2(read):
         assert sharding(found) == expected
         assert found.options["shard_units"] == "layers"
     refused(read, second | {"fsdp": "full_shard"}, 'auto_wrap_policy is "NO_WRAP"')
-    refused(read, second | {"fsdp": "full_shard auto_wrap", "fsdp_config": {}}, "version is 1")
+    first = read(second | {"fsdp": "full_shard auto_wrap", "fsdp_config": {}})
+    assert first.options["flat_parameters"] == "on-demand"
     frozen = second | {"fsdp": "full_shard auto_wrap", "finetuning_type": "lora"}
     assert read(frozen).options["weight_dtype"] == "float32"
     assert read(second | {"fsdp": "full_shard auto_wrap"}, SEES).options["weight_dtype"] == "float32"

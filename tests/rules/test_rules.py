@@ -16,6 +16,7 @@ from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     Batching,
+    FlatParameters,
     LinearAttention,
     LossKind,
     Method,
@@ -96,6 +97,7 @@ LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
 FSDP = Recipe(fsdp=True)
 UNITS_OF_ADAPTERS = FSDP.with_changes(method=Method.LORA, shard_units=ShardUnits.ADAPTERS_TOO)
+FLAT = FSDP.with_changes(flat_parameters=FlatParameters.ON_DEMAND, shard_units=ShardUnits.LAYERS)
 LORA = Recipe(method=Method.LORA)
 WIDE_QLORA = Recipe(method=Method.QLORA, upcasts_frozen=True)
 ZERO_3_LORA = Recipe(method=Method.LORA, zero_stage=3)
@@ -293,6 +295,37 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "fsdp_needs_several_gpus": (
         [case(FSDP, cluster(1))],
         [case(FSDP, cluster(2)), case(PLAIN, cluster(1))],
+    ),
+    "views_of_flat_parameters_need_them": (
+        [case(FSDP.with_changes(uses_orig_params=False)), case(FSDP.with_changes(prefetches_forward=True))],
+        [case(FLAT.with_changes(uses_orig_params=False, prefetches_forward=True)), case(FSDP)],
+    ),
+    "flat_units_are_layers": (
+        [case(FLAT.with_changes(shard_units=ShardUnits.ENDS_TOO))],
+        [case(FLAT), case(FLAT.with_changes(shard_units=ShardUnits.LANGUAGE_LAYERS)), case(FSDP)],
+    ),
+    "flat_parameters_are_of_whole_models": (
+        [case(FLAT.with_changes(method=method)) for method in (Method.LORA, Method.QLORA)],
+        [case(FLAT), case(FSDP.with_changes(method=Method.LORA))],
+    ),
+    "flat_parameters_need_several_ranks": (
+        [case(FLAT, cluster(1))],
+        [case(FLAT, cluster(2)), case(FSDP, cluster(1))],
+    ),
+    "flat_gradients_are_reduced_as_they_are": (
+        [case(FLAT.with_changes(reduces_in_float32=True))],
+        [case(FLAT), case(FSDP.with_changes(reduces_in_float32=True))],
+    ),
+    "flat_gradients_on_the_host_are_reduced_once": (
+        [case(FLAT.with_changes(**CPU_OFFLOAD, **WEIGHTS_OFF, grad_accum=2))],
+        [
+            case(FLAT.with_changes(**CPU_OFFLOAD, **WEIGHTS_OFF, grad_accum=2, sync_each_batch=False)),
+            case(FLAT.with_changes(**CPU_OFFLOAD, **WEIGHTS_OFF)),
+        ],
+    ),
+    "flat_parameters_are_updated_on_the_gpu": (
+        [case(FLAT.with_changes(optimizer=OptimizerKind.PAGED_ADAMW))],
+        [case(FLAT.with_changes(optimizer=kind)) for kind in (OptimizerKind.SGD, OptimizerKind.ADAMW_8BIT)],
     ),
     "muon_needs_a_stage": (
         [case(MUON.with_changes(zero_stage=stage)) for stage in (None, 0)] + [case(FSDP.with_changes(**AS_MUON))],

@@ -6,6 +6,7 @@ from vlmplan.recipe.choices import (
     DEFAULT_INIT,
     BatchesOnGpu,
     Batching,
+    FlatParameters,
     LinearAttention,
     LossKind,
     Method,
@@ -31,6 +32,11 @@ UNIT_WORDS = {
     ShardUnits.EMBEDDING_TOO: "the head gathered with the root",
     ShardUnits.ADAPTERS_TOO: "adapters gathered one by one, ends with the root",
     ShardUnits.LANGUAGE_LAYERS: "all but the language model's layers gathered with the root",
+}
+PREFETCH_WORDS = {
+    FlatParameters.ON_DEMAND: "weights gathered on demand",
+    FlatParameters.BACKWARD_PRE: "weights prefetched before each backward",
+    FlatParameters.BACKWARD_POST: "weights prefetched behind each backward",
 }
 TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.GRPO: "GRPO"}
 REFERENCE_WORDS = {
@@ -71,6 +77,8 @@ def _reduction_words(recipe: Recipe, num_gpus: int) -> list[str]:
         words += ["reduced in fp32"] if recipe.reduces_in_float32 else []
         words += ["4-bit weights whole"] if recipe.leaves_out_packed and recipe.method is Method.QLORA else []
         words += [UNIT_WORDS[recipe.shard_units]] if recipe.has_ends_in_root else []
+        words += [PREFETCH_WORDS[recipe.flat_parameters]] if recipe.is_flat else []
+        words += ["weights gathered ahead in forward"] if recipe.prefetches_forward else []
     elif recipe.zero_stage is None and num_gpus > 1 and not recipe.gradient_as_bucket_view:
         words.append("gradients beside buckets")
     return words

@@ -118,6 +118,9 @@ class RecipeOptions(TypedDict, total=False):
     shard_units: (
         Literal["layers-and-ends", "layers", "language-layers", "layers-and-embedding", "layers-and-adapters"] | None
     )
+    flat_parameters: Literal["none", "on-demand", "backward-pre", "backward-post"] | None
+    orig_params: bool | None
+    forward_prefetch: bool | None
     expandable_segments: bool | None
     zero_stage: Literal["none", "0", "1", "2", "3", 0, 1, 2, 3] | None
     ds_config: File | Mapping[str, Any] | None

@@ -8,6 +8,7 @@ from vlmplan.recipe.choices import (
     AttentionImplementation,
     BatchesOnGpu,
     Batching,
+    FlatParameters,
     InputGradients,
     LinearAttention,
     LossKind,
@@ -132,6 +133,15 @@ ENGINE = under(
         "What FSDP2 gathers by itself: layers, embedding and head; layers alone, as accelerate up to 1.13; those of "
         "the language model alone; or layers and each matrix of an adapter, as axolotl.  [default: layers-and-ends]",
     ),
+    choice(
+        "--flat-parameters",
+        FlatParameters,
+        "With --fsdp: FSDP1 in FSDP2's place (one flat parameter of each layer, planned and rehearsed), whose backward "
+        "gathers a layer when its turn comes, or before the one behind it begins or when that is over.  "
+        "[default: none]",
+    ),
+    _switch("uses_orig_params", "Under FSDP1 the optimizer has the model's weights, not the flat parameters."),
+    _switch("prefetches_forward", "Under FSDP1 a layer is gathered when the forward of the one before it begins."),
     choice("--offload-optimizer", Offload, "Where optimizer states are kept."),
     choice("--offload-params", Offload, "Where weights are kept between uses (stage 3)."),
     count("--hpz", "Ranks of a secondary partition of the weights (ZeRO++ hpZ, stage 3): the GPUs of a node."),

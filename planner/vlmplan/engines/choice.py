@@ -38,6 +38,10 @@ def overlapped_fraction(recipe: Recipe, num_gpus: int) -> float:
 
 
 def engine_kind(recipe: Recipe, num_ranks: int) -> type[Engine]:
+    if recipe.is_flat:
+        from vlmplan.engines.fsdp1 import FlatShard
+
+        return FlatShard
     if recipe.fsdp:
         from vlmplan.engines.fsdp2 import FullyShard
 

@@ -32,13 +32,19 @@ class TracedModel:
 
     def __init__(self, workload: Workload, recipe: Recipe, *, widest_head: int | None = None) -> None:
         """``widest_head``: of the model's attention heads, if another of the same model has found out. Raises
-        InputError where FSDP2 knows no layers to shard."""
+        InputError where FSDP2 knows no layers to shard, or FSDP1 would flatten frozen weights with trained ones."""
         self.model = prepared_model(model_tree(workload.model), recipe)
         self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
         if recipe.fsdp and not self.table.stacks_by_label:
             raise InputError(
                 f"{workload.model.id} has no layers that vlmplan knows by name, which --fsdp shards one by one; "
                 f"give --zero-stage 3"
+            )
+        if recipe.is_flat and self.table.frozen_bytes:
+            raise InputError(
+                f"weights of {workload.model.id} are frozen, which FSDP1 (--flat-parameters) makes gradients for where "
+                f"others of the same unit are trained: that is not planned; train all parts, or give "
+                f"--flat-parameters none for FSDP2"
             )
         self._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
         self._backends: dict[Hashable, AttentionBackend] = {}

@@ -144,7 +144,13 @@ def _offloaded_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> i
 
 
 def _fsdp_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-    """FSDP2's shards, pinned, and of those that get a gradient gradients and states (``CPUOffloadPolicy``)."""
+    """FSDP2's shards, pinned, and of those that get a gradient gradients and states (``CPUOffloadPolicy``); FSDP1's
+    shards, gradients (``_cpu_grad``) and states."""
+    if recipe.is_flat:
+        from vlmplan.engines.flat_units import flat_units
+
+        numel = sum([unit.shard_numel for unit in flat_units(table, recipe, num_ranks).all])
+        return 2 * numel * recipe.held_dtype.num_bytes + state_bytes(recipe, [(numel,)], recipe.held_dtype)
     from vlmplan.engines.layer_groups import layer_groups
 
     groups = layer_groups(table, recipe, num_ranks)

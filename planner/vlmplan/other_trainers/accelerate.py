@@ -9,7 +9,7 @@ from vlmplan.other_trainers.parallelism import refuse_parallelism
 from vlmplan.other_trainers.settings import Settings
 
 ACCELERATE: Final = "accelerate 1.15"
-ENGINES = {"NO": "plain PyTorch", "MULTI_GPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP2"}
+ENGINES = {"NO": "plain PyTorch", "MULTI_GPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 WITHOUT_EFFECT = frozenset(
     """compute_environment debug downcast_bf16 enable_cpu_affinity gpu_ids machine_rank main_process_ip
     main_process_port main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu
@@ -30,7 +30,16 @@ TRL_FILES: Mapping[str, Mapping[str, Any]] = {
     for name, more in {
         "single_gpu": {"distributed_type": "NO"},
         "multi_gpu": {"distributed_type": "MULTI_GPU"},
-        "fsdp1": {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 1}},
+        "fsdp1": {
+            "distributed_type": "FSDP",
+            "fsdp_config": {
+                "fsdp_version": 1,
+                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "fsdp_backward_prefetch": "BACKWARD_PRE",
+                "fsdp_forward_prefetch": True,
+                "fsdp_use_orig_params": True,
+            },
+        },
         "fsdp2": {
             "distributed_type": "FSDP",
             "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},

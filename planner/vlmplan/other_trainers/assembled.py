@@ -15,7 +15,15 @@ from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
 from vlmplan.models import context_length
 from vlmplan.notes import listed
-from vlmplan.other_trainers.fsdp import OF_ACCELERATE, Sharding, packed_option, read_fsdp, unread_losses
+from vlmplan.other_trainers.fsdp import (
+    FLAT_ADAPTERS,
+    OF_ACCELERATE,
+    Sharding,
+    is_first_version,
+    packed_option,
+    read_fsdp,
+    unread_losses,
+)
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -200,14 +208,16 @@ def _sharded(
     """The options of FSDP2, whose shards of trained weights are float32 in mixed precision, however they are loaded."""
     if arguments.deepspeed is not None and around.shards is None:
         settings.refuse("fsdp", "and deepspeed is set too; one of the two is needed")
-    if meaning.without_fsdp is not None:
-        settings.refuse_whole(meaning.without_fsdp)
-        return {}
     section: Mapping[str, object] = {}
     with settings.kept():
         section = _fsdp_section(arguments, settings, around)
     config = None if meaning.model is None else meaning.model.config
     sharding = meaning.sharding
+    is_flat = is_first_version(arguments.fsdp or True, section, sharding)
+    refused = meaning.without_fsdp if not is_flat else FLAT_ADAPTERS if method is not Method.FULL else None
+    if refused is not None:
+        settings.refuse_whole(refused)
+        return {}
     options, checkpoints = read_fsdp(settings, arguments.fsdp or True, section, config, sharding)
     if sharding.has_adapters_apart and method is not Method.FULL:
         options["shard_units"] = _units_with_adapters(settings, meaning, options["shard_units"])
@@ -216,11 +226,16 @@ def _sharded(
             "fsdp_config has activation_checkpointing, and gradient_checkpointing is true too; one of the two is needed"
         )
     unread = unread_losses(sees=sees(meaning.model), trains_adapters=method is not Method.FULL)
-    if sharding.has_ends_apart and (loss := meaning.options.get("loss")) in [kind.value for kind in unread]:
+    if (
+        sharding.has_ends_apart
+        and not is_flat
+        and (loss := meaning.options.get("loss")) in [kind.value for kind in unread]
+    ):
         settings.refuse_whole(f"the loss is {loss}, which under FSDP2 reads a head that is not gathered: not planned")
     if checkpoints:
         options["activation_checkpointing"] = True
-    precision = sharding.precision(arguments.precision or meaning.without_autocast, method)
+    said = arguments.precision or meaning.without_autocast
+    precision = said if is_flat else sharding.precision(said, method)
     if method is not Method.FULL and precision is Precision.BF16_PURE:
         settings.refuse_whole("adapters in float32 beside 16-bit weights are not planned under FSDP2; set bf16: true")
     options |= _types_of_shards(settings, meaning, method, precision)

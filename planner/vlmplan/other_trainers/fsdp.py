@@ -1,4 +1,4 @@
-"""FSDP2 as accelerate makes it of ``fsdp_config``: of its own file, of ``TrainingArguments``, and of ms-swift's file.
+"""FSDP as accelerate makes it of ``fsdp_config``: of its own file, of ``TrainingArguments``, and of ms-swift's file.
 
 Sources: accelerate 1.15 ``utils/dataclasses.py`` (``FullyShardedDataParallelPlugin``) and ``utils/fsdp_utils.py``
 (``fsdp2_prepare_model``), transformers 5.23 ``training_args.py`` (``_process_fsdp_args``). Weights are grouped as
@@ -16,9 +16,10 @@ from typing import Any, Final, cast
 
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe.choices import LossKind, Method, Offload, Precision, ShardUnits
+from vlmplan.recipe.choices import FlatParameters, LossKind, Method, Offload, Precision, ShardUnits
 
 VERSION: Final = 2
+VERSIONS: Final = ("1", str(VERSION))
 TRANSFORMER_WRAP: Final = "TRANSFORMER_BASED_WRAP"
 LAYER_CLASSES: Final = "transformer_layer_cls_to_wrap"
 PREFIX = "fsdp_"
@@ -29,10 +30,31 @@ STRATEGIES: Mapping[str, bool] = {"full_shard": True, "shard_grad_op": False}
 SAID_BY_WORDS: Final = ("auto_wrap_policy", "cpu_offload")
 """Keys that transformers 5.6 does not read: words of ``fsdp`` say so there."""
 WITHOUT_EFFECT = frozenset(
-    """cpu_ram_efficient_loading state_dict_type sync_module_states use_orig_params backward_prefetch limit_all_gathers
-    min_num_params sharding_strategy xla_fsdp_settings""".split()
+    "cpu_ram_efficient_loading state_dict_type sync_module_states limit_all_gathers min_num_params "
+    "sharding_strategy xla_fsdp_settings".split()
 )
-"""What FSDP2 does not ask for, how weights come to the ranks, and how they are saved."""
+"""How weights come to the ranks and how they are saved, and what only waits."""
+SHARDING_STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""Of FSDP1, by names and, from 1 on, numbers (``FSDP_SHARDING_STRATEGY`` in accelerate's ``utils/constants.py``); the
+first two are planned."""
+LAUNCHED_STRATEGY: Final = "FSDP_SHARDING_STRATEGY"
+"""The variable by which accelerate's launcher says FSDP1's strategy. It goes before ``reshard_after_forward`` where it
+is not set too, as it is FULL_SHARD then (``FullyShardedDataParallelPlugin.__post_init__``, and ``prepare_model`` in
+``accelerator.py``; 1.11 to 1.15)."""
+OF_FSDP1 = frozenset(("use_orig_params", "backward_prefetch", LAUNCHED_STRATEGY))
+"""What FSDP2 does not ask for."""
+FLAT_ADAPTERS: Final = (
+    "adapters are not planned under FSDP1, where peft's wrapping makes a unit of every matrix of an adapter; a whole "
+    "model is, and DeepSpeed's stage 3 shards adapters as much"
+)
+"""``fsdp_auto_wrap_policy`` in peft's ``utils/other.py``."""
+PREFETCHES: Mapping[str, FlatParameters] = {
+    "NO_PREFETCH": FlatParameters.ON_DEMAND,
+    "BACKWARD_PRE": FlatParameters.BACKWARD_PRE,
+    "1": FlatParameters.BACKWARD_PRE,
+    "BACKWARD_POST": FlatParameters.BACKWARD_POST,
+    "2": FlatParameters.BACKWARD_POST,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +144,15 @@ def plain_keys(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_accelerate(section: Mapping[str, Any]) -> dict[str, Any]:
     """accelerate's own section as ``fsdp_config``, with its defaults, which are not those of ``TrainingArguments``."""
-    return {"version": 1, "auto_wrap_policy": "NO_WRAP", **plain_keys(section)}
+    keys = plain_keys(section)
+    strategy = keys.pop("sharding_strategy", SHARDING_STRATEGIES[0])
+    return {
+        "version": 1,
+        "auto_wrap_policy": "NO_WRAP",
+        "use_orig_params": False,
+        LAUNCHED_STRATEGY: strategy,
+        **keys,
+    }
 
 
 def read_fsdp(
@@ -142,18 +172,21 @@ def read_fsdp(
         source=f"{settings.source}: fsdp_config",
         trainer=settings.trainer,
     )
-    version = inner.text("version", str(VERSION))
-    if version != str(VERSION):
-        inner.refuse("version", "FSDP2 is planned, FSDP1 is not; version: 2 is needed")
-    units = ShardUnits.ENDS_TOO if sharding.has_ends_apart else ShardUnits.LAYERS
+    version = inner.text("version", VERSIONS[-1])
+    if version not in VERSIONS:
+        inner.refuse("version", f"{' and '.join(VERSIONS)} are planned")
+    is_flat = version == VERSIONS[0]
+    units = ShardUnits.ENDS_TOO if sharding.has_ends_apart and not is_flat else ShardUnits.LAYERS
     policy = inner.text("auto_wrap_policy", TRANSFORMER_WRAP)
     if policy.upper() != TRANSFORMER_WRAP:
         inner.refuse("auto_wrap_policy", f"units of layers are planned, which is {TRANSFORMER_WRAP}")
     else:
         units = _units(inner, config, units)
-    reshards, offloads = inner.flag("reshard_after_forward", True), inner.flag("cpu_offload", False)
+    flat = _flat_options(inner, settings) if is_flat else {}
+    reshards = flat.pop("reshard_after_forward") if is_flat else inner.flag("reshard_after_forward", True)
+    offloads = inner.flag("cpu_offload", False)
     checkpoints = inner.flag("activation_checkpointing", False)
-    _refuse_what_has_no_plan(inner)
+    _refuse_what_has_no_plan(inner, is_flat=is_flat)
     with settings.kept():
         inner.close()
     place = (Offload.CPU if offloads else Offload.NONE).value
@@ -164,6 +197,7 @@ def read_fsdp(
         "shard_units": units.value,
         "offload_optimizer": place,
         "offload_params": place,
+        **flat,
     }
     if checkpoints and units is ShardUnits.LANGUAGE_LAYERS:
         options["vision_activation_checkpointing"] = False
@@ -180,12 +214,49 @@ def _keys(words: Any, section: Mapping[str, Any], sharding: Sharding) -> dict[st
     return {"version": 1, **kept, **wraps}
 
 
-def _refuse_what_has_no_plan(inner: Settings) -> None:
+def is_first_version(words: Any, section: Mapping[str, Any], sharding: Sharding) -> bool:
+    """Whether these keys mean FSDP1."""
+    return str(_keys(words, section, sharding).get("version", VERSIONS[-1])) == VERSIONS[0]
+
+
+def _flat_options(inner: Settings, outer: Settings) -> dict[str, Value]:
+    """The options of FSDP1: its strategy, and what backward gathers ahead."""
+    known = [*SHARDING_STRATEGIES, *map(str, range(1, len(SHARDING_STRATEGIES) + 1))]
+    strategy = known.index(SHARDING_STRATEGIES[0])
+    if LAUNCHED_STRATEGY in inner:
+        said = inner.text(LAUNCHED_STRATEGY, SHARDING_STRATEGIES[0]).upper()
+        strategy = known.index(said) % len(SHARDING_STRATEGIES) if said in known else len(known)
+        if strategy > 1:
+            inner.refuse(LAUNCHED_STRATEGY, f"of FSDP1 {' and '.join(SHARDING_STRATEGIES[:2])} are planned")
+        inner.ignore(("reshard_after_forward",))
+    else:
+        said = inner.text("reshard_after_forward", SHARDING_STRATEGIES[0]).upper()
+        if said not in known:
+            inner.refuse("reshard_after_forward", f"FSDP1 has a strategy there: {', '.join(SHARDING_STRATEGIES)}")
+        elif said not in (known[0], "1"):
+            outer.note(
+                f"reshard_after_forward is {said}, but with FSDP1 accelerate shards by {LAUNCHED_STRATEGY}, which is "
+                f"FULL_SHARD where nothing sets it: planned as FULL_SHARD"
+            )
+    prefetch = inner.text("backward_prefetch", "NO_PREFETCH").upper()
+    if prefetch not in PREFETCHES:
+        inner.refuse("backward_prefetch", "NO_PREFETCH, BACKWARD_PRE and BACKWARD_POST are planned")
+    return {
+        "reshard_after_forward": strategy == 0,
+        "flat_parameters": PREFETCHES.get(prefetch, FlatParameters.ON_DEMAND).value,
+        "uses_orig_params": inner.flag("use_orig_params", True),
+        "prefetches_forward": inner.flag("forward_prefetch", False),
+    }
+
+
+def _refuse_what_has_no_plan(inner: Settings, *, is_flat: bool) -> None:
     inner.only(
         "activation_checkpointing_offload activation_cpu_offload", "inputs of layers in host memory are not planned"
     )
     inner.only("ignored_modules", "weights that are left out of the shards are not planned")
-    inner.only("forward_prefetch", "accelerate has no forward prefetch with FSDP2, and refuses to start")
+    if not is_flat:
+        inner.only("forward_prefetch", "accelerate has no forward prefetch with FSDP2, and refuses to start")
+        inner.ignore(OF_FSDP1)
     inner.only("xla xla_fsdp_v2 xla_fsdp_grad_ckpt", "TPUs are not planned")
     inner.ignore(WITHOUT_EFFECT)
 
@@ -198,8 +269,11 @@ def _words(words: Any) -> list[str]:
 def _with_words(settings: Settings, words: Any, section: dict[str, Any]) -> dict[str, Any]:
     """The older form of ``fsdp`` as keys of ``fsdp_config``, which go before it (``_apply_legacy_fsdp_to_config``)."""
     found: dict[str, Any] = {}
+    is_flat = str(section.get("version")) == VERSIONS[0]
     for name in _words(words):
-        if name in STRATEGIES:
+        if is_flat and name.upper() in SHARDING_STRATEGIES:
+            found["reshard_after_forward"] = name
+        elif name in STRATEGIES:
             found["reshard_after_forward"] = STRATEGIES[name]
         elif name == "offload":
             found["cpu_offload"] = True

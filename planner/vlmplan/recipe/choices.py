@@ -81,6 +81,20 @@ class ShardUnits(Choice):
     """As ``LAYERS``, and in them each matrix of an adapter by itself (axolotl)."""
 
 
+class FlatParameters(Choice):
+    """Whether PyTorch shards by FSDP1 (``FullyShardedDataParallel``), which makes one flat parameter of the weights of
+    each unit, and whose backward gathers each unit then."""
+
+    NONE = "none"
+    """FSDP2."""
+    ON_DEMAND = "on-demand"
+    """When its own backward begins (accelerate's ``NO_PREFETCH``)."""
+    BACKWARD_PRE = "backward-pre"
+    """When the backward of the unit behind it begins."""
+    BACKWARD_POST = "backward-post"
+    """When that is over."""
+
+
 class AdapterDtype(Choice):
     """Element type of what peft trains. ``TABLE``: what the engine and the precision make of every trained weight."""
 

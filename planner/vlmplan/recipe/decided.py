@@ -8,6 +8,7 @@ from vlmplan.recipe.choices import (
     AttentionImplementation,
     BatchesOnGpu,
     Batching,
+    FlatParameters,
     InputGradients,
     LinearAttention,
     LossKind,
@@ -89,6 +90,8 @@ class DecidedRecipe:
     sync_each_batch: bool | None = None
     reduces_in_float32: bool | None = None
     shards_packed: bool | None = None
+    uses_orig_params: bool | None = None
+    prefetches_forward: bool | None = None
     nvme_path: str | None = None
     method: Method | None = None
     precision: Precision | None = None
@@ -100,6 +103,7 @@ class DecidedRecipe:
     loss: LossKind | None = None
     batching: Batching | None = None
     shard_units: ShardUnits | None = None
+    flat_parameters: FlatParameters | None = None
     adapter_dtype: AdapterDtype | None = None
     weight_dtype: WeightDtype | None = None
     batches_on_gpu: BatchesOnGpu | None = None

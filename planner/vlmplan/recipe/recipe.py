@@ -6,6 +6,7 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 |---|---|---|---|---|---|
 | plain PyTorch | bf16, fp16 | 16 bit | float32 | the weights themselves | yes, unless told otherwise |
 | plain PyTorch | bf16-pure | 16 bit | 16 bit | none | no |
+| FSDP1 | bf16 | 16 bit | 16 bit | float32 shards | yes, unless told otherwise |
 | DeepSpeed | bf16, fp16 | 16 bit | 16 bit | float32 in the optimizer | no |
 | DeepSpeed | bf16-pure | 16 bit | 16 bit | bfloat16 in the optimizer | no |
 | FSDP2 | bf16 | 16 bit | 16 bit | float32 in its shards | no |
@@ -28,6 +29,7 @@ from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     BatchesOnGpu,
+    FlatParameters,
     InputGradients,
     Method,
     OptimizerKind,
@@ -46,11 +48,11 @@ PLAIN: Final = "none"
 
 
 def engine_name(recipe: "Recipe", num_gpus: int) -> str:
-    """What answers call the engine of ``recipe``: ``plain PyTorch``, ``DDP``, ``FSDP2`` or ``ZeRO-2``."""
+    """What answers call the engine of ``recipe``: ``plain PyTorch``, ``DDP``, ``FSDP1``, ``FSDP2`` or ``ZeRO-2``."""
     if recipe.zero_stage is not None:
         return f"ZeRO-{recipe.zero_stage}"
     if recipe.fsdp:
-        return "FSDP2"
+        return "FSDP1" if recipe.is_flat else "FSDP2"
     return "plain PyTorch" if num_gpus == 1 else "DDP"
 
 
@@ -146,7 +148,7 @@ class Recipe(RecipeSettings):
     @property
     def can_autocast(self) -> bool:
         """Whether ``torch.autocast`` may be around forward: DeepSpeed and FSDP2 compute in the type of the weights."""
-        return not self.casts_weights and self.precision in (Precision.BF16, Precision.FP16)
+        return (self.is_flat or not self.casts_weights) and self.precision in (Precision.BF16, Precision.FP16)
 
     @property
     def trained_dtype(self) -> DType:
@@ -157,7 +159,8 @@ class Recipe(RecipeSettings):
             is_model_type = self.weight_dtype is WeightDtype.MODEL
         if self.keeps_adapters_wide:
             return DType.FLOAT32
-        return self.precision.dtype if is_model_type or not self.can_autocast else DType.FLOAT32
+        is_of_computation = self.casts_weights or not self.can_autocast
+        return self.precision.dtype if is_model_type or is_of_computation else DType.FLOAT32
 
     @property
     def keeps_adapters_wide(self) -> bool:
@@ -232,6 +235,11 @@ class Recipe(RecipeSettings):
     def reduce_dtype(self) -> DType:
         """Element type in which FSDP2 reduces gradients."""
         return DType.FLOAT32 if self.reduces_in_float32 else self.trained_dtype
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether FSDP1 shards."""
+        return self.fsdp and self.flat_parameters is not FlatParameters.NONE
 
     @property
     def has_ends_in_root(self) -> bool:

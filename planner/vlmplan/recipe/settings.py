@@ -13,6 +13,7 @@ from vlmplan.recipe.choices import (
     AttentionImplementation,
     BatchesOnGpu,
     Batching,
+    FlatParameters,
     InputGradients,
     LinearAttention,
     LossKind,
@@ -96,6 +97,14 @@ class RecipeSettings:
     """Under FSDP2 4-bit weights are kept in the type of the computation (``bnb_4bit_quant_storage``) and sharded as
     others are; without it in bytes, which are left out of the shards: every rank has all of them."""
     shard_units: ShardUnits = ShardUnits.ENDS_TOO
+    flat_parameters: FlatParameters = FlatParameters.NONE
+    """Not ``NONE``: it is FSDP1 that shards, whose units are layers, and whose forward is under autocast as
+    accelerate has it."""
+    uses_orig_params: bool = True
+    """Under FSDP1 the optimizer has views of the weights that a flat parameter is made of, each at an address of 16
+    bytes; without it the flat parameters themselves."""
+    prefetches_forward: bool = False
+    """Under FSDP1 a unit is gathered when the forward of the one before it begins."""
     offload_optimizer: Offload = Offload.NONE
     offload_params: Offload = Offload.NONE
     hpz: int = 1
@@ -168,6 +177,7 @@ MODEL_FIELDS = (
 ENGINE_FIELDS = (
     *("zero_stage", "gradient_as_bucket_view", "fsdp", "reshard_after_forward", "sync_each_batch"),
     *("reduces_in_float32", "shards_packed", "shard_units"),
+    *("flat_parameters", "uses_orig_params", "prefetches_forward"),
     *("offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
     "sequence_parallel",
 )

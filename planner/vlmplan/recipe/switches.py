@@ -23,6 +23,8 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "sync_each_batch": ("sync-each-batch", "no-sync-each-batch"),
     "reduces_in_float32": ("float32-reduce", "no-float32-reduce"),
     "shards_packed": ("shard-packed", "no-shard-packed"),
+    "uses_orig_params": ("orig-params", "no-orig-params"),
+    "prefetches_forward": ("forward-prefetch", "no-forward-prefetch"),
     "activation_checkpointing": ("activation-checkpointing", "no-activation-checkpointing"),
     "vision_activation_checkpointing": ("vision-activation-checkpointing", "no-vision-activation-checkpointing"),
     "offload_activations": ("offload-activations", "no-offload-activations"),

@@ -103,7 +103,8 @@ def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> D
     idle = [name for name in ("uses_autocast",) if recipe.uses_autocast and not recipe.can_autocast]
     idle += ["gradient_as_bucket_view"] if recipe.casts_weights else []
     idle += ["caches_casts"] if recipe.autocast is None else []
-    idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32", "shard_units"]
+    idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32", "shard_units", "flat_parameters"]
+    idle += [] if recipe.is_flat else ["uses_orig_params", "prefetches_forward"]
     idle += [] if recipe.method is Method.QLORA else ["use_double_quant", "shards_packed"]
     if sees_nothing(model) and not model.hears_prompt:
         idle += ["vision_activation_checkpointing"]

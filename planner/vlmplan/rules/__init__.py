@@ -6,6 +6,7 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
 
     engines   ZeRO stages, offload, optimizers
     fsdp      PyTorch's own sharding
+    fsdp1     its first version, with flat parameters
     muon      DeepSpeed's Muon
     torchao   torchao's AdamW
     devices   what a card or a processor can do

@@ -12,6 +12,7 @@ from vlmplan.rules.devices import DEVICE_RULES
 from vlmplan.rules.encoder_decoder import ENCODER_DECODER_RULES
 from vlmplan.rules.engines import ENGINE_RULES
 from vlmplan.rules.fsdp import FSDP_RULES
+from vlmplan.rules.fsdp1 import FSDP1_RULES
 from vlmplan.rules.liger import LIGER_RULES
 from vlmplan.rules.models import MODEL_RULES
 from vlmplan.rules.muon import MUON_RULES
@@ -23,6 +24,7 @@ from vlmplan.rules.torchao import TORCHAO_RULES
 RULES: tuple[Rule, ...] = (
     *ENGINE_RULES,
     *FSDP_RULES,
+    *FSDP1_RULES,
     *MUON_RULES,
     *TORCHAO_RULES,
     *DEVICE_RULES,

@@ -6,6 +6,7 @@ from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.recipe.settings import option_name
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules.base import RuleBook, RuleContext
+from vlmplan.units import Choice
 
 FSDP_RULES = RuleBook()
 SHARDED_OPTIMIZERS = (OptimizerKind.ADAMW, OptimizerKind.SGD)
@@ -14,7 +15,10 @@ TYPES_WITH_SHARED_BIAS = frozenset(
     xlm-roberta-xl""".split()
 )
 """Whose class ties the bias of the head to one of the head's parent (``_tied_weights_keys``)."""
-ITS_SWITCHES = ("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed", "shard_units")
+ITS_SWITCHES = (
+    *("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed", "shard_units"),
+    *("flat_parameters", "uses_orig_params", "prefetches_forward"),
+)
 
 
 @FSDP_RULES.error("vlmplan_trainer engines/make.py: one engine runs a plan")
@@ -35,7 +39,7 @@ def switches_of_fsdp_need_it(context: RuleContext) -> str | None:
     if not changed:
         return None
     value = getattr(recipe, changed[0])
-    said = option_text(changed[0], value.value if isinstance(value, ShardUnits) else value)
+    said = option_text(changed[0], value.value if isinstance(value, Choice) else value)
     return f"{said} is for --fsdp, which is not given"
 
 
@@ -54,7 +58,7 @@ def fsdp_offloads_all_or_nothing(context: RuleContext) -> str | None:
 @FSDP_RULES.error("torch DTensor: bitsandbytes' and transformers' optimizers have no operators on it")
 def fsdp_updates_with_torchs_optimizers(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if not recipe.fsdp or recipe.optimizer in SHARDED_OPTIMIZERS:
+    if not recipe.fsdp or recipe.is_flat or recipe.optimizer in SHARDED_OPTIMIZERS:
         return None
     return (
         f"--optimizer {recipe.optimizer.value} does not go with --fsdp, whose sharded weights torch's optimizers alone "
@@ -126,6 +130,6 @@ def fsdp_reduces_wider_in_mixed_precision(context: RuleContext) -> str | None:
 @FSDP_RULES.warning("arithmetic: a share of one rank is the whole")
 def fsdp_needs_several_gpus(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if not recipe.fsdp or context.num_gpus != 1 or recipe.offload_params is not Offload.NONE:
+    if not recipe.fsdp or context.num_gpus != 1 or recipe.offload_params is not Offload.NONE or recipe.is_flat:
         return None
     return "--fsdp shards nothing on one GPU, and copies each layer's weights once more; --no-fsdp takes less"

@@ -219,7 +219,7 @@ def weight_types_are_of_autocast(context: RuleContext) -> str | None:
 @MODEL_RULES.error("torch: a product of float32 and 16-bit matrices is refused (seen)")
 def without_autocast_all_but_adapters_has_one_type(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.uses_autocast or not recipe.can_autocast:
+    if recipe.uses_autocast or recipe.casts_weights or not recipe.can_autocast:
         return None
     if not recipe.trains_adapters:
         return (

@@ -11,6 +11,7 @@ from vlmplan.recipe.choices import InputGradients, Offload, Precision
 from vlmplan.units import counted
 from vlmplan_trainer.engines.base import Engine, LossModule
 from vlmplan_trainer.engines.ddp import DdpEngine
+from vlmplan_trainer.engines.fsdp1 import FlatEngine
 from vlmplan_trainer.engines.fsdp2 import FsdpEngine
 from vlmplan_trainer.engines.plain import PlainEngine
 from vlmplan_trainer.engines.zero import ZeroEngine
@@ -120,6 +121,8 @@ def make_engine(
         raise InputError("--input-gradients is planned for other trainers; this one checkpoints without: leave it off")
     module = LossModule(model, loss=plan.recipe.loss)
     if plan.ds_config is None:
+        if plan.recipe.is_flat:
+            return FlatEngine(module, plan.recipe, device=device, weight_decay=weight_decay)
         if plan.recipe.fsdp:
             return FsdpEngine(module, plan.recipe, device=device, weight_decay=weight_decay)
         kind = DdpEngine if plan.has_ranks else PlainEngine

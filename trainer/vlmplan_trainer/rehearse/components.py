@@ -46,8 +46,14 @@ HANDLES = ("wait", "__init__")
 ``NoGatherCoalescedHandle`` of a rank that is alone)."""
 REDUCING = ("reduce", "average", "bucket", "ipg")
 """Parts of the names of DeepSpeed's functions that make whole weights, and that make what is sent."""
-FSDP_BUFFERS = ("allocate", "_get_param_all_gather_inputs", "foreach_all_gather", "foreach_reduce")
-"""Functions of FSDP2 that make what is sent; others make whole weights (``_fsdp_collectives.py``)."""
+FSDP_BUFFERS = (
+    *("allocate", "_get_param_all_gather_inputs", "foreach_all_gather", "foreach_reduce"),
+    *("_use_low_precision_shard", "_get_reduce_scatter_tensors"),
+)
+"""Functions of FSDP2 (``_fsdp_collectives.py``) and of FSDP1 (``_flat_param.py``, ``_runtime_utils.py``) that make what
+is sent; others make whole weights."""
+FLAT_WEIGHTS, FLAT_GRADIENTS = ("_local_shard", "_full_param_padded"), ("grad", "_saved_grad_shard")
+"""What a flat parameter of FSDP1 holds (``FlatParameter`` in ``_flat_param.py``)."""
 COPY, BACKWARD = "_to_copy", "Backward0"
 """Of a weight's shape are its gradients, and the copies in another type that autocast makes on the way forward."""
 DDP = "ddp "
@@ -76,7 +82,10 @@ class Owners:
         """The component of each storage that model, optimizer and engine hold by name."""
         found: dict[int, str] = {}
         optimizers = self._optimizers()
+        flat = self._flat_parameters()
         for component, tensors in (
+            ("weights", (getattr(one, name, None) for one in flat for name in FLAT_WEIGHTS)),
+            ("gradients", (getattr(one, name, None) for one in flat for name in FLAT_GRADIENTS)),
             ("optimizer_states", self._states(optimizers)),
             ("gradients", (p.grad for p in self._model.parameters())),
             ("weights", self._weights()),
@@ -91,6 +100,14 @@ class Owners:
                 elif name.endswith("param_id_to_grad_partition"):
                     self._note(found, "gradients", tensors_in(value))
         return found
+
+    def _flat_parameters(self) -> list[Any]:
+        """FSDP1's, whose gradients are those of the weights in it and its own."""
+        handles = getattr(getattr(self._engine, "_module", None), "_all_handles", ())
+        for one in handles:
+            self._shapes |= {tuple(shape) for shape in one.flat_param._shapes}
+            self._shapes.add(tuple(one.flat_param._unpadded_unsharded_size))
+        return [one.flat_param for one in handles]
 
     def _weights(self) -> Iterator[Tensor | None]:
         for parameter in self._model.parameters():

@@ -27,6 +27,16 @@ def deriving_shapes_unseen() -> Iterator[None]:
 
 
 @contextmanager
+def counting_bytes_as_addresses() -> Iterator[None]:
+    """FSDP1 looks at its address whether a weight is there (``_data_ptr_allocated`` in ``_flat_param.py``, torch 2.13),
+    and fake tensors have none: here the bytes that it has say so."""
+    import torch.distributed.fsdp._flat_param as flat
+
+    with replaced(flat, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().size() > 0):
+        yield
+
+
+@contextmanager
 def gathering_as_for_files() -> Iterator[None]:
     """A rehearsal has no files of weights. Under ZeRO-3 transformers would draw weights at random, and gather those of
     a module together with its children's own (``initialize_weights_zero3`` in transformers 5.23

@@ -18,7 +18,7 @@ from vlmplan_trainer.rehearse import ranks
 from vlmplan_trainer.rehearse.components import inner_tensors, tensors_in
 from vlmplan_trainer.rehearse.device_shims import DEVICE_SHIMS, paging_in_host_memory
 from vlmplan_trainer.rehearse.replaced import replaced
-from vlmplan_trainer.rehearse.sharded_shims import deriving_shapes_unseen
+from vlmplan_trainer.rehearse.sharded_shims import counting_bytes_as_addresses, deriving_shapes_unseen
 from vlmplan_trainer.rehearse.values import give_value, value_of
 
 
@@ -269,5 +269,6 @@ SHIMS = (
     making_tensors_of_tensors,
     updating_nothing_on_the_host,
     deriving_shapes_unseen,
+    counting_bytes_as_addresses,
     computing_no_softmax_of_liger,
 )

@@ -1,9 +1,9 @@
-"""axolotl's FSDP2 (0.18.0 ``monkeypatch/accelerate/fsdp2.py``), and what becomes of its keys.
+"""axolotl's FSDP (0.18.0 ``monkeypatch/accelerate/fsdp2.py``), and what becomes of its keys.
 
 Its ``fsdp2_prepare_model`` stands in place of accelerate's (1.13): layers are units and the root has all else, which is
 sharded again after forward. No weight is made float32, there or while it is loaded (``_configure_embedding_dtypes`` in
 ``loaders/model.py``). Each matrix of an adapter is a unit (``_process_lora_module_for_fsdp``), and 4-bit weights are
-kept in bfloat16 (``_set_quantization_config``).
+kept in bfloat16 (``_set_quantization_config``). FSDP1, which is meant without a version, is accelerate's own.
 """
 
 from typing import Final
@@ -14,11 +14,6 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.settings import Settings
 
 SHARDING: Final = Sharding(has_ends_apart=False, casts_trained=False, has_adapters_apart=True)
-FSDP1: Final = (
-    "FSDP1, which fsdp_config is without fsdp_version: 2, is not planned: it gathers the weights of a unit as one flat "
-    "tensor, and transformers 5.20 has it no more; write fsdp_version: 2, as axolotl advises too"
-)
-"""``check_fsdp_version`` in ``utils/schemas/validation.py``."""
 FSDP_OPTIONS: Final = frozenset(
     """activation_checkpointing auto_wrap_policy cpu_ram_efficient_loading offload_params reshard_after_forward
     state_dict_type sync_module_states transformer_layer_cls_to_wrap use_orig_params""".split()
@@ -35,10 +30,7 @@ def derive_fsdp(settings: Settings, around: Surroundings) -> None:
         settings.note("the file's FSDP is left out, as an option says another engine")
         return
     section = {key.removeprefix("fsdp_"): value for key, value in settings.table("fsdp_config").items()}
-    if str(settings.raw("fsdp_version") or section.get("version", 1)) != "2":
-        settings.make("fsdp", False)
-        settings.refuse_whole(FSDP1)
-        return
+    is_second = str(settings.raw("fsdp_version") or section.get("version", 1)) == "2"
     if str(section.get("mixed_precision_policy", "bf16")).casefold() not in ("bf16", "none"):
         settings.refuse("fsdp_config", f"mixed_precision_policy: {NOT_PLANNED}; leave it off")
     if section.get("cpu_offload_pin_memory") is False:
@@ -48,4 +40,4 @@ def derive_fsdp(settings: Settings, around: Surroundings) -> None:
         settings.refuse("dp_shard_size", f"shards that {num_gpus} GPUs replicate (HSDP) are not planned")
     settings.make("fsdp", settings.value("fsdp") or True)
     told = {key: value for key, value in section.items() if key in FSDP_OPTIONS and value is not None}
-    settings.make("fsdp_config", {**told, "version": 2})
+    settings.make("fsdp_config", {**told, "version": 2 if is_second else 1})

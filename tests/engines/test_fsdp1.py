@@ -1,0 +1,112 @@
+"""FSDP1: what a rank holds and sends, unit by unit."""
+
+import pytest
+
+from planned import cluster, of_few_layers, workload
+from vlmplan.engines import engine_of
+from vlmplan.engines.collectives import CollectiveKind, StepPhase
+from vlmplan.engines.flat_units import flat_units
+from vlmplan.estimation import Estimator
+from vlmplan.memory.phases import Phase
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import FlatParameters, Offload, Precision, ShardUnits
+
+BF16, FP32 = 2, 4
+LAYERS = 3
+FLAT = Recipe(fsdp=True, flat_parameters=FlatParameters.ON_DEMAND, shard_units=ShardUnits.LAYERS)
+LLAMA = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), FLAT)
+WIDTH, INNER, KEYS, VOCABULARY = 2048, 5632, 256, 32000
+LAYER = 2 * WIDTH * WIDTH + 2 * KEYS * WIDTH + 3 * INNER * WIDTH + 2 * WIDTH
+ROOT = 2 * VOCABULARY * WIDTH + WIDTH
+PSI = LAYERS * LAYER + ROOT
+
+
+def phases(num_ranks: int, **changes: object) -> dict[str, Phase]:
+    recipe = FLAT.with_changes(**changes)
+    found = LLAMA.timeline_of_tensors(recipe, cluster(num_gpus=num_ranks)).phases
+    return {phase.name: phase for phase in found}
+
+
+def test_shards_and_states_are_float32_and_gradients_stay_until_the_next_forward():
+    """4Ψ/N weights, 8Ψ/N of two moments, and 4Ψ/N of gradients that the optimizer has let go."""
+    found = phases(4)
+    assert found["init"].resident.total == FP32 * PSI // 4
+    assert found["save"].resident.total == (FP32 + 2 * FP32 + FP32) * PSI // 4
+
+
+def test_flat_parameters_of_the_optimizer_lose_their_gradients_with_the_step():
+    assert phases(4, uses_orig_params=False)["save"].resident.total == (FP32 + 2 * FP32) * PSI // 4
+
+
+def test_while_it_is_made_the_root_is_there_twice_beside_the_shards():
+    assert phases(4)["init"].peak.total == FP32 * PSI // 4 + 2 * FP32 * ROOT
+
+
+def test_the_root_is_whole_when_forward_ends_and_everything_that_is_not_resharded():
+    freed, kept = (phases(4, reshard_after_forward=reshards)["forward"].resident for reshards in (True, False))
+    assert freed.weights == FP32 * PSI // 4 + BF16 * ROOT
+    assert kept.weights - freed.weights == BF16 * LAYERS * LAYER
+
+
+def test_backward_ends_with_gradients_of_the_root_and_with_the_flat_one_of_them():
+    """The root is whole still, and every gradient that has been reduced is in shards."""
+    reduced = FP32 * LAYERS * LAYER // 4
+    assert phases(4)["backward"].peak.gradients == reduced + 2 * BF16 * ROOT
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(False, [2, 1, 0]), (True, [2, 1])])
+def test_a_layer_gathered_ahead_in_forward_ends_one_layer_later_in_backward(monkeypatch, ahead, expected):
+    """The first one with the root, when backward is over."""
+    recipe = FLAT.with_changes(prefetches_forward=ahead)
+    engine, trace = engine_of(LLAMA.table, recipe, num_ranks=4), LLAMA.trace(recipe, (8, 0))
+    ended: list[int] = []
+    monkeypatch.setattr(engine, "_end_unit", ended.append)
+    engine.begin_forward(trace)
+    for run in reversed(trace.schedule):
+        engine.leave(run, is_backward=True)
+    assert ended == expected
+
+
+def test_whole_gradients_wait_for_the_last_micro_batch_in_the_type_of_the_computation():
+    every, last = (phases(4, grad_accum=2, sync_each_batch=sync)["forward"].resident for sync in (True, False))
+    assert last.gradients - every.gradients == BF16 * PSI - FP32 * PSI // 4
+
+
+def test_on_the_host_nothing_but_the_root_outlives_forward():
+    found = phases(4, offload_optimizer=Offload.CPU, offload_params=Offload.CPU)
+    assert found["save"].resident.total == found["init"].resident.total == 0
+    assert found["forward"].resident.weights == BF16 * ROOT
+
+
+@pytest.mark.parametrize("uses_orig_params", [True, False])
+def test_a_flat_parameter_is_as_long_as_equal_shards_where_the_optimizer_has_the_weights(uses_orig_params: bool):
+    """Its gradient too, which is padded in a copy elsewhere."""
+    recipe = FLAT.with_changes(uses_orig_params=uses_orig_params, precision=Precision.BF16_PURE)
+    table = Estimator(workload(of_few_layers("qwen2.5-0.5b", LAYERS), seq_len=64), recipe).table
+    layer = flat_units(table, recipe, 5)[0]
+    assert layer.weights_numel % 5 == 4
+    assert layer.padded_numel == layer.weights_numel + 1
+    assert layer.numel == (layer.padded_numel if uses_orig_params else layer.weights_numel)
+    views = [layer.own_numels(rank) for rank in range(5)]
+    assert sum(map(sum, views)) == layer.weights_numel
+
+
+def test_layers_are_gathered_twice_and_the_root_once_and_all_are_reduced_once():
+    recipe = FLAT.with_changes(grad_accum=5, sync_each_batch=False)
+    engine = engine_of(LLAMA.table, recipe, num_ranks=4)
+    found = {
+        (one.kind, one.phase): (one.count, one.num_bytes) for one in engine.collectives(LLAMA.trace(recipe, (8, 0)))
+    }
+    gather = CollectiveKind.ALL_GATHER
+    assert found == {
+        (gather, StepPhase.FORWARD): (5 * (LAYERS + 1), 5 * BF16 * PSI),
+        (gather, StepPhase.BACKWARD): (5 * LAYERS, 5 * BF16 * LAYERS * LAYER),
+        (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD): (LAYERS + 1, BF16 * PSI),
+    }
+
+
+def test_what_is_not_resharded_is_gathered_once_in_a_step_that_reduces_once():
+    recipe = FLAT.with_changes(grad_accum=5, sync_each_batch=False, reshard_after_forward=False)
+    engine = engine_of(LLAMA.table, recipe, num_ranks=4)
+    gathers = [one for one in engine.collectives(LLAMA.trace(recipe, (8, 0))) if one.kind is CollectiveKind.ALL_GATHER]
+    assert [(one.phase, one.count) for one in gathers] == [(StepPhase.FORWARD, LAYERS + 1)]
