@@ -50,7 +50,7 @@ def needed_packages(recipe: Recipe, workload: Workload) -> list[str]:
     names += ["deepspeed"] if recipe.uses_deepspeed else []
     names += [*TASK_PACKAGES, "accelerate"] if recipe.task is not None else []
     names += ["peft"] if recipe.method is not Method.FULL else []
-    is_quantized = recipe.method is Method.QLORA
+    is_quantized = recipe.method.packs_weights
     names += ["accelerate"] if is_quantized and recipe.task is None else []
     names += ["bitsandbytes"] if is_quantized or recipe.optimizer.is_bitsandbytes else []
     names += [TORCHAO] if recipe.optimizer.is_torchao else []

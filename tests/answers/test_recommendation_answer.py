@@ -12,7 +12,7 @@ from vlmplan.answers.front import WINS_BY
 from vlmplan.answers.offers import money_line, offer_text
 from vlmplan.answers.recommendation import SHOWN_REJECTIONS, document, print_nothing_fits, print_recommendation
 from vlmplan.hardware import PRICE_CURRENT_DAYS
-from vlmplan.recipe.choices import Method
+from vlmplan.recipe.choices import SEARCHED_METHODS
 from vlmplan.search import Objective, Recommendation
 from vlmplan.units import GIB, duration_text, usd_text
 
@@ -59,7 +59,7 @@ def test_every_plan_is_a_row_and_the_best_of_each_method_is_marked(capsys):
     rows = table(printed(found(), capsys))
     assert len(rows) == len(found().plans)
     marked = [row[1] for row in rows if row[0] == "best"]
-    assert sorted(marked) == sorted(method.value for method in Method)
+    assert sorted(marked) == sorted(method.value for method in SEARCHED_METHODS)
     assert [row[0] for row in rows[:3]] == ["best"] * 3
 
 

@@ -230,7 +230,7 @@ def test_bitsandbytes_leaves_the_router_in_16_bits_as_planned():
         model = replace_with_bnb_linear(real_model(TEXT), ["lm_head"], BitsAndBytesConfig(load_in_4bit=True))
     packed = {name for name, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
     small = real_model(TEXT)
-    quantize(small, torch.float32, torch.device("cpu"))
+    quantize(small, BitsAndBytesConfig(load_in_4bit=True), torch.device("cpu"))
     assert {name for name, module in small.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)} == packed
     tree = prepared_model(TEXT, Recipe(method=Method.QLORA, lora_exclude="router"))
     assert {

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -178,7 +179,7 @@ def test_lengths_of_prompts_vary_where_there_are_prompts(
 def test_what_is_asked_for_the_type_of_its_weight_is_not_packed_in_four_bits(layouts: Mapping[str, ModelLayout]):
     """``wo`` of Pix2Struct's MLPs: what it multiplies is cast to that type."""
     model = build_generic(layouts["pix2struct"], model_type="pix2struct")
-    quantize(model, DType.BFLOAT16)
+    quantize(model, partial(Linear4bit, compute_dtype=DType.BFLOAT16, double_quantises=True))
     packed = {name for name, module in model.distinct_modules() if isinstance(module, Linear4bit)}
     kept = {name for name, module in model.distinct_modules() if name.endswith(".wo")}
     assert kept

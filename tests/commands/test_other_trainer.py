@@ -13,7 +13,7 @@ from cli_calls import DOES_NOT_FIT, TINY, call, folder_of, refusal, says
 from vlmplan.models import find_model
 from vlmplan.other_trainers.writing import Tool, objection
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method
+from vlmplan.recipe.choices import SEARCHED_METHODS
 from vlmplan.recipe.from_json import recipe_from_json
 
 TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift", "axolotl")
@@ -57,7 +57,7 @@ def test_check_of_the_written_file_is_the_recommendation_to_the_byte(trainer, me
 def test_nothing_is_recommended_that_the_trainer_cannot_do(trainer):
     model = find_model("smolvlm-256m")
     recipes = [recipe_from_json(plan) for plan in plans_of(recommended("--for", trainer, "--model", model.id))]
-    assert {recipe.method for recipe in recipes} == set(Method)
+    assert {recipe.method for recipe in recipes} == set(SEARCHED_METHODS)
     assert [objection(Tool(trainer), recipe, model) for recipe in recipes] == [None] * len(recipes)
     losses = {"trl": "trl"}
     assert {recipe.loss.value for recipe in recipes} == {losses.get(trainer, "model")}
@@ -145,7 +145,7 @@ def test_the_script_around_the_trainer_loads_what_is_planned():
     tree = ast.parse(Path("out/train.py").read_text(encoding="utf-8"))
     said = {node.targets[0].id: ast.unparse(node.value) for node in tree.body if isinstance(node, ast.Assign)}
     assert ast.literal_eval(said["LORA"])["target_modules"] == ["q_proj"]
-    assert (said["MAX_LENGTH"], said["QUANTIZES"], said["DTYPE"]) == ("210", "True", "torch.bfloat16")
+    assert (said["MAX_LENGTH"], said["BITS"], said["DTYPE"]) == ("210", "4", "torch.bfloat16")
     loaded = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert "AutoModelForImageTextToText" in loaded  # the model sees, whether or not its samples have images
 

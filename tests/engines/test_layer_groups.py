@@ -21,6 +21,7 @@ from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.fsdp2 import shard
 from vlmplan_trainer.models.adapters import add_adapters, quantize
 from vlmplan_trainer.models.load import configuration, model_class
+from vlmplan_trainer.models.packing import packing
 from vlmplan_trainer.models.parts import Parts
 
 FSDP = Recipe(fsdp=True)
@@ -157,8 +158,7 @@ def test_4_bit_weights_are_sharded_by_accelerate_where_they_are_kept_in_a_float_
     recipe = replace(FSDP, method=Method.QLORA, lora_rank=7, lora_targets=ADAPTED, shards_packed=shards)
     config = configuration(dict(files.config))
     model = model_class(config)._from_config(config, dtype=torch.bfloat16)
-    storage = torch.bfloat16 if shards else torch.uint8
-    quantize(model, torch.bfloat16, torch.device("cpu"), storage=storage)
+    quantize(model, packing(recipe), torch.device("cpu"))
     adapted = get_peft_model(model, LoraConfig(r=7, target_modules=ADAPTED.split(",")))
     theirs = sharded_by_accelerate(adapted, mesh, "bf16")
     names = {id(weight): name for name, weight in theirs.named_parameters()}

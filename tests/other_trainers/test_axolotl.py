@@ -94,7 +94,10 @@ def test_what_is_not_packed_of_a_4_bit_model_is_16_bit_again(read):
     [
         (LORA | {"adapter": "qlora"}, "adapter is"),
         (LORA | {"load_in_4bit": True}, "load_in_4bit is true"),
-        (LORA | {"load_in_8bit": True}, "8-bit weights"),
+        (FULL | {"load_in_8bit": True}, "8-bit weights are loaded for adapter: lora alone"),
+        (QLORA | {"load_in_8bit": True}, "8-bit weights are loaded for adapter: lora alone"),
+        (LORA | {"load_in_8bit": True, "lora_qkv_kernel": True}, "kernels of LoRA are on"),
+        (LORA | {"load_in_8bit": True, "bf16": False, "fp16": False}, "without bf16 or fp16"),
         (LORA | {"adapter": "llama-adapter"}, "lora and qlora are planned"),
         ({key: value for key, value in LORA.items() if key != "lora_r"}, "lora_r is missing"),
         (LORA | {"lora_target_modules": None}, "no module would have an adapter"),
@@ -103,6 +106,19 @@ def test_what_is_not_packed_of_a_4_bit_model_is_16_bit_again(read):
 )
 def test_adapters_that_axolotl_or_vlmplan_does_not_have_are_refused(read, values, word):
     refused(read, values, word)
+
+
+def test_eight_bits_beside_lora_have_reentrant_checkpoints_unless_the_file_says_otherwise(read):
+    eight_bits = LORA | {"load_in_8bit": True}
+    options = read(eight_bits | {"gradient_checkpointing": True}).options
+    assert (options["method"], options["checkpoint_kind"], options["upcasts_frozen"]) == (
+        "lora-8bit",
+        "reentrant",
+        False,
+    )
+    told = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    for values in (eight_bits | told, eight_bits, LORA | {"gradient_checkpointing": True}):
+        assert "checkpoint_kind" not in read(values).options
 
 
 # -- what is adapted and trained -------------------------------------------------------------------------------------

@@ -121,8 +121,31 @@ def test_four_bits_make_qlora_and_other_bits_are_refused(read):
     assert read(LLAMA_FACTORY | {"quantization_bit": 4}).options["method"] == "qlora"
     assert read(MS_SWIFT | {"quant_bits": 4, "quant_method": "bnb"}).options["method"] == "qlora"
     assert read(TRL | {"load_in_4bit": True}).options["method"] == "qlora"
-    refused(read, LLAMA_FACTORY | {"quantization_bit": 8}, "quantization_bit is 8", "4 is planned")
+    refused(read, LLAMA_FACTORY | {"quantization_bit": 3}, "quantization_bit is 3", "4 and 8 are planned")
     refused(read, MS_SWIFT | {"quant_bits": 4, "quant_method": "hqq"}, 'quant_method is "hqq"')
+
+
+@pytest.mark.parametrize(
+    ("values", "told", "kinds"),
+    [
+        (LLAMA_FACTORY | {"quantization_bit": 8}, {"use_reentrant_gc": False}, ("reentrant", None)),
+        (
+            MS_SWIFT | {"quant_bits": 8, "quant_method": "bnb"},
+            {"gradient_checkpointing_kwargs": '{"use_reentrant": true}'},
+            (None, "reentrant"),
+        ),
+        (TRL | {"load_in_8bit": True}, {"gradient_checkpointing_kwargs": {"use_reentrant": True}}, (None, "reentrant")),
+    ],
+)
+def test_eight_bits_are_read_with_the_checkpoints_of_each_trainer(read, values, told, kinds):
+    silent, said = read(values).options, read(values | told).options
+    assert (silent["method"], silent["upcasts_frozen"]) == ("lora-8bit", False)
+    assert (silent.get("checkpoint_kind"), said.get("checkpoint_kind")) == kinds
+
+
+def test_trl_takes_one_number_of_bits(read):
+    refused(read, TRL | {"load_in_8bit": True, "load_in_4bit": True}, "load_in_8bit is true", "load_in_4bit is set too")
+    assert read(TRL | {"load_in_8bit": True}).options["adapter_dtype"] == "model"
 
 
 def test_no_trainer_upcasts_what_a_4_bit_model_leaves_in_16_bit(read):

@@ -103,7 +103,7 @@ def test_a_trainer_whose_model_no_call_loads_is_sent_to_rehearse(read):
         (BY_NAME, ("peft_config=LoraConfig(", "peft_config=VeraConfig("), "one call of LoraConfig"),
         (BY_NAME, ("r=16", "r=16, layers_to_transform=[0]"), "layers_to_transform"),
         (BY_NAME, ('"use_cache": False', '"max_memory": {}'), "max_memory may change what is loaded"),
-        (QLORA, ("load_in_4bit=True", "load_in_8bit=True"), "8-bit weights"),
+        (QLORA, ("load_in_4bit=True", "load_in_8bit=True, load_in_4bit=True"), "load_in_4bit is set too"),
         (QLORA, ("BitsAndBytesConfig(\n", "GPTQConfig(\n"), "BitsAndBytesConfig is read"),
         (QLORA, ("r=64", "r=args.rank"), "lora_r is args.rank, which only running the program tells"),
         (QLORA, ('bias="none"', 'bias="all"'), "bias"),

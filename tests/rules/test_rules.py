@@ -174,8 +174,8 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(Recipe(zero_stage=stage, precision=Precision.BF16_PURE)) for stage in (None, 1, 2, 3)]
         + [case(ZERO_2.with_changes(precision=Precision.BF16_PURE, **CPU_OFFLOAD))],
     ),
-    "four_bit_weights_are_not_sharded": (
-        [case(ZERO_3.with_changes(method=Method.QLORA))],
+    "packed_weights_are_not_sharded": (
+        [case(ZERO_3.with_changes(method=Method.QLORA)), case(ZERO_3.with_changes(method=Method.LORA_8BIT))],
         [case(ZERO_2.with_changes(method=Method.QLORA)), case(ZERO_3.with_changes(method=Method.LORA))],
     ),
     "upcast_weights_stay_so": (
@@ -275,6 +275,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(UNITS_OF_ADAPTERS.with_changes(train_embeddings=True)),
         ],
         [case(UNITS_OF_ADAPTERS), case(FSDP.with_changes(method=Method.LORA, use_dora=True))],
+    ),
+    "fsdp_shards_no_eight_bit_weights": (
+        [case(FSDP.with_changes(method=Method.LORA_8BIT))],
+        [case(PLAIN.with_changes(method=Method.LORA_8BIT)), case(FSDP.with_changes(method=Method.LORA))],
     ),
     "fsdp_decides_types": (
         [
@@ -405,6 +409,20 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(method=Method.QLORA), cluster(1, **GTX_1080)),
             case(PLAIN.with_changes(method=Method.QLORA), cluster(1, **CPU)),
             case(PLAIN, cluster(1, **M60)),
+        ],
+    ),
+    "int8_products_need_turing": (
+        [case(PLAIN.with_changes(method=Method.LORA_8BIT), cluster(1, **GTX_1080))],
+        [
+            case(PLAIN.with_changes(method=Method.LORA_8BIT, precision=Precision.FP16), cluster(1, **T4)),
+            case(PLAIN.with_changes(method=Method.QLORA), cluster(1, **GTX_1080)),
+        ],
+    ),
+    "int8_products_are_planned_for_gpus": (
+        [case(PLAIN.with_changes(method=Method.LORA_8BIT), cluster(1, **CPU))],
+        [
+            case(PLAIN.with_changes(method=Method.LORA_8BIT)),
+            case(PLAIN.with_changes(method=Method.QLORA), cluster(1, **CPU)),
         ],
     ),
     "paging_needs_a_gpu": (
@@ -930,6 +948,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
                 )
             ),
             case(for_task(TaskKind.GRPO, generation=Generation.VLLM)),
+        ],
+    ),
+    "vllm_packs_no_weights_in_eight_bits": (
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM).with_changes(method=Method.LORA_8BIT))],
+        [
+            case(for_task(TaskKind.GRPO, generation=Generation.VLLM).with_changes(method=Method.QLORA)),
+            case(for_task(TaskKind.GRPO).with_changes(method=Method.LORA_8BIT)),
         ],
     ),
     "vllm_is_for_gpus": (

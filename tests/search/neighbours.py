@@ -19,7 +19,7 @@ from vlmplan.estimation import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.other_trainers.writing import Tool, behaviour
-from vlmplan.recipe.choices import SEARCHED_LOSSES, Method, Offload
+from vlmplan.recipe.choices import SEARCHED_LOSSES, SEARCHED_METHODS, Offload
 from vlmplan.request import parse
 from vlmplan.request.setup import resolved_recipe
 from vlmplan.search import Objective, RankedPlan, SearchQuery
@@ -142,7 +142,7 @@ def wider_search(seed: int) -> Search:
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "method": tuple(Method),
+    "method": SEARCHED_METHODS,
     "zero_stage": (None, 0, 1, 2, 3),
     "offload_optimizer": (Offload.NONE, Offload.CPU),
     "offload_params": (Offload.NONE, Offload.CPU),

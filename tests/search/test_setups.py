@@ -16,6 +16,7 @@ from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
     SEARCHED_LOSSES,
+    SEARCHED_METHODS,
     AttentionImplementation,
     LossKind,
     Method,
@@ -117,7 +118,7 @@ def test_seconds_between_two_micro_batches_are_those_of_the_exact_estimate_or_a_
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_no_setup_is_faster_than_the_floor_of_its_recipe(num_gpus: int):
     on = cluster(card("rtx-4090", memory_bytes=3 * GIB), num_gpus)
-    for method in Method:
+    for method in SEARCHED_METHODS:
         for way in SMALL.ways(on, method):
             for setup in SMALL.fastest([way], on, lambda _: inf):
                 seconds = SMALL.run_seconds(setup, on)
@@ -130,7 +131,7 @@ def test_no_setup_is_faster_than_the_floor_of_its_recipe(num_gpus: int):
 def test_no_way_is_faster_than_what_is_said_of_its_method_before_the_ways_are_known(num_gpus: int, gpu_id: str):
     on = cluster(card(gpu_id), num_gpus)
     for where in (SMALL, WITH_IMAGES):
-        for method in Method:
+        for method in SEARCHED_METHODS:
             least = where.least_seconds(on, method)
             assert least is not None
             assert least > 0
@@ -176,7 +177,7 @@ BUDGETS_GIB = [1.5, 2.5, 4.5, 9.0]
 def test_solved_micro_batch_is_the_largest_that_a_scan_finds(memory_gib: float, num_gpus: int):
     on = cluster(card(memory_bytes=int(memory_gib * GIB)), num_gpus)
     sizes = SMALL.batch_sizes(num_gpus)
-    for method in Method:
+    for method in SEARCHED_METHODS:
         for recipe in SMALL.recipes(on, method):
             budget = budget_bytes(on, process_group(recipe))
             fitting = [at for at, size in enumerate(sizes) if SMALL.models.bounds(recipe, on).at(size).most <= budget]
@@ -209,7 +210,7 @@ def test_tensors_that_fill_the_budget_fit_and_one_segment_more_does_not(
 
 def test_fastest_way_computes_nothing_twice_where_there_is_room():
     on = cluster(card("h100-sxm"))
-    for method in Method:
+    for method in SEARCHED_METHODS:
         fastest, *_ = SMALL.ways(on, method)
         assert not fastest.recipe.activation_checkpointing
 
@@ -321,7 +322,7 @@ REFUSED = [
 @pytest.mark.parametrize(("alias", "memory_gib", "num_gpus", "fixed"), REFUSED)
 def test_what_is_refused_really_does_not_fit(alias: str, memory_gib: float, num_gpus: int, fixed: dict):
     where, on = space(alias, fixed=fixed), cluster(card(memory_bytes=int(memory_gib * GIB)), num_gpus)
-    methods = (fixed["method"],) if "method" in fixed else tuple(Method)
+    methods = (fixed["method"],) if "method" in fixed else SEARCHED_METHODS
     assert not any(where.fitting_lightest(on, method) for method in methods)
     exact = list(all_estimates(where, on, only_smallest=True))
     assert all(estimate.verdict is not Verdict.FITS for estimate in exact)

@@ -93,6 +93,9 @@ def _held_here(weight: torch.Tensor) -> torch.Tensor:
 
 def quantisation_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """What bitsandbytes keeps beside packed weights: scales, their own scales, tables."""
+    for module in model.modules():
+        places = (getattr(module, "state", None), getattr(module, "weight", None))  # of 8 bits; from the first use on
+        yield from (scales for place in places if isinstance(scales := getattr(place, "SCB", None), torch.Tensor))
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
         while state is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from vlmplan.answers.offers import money_line
-from vlmplan.recipe.choices import Method
+from vlmplan.recipe.choices import SEARCHED_METHODS, Method
 from vlmplan.render.picture import (
     HEIGHT,
     LEFT,
@@ -43,7 +43,7 @@ def front_picture(found: Recommendation) -> str:
         text = f'<text x="{LEFT}" y="{HEIGHT / 2}">no price or no speed is known of anything that fits</text>'
         return svg_element(_title(found), [text])
     plot = _Plot(found.scored)
-    layers = (plot.grid(), _legend(), _dots(found, plot), _front(found, plot), _winner(found, plot))
+    layers = (plot.grid(), _legend(found), _dots(found, plot), _front(found, plot), _winner(found, plot))
     return svg_element(_title(found), [line for layer in layers for line in layer])
 
 
@@ -78,9 +78,10 @@ class _Plot:
             yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" class="tick">{usd_tick_text(usd)}</text>'
 
 
-def _legend() -> Iterator[str]:
+def _legend(found: Recommendation) -> Iterator[str]:
     x = LEFT
-    names = [*((method.value, _style(method)) for method in Method), ("first plan", WINNER)]
+    shown = {*SEARCHED_METHODS, *(point.recipe.method for point in found.scored)}
+    names = [*((method.value, _style(method)) for method in Method if method in shown), ("first plan", WINNER)]
     for name, style in names:
         yield f'<circle cx="{x + 4}" cy="{TOP - 18}" r="4" class="{style}"/>'
         yield f'<text x="{x + 12}" y="{TOP - 14}">{name}</text>'

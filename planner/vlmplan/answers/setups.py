@@ -62,6 +62,7 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     words += [LOSS_WORDS[recipe.loss]]
     words += ["Liger's layers"] if recipe.liger_layers else []
     words += ["input gradients"] if any(recipe.needs_input_gradients) else []
+    words += ["reentrant checkpoints"] if recipe.frees_attributes else []
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
     words += [] if recipe.evaluation is None else [evaluation_text(recipe.evaluation)]
     words += [] if recipe.task is None else task_words(recipe)
@@ -178,6 +179,8 @@ def precision_text(recipe: Recipe) -> str:
     if recipe.method is Method.QLORA:
         scales = "" if recipe.use_double_quant else " with fp32 scales"
         words.append(f"4-bit weights{scales}, others {_frozen_types(recipe)}")
+    elif recipe.method is Method.LORA_8BIT:
+        words.append(f"8-bit weights, others {_frozen_types(recipe)}")
     elif recipe.method is Method.LORA:
         words.append(f"{_frozen_types(recipe)} weights")
     words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}")

@@ -144,7 +144,7 @@ def compare(
     >>> import vlmplan
     >>> found = vlmplan.compare("method", "gpt2", "t4")
     >>> [(one.name, one.fits) for one in found.variants]
-    [('full', True), ('lora', True), ('qlora', True)]
+    [('full', True), ('lora', True), ('lora-8bit', True), ('qlora', True)]
     """
     from vlmplan.api.asking import compared
 

@@ -84,7 +84,7 @@ Optimizer = Literal[
 class RecipeOptions(TypedDict, total=False):
     """How to train. ``ds_config`` is a ds_config.json, or what one holds."""
 
-    method: Literal["full", "lora", "qlora"] | None
+    method: Literal["full", "lora", "lora-8bit", "qlora"] | None
     lora_rank: int | None
     lora_targets: str | Sequence[str] | None
     lora_alpha: int | None
@@ -133,6 +133,7 @@ class RecipeOptions(TypedDict, total=False):
     grad_accum: int | None
     batches_on_gpu: Literal["turn", "step", "step-float32"] | None
     input_gradients: Literal["none", "language", "all", "peft"] | None
+    checkpoint_kind: Literal["non-reentrant", "reentrant"] | None
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
     offload_activations: bool | None

@@ -1,9 +1,9 @@
-"""LoRA adapters and 4-bit weights, put into a model tree as peft and bitsandbytes put them into a model.
+"""LoRA adapters and packed weights, put into a model tree as peft and bitsandbytes put them into a model.
 
 Sources: peft 0.21 ``tuners/lora/layer.py`` and ``tuners/lora/bnb.py``; transformers 5.23 ``quantizers/base.py``.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
@@ -18,7 +18,7 @@ from vlmplan.architecture.adapter_names import (
 from vlmplan.architecture.dora import DoraLayer, UsedWeights
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Conv1D, DerivedLinear, Embedding, Linear, Module, PatchEmbedding
-from vlmplan.architecture.packed_weight import Linear4bit
+from vlmplan.architecture.packed_weight import Linear4bit, PackedLinear
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import (
     STACK_DIMENSIONS,
@@ -54,7 +54,7 @@ class AdapterSettings(NamedTuple):
 
 
 class Lora(Module):
-    """``peft.tuners.lora.Linear`` (or ``Linear4bit``, ``Conv3d``): the base layer plus a product of two thin ones.
+    """``peft.tuners.lora.Linear`` (or ``Linear4bit``, ``Linear8bitLt``, ``Conv3d``): the base layer plus two thin ones.
 
     ``result + lora_B(lora_A(dropout(x))) * scaling``; the adapters may be wider than the model's type, then x is cast.
     It looks at the type of ``lora_A.weight``, which ZeRO-3 takes for a use of it by this module
@@ -94,16 +94,16 @@ class Lora(Module):
         if x.tape.switches_adapters_off:
             return result
         dtype = result.dtype
-        is_4bit = isinstance(self.base_layer, Linear4bit)
-        if is_4bit:
+        is_packed = isinstance(self.base_layer, PackedLinear)
+        if isinstance(self.base_layer, Linear4bit):
             result = ops.copy(result)  # "defensively clone"
         autocasts = x.tape.autocast is not None
-        if not (is_4bit and autocasts):
+        if not (is_packed and autocasts):
             x = ops.to(x, self.seen_dtype or self.lora_A.weight.dtype)
         if "lora_magnitude_vector" in self.modules_by_name:
             turned = self._turned(x, result)
-            return turned if is_4bit and autocasts else ops.to(turned, dtype)
-        if not is_4bit:
+            return turned if is_packed and autocasts else ops.to(turned, dtype)
+        if not is_packed:
             result = ops.add(result, self._update(x))
             return ops.to(result, dtype)
         update = self._update(x) if autocasts else ops.to(self._update(x), dtype)
@@ -221,7 +221,7 @@ def _is_target(place: Place, wanted: ModuleNames | None, model: Model) -> bool:
         return _is_linear(place, model)
     if not wanted.match(place.name):
         return False
-    takes_one = isinstance(place.child, (*ADAPTABLE, Linear4bit))
+    takes_one = isinstance(place.child, (*ADAPTABLE, PackedLinear))
     if wanted.is_whole and not takes_one:
         raise InputError(f"--lora-targets {','.join(wanted.names)} means {place.name} too; {ADAPTS_LINEARS}")
     return takes_one
@@ -229,7 +229,7 @@ def _is_target(place: Place, wanted: ModuleNames | None, model: Model) -> bool:
 
 def _is_linear(place: Place, model: Model) -> bool:
     """Whether all Linears mean this module: every one but the output head."""
-    return isinstance(place.child, Linear | Linear4bit) and place.child is not model.head
+    return isinstance(place.child, Linear | PackedLinear) and place.child is not model.head
 
 
 def _names_of_linears(places: Sequence[Place], model: Model) -> ModuleNames:
@@ -250,7 +250,7 @@ def _check_names(places: Sequence[Place], wanted: ModuleNames | None, unwanted: 
     absent = wanted.names.difference(*(wanted.match(place.name) for place in places))
     if absent:
         raise InputError(_absence(sorted(absent), places))
-    fit = [place for place in places if isinstance(place.child, (*ADAPTABLE, Linear4bit))]
+    fit = [place for place in places if isinstance(place.child, (*ADAPTABLE, PackedLinear))]
     unfit = wanted.names.difference(*(wanted.match(place.name) for place in fit))
     if unfit:
         raise InputError(f"--lora-targets {','.join(sorted(unfit))}: {ADAPTS_LINEARS}")
@@ -308,7 +308,7 @@ def _check_closed(closed: Sequence[Place], ranks: Collection[str], model: Model)
 
 def _absence(absent: Sequence[str], places: Sequence[Place]) -> str:
     """What to say of names that no layer has: the nearest that there are, or all."""
-    known = [place.name.rpartition(".")[2] for place in places if isinstance(place.child, (*ADAPTABLE, Linear4bit))]
+    known = [place.name.rpartition(".")[2] for place in places if isinstance(place.child, (*ADAPTABLE, PackedLinear))]
     names = list(dict.fromkeys([*(name for name in known if not name.isdigit()), "all-linear", "attention"]))
     near = [match for name in absent for match in nearest(name, names)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
@@ -325,22 +325,19 @@ def _adapted(place: Place, settings: AdapterSettings) -> Module:
         if isinstance(base, Embedding):
             return LoraEmbedding(base, settings.rank)
         return Lora(base, base.weight.numel // base.weight.shape[0], base.weight.shape[0], settings)
-    assert isinstance(base, Linear | Linear4bit)
+    assert isinstance(base, Linear | PackedLinear)
     sides = base.in_features, base.out_features
     return Lora(base, *sides, settings.of_linear(*sides))
 
 
-def quantize(
-    model: Model, compute_dtype: DType, *, double_quantises: bool = True, skipped: Collection[Part] = ()
-) -> None:
-    """Turn every Linear but the output head and those in ``skipped`` parts into ``Linear4bit``, as ``load_in_4bit``
-    does; 1-D convolutions too."""
+def quantize(model: Model, pack: Callable[[Linear], PackedLinear], *, skipped: Collection[Part] = ()) -> None:
+    """Pack every Linear but the output head and those in ``skipped`` parts, 1-D convolutions too, as ``load_in_4bit``
+    and ``load_in_8bit`` do."""
     for place in places_of(model):
         if not isinstance(place.child, Linear) or isinstance(place.child, DerivedLinear):
             continue
         if place.child is not model.head and model.part_of(place.name) not in skipped:
-            packed = Linear4bit(place.child, compute_dtype, double_quantises=double_quantises)
-            place.parent.replace(place.child_name, packed)
+            place.parent.replace(place.child_name, pack(place.child))
 
 
 __all__ = ["AdapterSettings", "Conv1D", "Linear4bit", "Lora", "add_lora", "quantize"]

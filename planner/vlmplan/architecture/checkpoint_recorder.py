@@ -32,6 +32,9 @@ class CheckpointRecorder(Recorder):
     """Knows of a graph how many nodes it has, ``num_nodes``, and the ``modules`` around the operation that runs, from
     outside in; which tensors an operation saves it is told by the tape that makes the nodes."""
 
+    frees_attributes = False
+    """Whether checkpoints are reentrant: what nodes of a layer hold as attributes goes with the layer's backward."""
+
     def __init__(self, *, follows_weights: bool) -> None:
         super().__init__(follows_weights=follows_weights)
         self.modules: list[WeightUser] = []
@@ -53,6 +56,8 @@ class CheckpointRecorder(Recorder):
         self.last_users: tuple[Any, ...] = ()
         self.last_empty_call: EmptyCall | None = None
         self._block_start, self._is_in_block, self.ends_in_block = 0, False, False
+        # What graph nodes hold as attributes.
+        self._attached: list[Any] = []
 
     def pack(self, function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, int, int]:
         """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the sequence
@@ -73,6 +78,25 @@ class CheckpointRecorder(Recorder):
             return function(*inputs)
         finally:
             self._stop_after, self._is_phantom, self._work = None, False, work
+
+    def attach(self, node: Any, *tensors: Any) -> None:
+        """``ctx.name = x`` of an autograd function, which no hook for saved tensors sees: x stays as long as the graph,
+        under a checkpoint too, and goes when the step forgets the loss. ``node`` is None where there is no graph, as in
+        the first forward of a reentrant checkpoint."""
+        if node is None or (self._packs and self.frees_attributes):
+            return
+        self._attached += [x.detached() for x in tensors]
+        self._leaves_to_end = True
+
+    @contextmanager
+    def graph_of_its_own(self) -> Generator[list[Any]]:
+        """What runs inside has a graph of its own, a tile's or that of a layer that runs again: what its nodes hold as
+        attributes is given."""
+        outside, self._attached = self._attached, []
+        try:
+            yield self._attached
+        finally:
+            self._attached = outside
 
     @contextmanager
     def looking_ahead(self) -> Generator[None]:

@@ -1,6 +1,7 @@
 """Activation checkpointing: only a layer's inputs are kept, and backward runs the layer again, with a graph.
 
-Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' default since 5.0.
+Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' default since 5.0. Reentrant ones are
+planned alike but for what nodes hold as attributes (``CheckpointRecorder.attach``).
 
 Inputs that are offloaded go to pinned host memory when the layer has run and come back, as new tensors, when backward
 runs it again; the trainer's ``models/offloading.py`` copies on the stream that computes, so nothing else is in flight.
@@ -55,7 +56,10 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
         tape.prefetch(empty_call.begin_backward())
     for user in users:
         tape.fetch(user)
-    result = tape.replay(function, inputs, num_saved)
+    with tape.graph_of_its_own() as attached:
+        result = tape.replay(function, inputs, num_saved)
+    if not tape.frees_attributes:  # what it has saved is handed to the graph of the first time, and its own goes
+        attached.clear()
     del early
     outputs = as_tuple(result)
     last = _last_made(outputs, grads)
@@ -71,6 +75,7 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     outside, tape.frees_saved = tape.frees_saved, True
     tape.backpropagate(root, grads, index, tape.take_recomputation(users, ends_in_block=ends_in_block))
     tape.frees_saved = outside
+    attached.clear()
     return [into.pop() if into else None for into in captured]
 
 

@@ -15,8 +15,9 @@ section 4.3). Source: peft 0.21 ``tuners/lora/dora.py`` (``DoraLinearLayer``) an
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.int8_weight import Linear8bitLt
 from vlmplan.architecture.modules import Module
-from vlmplan.architecture.packed_weight import dequantised
+from vlmplan.architecture.packed_weight import PackedLinear
 from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.architecture.trace import Kind
@@ -40,6 +41,8 @@ class DoraLayer(Module):
     def __init__(self, base: Module, weight: Parameter, out_features: int) -> None:
         self.weight = Parameter(out_features)
         self._base_weight = weight
+        self._is_int8 = isinstance(base, Linear8bitLt)
+        self._dequantised = base.dequantised if isinstance(base, PackedLinear) else None
         self._bias: Parameter | None = getattr(base, "bias", None)
         used = {"weight": self.weight, "base": weight}
         self._used = UsedWeights(used if self._bias is None else {**used, "bias": self._bias})
@@ -71,18 +74,25 @@ class DoraLayer(Module):
         if base_result is None:
             base_result = ops.linear(x, weight)
         elif self._bias is not None:
-            base_result = ops.add(base_result, self._bias)
+            base_result = ops.add(base_result, self._bias_beside(x))
         return ops.add(
             ops.mul(base_result, ops.shift(scale), y_is_first=True),
             ops.scale(ops.mul(lora_result, scale, y_is_first=True)),
         )
 
+    def _bias_beside(self, x: Tensor) -> Operand:
+        """The base layer's bias, to which ``Linear8bitLt`` gives the type of what it multiplies, once and for all."""
+        assert self._bias is not None
+        if not self._is_int8:
+            return self._bias
+        return Tensor(x.tape.tensor((0,), x.dtype).storage, self._bias.shape, x.dtype)
+
     def _weight_in(self, dtype: DType, x: Tensor) -> Operand:
         """The weight in the type ``dtype``: itself, a cast of it, or of what it is dequantised to."""
         tape, weight = x.tape, self._base_weight
-        if weight.stored_bytes is None:
+        if self._dequantised is None:
             return ops.cast_weight(weight, dtype, tape)
-        return ops.to(dequantised(weight, weight.dtype, tape), dtype)
+        return ops.to(self._dequantised(weight.dtype, tape), dtype)
 
     def _norm(self, weight: Operand, update: Tensor, x: Tensor) -> Tensor:
         """``get_weight_norm``: of the rows of ``weight + scaling * update``, without a gradient."""

@@ -1,4 +1,4 @@
-"""Linears whose weight is packed to 4 bits (QLoRA): bitsandbytes makes it whole again for every product.
+"""Linears whose weight bitsandbytes packs, and those of 4 bits (QLoRA): it is made whole again for every product.
 
 Source: bitsandbytes 0.50 ``nn/modules.py`` (``Linear4bit``), ``autograd/_functions.py`` (``MatMul4Bit``),
 ``functional.py`` (``dequantize_4bit``) and ``backends/cuda/ops.py`` (``_dequant_linear_fallback``).
@@ -44,7 +44,24 @@ def nf4_bytes(numel: int, *, double_quantises: bool = True) -> int:
     return sum([-(-num_bytes // LEAST_BLOCK_BYTES) * LEAST_BLOCK_BYTES for num_bytes in tensors])
 
 
-class Linear4bit(Module):
+class PackedLinear(Module):
+    """A Linear that bitsandbytes has put in the place of ``base``: its weight is frozen and takes ``stored_bytes``, of
+    which ``packed_bytes`` are elements and the others say what they stand for."""
+
+    def __init__(self, base: Linear, stored_bytes: int, packed_bytes: int) -> None:
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.copies_input, self.copies_gradient = base.copies_input, base.copies_gradient
+        self.weight = base.weight
+        self.weight.stored_bytes, self.weight.packed_bytes = stored_bytes, packed_bytes
+        self.weight.requires_grad = False
+        self.bias = base.bias
+
+    def dequantised(self, dtype: DType, tape: ForwardTape) -> Tensor:
+        """The whole weight as peft reads it, in ``dtype`` where that is the packing's to choose."""
+        raise NotImplementedError(type(self).__name__)
+
+
+class Linear4bit(PackedLinear):
     """``bnb.nn.Linear4bit``: the weight is dequantised for each product and kept packed in between.
 
     Kernels that multiply packed weights are for few tokens, at most 1,536 and mostly 64 to 512 by card and shape
@@ -52,13 +69,9 @@ class Linear4bit(Module):
     """
 
     def __init__(self, base: Linear, compute_dtype: DType, *, double_quantises: bool) -> None:
-        self.in_features, self.out_features = base.in_features, base.out_features
+        numel = base.weight.numel
+        super().__init__(base, nf4_bytes(numel, double_quantises=double_quantises), -(-numel // 2))
         self.compute_dtype = compute_dtype
-        self.copies_input, self.copies_gradient = base.copies_input, base.copies_gradient
-        self.weight = base.weight
-        self.weight.stored_bytes = nf4_bytes(base.weight.numel, double_quantises=double_quantises)
-        self.weight.requires_grad = False
-        self.bias = base.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """The product. Scales that are quantised too are there twice beside the weight, less their mean and with it."""
@@ -75,6 +88,9 @@ class Linear4bit(Module):
         tape.matmul(2 * x.numel * self.out_features, x.num_bytes + whole.num_bytes + out.num_bytes, x.dtype)
         del whole, scales
         return ops.to(ops.part(out, *out.shape) if self.copies_gradient else out, dtype)
+
+    def dequantised(self, dtype: DType, tape: ForwardTape) -> Tensor:
+        return dequantised(self.weight, dtype, tape)
 
 
 def dequantised(weight: Parameter, dtype: DType, tape: ForwardTape) -> Tensor:

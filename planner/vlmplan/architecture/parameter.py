@@ -10,11 +10,12 @@ class Parameter:
     """A weight of the model: a leaf of the graph, whose own bytes the engine model counts, not the tape.
 
     ``dtype`` and ``requires_grad`` are set when a recipe is applied; ``stored_bytes`` only where the weight does not
-    take ``numel`` times the width of ``dtype`` (4-bit weights). ``meets_autocast`` is False where no operation that
-    uses it itself is one that autocast casts for (``grouped_mm``, sums, products of its views). ``reads_constants``:
-    what it is multiplied with has no gradient, so that no graph holds a cast of it. ``shared_uses``: how many layers
-    of a stack use it where several hold it (Zamba), 0 for a layer's own. ``is_constant``: transformers' class
-    computes it, and freezes it. ``num_axes``: of torch's tensor, which ``shape`` may have as a matrix (convolutions).
+    take ``numel`` times the width of ``dtype`` (packed weights), ``packed_bytes`` of which are its elements.
+    ``meets_autocast`` is False where no operation that uses it itself is one that autocast casts for (``grouped_mm``,
+    sums, products of its views). ``reads_constants``: what it is multiplied with has no gradient, so that no graph
+    holds a cast of it. ``shared_uses``: how many layers of a stack use it where several hold it (Zamba), 0 for a
+    layer's own. ``is_constant``: transformers' class computes it, and freezes it. ``num_axes``: of torch's tensor,
+    which ``shape`` may have as a matrix (convolutions).
     """
 
     __slots__ = (
@@ -23,6 +24,7 @@ class Parameter:
         "meets_autocast",
         "num_axes",
         "numel",
+        "packed_bytes",
         "reads_constants",
         "requires_grad",
         "shape",
@@ -41,6 +43,7 @@ class Parameter:
         self.dtype = DType.BFLOAT16
         self.requires_grad = True
         self.stored_bytes: int | None = None
+        self.packed_bytes = 0
         self.meets_autocast = True
         self.reads_constants = False
         self.shared_uses = 0

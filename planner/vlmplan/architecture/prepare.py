@@ -3,16 +3,19 @@
 The steps and their order are those of the trainer: load (quantised or not), freeze, add adapters, set types.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from vlmplan.architecture.adapter_names import split_layers
 from vlmplan.architecture.adapters import AdapterSettings, TrainedCopy, add_lora, quantize
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.input_gradients import mark_input_embeddings
+from vlmplan.architecture.int8_weight import Linear8bitLt
 from vlmplan.architecture.liger_layers import use_liger_layers
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Stack
+from vlmplan.architecture.packed_weight import Linear4bit, PackedLinear
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
@@ -32,8 +35,8 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     if recipe.trains_adapters:
         split_layers(model, recipe.lora_targets, recipe.lora_exclude)
     set_checkpointing(model.stacks(), recipe)
-    if recipe.method is Method.QLORA:
-        quantize(model, recipe.precision.dtype, double_quantises=recipe.use_double_quant, skipped=full)
+    if recipe.method.packs_weights:
+        quantize(model, _packing(recipe), skipped=full)
     parameters: list[Parameter] = []
     copies: list[Parameter] = []
     own: list[Parameter] = []  # trained beside adapters
@@ -73,6 +76,13 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     return model
 
 
+def _packing(recipe: Recipe) -> Callable[[Linear], PackedLinear]:
+    """What bitsandbytes puts in the place of a Linear."""
+    if recipe.method is Method.LORA_8BIT:
+        return Linear8bitLt
+    return partial(Linear4bit, compute_dtype=recipe.precision.dtype, double_quantises=recipe.use_double_quant)
+
+
 def set_checkpointing(stacks: Iterable[tuple[Part, Stack]], recipe: Recipe) -> None:
     """Switch activation checkpointing of the language model's layers and of all others."""
     for part, stack in stacks:
@@ -109,7 +119,7 @@ def full_parts(recipe: Recipe) -> frozenset[Part]:
 def _set_types(parameters: Iterable[Parameter], recipe: Recipe) -> None:
     for parameter in parameters:
         if parameter.stored_bytes is not None:
-            parameter.dtype = recipe.precision.dtype  # what a 4-bit weight is dequantised to
+            parameter.dtype = recipe.precision.dtype  # what a packed weight is dequantised to
         elif parameter.requires_grad:
             parameter.dtype = recipe.trained_dtype
 

@@ -12,6 +12,7 @@ from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.first_layer import FirstLayer
 from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.trace import (
+    NO_PARTS,
     NO_SPAN,
     Event,
     Fetch,
@@ -66,6 +67,8 @@ class Recorder:
         # First layers by section. While one of them runs, what is older than ``oldest_own`` is not its own.
         self._first_layers: dict[str, FirstLayer] = {}
         self.oldest_own = 0
+        # Whether layers leave something until the graph goes.
+        self._leaves_to_end = False
 
     # -- storages ------------------------------------------------------------------------------------------------
 
@@ -341,7 +344,17 @@ class Recorder:
         for key, first in self._first_layers.items():
             if first.later is not None:
                 self._sections[first.later] = first.later_section(self._sections[key])
-        return Trace(self._sections, self._schedule, self._after)
+        trace = Trace(self._sections, self._schedule, self._after)
+        if self._leaves_to_end:
+            self._free_of_reused_layers(trace)
+        return trace
+
+    def _free_of_reused_layers(self, trace: Trace) -> None:
+        """What is left of layers that were not run themselves goes with what those leave that were."""
+        activations, logits, temporaries, gradients = (
+            live - change for live, change in zip(self.live, trace.change, strict=True)
+        )
+        self._after.append(Span(NO_PARTS, (activations, logits, temporaries, gradients)))
 
 
 class ChargedTo:

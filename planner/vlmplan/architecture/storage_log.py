@@ -81,6 +81,9 @@ class LoggingTape(Tape):
         self._events.extend(self._drops)
         self._drops.clear()
 
+    def _free_of_reused_layers(self, trace: Trace) -> None:
+        """Whoever replays the operations frees what is left (``memory/reservation.py``)."""
+
     def _hand_over(self, use: ParameterUse, buffers: dict[ParameterUse, Tensor]) -> None:
         parameter, storage = use[0], buffers[use].storage
         assert isinstance(storage, LoggedStorage)

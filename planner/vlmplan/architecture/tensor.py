@@ -312,6 +312,7 @@ class ForwardTape(CheckpointRecorder):
         """The step forgets what the model returned, and with it the graph."""
         self.outputs.clear()
         self.leaves.clear()
+        self._attached.clear()
 
     # -- graph ---------------------------------------------------------------------------------------------------
 

@@ -99,8 +99,10 @@ def _tiled_backward(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Ten
         shape = (size, width)
         leaf = GraphNode((), (), (), _added, grad_x)
         leaf.section, leaf.sequence = node.section, -1
-        out = mlp.forward(Tensor(x.storage, shape, x.dtype, leaf))
-        held[:] = [out.detached()]  # the result of the tile before lives until here
+        with tape.graph_of_its_own() as attached:
+            out = mlp.forward(Tensor(x.storage, shape, x.dtype, leaf))
+        held[:] = [out.detached(), *attached]  # the result of the tile before, and its graph, live until here
+        del attached
         root, index = out.node, out.output_index
         del out
         tape.gradient_part = GradientPart(is_first=place == 0, is_last=place == last)

@@ -263,6 +263,17 @@ class Trace:
             self._works = works
         return self._works
 
+    @property
+    def change(self) -> Parts:
+        """What all of it leaves, without gradients that the engine takes."""
+        change = _change(self.after)
+        for key, count in Counter(run.key for run in self.schedule).items():
+            section = self.sections[key]
+            once = add_parts(_change(section.forward), _change(section.backward))
+            activations, logits, temporaries, gradients = (count * num_bytes for num_bytes in once)
+            change = add_parts(change, (activations, logits, temporaries, gradients))
+        return change
+
     def forward(self) -> Iterator[tuple[Run, Section]]:
         for run in self.schedule:
             yield run, self.sections[run.key]
@@ -287,3 +298,14 @@ def merged(events: Iterable[Event]) -> list[Event]:
     if pending is not None:
         result.append(pending)
     return result
+
+
+def _change(events: Iterable[Event]) -> Parts:
+    change = NO_SPAN
+    for event in merged(events):
+        if isinstance(event, Span):
+            change = change.then(event)
+        elif isinstance(event, GradientReady):
+            taken = [-event.num_bytes if kind == event.kind else 0 for kind in range(len(NO_PARTS))]
+            change = change.then(Span(NO_PARTS, (taken[0], taken[1], taken[2], taken[3])))
+    return change.delta

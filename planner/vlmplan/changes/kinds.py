@@ -36,6 +36,7 @@ from vlmplan.recipe.choices import (
     Precision,
     WeightDtype,
     is_worth_tiling,
+    lighter_methods,
 )
 from vlmplan.recipe.evaluation import Kept
 from vlmplan.request import Options, OptionValue
@@ -326,8 +327,7 @@ def _narrower(at: RequestedSetup) -> Iterator[Change]:
 
 def _methods(at: RequestedSetup) -> Iterator[Change]:
     names = {Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
-    methods = tuple(Method)
-    for method in methods[methods.index(at.recipe.method) + 1 :]:
+    for method in lighter_methods(at.recipe.method):
         options = {"method": method.value}
         yield Change(name=names[method], options=options, keeps_results=False)
 

@@ -8,6 +8,7 @@ from vlmplan.recipe.choices import (
     AttentionImplementation,
     BatchesOnGpu,
     Batching,
+    CheckpointKind,
     FlatParameters,
     InputGradients,
     LinearAttention,
@@ -33,7 +34,11 @@ def _switch(name: str, help_text: str) -> Decorator:
 
 TRAINED = under(
     "What is trained",
-    choice("--method", Method, "Full fine-tuning, adapters (LoRA), or adapters on 4-bit weights (QLoRA)."),
+    choice(
+        "--method",
+        Method,
+        "Full fine-tuning, adapters (LoRA), or adapters on weights of 8 bits (LLM.int8) or 4 (QLoRA).",
+    ),
     count("--lora-rank", "Rank of the adapters.  [default: 16]"),
     click.option(
         "--lora-targets",
@@ -163,6 +168,11 @@ STEP = under(
         InputGradients,
         "Frozen embeddings whose outputs require gradients (enable_input_require_grads), as other trainers' activation "
         "checkpointing has it.",
+    ),
+    choice(
+        "--checkpoint-kind",
+        CheckpointKind,
+        "use_reentrant of activation checkpoints, which decides how long inputs of 8-bit layers live.",
     ),
     _switch(
         "activation_checkpointing",

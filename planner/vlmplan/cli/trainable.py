@@ -10,7 +10,7 @@ from vlmplan.commands.day import today
 if TYPE_CHECKING:
     from vlmplan.models.facts import ModelFacts
 
-METHODS = ("full", "lora", "qlora")
+METHODS = ("full", "lora", "lora-8bit", "qlora")
 
 
 def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json: bool) -> int:
@@ -18,13 +18,13 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
     from vlmplan.answers.trainable import document, print_trainable
     from vlmplan.catalog import load_catalog
     from vlmplan.proposals.trainable import trainable, with_known_host
-    from vlmplan.recipe.choices import Method
+    from vlmplan.recipe.choices import SEARCHED_METHODS, Method
     from vlmplan.request import parse, requested_cluster
 
     hardware = parse({name: given[name] for name in ("gpu", "host_ram")}).hardware
     stated, _ = requested_cluster(hardware, load_catalog(given["catalog_files"]))
     cluster = with_known_host(stated)
-    methods = [Method(name) for name in given["method"] or METHODS]
+    methods = [Method(name) for name in given["method"]] or SEARCHED_METHODS
     models = [fact.model for fact in facts]
     rows = trainable(models, cluster, methods=methods, seq_len=given["seq_len"], today=today())
     if as_json:

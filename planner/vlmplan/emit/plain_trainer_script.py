@@ -6,7 +6,7 @@ from vlmplan.model_types.thinkers import thinker_class
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import ALL_LINEAR, DEFAULT_INIT, REGEX, AttentionImplementation, Method, WeightDtype
+from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, AttentionImplementation, WeightDtype
 from vlmplan.recipe.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.workload import ModelFiles, Workload
 
@@ -25,14 +25,18 @@ DATA = {data!r}  # fill in: a file of chats, each line an object with "messages"
 MAX_LENGTH = {max_length}
 DTYPE = torch.{dtype}
 ATTENTION = {attention!r}
-QUANTIZES = {quantizes}
+BITS = {bits}  # of packed weights
 PACKED = {packed!r}  # of a checkpoint that is trained in 16 bits: the class that asks for them
 LORA = {lora}
 
 
 def loaded_model(is_checkpointing):
     quantization = None
-    if QUANTIZES:
+    if BITS == 8:
+        from transformers import BitsAndBytesConfig
+
+        quantization = BitsAndBytesConfig(load_in_8bit=True)
+    elif BITS == 4:
         from transformers import BitsAndBytesConfig
 
         quantization = BitsAndBytesConfig(
@@ -114,7 +118,7 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
         max_length=workload.seq_len,
         dtype=("float32" if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype.torch_name),
         attention=_attention(recipe, workload),
-        quantizes=recipe.method is Method.QLORA,
+        bits=BITS.get(recipe.method),
         storage=_STORAGE if recipe.fsdp and recipe.shards_packed else "",
         packed=_packed(workload.model),
         lora=_lora(recipe, workload),

@@ -181,9 +181,9 @@ def filled(fillings: Iterable[Filling], first_bytes: int, other_bytes: int) -> l
 
 
 def _sent(entry: NamedParameter) -> Filling:
-    """A weight as ranks send it: of a packed one two elements in a byte, without its scales."""
+    """A weight as ranks send it: of a packed one its elements in bytes, without its scales."""
     one = entry.parameter
-    return Filling(one.dtype, one.num_bytes) if one.stored_bytes is None else Filling(DType.UINT8, -(-one.numel // 2))
+    return Filling(one.dtype, one.num_bytes) if one.stored_bytes is None else Filling(DType.UINT8, one.packed_bytes)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.model import NamedParameter
-from vlmplan.architecture.packed_weight import NF4_BLOCK
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import GradientPart, Run, Trace
 from vlmplan.engines.autocast import cached_casts
@@ -23,6 +22,7 @@ from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import NOTHING, Components
 from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
+from vlmplan.engines.packed_loading import halves_bytes, measuring_sizes, wide_scale_bytes
 from vlmplan.engines.parameters import ParameterTable, arriving_bytes
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
@@ -128,7 +128,7 @@ class Engine:
         ``is_on_cpu``: the device is the host itself."""
         if is_on_cpu and self.recipe.casts_loaded:
             self._load_to_be_cast()
-        elif is_on_cpu or self.recipe.method is Method.QLORA:
+        elif is_on_cpu or self.recipe.method.packs_weights:
             self._load_weights()
 
     def end_load(self) -> None:
@@ -243,7 +243,8 @@ class Engine:
         del states
         if self.recipe.casts_loaded:
             return self.table.num_params * DType.FLOAT32.num_bytes + self.table.largest_bytes
-        return self.table.total_bytes + self.table.largest_bytes
+        copies = 2 if self.recipe.method is Method.LORA_8BIT else 1  # see ``_pack``
+        return self.table.total_bytes + copies * self.table.largest_bytes
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
         """The collectives of an optimizer step of ``grad_accum`` micro batches like ``trace``. Plain PyTorch starts
@@ -341,25 +342,20 @@ class Engine:
         self._is_loaded = True
 
     def _pack(self, entry: NamedParameter, arriving: int) -> None:
-        """A weight of 16 bit, and beside it that of 4 bit with its scales (``quantize_4bit`` of bitsandbytes). Scales
-        that are quantised too are in float32 until that is done, as they are and less their mean."""
+        """A weight of 16 bit, and beside it the packed one with what its elements stand for."""
+        parameter = entry.parameter
         self.sink.allocate("arriving", Component.TEMPORARIES, arriving)
-        packed = -(-entry.parameter.numel // 2)
-        self.sink.allocate(weight(entry), Component.WEIGHTS, packed)
-        scales = -(-entry.parameter.numel // NF4_BLOCK) * DType.FLOAT32.num_bytes
-        wide = 2 * scales if self.recipe.use_double_quant else 0
-        self.sink.allocate("scales", Component.TEMPORARIES, wide)
-        self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes - packed)
-        self.sink.free("scales")
-        self.sink.free("arriving")
+        self.sink.allocate("halves", Component.TEMPORARIES, halves_bytes(parameter, self.recipe))
+        self.sink.allocate(weight(entry), Component.WEIGHTS, parameter.packed_bytes)
+        self.sink.allocate("scales", Component.TEMPORARIES, wide_scale_bytes(parameter, self.recipe))
+        self.sink.keep(Component.WEIGHTS, parameter.num_bytes - parameter.packed_bytes)
+        for owner in ("scales", "halves", "arriving"):
+            self.sink.free(owner)
 
     def _measure(self, packed: Parameter | None) -> None:
-        """The lengths that DoRA's magnitudes begin with, of a packed weight: it is copied, its scales with it and with
-        its layer (``Params4bit.__deepcopy__``), and four tensors as large as the whole are made, which itself, the
-        adapter's product, that scaled, and the sum are (``DoraLinearLayer.update_layer`` of peft)."""
+        """The lengths that DoRA's magnitudes begin with, of a packed weight."""
         if packed is not None:
-            whole, scales = packed.numel * packed.dtype.num_bytes, packed.num_bytes - -(-packed.numel // 2)
-            self.sink.transient(Component.TEMPORARIES, [packed.num_bytes, scales, *[whole] * 4])
+            self.sink.transient(Component.TEMPORARIES, measuring_sizes(packed, self.recipe))
 
     def _free_gradients(self) -> None:
         for ordinal in range(len(self.table.numels)):

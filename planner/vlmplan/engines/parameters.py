@@ -285,8 +285,9 @@ def by_dtype(entries: Iterable[NamedParameter]) -> dict[DType, list[tuple[int, .
 
 
 def arriving_bytes(parameter: Parameter, recipe: Recipe, loaded_bytes: int) -> int:
-    """Bytes of a weight as it arrives that are not the ``loaded_bytes`` it stays in: 16 bits before 4, or before
-    float32, peft's of what it freezes and the trainer's of adapters beside packed weights."""
+    """Bytes of a weight as it arrives that are not the ``loaded_bytes`` it stays in: 16 bits before packed ones, or
+    before float32, peft's of what it freezes and the trainer's of adapters beside 4-bit weights. Beside those of 8
+    bits adapters are float32 from the start (``_move_adapter_to_device_of_base_layer``)."""
     if parameter.stored_bytes is not None:
         return parameter.numel * parameter.dtype.num_bytes
     is_wide = loaded_bytes == parameter.numel * DType.FLOAT32.num_bytes and recipe.loaded_dtype is not DType.FLOAT32

@@ -126,9 +126,9 @@ def resume_caveat(*, device: tuple[int, int], host: tuple[int, int]) -> Caveat:
 
 
 def stacked_caveat(recipe: Recipe, *, stacked_bytes: int, num_params: int) -> Caveat | None:
-    """The caveat that most of a 4-bit model is not in 4 bits: ``stacked_bytes`` of its weights are in no Linear.
+    """The caveat that most of a packed model is not packed: ``stacked_bytes`` of its weights are in no Linear.
 
-    Source: transformers ``quantizers/quantizer_bnb_4bit.py``, which replaces Linears, and transformers 5's experts,
+    Source: transformers ``integrations/bitsandbytes.py``, which replaces Linears, and transformers 5's experts,
     which are one parameter of three dimensions for each layer.
     """
     if stacked_bytes < STACKED_FRACTION * 2 * num_params:
@@ -136,5 +136,5 @@ def stacked_caveat(recipe: Recipe, *, stacked_bytes: int, num_params: int) -> Ca
     bits = 8 * recipe.frozen_dtype.num_bytes
     return Caveat(
         f"{gib_text(stacked_bytes)} of the model's weights stay in {bits} bits: its experts "
-        f"are stacked parameters, and bitsandbytes makes 4 bits of Linears alone"
+        f"are stacked parameters, and bitsandbytes packs Linears alone"
     )

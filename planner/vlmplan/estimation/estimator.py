@@ -36,7 +36,6 @@ from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task import Reference, ReferenceShards
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import RolloutWork, TimedStep, step_flops, timed_step
@@ -314,7 +313,7 @@ class Estimator(TracedModel):
             num_params=self.table.num_params,
             num_trainable_params=self.table.num_trained,
             trained_by_part=self.table.trained_by_part,
-            stacked_bytes=self.table.stacked_bytes if recipe.method is Method.QLORA else 0,
+            stacked_bytes=self.table.stacked_bytes if recipe.method.packs_weights else 0,
             timeline=timeline,
             device=device,
             host=host,

@@ -53,7 +53,7 @@ class Estimate:
     trained_by_part: Mapping[Part, int]
     """Trained parameters of each part that the model has."""
     stacked_bytes: int
-    """Of a 4-bit model: weights that no Linear holds, which bitsandbytes leaves as they are; else 0."""
+    """Of a model in 4 or 8 bits: weights that no Linear holds, which bitsandbytes leaves as they are; else 0."""
     timeline: Timeline
     device: DeviceMemory
     host: HostMemory

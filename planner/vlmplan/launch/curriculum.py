@@ -16,7 +16,7 @@ from vlmplan.launch.prepared import planned
 from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import PLAN_FILE, Plan, read_plan
-from vlmplan.recipe.choices import Method
+from vlmplan.recipe.choices import BITS
 from vlmplan.request import Request, parse
 from vlmplan.run.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 
@@ -117,8 +117,9 @@ def _joined(before: PlannedStage, step: PlannedStage) -> tuple[PlannedStage, Pla
         plan = _loading(step.plan, before.plan.model_source)
         return before, dataclasses.replace(step.with_trainer_options(adapter=adapter), plan=plan, needs=adapter)
     merging = before.with_trainer_options(merge_adapters=True)
-    if step.plan.recipe.method is Method.QLORA:
-        step.notes.append("the merged weights are rounded to 4 bits again, and what was learnt with them")
+    if step.plan.recipe.method.packs_weights:
+        bits = BITS[step.plan.recipe.method]
+        step.notes.append(f"the merged weights are rounded to {bits} bits again, and what was learnt with them")
     return merging, _starting(step, folder / MERGED_FOLDER)
 
 

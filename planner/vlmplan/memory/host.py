@@ -51,10 +51,11 @@ def host_memory(
     Loading: transformers builds the model in host memory, from where the engine moves it to the GPU. Weights that keep
     their type are the mapped files themselves, which all ranks of a node share; other types are copies of each rank's
     own beside the mapped files: so are float32 weights that DeepSpeed casts afterwards (measured of 259 M parameters in
-    16 bit: 3 MiB of a process's own in that type, 1,034 in float32 and 1,560 at the peak). 4-bit weights go to the GPU
-    tensor by tensor. Stage 3 never has the model: the first rank maps all files and sends what the others need. Then
-    every rank moves its trained shards through the host (``defragment`` in ``zero/utils.py``). Mapped pages count
-    although the system may drop them: reading them again from disk takes long.
+    16 bit: 3 MiB of a process's own in that type, 1,034 in float32 and 1,560 at the peak). Packed weights go to the GPU
+    tensor by tensor; those of 8 bits come back once (``Bnb8bitQuantize`` of transformers). Stage 3 never has the model:
+    the first rank maps all files and sends what the others need. Then every rank moves its trained shards through the
+    host (``defragment`` in ``zero/utils.py``). Mapped pages count although the system may drop them: reading them again
+    from disk takes long.
     """
     base = ranks_per_node * PROCESS_BYTES
     offloaded = ranks_per_node * _offloaded_bytes(table, recipe, num_ranks)
@@ -63,8 +64,9 @@ def host_memory(
         shards = ranks_per_node * _offloaded_weight_bytes(table, recipe, num_ranks)
         moved = ranks_per_node * table.sharded_elements(num_ranks) * table.trained_dtype.num_bytes
         arriving = shards + max(read_bytes(table, recipe, stored), moved)
-    elif recipe.method is Method.QLORA:
-        arriving = ranks_per_node * table.largest_bytes
+    elif recipe.method.packs_weights:
+        copies = 2 if recipe.method is Method.LORA_8BIT else 1
+        arriving = ranks_per_node * copies * table.largest_bytes
     else:
         mapped = table.num_loaded(recipe) * stored.num_bytes - packed_bytes
         copied = ranks_per_node * table.num_loaded(recipe) * recipe.loaded_dtype.num_bytes

@@ -24,10 +24,10 @@ from vlmplan.other_trainers.fsdp import (
     read_fsdp,
     unread_losses,
 )
-from vlmplan.other_trainers.hugging_face import Arguments, plain_options
+from vlmplan.other_trainers.hugging_face import Arguments, is_reentrant, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe.choices import AdapterDtype, Method, Precision, ShardUnits, WeightDtype
+from vlmplan.recipe.choices import AdapterDtype, CheckpointKind, Method, Precision, ShardUnits, WeightDtype
 from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, ModelFiles
 
@@ -90,6 +90,8 @@ class Meaning:
     """Whether adapters are made in 16 bit under ZeRO-3, where DeepSpeed leaves them as peft makes them: in float32."""
     packed_storage: str | None = "uint8"
     """``bnb_4bit_quant_storage``: in which type 4-bit weights are kept; None: that is the user's script."""
+    is_reentrant: bool = False
+    """Whether its checkpoints are where ``gradient_checkpointing_kwargs`` do not say it."""
     use_double_quant: bool | None = None
     """Whether scales of 4-bit weights are quantised too."""
     grows_on_several: bool = False
@@ -113,6 +115,8 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options = {name: value for name, value in options.items() if name not in ADAPTER_FIELDS}
     if method is Method.QLORA and meaning.use_double_quant is not None:
         options["use_double_quant"] = meaning.use_double_quant
+    if method is Method.LORA_8BIT and is_reentrant(settings, default=meaning.is_reentrant):
+        options["checkpoint_kind"] = CheckpointKind.REENTRANT.value
     ds_config = None
     if arguments.deepspeed is not None and around.uses_deepspeed is None:
         with settings.kept():
@@ -170,7 +174,7 @@ def _note_largest_image(settings: Settings, model: ModelFiles | None) -> None:
 
 def _is_cast(arguments: Arguments, meaning: Meaning, method: Method) -> bool:
     """Whether DeepSpeed has to cast what was loaded in float32."""
-    return meaning.weights is WeightDtype.FLOAT32 and arguments.precision is not None and method is not Method.QLORA
+    return meaning.weights is WeightDtype.FLOAT32 and arguments.precision is not None and not method.packs_weights
 
 
 def _shards(arguments: Arguments, settings: Settings, around: Surroundings) -> bool:
@@ -295,7 +299,7 @@ def _plain(arguments: Arguments, meaning: Meaning, around: Surroundings, method:
         options["weight_dtype"] = meaning.weights.value
     if casts and method is not Method.FULL:
         options["adapter_dtype"] = meaning.adapters
-    if casts and method is Method.QLORA and meaning.upcasts_frozen is not None:
+    if casts and method.packs_weights and meaning.upcasts_frozen is not None:
         options["upcasts_frozen"] = meaning.upcasts_frozen
     return options
 

@@ -177,6 +177,12 @@ def _checkpoints(settings: Settings, defaults: Defaults) -> bool:
     return settings.flag("gradient_checkpointing", defaults.checkpointing if newer is None else newer)
 
 
+def is_reentrant(settings: Settings, *, default: bool) -> bool:
+    """Whether activation checkpoints are reentrant; ``default`` without ``gradient_checkpointing_kwargs``."""
+    said = settings.table("gradient_checkpointing_kwargs")
+    return bool(said.get("use_reentrant")) if said else default
+
+
 def read_precision(settings: Settings, defaults: Defaults) -> Precision | None:
     if defaults.bf16 is None:
         fp16, bf16 = bool(settings.maybe_flag("fp16")), bool(settings.maybe_flag("bf16"))

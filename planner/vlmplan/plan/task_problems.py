@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vlmplan.plan.record import Plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import InputGradients, Precision
+from vlmplan.recipe.choices import CheckpointKind, InputGradients, Precision
 from vlmplan.recipe.task import Generation, TrainingTask
 
 
@@ -25,6 +25,8 @@ def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
         yield "--reentrant-checkpoints is planned for TRL's own script; launch checkpoints without it: leave it off"
     if recipe.input_gradients is not InputGradients.NONE:
         yield "--input-gradients is planned for other trainers; launch checkpoints without them: leave it off"
+    if recipe.checkpoint_kind is not CheckpointKind.NON_REENTRANT:
+        yield "--checkpoint-kind reentrant is planned for other trainers; launch checkpoints without: leave it off"
     if recipe.liger_layers:
         yield f"--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off with {name}"
     if recipe.precision is Precision.FP16 and recipe.zero_stage == 0:

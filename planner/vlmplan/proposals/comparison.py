@@ -80,7 +80,7 @@ def _variants(name: str, num_gpus: int, request: Request) -> Iterator[tuple[str,
 def _of_other_methods(method: Method, decided: DecidedRecipe) -> dict[str, OptionValue]:
     """What is said that means nothing with this method, left off."""
     others = {*(ADAPTER_FIELDS if method is Method.FULL else ())}
-    others |= set() if method is Method.QLORA else {"upcasts_frozen"}
+    others |= set() if method.packs_weights else {"upcasts_frozen"}
     return dict.fromkeys(sorted(others & decided.names))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from vlmplan.changes.change import Change
 from vlmplan.changes.kinds import SHARES, Space, all_changes, image_change, text_change
-from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.choices import SEARCHED_METHODS, LossKind, Method
 from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.request import HardwareRequest, Options, OptionValue, Request
 from vlmplan.request.setup import RequestedSetup
@@ -43,7 +43,7 @@ def _with_gpus(name: str, count: int) -> Change:
 
 def method_changes(present: Method) -> Iterator[Change]:
     """The other methods; full fine-tuning has no options of adapters."""
-    for method in Method:
+    for method in SEARCHED_METHODS:
         if method is not present:
             dropped = dict.fromkeys(ADAPTER_FIELDS) if method is Method.FULL else {}
             options = {"method": method.value, **dropped}

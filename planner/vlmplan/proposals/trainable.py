@@ -10,7 +10,7 @@ from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.machine.host import num_host_cpus
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method
+from vlmplan.recipe.choices import SEARCHED_METHODS, Method
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
@@ -88,7 +88,7 @@ def trainable_model(
     reasons: list[str] = []
     try:
         workload = workload_of(model, WorkloadRequest(seq_len=seq_len))
-        for method in [None] if set(methods) == set(Method) else methods:
+        for method in [None] if set(methods) == set(SEARCHED_METHODS) else methods:
             fixed = DecidedRecipe(method=method)
             candidates = [Candidate(cluster=cluster)]
             query = SearchQuery(

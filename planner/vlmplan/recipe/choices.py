@@ -11,7 +11,34 @@ from vlmplan.units import Choice, DType
 class Method(Choice):
     FULL = "full"
     LORA = "lora"
+    LORA_8BIT = "lora-8bit"
+    """LoRA beside weights in 8 bits: LLM.int8 (Dettmers et al., arXiv 2208.07339), bitsandbytes' ``Linear8bitLt``."""
     QLORA = "qlora"
+    """LoRA beside weights in 4 bits."""
+
+    def __init__(self, value: str) -> None:
+        self.packs_weights = value in ("qlora", "lora-8bit")
+        """Whether bitsandbytes packs the weights of Linears, which stay frozen."""
+
+
+BITS = {Method.QLORA: 4, Method.LORA_8BIT: 8}
+"""Of a packed weight."""
+SEARCHED_METHODS = (Method.FULL, Method.LORA, Method.QLORA)
+"""Those that a search chooses from. 8 bits are tried where they are asked for: beside QLoRA they take twice the
+weights, and inputs of packed Linears that activation checkpointing does not free (``architecture/int8_weight.py``)."""
+
+
+def lighter_methods(method: Method) -> tuple[Method, ...]:
+    """Those that a search chooses from and that take less than ``method``, which comes before them."""
+    methods = tuple(Method)
+    return tuple(other for other in methods[methods.index(method) + 1 :] if other in SEARCHED_METHODS)
+
+
+OUTLIER_THRESHOLD = 6.0
+"""The size from which on an input's column is computed in 16 bits (``llm_int8_threshold`` of transformers 5.23)."""
+OUTLIER_COLUMNS = 7
+"""Columns of an input that are planned to reach it. Assumed: the most that Dettmers et al. found in models of up to
+13 B parameters (arXiv 2208.07339, section 3.2); a batch decides, and each takes an element of every token."""
 
 
 class Precision(Choice):
@@ -165,8 +192,20 @@ class InputGradients(Choice):
     """Those of encoders too: Hugging Face's Trainer and TRL (transformers 5.23 ``gradient_checkpointing_enable`` calls
     ``enable_input_require_grads``)."""
     PEFT = "peft"
-    """The same of models with adapters whose weights are not in 4 bits: LLaMA-Factory, for which peft asks (peft 0.21
+    """The same of models with adapters whose weights are not packed: LLaMA-Factory, for which peft asks (peft 0.21
     ``PeftModel._prepare_model_for_gradient_checkpointing``)."""
+
+
+class CheckpointKind(Choice):
+    """``use_reentrant`` of ``torch.utils.checkpoint``. It decides how long tensors live that graph nodes hold as
+    attributes, which the inputs of Linears in 8 bits are (``architecture/int8_weight.py``); all else is planned alike.
+    """
+
+    NON_REENTRANT = "non-reentrant"
+    """The first forward of a layer has a graph, which keeps them until the loss is dropped (transformers 5)."""
+    REENTRANT = "reentrant"
+    """The first forward has none. The second has one, which keeps them until the layer's backward is over: axolotl and
+    LLaMA-Factory, unless they are told otherwise."""
 
 
 class BatchesOnGpu(Choice):

@@ -8,6 +8,7 @@ from vlmplan.recipe.choices import (
     AttentionImplementation,
     BatchesOnGpu,
     Batching,
+    CheckpointKind,
     FlatParameters,
     InputGradients,
     LinearAttention,
@@ -108,6 +109,7 @@ class DecidedRecipe:
     weight_dtype: WeightDtype | None = None
     batches_on_gpu: BatchesOnGpu | None = None
     input_gradients: InputGradients | None = None
+    checkpoint_kind: CheckpointKind | None = None
     gradient_clipping: float | None = None
     zero: ZeroSettings | None = None
     evaluation: Evaluation | None = None

@@ -29,6 +29,7 @@ from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     BatchesOnGpu,
+    CheckpointKind,
     FlatParameters,
     InputGradients,
     Method,
@@ -199,7 +200,7 @@ class Recipe(RecipeSettings):
 
     @property
     def frozen_dtype(self) -> DType:
-        """Element type of frozen weights that are not 4-bit."""
+        """Element type of frozen weights that are not packed."""
         upcasts = self.upcasts_frozen and not self.fsdp
         is_wide = upcasts or (self.weight_dtype is WeightDtype.FLOAT32 and not self.casts_weights)
         return DType.FLOAT32 if is_wide else self.precision.dtype
@@ -300,6 +301,11 @@ class Recipe(RecipeSettings):
         if not self.activation_checkpointing or (kind is InputGradients.PEFT and self.method is not Method.LORA):
             return False, False
         return kind is not InputGradients.NONE, kind in (InputGradients.ALL, InputGradients.PEFT)
+
+    @property
+    def frees_attributes(self) -> bool:
+        """Whether checkpoints free what graph nodes hold as attributes when a layer's backward is over."""
+        return self.activation_checkpointing and self.checkpoint_kind is CheckpointKind.REENTRANT
 
     @property
     def keeps_batches(self) -> bool:

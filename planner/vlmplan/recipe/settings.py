@@ -13,6 +13,7 @@ from vlmplan.recipe.choices import (
     AttentionImplementation,
     BatchesOnGpu,
     Batching,
+    CheckpointKind,
     FlatParameters,
     InputGradients,
     LinearAttention,
@@ -73,7 +74,7 @@ class RecipeSettings:
     liger_layers: bool = False
     """Norms, MLPs and rotary positions are Liger's kernels."""
     upcasts_frozen: bool = False
-    """peft's ``prepare_model_for_kbit_training``: weights of a 4-bit model that are not 4-bit become float32."""
+    """peft's ``prepare_model_for_kbit_training``: weights of a packed model that are not packed become float32."""
     caches_casts: bool = False
     """torch.autocast's default: 16-bit copies of float32 weights stay until forward ends."""
     expandable_segments: bool = True
@@ -120,6 +121,7 @@ class RecipeSettings:
     batching: Batching = Batching.PADDED
     batches_on_gpu: BatchesOnGpu = BatchesOnGpu.TURN
     input_gradients: InputGradients = InputGradients.NONE
+    checkpoint_kind: CheckpointKind = CheckpointKind.NON_REENTRANT
     activation_checkpointing: bool = True
     vision_activation_checkpointing: bool = True
     offload_activations: bool = False
@@ -185,7 +187,7 @@ UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
     *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "linear_attention", "loss"),
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
-    "input_gradients",
+    *("input_gradients", "checkpoint_kind"),
     *("evaluation", "task"),
 )
 """How a micro batch is computed, and how many there are, of evaluation and of what is generated too."""
@@ -207,7 +209,7 @@ RESULT_FIELDS = (
 CHANGEABLE_FIELDS = (
     *("micro_batch", "grad_accum", "offload_optimizer", "offload_params", "nvme_path", "hpz", "zero"),
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
-    *("attention", "linear_attention", "loss", "liger_layers", "input_gradients"),
+    *("attention", "linear_attention", "loss", "liger_layers", "input_gradients", "checkpoint_kind"),
     *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
     *("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed"),
 )

@@ -150,7 +150,7 @@ def _merged(
 
 def _defaults(decided: DecidedRecipe, cluster: Cluster, facts: ModelFacts) -> DecidedRecipe:
     gpu = cluster.node.gpu
-    adapts_all = decided.method in (Method.LORA, Method.QLORA) and decided.lora_targets is None
+    adapts_all = decided.method not in (None, Method.FULL) and decided.lora_targets is None
     return DecidedRecipe(
         zero_stage=_default_stage(decided, cluster),
         precision=Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
@@ -177,7 +177,7 @@ def _plain_defaults(decided: DecidedRecipe) -> DecidedRecipe:
     return DecidedRecipe(
         fuses_optimizer=False,
         caches_casts=uses_autocast,
-        upcasts_frozen=decided.method is Method.QLORA and casts,
+        upcasts_frozen=decided.method is not None and decided.method.packs_weights and casts,
     )
 
 

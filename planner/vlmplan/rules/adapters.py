@@ -4,7 +4,7 @@ from collections.abc import Set
 
 from vlmplan.model_types.thinkers import NUMBERED, PATCH_CONVOLUTION, PATCH_CONVOLUTION_TYPES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AdapterDtype, LossKind, Method, Precision
+from vlmplan.recipe.choices import ALL_LINEAR, BITS, REGEX, AdapterDtype, LossKind, Method, Precision
 from vlmplan.recipe.lora_targets import (
     CLAMPING_TYPES,
     GROUPED_LINEAR,
@@ -209,7 +209,7 @@ def adapter_options_need_adapters(context: RuleContext) -> str | None:
         named.append("train_embeddings")
     if not named:
         return None
-    return f"{option_name(named[0])} is for --method lora and qlora, but --method is full"
+    return f"{option_name(named[0])} is for --method lora, lora-8bit and qlora, but --method is full"
 
 
 @ADAPTER_RULES.error(
@@ -218,11 +218,11 @@ def adapter_options_need_adapters(context: RuleContext) -> str | None:
 )
 def packed_weights_are_not_taken_apart(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.method is not Method.QLORA or not recipe.changes_base:
+    if not recipe.method.packs_weights or not recipe.changes_base:
         return None
     return (
-        f"--lora-init {recipe.lora_init} takes adapters out of the weights, which --method qlora has packed in 4 bit; "
-        f"give --method lora, or --lora-init default"
+        f"--lora-init {recipe.lora_init} takes adapters out of the weights, which --method {recipe.method.value} has "
+        f"packed in {BITS[recipe.method]} bit; give --method lora, or --lora-init default"
     )
 
 

@@ -7,6 +7,7 @@ DEVICE_RULES = RuleBook()
 
 FP16_CAPABILITY = (7, 0)
 BITSANDBYTES_CAPABILITY = (6, 0)
+INT8_CAPABILITY = (7, 5)
 
 
 @DEVICE_RULES.error("NVIDIA CUDA programming guide; torch cuda/__init__.py is_bf16_supported: older cards emulate")
@@ -77,11 +78,34 @@ def flash_attention_needs_16_bit(context: RuleContext) -> str | None:
 @DEVICE_RULES.error("huggingface.co/docs/bitsandbytes/v0.50.2/installation: compute capability 6.0+")
 def bitsandbytes_needs_pascal(context: RuleContext) -> str | None:
     recipe, gpu = context.recipe, context.gpu
-    uses_it = recipe.method is Method.QLORA or recipe.optimizer.is_bitsandbytes
+    uses_it = recipe.method.packs_weights or recipe.optimizer.is_bitsandbytes
     if not uses_it or gpu is None or not context.is_before(BITSANDBYTES_CAPABILITY):
         return None
-    option = "--method qlora" if recipe.method is Method.QLORA else f"--optimizer {recipe.optimizer.value}"
+    option = (
+        f"--method {recipe.method.value}" if recipe.method.packs_weights else f"--optimizer {recipe.optimizer.value}"
+    )
     return f"{option} needs compute capability 6.0 or newer, but there is {gpu.name}{context.capability_text}"
+
+
+@DEVICE_RULES.warning("huggingface.co/docs/bitsandbytes/v0.43.0/installation: LLM.int8() is for Turing or newer")
+def int8_products_need_turing(context: RuleContext) -> str | None:
+    gpu = context.gpu
+    if context.recipe.method is not Method.LORA_8BIT or gpu is None or not context.is_before(INT8_CAPABILITY):
+        return None
+    return (
+        f"--method lora-8bit is for compute capability 7.5 or newer, but there is {gpu.name}{context.capability_text}: "
+        f"products of 8 bits may not run there"
+    )
+
+
+@DEVICE_RULES.warning("bitsandbytes 0.50 autograd/_functions.py matmul: MatMul8bitFp on CPU")
+def int8_products_are_planned_for_gpus(context: RuleContext) -> str | None:
+    if context.recipe.method is not Method.LORA_8BIT or not context.is_on_cpu:
+        return None
+    return (
+        "--method lora-8bit on a CPU: bitsandbytes makes weights whole for every product there and quantises no input, "
+        "and the plan is of what it does on a GPU"
+    )
 
 
 @DEVICE_RULES.warning("bitsandbytes optim/optimizer.py get_state_buffer: falls back on CPU (seen)")

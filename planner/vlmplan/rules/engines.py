@@ -68,14 +68,14 @@ def pure_bf16_is_plain_or_sharded(context: RuleContext) -> str | None:
     "transformers modeling_utils.py get_init_context: zero.Init is skipped for quantized models; DeepSpeed "
     "shards them in its initialize, in bytes too (tried on two CPU ranks), which is not planned"
 )
-def four_bit_weights_are_not_sharded(context: RuleContext) -> str | None:
+def packed_weights_are_not_sharded(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.method is not Method.QLORA or recipe.zero_stage != 3:
+    if not recipe.method.packs_weights or recipe.zero_stage != 3:
         return None
     return (
-        "--method qlora does not go with --zero-stage 3 yet: transformers reads all 4-bit weights onto every GPU "
-        "before DeepSpeed can shard them, so that a run starts on no smaller GPU than under stage 2; give stage 2, or "
-        "--method lora"
+        f"--method {recipe.method.value} does not go with --zero-stage 3 yet: transformers reads all packed weights "
+        f"onto every GPU before DeepSpeed can shard them, so that a run starts on no smaller GPU than under stage 2; "
+        f"give stage 2, or --method lora"
     )
 
 
@@ -84,8 +84,8 @@ def upcast_weights_stay_so(context: RuleContext) -> str | None:
     recipe = context.recipe
     if not recipe.upcasts_frozen:
         return None
-    if recipe.method is not Method.QLORA:
-        return f"--kbit-upcast is for --method qlora, but --method is {recipe.method.value}"
+    if not recipe.method.packs_weights:
+        return f"--kbit-upcast is for --method qlora and lora-8bit, but --method is {recipe.method.value}"
     if recipe.uses_deepspeed and recipe.precision is not Precision.FP32:
         return "--kbit-upcast has no effect under DeepSpeed, which casts every weight back to 16 bit; leave it off"
     return None

@@ -1,7 +1,7 @@
 """FSDP2 (``torch.distributed.fsdp.fully_shard``, torch 2.13), as the trainer applies it."""
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import AdapterDtype, Offload, OptimizerKind, Precision, ShardUnits, WeightDtype
+from vlmplan.recipe.choices import AdapterDtype, Method, Offload, OptimizerKind, Precision, ShardUnits, WeightDtype
 from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.recipe.settings import option_name
 from vlmplan.recipe.switches import option_text
@@ -95,6 +95,19 @@ def fsdp_gathers_matrices_of_adapters_one_by_one(context: RuleContext) -> str | 
     return (
         "--shard-units layers-and-adapters is planned of LoRA's matrices on linear layers, without DoRA, stacked "
         "experts, embeddings and their copies; give layers"
+    )
+
+
+@FSDP_RULES.error(
+    "bitsandbytes 0.50 nn/modules.py Linear8bitLt.forward on two CPU ranks (seen): 'Parameter' object has no attribute "
+    "'CB'; accelerate 1.15 fsdp2_prepare_model leaves out Params4bit alone"
+)
+def fsdp_shards_no_eight_bit_weights(context: RuleContext) -> str | None:
+    if not context.recipe.fsdp or context.recipe.method is not Method.LORA_8BIT:
+        return None
+    return (
+        "--method lora-8bit does not go with --fsdp: the weight that FSDP gathers is none of bitsandbytes', whose "
+        "Linear8bitLt fails with it in the first forward; give --method lora, or --no-fsdp"
     )
 
 

@@ -110,11 +110,12 @@ BITSANDBYTES = "bitsandbytes"
 @MODEL_RULES.error("transformers quantizers/auto.py merge_quantization_configs: a checkpoint's own method stays")
 def packed_checkpoints_are_not_quantised_again(context: RuleContext) -> str | None:
     model = context.model
-    if model is None or context.recipe.method is not Method.QLORA or model.quant_method not in DEQUANTISED:
+    if model is None or not context.recipe.method.packs_weights or model.quant_method not in DEQUANTISED:
         return None
     return (
-        f"--method qlora is refused by transformers for {model.id}, whose checkpoint is quantised to "
-        f"{DEQUANTISED[model.quant_method]} already; give --method lora, or a folder with its weights in bfloat16"
+        f"--method {context.recipe.method.value} is refused by transformers for {model.id}, whose checkpoint is "
+        f"quantised to {DEQUANTISED[model.quant_method]} already; give --method lora, or a folder with its weights "
+        f"in bfloat16"
     )
 
 
@@ -195,10 +196,11 @@ def weight_types_are_of_autocast(context: RuleContext) -> str | None:
         return None
     if recipe.uses_deepspeed and kind is WeightDtype.MODEL:
         return f"--weight-dtype {kind.value} has no effect under DeepSpeed, which casts every weight; leave it off"
-    if recipe.uses_deepspeed and recipe.method is Method.QLORA:
+    if recipe.uses_deepspeed and recipe.method.packs_weights:
         return (
-            f"--weight-dtype {kind.value} does not go with --method qlora under DeepSpeed, which trains beside 4-bit "
-            f"weights with 16-bit ones: it would only load these in float32 and cast them; leave it off"
+            f"--weight-dtype {kind.value} does not go with --method {recipe.method.value} under DeepSpeed, which "
+            f"trains beside packed weights with 16-bit ones: it would only load these in float32 and cast them; "
+            f"leave it off"
         )
     if recipe.fsdp:  # see rules/fsdp.py
         return None

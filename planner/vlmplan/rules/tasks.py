@@ -1,7 +1,7 @@
 """Preferences and rewards: what TRL's DPOTrainer and GRPOTrainer can do with a recipe, and what is planned of it."""
 
 from vlmplan.notes import listed
-from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind
+from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
 from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 
@@ -163,6 +163,17 @@ def sleep_needs_the_native_allocator(context: RuleContext) -> str | None:
     return (
         f"--vllm-sleep-level {task.vllm_sleep_level} does not go with --expandable-segments, which vLLM's sleep mode "
         f"refuses; give --no-expandable-segments"
+    )
+
+
+@TASK_RULES.error("trl 1.16 generation/vllm_generation.py: 'vLLM does not support in-flight 8-bit quantization.'")
+def vllm_packs_no_weights_in_eight_bits(context: RuleContext) -> str | None:
+    task = context.recipe.task
+    if task is None or not task.uses_vllm_here or context.recipe.method is not Method.LORA_8BIT:
+        return None
+    return (
+        "--method lora-8bit does not go with --generation vllm, for which TRL refuses weights in 8 bits; give --method "
+        "qlora, or --generation transformers"
     )
 
 

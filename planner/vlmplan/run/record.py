@@ -72,7 +72,7 @@ class Resumption:
 
 
 def record_of(options: TrainerOptions, method: str, *, data: DataMark | None = None, **of_launch: Any) -> RunRecord:
-    """The record of a run of ``method``: full, lora or qlora. Reads the training data where ``data`` is not known."""
+    """The record of a run of ``method``. Reads the training data where ``data`` is not known."""
     rate = LEARNING_RATES[method] if options.learning_rate is None else options.learning_rate
     paths = {item.name: _absolute(getattr(options, item.name)) for item in fields(TrainerOptions)}
     kept = dataclasses.replace(options, **(paths | {"learning_rate": rate, "resume": False}))

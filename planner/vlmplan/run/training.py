@@ -43,7 +43,7 @@ STEP_LINE = re.compile(rf"step (\d+)/(\d+){SEPARATOR}(\S.*)")
 SPEECH_TASKS = ("transcribe", "translate")
 """What Whisper is told to do with a sound: write it as it is said, or in English."""
 SCHEDULES = ("cosine", "linear", "constant")
-LEARNING_RATES = {"full": 1e-5, "lora": 1e-4, "qlora": 1e-4}
+LEARNING_RATES = {"full": 1e-5, "lora": 1e-4, "lora-8bit": 1e-4, "qlora": 1e-4}
 """By method, where none is given: what the model cards of Qwen2-VL, LLaVA and Llama fine-tune with. A choice."""
 DATA_SOURCES = ("train_data", "dummy_data")
 MAX_INTEGER = 2**63 - 1
@@ -132,7 +132,7 @@ class TrainerOptions:
 def adapter_problem(folder: Path, recipe: Recipe) -> str | None:
     """Why a run cannot start from the adapter in ``folder``."""
     if not recipe.trains_adapters:
-        return "--adapter goes with --method lora or qlora; full fine-tuning has no adapters"
+        return "--adapter goes with --method lora, lora-8bit or qlora; full fine-tuning has no adapters"
     if recipe.changes_base:
         return (
             f"--adapter does not go with --lora-init {recipe.lora_init}, whose adapters start from the weights; give "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vlmplan.engines import STAGES
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe.choices import LossKind, Method, Offload, Precision
+from vlmplan.recipe.choices import SEARCHED_METHODS, LossKind, Method, Offload, Precision
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules import default_attention, default_lora_exclude, losses, model_facts, objection
@@ -61,7 +61,7 @@ class RecipeChoices:
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        return _open(self._fixed.method, tuple(Method))
+        return _open(self._fixed.method, SEARCHED_METHODS)
 
     def _switches(self) -> list[Switches]:
         checkpoints = (False, True) if self._facts.can_checkpoint else (False,)

@@ -10,7 +10,7 @@ from vlmplan.cost import CostAssumptions
 from vlmplan.errors import InputError
 from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
-from vlmplan.recipe.choices import Method
+from vlmplan.recipe.choices import SEARCHED_METHODS
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import Request, SearchRequest, network_notes
 from vlmplan.request.habits import requested_loader_workers, requested_saving
@@ -111,7 +111,7 @@ def _refuse_what_no_setup_can_do(fixed: DecidedRecipe, request: Request, model: 
         vision_activation_checkpointing=fixed.activation_checkpointing,
     )
     fixed = fixed.completed(same_everywhere)  # where one is said, the other may be the same
-    for method, stage in product(tuple(Method), (PLAIN, 2)):
+    for method, stage in product(SEARCHED_METHODS, (PLAIN, 2)):
         recipe = fixed.completed(DecidedRecipe(method=method, zero_stage=stage)).recipe()
         recipe = fixed.completed(behaviour(request.made_for, recipe, model)).applied_to(recipe)
         reason = objection(request.made_for, recipe, model)

@@ -16,7 +16,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method
+from vlmplan.recipe.choices import Method, lighter_methods
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.search.choices import Engine
 from vlmplan.search.identity_cache import IdentityCache
@@ -324,8 +324,8 @@ class SetupSpace(RecipeSpace):
 
     def fitting_method(self, cluster: Cluster) -> str | None:
         """The option that fits where the method of the user does not."""
-        methods, decided = tuple(Method), self.fixed.method
-        for method in () if decided is None else methods[methods.index(decided) + 1 :]:
+        decided = self.fixed.method
+        for method in () if decided is None else lighter_methods(decided):
             if method not in self._others:
                 fixed = replace(self.fixed, method=method)
                 self._others[method] = SetupSpace(

@@ -117,6 +117,7 @@ def test_freezing_all_parts_but_one_leaves_what_was_planned(vision_folder, metho
         (Method.LORA, "lm_head"),
         (Method.QLORA, "qkv,fc1,proj"),
         (Method.QLORA, "lm_head"),
+        (Method.LORA_8BIT, "qkv,fc1,proj"),
     ],
 )
 def test_adapters_are_where_they_were_planned(vision_folder, method, targets):
@@ -260,9 +261,10 @@ def test_a_checkpoint_of_another_size_than_planned_is_refused(text_folder, tmp_p
         load_model(tiny_plan(text_folder, Recipe(), workload=Workload(model=model)))
 
 
-def test_qlora_under_zero_3_is_refused(text_folder):
-    with pytest.raises(InputError, match="--method qlora does not go with --zero-stage 3"):
-        load_model(tiny_plan(text_folder, Recipe(method=Method.QLORA, zero_stage=3)))
+@pytest.mark.parametrize("method", [Method.QLORA, Method.LORA_8BIT])
+def test_packed_weights_under_zero_3_are_refused(text_folder, method):
+    with pytest.raises(InputError, match=f"--method {method.value} does not go with --zero-stage 3"):
+        load_model(tiny_plan(text_folder, Recipe(method=method, zero_stage=3)))
 
 
 def test_weights_that_are_no_safetensors_are_one_sentence(text_folder, tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
-from vlmplan.recipe.choices import InputGradients, Offload, Precision
+from vlmplan.recipe.choices import CheckpointKind, InputGradients, Offload, Precision
 from vlmplan.units import counted
 from vlmplan_trainer.engines.base import Engine, LossModule
 from vlmplan_trainer.engines.ddp import DdpEngine
@@ -119,6 +119,8 @@ def make_engine(
         raise InputError("--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off")
     if plan.recipe.input_gradients is not InputGradients.NONE:
         raise InputError("--input-gradients is planned for other trainers; this one checkpoints without: leave it off")
+    if plan.recipe.checkpoint_kind is not CheckpointKind.NON_REENTRANT:
+        raise InputError("--checkpoint-kind reentrant is planned for other trainers; this one's are not: leave it off")
     module = LossModule(model, loss=plan.recipe.loss)
     if plan.ds_config is None:
         if plan.recipe.is_flat:

@@ -78,6 +78,10 @@ def _deepspeed_section(arguments: Any) -> dict[str, Any] | None:
     return cast(dict[str, Any], kept)
 
 
+PACKED = {"Params4bit": "qlora", "Int8Params": "lora-8bit"}
+"""bitsandbytes' weights, and the method that trains beside them."""
+
+
 def model_options(model: nn.Module, arguments: Any) -> dict[str, Any]:
     """What the model itself decides, as keyword arguments of ``vlmplan.estimate``.
 
@@ -86,9 +90,8 @@ def model_options(model: nn.Module, arguments: Any) -> dict[str, Any]:
     base = base_model(model)
     section = _deepspeed_section(arguments)
     options: dict[str, Any] = _adapter_options(model)
-    packed = any(type(parameter).__name__ == "Params4bit" for parameter in base.parameters())
-    if packed:
-        options["method"] = "qlora"
+    kinds = {type(parameter).__name__ for parameter in base.parameters()}
+    options |= next(({"method": method} for kind, method in PACKED.items() if kind in kinds), {})
     options |= _frozen_options(base) if options["method"] == "full" else _full_options(base)
     if section is None:
         options |= _type_options(base, options["method"], arguments)

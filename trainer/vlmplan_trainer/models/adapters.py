@@ -35,7 +35,6 @@ ATTENTION_LINEARS: Mapping[str, tuple[str, ...]] = {
     "phi4_multimodal": ("qkv_proj", "o_proj"),
 }
 """What the attention of a language model is made of where it is not the usual four, by its model_type."""
-NF4 = "nf4"
 
 
 def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
@@ -280,41 +279,28 @@ def _pattern(prefix: str, parts: Parts) -> str:
     return rf"{re.escape(prefix)}{but}(?:\..*)?"
 
 
-def quantize(
-    model: Any,
-    compute_dtype: torch.dtype,
-    device: torch.device,
-    *,
-    storage: torch.dtype = torch.uint8,
-    double_quantises: bool = True,
-    skipped: Sequence[str] = (),
-) -> None:
-    """Turn every Linear but the output head and those in ``skipped`` modules into bitsandbytes' ``Linear4bit`` in NF4,
-    kept as ``storage``, with double quantisation or not.
+def quantize(model: Any, config: Any, device: torch.device, *, skipped: Sequence[str] = ()) -> None:
+    """Turn every Linear but the output head and those in ``skipped`` modules into bitsandbytes' own as ``config``, a
+    ``BitsAndBytesConfig``, says.
 
     What ``from_pretrained`` does with weights from a file, for weights that are there already: in the order of their
     names each goes to ``device``, and is packed there.
     """
-    from transformers import BitsAndBytesConfig
     from transformers.core_model_loading import dot_natural_key
-    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+    from transformers.quantizers.auto import AutoHfQuantizer
 
+    pack = _in_eight_bits if config.load_in_8bit else _in_four_bits
     packed = {id(linear.weight): (parent, name, linear) for parent, name, linear in _linears(model, skipped)}
     for _, parameter in sorted(model.named_parameters(), key=lambda named: dot_natural_key(named[0])):
         if id(parameter) not in packed:
             parameter.data = parameter.data.to(device)
             continue
         parent, child_name, linear = packed[id(parameter)]
-        setattr(parent, child_name, _in_four_bits(linear, compute_dtype, device, storage, double_quantises))
-    model.is_loaded_in_4bit = model.is_quantized = True  # what peft looks at
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=NF4,
-        bnb_4bit_compute_dtype=compute_dtype,
-        bnb_4bit_use_double_quant=double_quantises,
-        bnb_4bit_quant_storage=storage,
-    )
-    model.hf_quantizer = Bnb4BitHfQuantizer(config)  # Hugging Face's Trainer asks it whether adapters can be trained
+        setattr(parent, child_name, pack(linear, config, device))
+    model.is_loaded_in_4bit, model.is_loaded_in_8bit = config.load_in_4bit, config.load_in_8bit
+    model.is_quantized = True  # what peft looks at
+    # Hugging Face's Trainer asks it whether adapters can be trained.
+    model.hf_quantizer = AutoHfQuantizer.from_config(config)
 
 
 def _linears(model: Any, skipped: Sequence[str]) -> Iterator[tuple[nn.Module, str, Any]]:
@@ -328,18 +314,43 @@ def _linears(model: Any, skipped: Sequence[str]) -> Iterator[tuple[nn.Module, st
             yield model.get_submodule(parent), child_name, module
 
 
-def _in_four_bits(
-    linear: Any, compute_dtype: torch.dtype, device: torch.device, storage: torch.dtype, double_quantises: bool
-) -> nn.Module:
+def _in_four_bits(linear: Any, config: Any, device: torch.device) -> nn.Module:
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    weight = linear.weight.data
-    if kind_of(linear) == "conv1d":  # GPT-2 keeps it the other way round
-        weight = weight.T.contiguous()
+    weight = _rows(linear)
     rows, columns = weight.shape
-    options: dict[str, Any] = {"compress_statistics": double_quantises, "quant_type": NF4, "quant_storage": storage}
-    has_bias = linear.bias is not None
+    options: dict[str, Any] = {
+        "compress_statistics": config.bnb_4bit_use_double_quant,
+        "quant_type": config.bnb_4bit_quant_type,
+        "quant_storage": config.bnb_4bit_quant_storage,
+    }
+    compute_dtype, has_bias = config.bnb_4bit_compute_dtype, linear.bias is not None
     packed = Linear4bit(columns, rows, bias=has_bias, compute_dtype=compute_dtype, device="meta", **options)
     packed.weight = Params4bit(weight, requires_grad=False, module=packed, **options)  # pyright: ignore[reportCallIssue]: __new__ takes it
     packed.bias = linear.bias
     return packed.to(device)
+
+
+def _in_eight_bits(linear: Any, config: Any, device: torch.device) -> nn.Module:
+    """``Bnb8bitQuantize`` has a weight on its device, and packs a copy that comes from the host."""
+    from bitsandbytes.nn import Int8Params, Linear8bitLt
+
+    weight = _rows(linear).to(device)
+    rows, columns = weight.shape
+    packed = Linear8bitLt(
+        columns,
+        rows,
+        bias=linear.bias is not None,
+        has_fp16_weights=config.llm_int8_has_fp16_weight,
+        threshold=config.llm_int8_threshold,
+        device="meta",
+    )
+    packed.weight = Int8Params(weight.to("cpu"), requires_grad=False).to(device)  # pyright: ignore[reportAttributeAccessIssue]: its own ``to``
+    packed.bias = linear.bias
+    return packed.to(device)
+
+
+def _rows(linear: Any) -> torch.Tensor:
+    """The weight of a Linear as it is packed."""
+    weight = linear.weight.data
+    return weight.T.contiguous() if kind_of(linear) == "conv1d" else weight  # GPT-2 keeps it the other way round

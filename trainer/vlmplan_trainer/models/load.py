@@ -19,12 +19,12 @@ from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.model_types.thinkers import THINKERS
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method
 from vlmplan.recipe.lora_targets import unpacked_linears
 from vlmplan.workload import EAGER_TOWER_TYPES, ModelFiles
 from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.computed_weights import gathering_tables
+from vlmplan_trainer.models.packing import packing
 from vlmplan_trainer.models.parts import Parts, freeze, full_modules
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
@@ -124,8 +124,10 @@ def load_model(
     """
     recipe = plan.recipe
     source = Source(name=plan.model_source) if random_weights else model_source(plan)
-    if recipe.method is Method.QLORA and recipe.zero_stage == 3:
-        raise InputError("--method qlora does not go with --zero-stage 3; plan with stage 2, or with --method lora")
+    if recipe.method.packs_weights and recipe.zero_stage == 3:
+        raise InputError(
+            f"--method {recipe.method.value} does not go with --zero-stage 3; plan with stage 2, or with --method lora"
+        )
     torch.manual_seed(seed)
     with _sharding(plan), _sentences(source):
         config = _configuration(plan, source, random_weights=random_weights)
@@ -246,37 +248,17 @@ def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any
     model = kind._from_config(
         config, dtype=torch_dtype(recipe.loaded_dtype), attn_implementation=_attention(config, recipe)
     )
-    if recipe.method is Method.QLORA:
-        quantize(
-            model,
-            torch_dtype(recipe.precision.dtype),
-            device,
-            storage=_storage(recipe),
-            double_quantises=recipe.use_double_quant,
-            skipped=full_modules(model, Parts(model), recipe),
-        )
+    if recipe.method.packs_weights:
+        quantize(model, packing(recipe), device, skipped=full_modules(model, Parts(model), recipe))
         model.to(device)
     return model
 
 
-def _storage(recipe: Recipe) -> torch.dtype:
-    """In which type 4-bit weights are kept: FSDP2 shards those alone that are of its type."""
-    return torch_dtype(recipe.precision.dtype) if recipe.fsdp and recipe.shards_packed else torch.uint8
-
-
 def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: torch.device, files: ModelFiles) -> Any:
     more: dict[str, Any] = {}
-    if recipe.method is Method.QLORA:
-        from transformers import BitsAndBytesConfig
-
-        more["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=recipe.use_double_quant,
-            bnb_4bit_compute_dtype=torch_dtype(recipe.precision.dtype),
-            bnb_4bit_quant_storage=_storage(recipe),
-            llm_int8_skip_modules=[*_unpacked(kind, config, recipe), *unpacked_linears(config.model_type)],
-        )
+    if recipe.method.packs_weights:
+        skipped = [*_unpacked(kind, config, recipe), *unpacked_linears(config.model_type)]
+        more["quantization_config"] = packing(recipe, skipped)
         more["device_map"] = {"": str(device)}
     else:
         more = _dequantized(files)

@@ -68,6 +68,11 @@ def packed_product(inputs: Tensor, packed: Tensor, shape: Any, *args: Any, **kwa
     return 2 * inputs.numel() // inputs.shape[-1] * prod(shape)
 
 
+def byte_product(inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
+    """(..., in) times a weight of 8 bits, (out, in)."""
+    return 2 * inputs.numel() * weight.shape[0]
+
+
 def grouped_product(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> int:
     """Products of groups of rows, columns or summands, each with a matrix of its own: (S, in) by (E, in, out) and
     (E, out, in) by (in, S) for experts forward, (out, S) by (S, in) for the gradient of their weights. Each of the S
@@ -109,10 +114,13 @@ FORMULAS: dict[Any, Formula] = {
     aten.baddbmm_: added_batched_product,
     aten._grouped_mm: grouped_product,
 }
+
+
 BY_NAME: dict[str, Formula] = {
     "kernel_products": told,
     "gemm_4bit": packed_product,
     "gemv_4bit": packed_product,
+    "int8_linear_matmul": byte_product,
     "grouped_mm_fallback": grouped_product,
     "grouped_mm_fallback_backward": grouped_fallback_backward,
 }

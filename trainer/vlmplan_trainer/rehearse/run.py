@@ -32,6 +32,7 @@ from vlmplan_trainer.rehearse.device_shims import dequantising_for_products
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.fla import delta_kernels
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
+from vlmplan_trainer.rehearse.int8_products import quantising_for_products
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.rehearse.meter import PhaseMeter
 from vlmplan_trainer.rehearse.samples import MicroBatch, Samples
@@ -141,6 +142,8 @@ def _on_fake_tensors(
             stack.enter_context(flash_attention_from_torch())
             if plan.recipe.method is Method.QLORA:
                 stack.enter_context(dequantising_for_products())
+            elif plan.recipe.method is Method.LORA_8BIT:
+                stack.enter_context(quantising_for_products())
         if plan.recipe.linear_attention is LinearAttention.FLA:
             stack.enter_context(delta_kernels())
         if plan.recipe.optimizer.is_torchao:

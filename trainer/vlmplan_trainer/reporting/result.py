@@ -16,6 +16,7 @@ FOUR_BIT = (
     'bnb_4bit_compute_dtype="{dtype}")'
 )
 """As the trainer quantises: an adapter of 4-bit weights has learnt beside their rounding."""
+EIGHT_BIT = "BitsAndBytesConfig(load_in_8bit=True)"
 
 
 def result_folder(plan: Plan, output_dir: Path, *, is_merged: bool) -> Path:
@@ -60,10 +61,11 @@ def loading_lines(plan: Plan, folder: Path, *, is_vision: bool, is_apart: bool =
             f'model = {auto}.from_pretrained({str(folder)!r}, dtype="auto")',
             last,
         ]
-    is_quantized = plan.recipe.method is Method.QLORA
+    is_quantized = plan.recipe.method.packs_weights
     how = 'dtype="auto"'
     if is_quantized:
-        how += ", quantization_config=" + FOUR_BIT.format(
+        packing = FOUR_BIT if plan.recipe.method is Method.QLORA else EIGHT_BIT
+        how += ", quantization_config=" + packing.format(
             dtype=plan.recipe.precision.dtype.torch_name, doubles=plan.recipe.use_double_quant
         )
     more = ", BitsAndBytesConfig" if is_quantized else ""

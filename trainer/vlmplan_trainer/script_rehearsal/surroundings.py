@@ -20,6 +20,7 @@ from vlmplan_trainer.rehearse.device_shims import (
     taking_tensors_together,
 )
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
+from vlmplan_trainer.rehearse.int8_products import quantising_for_products
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.script_rehearsal.card import make_cuda_known
@@ -75,6 +76,7 @@ def enter_shims(
         stack.enter_context(shim())
     if card is not None and _has_bitsandbytes():
         stack.enter_context(dequantising_for_products())
+        stack.enter_context(quantising_for_products())
         stack.enter_context(paging_in_host_memory())
     stack.enter_context(telling_of_resized_storages(lambda storage: ledger.resized(storage, attribution)))
     stack.enter_context(running_alone(rank, num_ranks, device=card and "cuda"))

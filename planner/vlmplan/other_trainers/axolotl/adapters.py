@@ -59,7 +59,9 @@ def _note_kernels(settings: Settings) -> None:
     said = [settings.maybe_flag(key) for key in KERNELS]
     if any(said[:3]) and settings.maybe_flag("trust_remote_code"):
         settings.refuse("trust_remote_code", "and kernels of LoRA are on, with which axolotl refuses it")
-    is_silent = all(flag is None for flag in said)
+    is_silent = all(flag is None for flag in said) and not settings.maybe_flag("load_in_8bit")
+    if any(said[:3]) and settings.maybe_flag("load_in_8bit"):
+        settings.refuse("load_in_8bit", "and kernels of LoRA are on, with which axolotl refuses it")
     if any(said) or (is_silent and not settings.maybe_flag("trust_remote_code")):
         settings.note(
             "axolotl's own kernels of LoRA are on"

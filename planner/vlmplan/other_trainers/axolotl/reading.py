@@ -109,7 +109,7 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     settings.ignore_all_of(*OF_PLUGINS)
     meaning = _types(settings, arguments, method, options, casts_back=_casts_back(settings, arguments, around))
     meaning.use_double_quant, meaning.data_rules, meaning.model = doubles, data_rules(settings, model), model
-    meaning.sharding = SHARDING
+    meaning.sharding, meaning.is_reentrant = SHARDING, bool(arguments.options.get("activation_checkpointing"))
     meaning.packed_storage = packed_storage(settings)
     return assembled(settings, arguments, meaning, around)
 
@@ -182,15 +182,18 @@ def _loader_workers(settings: Settings, around: Surroundings) -> int:
 
 def _method(settings: Settings) -> Method:
     kind = settings.text("adapter", "")
-    in_4_bits = settings.flag("load_in_4bit", False)
-    settings.only("load_in_8bit", f"8-bit weights: {NOT_PLANNED}")
+    in_4_bits, in_8_bits = settings.flag("load_in_4bit", False), settings.flag("load_in_8bit", False)
     if kind not in ("", "lora", "qlora"):
         settings.refuse("adapter", f"{NOT_PLANNED}; lora and qlora are planned")
     elif kind == "qlora" and not in_4_bits:
         settings.refuse("adapter", "axolotl takes it with load_in_4bit: true alone")
     elif in_4_bits and kind != "qlora":
         settings.refuse("load_in_4bit", "4-bit weights are loaded for adapter: qlora alone")
-    return Method.QLORA if kind == "qlora" else Method.LORA if kind else Method.FULL
+    if in_8_bits and kind != "lora":
+        settings.refuse("load_in_8bit", "8-bit weights are loaded for adapter: lora alone")
+    if kind == "lora":
+        return Method.LORA_8BIT if in_8_bits else Method.LORA
+    return Method.QLORA if kind else Method.FULL
 
 
 def _plugins(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
@@ -271,6 +274,10 @@ def _types(
     meaning.adapters = "model" if meaning.casts_zero3_adapters else "float32"
     if method is Method.FULL and precision is Precision.FP16 and is_plain:
         settings.refuse_whole("fp16 is set, whose scaled gradients 16-bit weights cannot have; set bf16: true instead")
+    if method is Method.LORA_8BIT and precision is None:
+        settings.refuse_whole(
+            f"without bf16 or fp16 what is not in 8 bits is float16, without autocast: {NOT_PLANNED}; set bf16: true"
+        )
     is_flash = options.get("attention") == AttentionImplementation.FLASH_ATTENTION_2.value
     if method is Method.FULL and precision is not None and is_plain and not is_flash and not casts_back:
         settings.refuse_whole(

@@ -169,6 +169,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
     meaning = _types(settings, arguments, method, options)
     meaning.use_double_quant = doubles
+    meaning.is_reentrant = method is Method.LORA_8BIT and settings.flag("use_reentrant_gc", True)
     meaning.data_rules = _data_rules(settings, packs=stage == "pt")
     meaning.model, meaning.sharding = model, SHARDING
     meaning.without_fsdp = PACKED_SHARDS if (around.method or method) is Method.QLORA else None
@@ -213,11 +214,13 @@ def _method(settings: Settings) -> Method:
     settings.only("quantization_device_map", NOT_PLANNED)
     if bits is None:
         return Method.FULL if kind == "full" else Method.LORA
-    if bits != 4:
-        settings.refuse("quantization_bit", f"{NOT_PLANNED}; 4 is planned")
+    if bits not in (4, 8):
+        settings.refuse("quantization_bit", f"{NOT_PLANNED}; 4 and 8 are planned")
     if kind == "full":
-        settings.refuse("quantization_bit", "4-bit weights are not trained themselves; finetuning_type: lora is needed")
-    return Method.QLORA
+        settings.refuse(
+            "quantization_bit", "packed weights are not trained themselves; finetuning_type: lora is needed"
+        )
+    return Method.LORA_8BIT if bits == 8 else Method.QLORA
 
 
 def _samples(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:

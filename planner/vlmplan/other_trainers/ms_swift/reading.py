@@ -309,11 +309,11 @@ def _method(settings: Settings) -> Method:
     settings.only("quant_method", f"{NOT_PLANNED}; bnb is planned", "bnb")
     if not bits:
         return Method.FULL if kind == "full" else Method.LORA
-    if bits != 4:
-        settings.refuse("quant_bits", f"{NOT_PLANNED}; 4 is planned")
+    if bits not in (4, 8):
+        settings.refuse("quant_bits", f"{NOT_PLANNED}; 4 and 8 are planned")
     if kind == "full":
-        settings.refuse("quant_bits", "4-bit weights are not trained themselves; tuner_type lora is needed")
-    return Method.QLORA
+        settings.refuse("quant_bits", "packed weights are not trained themselves; tuner_type lora is needed")
+    return Method.LORA_8BIT if bits == 8 else Method.QLORA
 
 
 def _adapters(settings: Settings) -> dict[str, Value]:

@@ -109,9 +109,9 @@ def of_any_task(
     for key in init:
         settings.refuse("model_init_kwargs", f"{key} may change what is loaded; write dtype and attn_implementation")
     weights, without_autocast = weights_of(settings)
-    is_quantized = method is Method.QLORA and arguments.deepspeed is None
+    is_quantized = method.packs_weights and arguments.deepspeed is None
     if is_quantized and arguments.precision is Precision.FP16:
-        settings.refuse_whole("fp16 is set, but TRL makes adapters of 4-bit models bfloat16; set bf16: true instead")
+        settings.refuse_whole("fp16 is set, but TRL makes adapters of packed models bfloat16; set bf16: true instead")
     options |= {**_offloaded_activations(settings, arguments), **own}
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore(OF_ADAPTERS)
@@ -164,15 +164,20 @@ def _offloaded_activations(settings: Settings, arguments: Arguments) -> dict[str
     return {"offload_activations": True}
 
 
+PACKED: Final = {"load_in_4bit": Method.QLORA, "load_in_8bit": Method.LORA_8BIT}
+
+
 def method_of(settings: Settings) -> Method:
     """What the keys of adapters and of quantised weights mean."""
-    settings.only("load_in_8bit", f"8-bit weights: {NOT_PLANNED}")
     has_adapters = settings.flag("use_peft", False)
-    if not settings.flag("load_in_4bit", False):
+    packed = [name for name in PACKED if settings.flag(name, False)]
+    if not packed:
         return Method.LORA if has_adapters else Method.FULL
+    if len(packed) > 1:
+        settings.refuse(packed[1], f"and {packed[0]} is set too; one of the two is needed")
     if not has_adapters:
-        settings.refuse("load_in_4bit", "4-bit weights are not trained themselves; use_peft: true is needed")
-    return Method.QLORA
+        settings.refuse(packed[0], "packed weights are not trained themselves; use_peft: true is needed")
+    return PACKED[packed[0]]
 
 
 def adapters_of(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:

@@ -15,6 +15,8 @@ from vlmplan.other_trainers.axolotl.reading import AXOLOTL
 from vlmplan.other_trainers.axolotl.samples import PADS_TO
 from vlmplan.other_trainers.fsdp import LAYER_CLASSES
 from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.writing.batching import AXOLOTL_BATCHING
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS, REENTRANT_BY_DEFAULT, checkpoint_keys
 from vlmplan.other_trainers.writing.hugging_face import (
     adapter_names,
     adapter_settings,
@@ -26,7 +28,10 @@ from vlmplan.other_trainers.writing.hugging_face import (
     training_arguments,
 )
 from vlmplan.other_trainers.writing.hugging_face_limits import (
+    BATCHES_OF_A_STEP,
     COMMON_LIMITS,
+    NO_EXCLUSIONS,
+    TIED_CHECKPOINTING,
     is_casting_full,
     no_stacked_experts,
     peft_adapters,
@@ -41,6 +46,7 @@ from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     Batching,
+    CheckpointKind,
     LossKind,
     Method,
     Precision,
@@ -149,10 +155,16 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         sentence="its FSDP2 makes a unit of each matrix of an adapter, which is not planned with copies of embeddings",
         source="monkeypatch/accelerate/fsdp2.py _process_lora_module_for_fsdp",
     ),
+    BATCHES_OF_A_STEP,
+    GRADIENTS_OF_ALL_INPUTS,
+    REENTRANT_BY_DEFAULT,
+    TIED_CHECKPOINTING,
+    AXOLOTL_BATCHING,
+    NO_EXCLUSIONS,
     Limit(
         field="upcasts_frozen",
         allowed=always(False),
-        sentence="norms and embeddings of its 4-bit models are 16-bit when it trains; --kbit-upcast is not to be had",
+        sentence="norms and embeddings of its packed models are 16-bit when it trains; --kbit-upcast is not to be had",
         source="loaders/model.py _configure_embedding_dtypes: cast back after prepare_model_for_kbit_training",
         is_behaviour=True,
     ),
@@ -243,6 +255,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **{key: value for key, value in arguments.items() if key and value is not None},
         "learning_rate": LEARNING_RATE,
         "gradient_checkpointing": recipe.activation_checkpointing,
+        **checkpoint_keys(recipe, CheckpointKind.REENTRANT),
         **({"activation_offloading": True} if recipe.offload_activations else {}),
         "dataloader_num_workers": workload.loader_workers,
         **_packed_evaluation(recipe),
@@ -293,6 +306,7 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     return {
         "adapter": "qlora" if packs else "lora",
         **({"load_in_4bit": True} if packs else {}),
+        **({"load_in_8bit": True} if recipe.method is Method.LORA_8BIT else {}),
         **({} if recipe.use_double_quant or not packs else {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}),
         **{own_name(key): value for key, value in settings.items()},
         **({} if recipe.lora_init == DEFAULT_INIT else {"peft_init_lora_weights": recipe.lora_init}),

@@ -1,9 +1,10 @@
 """What other trainers do to the model for their activation checkpoints, which no key of theirs changes."""
 
-from typing import Final
+from typing import Any, Final
 
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext
-from vlmplan.recipe.choices import InputGradients
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import CheckpointKind, InputGradients, Method
 
 
 def _input_gradients(kind: InputGradients, words: str, source: str) -> Limit:
@@ -32,9 +33,36 @@ GRADIENTS_OF_TEXT_INPUTS: Final = _input_gradients(
 )
 GRADIENTS_BY_PEFT: Final = _input_gradients(
     InputGradients.PEFT,
-    "results of all input embeddings of models with adapters, but for those in 4 bits,",
+    "results of all input embeddings of models with adapters, but for packed ones,",
     "peft 0.21 peft_model.py _prepare_model_for_gradient_checkpointing; LLaMA-Factory checkpoints before peft comes",
 )
+
+
+def _kinds(context: LimitContext) -> tuple[CheckpointKind, ...] | None:
+    is_int8 = context.recipe.method is Method.LORA_8BIT
+    return (CheckpointKind.REENTRANT, CheckpointKind.NON_REENTRANT) if is_int8 else None
+
+
+REENTRANT_BY_DEFAULT: Final = Limit(
+    field="checkpoint_kind",
+    allowed=_kinds,
+    sentence="its checkpoints are reentrant or not",
+    source="axolotl 0.18 utils/config/__init__.py normalize_config: {'use_reentrant': True}; LLaMA-Factory 0.9.5 "
+    "hparams/model_args.py: use_reentrant_gc is True",
+    is_behaviour=True,
+)
+
+
+def is_told_kind(recipe: Recipe, usual: CheckpointKind) -> bool:
+    """Whether a file has to say that checkpoints are not of the ``usual`` kind of its trainer."""
+    return recipe.method is Method.LORA_8BIT and recipe.activation_checkpointing and recipe.checkpoint_kind is not usual
+
+
+def checkpoint_keys(recipe: Recipe, usual: CheckpointKind = CheckpointKind.NON_REENTRANT) -> dict[str, Any]:
+    """``gradient_checkpointing_kwargs``, where they matter."""
+    kind = recipe.checkpoint_kind
+    is_reentrant = {"use_reentrant": kind is CheckpointKind.REENTRANT}
+    return {"gradient_checkpointing_kwargs": is_reentrant} if is_told_kind(recipe, usual) else {}
 
 
 def _where_trained(context: LimitContext) -> tuple[bool, ...] | None:

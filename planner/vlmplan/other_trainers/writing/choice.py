@@ -17,7 +17,7 @@ from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Batching, Method
+from vlmplan.recipe.choices import Batching
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.lora_targets import CLAMPING_TYPES
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
@@ -37,7 +37,7 @@ ONE_TEXT: Final = (
 )
 """transformers' own trainer for such models is Seq2SeqTrainer."""
 PACKS_ALL: Final = (
-    "it packs all Linears in 4 bits, and Gemma 3n clamps the weights of some while it trains, which no packed weight "
+    "it packs all Linears, and Gemma 3n clamps the weights of some while it trains, which no packed weight "
     "can be; give --method lora, or train with vlmplan launch, which leaves those in 16 bits"
 )
 """transformers 5.23 modeling_gemma3n.py ``Gemma3nTextAltUp.predict``: ``weight.data.clamp_`` of an integer (seen: it
@@ -70,7 +70,7 @@ def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
         return objection_to_two_texts(tool)
     if tool is Tool.TRL and thinker_class(model.model_type) is not None:
         return f"{TOOLS[tool].title}: {WHOLE_MODELS}"
-    if recipe.method is Method.QLORA and model.model_type in CLAMPING_TYPES:
+    if recipe.method.packs_weights and model.model_type in CLAMPING_TYPES:
         return f"{TOOLS[tool].title}: {PACKS_ALL}"
     sentence = first_objection(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model)))
     return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"

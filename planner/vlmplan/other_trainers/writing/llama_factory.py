@@ -10,7 +10,12 @@ from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.llama_factory.reading import ATTENTION, LLAMA_FACTORY, PACKED_SHARDS
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
-from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_BY_PEFT, TRAINED_LAYERS_CHECKPOINTED
+from vlmplan.other_trainers.writing.checkpoints import (
+    GRADIENTS_BY_PEFT,
+    REENTRANT_BY_DEFAULT,
+    TRAINED_LAYERS_CHECKPOINTED,
+    is_told_kind,
+)
 from vlmplan.other_trainers.writing.hugging_face import (
     MASTER_ADDR,
     MASTER_PORT,
@@ -42,11 +47,13 @@ from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup,
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
     ALL_LINEAR,
+    BITS,
     DEFAULT_INIT,
     PISSA,
     PISSA_ITERATIONS,
     AdapterDtype,
     BatchesOnGpu,
+    CheckpointKind,
     LossKind,
     Method,
     Precision,
@@ -115,6 +122,7 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         is_behaviour=True,
     ),
     GRADIENTS_BY_PEFT,
+    REENTRANT_BY_DEFAULT,
     TRAINED_LAYERS_CHECKPOINTED,
     LLAMA_FACTORY_BATCHING,
     NO_EXCLUSIONS,
@@ -174,6 +182,7 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
 def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``llamafactory-cli train``, in the order of the file."""
     checkpointing = {} if recipe.activation_checkpointing else {"disable_gradient_checkpointing": True}
+    checkpointing |= {"use_reentrant_gc": False} if is_told_kind(recipe, CheckpointKind.REENTRANT) else {}
     return {
         "model_name_or_path": model_name(workload.model),
         **attention_setting("flash_attn", recipe, workload.model, ATTENTION),
@@ -223,7 +232,7 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         ),
         **_pissa(recipe),
         **({} if recipe.loraplus_lr_ratio is None else {"loraplus_lr_ratio": recipe.loraplus_lr_ratio}),
-        **({"quantization_bit": 4, "quantization_method": "bnb"} if recipe.method is Method.QLORA else {}),
+        **({"quantization_bit": BITS[recipe.method], "quantization_method": "bnb"} if recipe.method in BITS else {}),
         **({"double_quantization": False} if recipe.method is Method.QLORA and not recipe.use_double_quant else {}),
     }
 

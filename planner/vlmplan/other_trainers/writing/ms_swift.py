@@ -11,7 +11,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT
 from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_keys
-from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_TEXT_INPUTS
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_TEXT_INPUTS, checkpoint_keys
 from vlmplan.other_trainers.writing.hugging_face import (
     MASTER_PORT,
     adapter_names,
@@ -39,7 +39,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import ALL_LINEAR, DEFAULT_INIT, REGEX, LossKind, Method
+from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, LossKind, Method
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.workload import Workload
 
@@ -119,6 +119,7 @@ def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str,
         **training_arguments(recipe, workload),
         **_sharding(recipe, workload),
         "gradient_checkpointing": recipe.activation_checkpointing,
+        **checkpoint_keys(recipe),
         **({"vit_gradient_checkpointing": recipe.vision_activation_checkpointing} if has_parts else {}),
         **({"ENV": environment} if (environment := _environment(recipe, cluster)) else {}),
     }
@@ -146,7 +147,7 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         ),
         **({} if recipe.lora_init == DEFAULT_INIT else {"init_weights": recipe.lora_init}),
         **_loraplus(recipe),
-        **({"quant_bits": 4, "quant_method": "bnb"} if recipe.method is Method.QLORA else {}),
+        **({"quant_bits": BITS[recipe.method], "quant_method": "bnb"} if recipe.method in BITS else {}),
         **quant_storage(recipe),
         **(
             {"bnb_4bit_use_double_quant": False}

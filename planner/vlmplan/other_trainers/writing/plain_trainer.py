@@ -11,7 +11,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.plain_trainer import TRAINER
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.batching import SCRIPT_BATCHING
-from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS, checkpoint_keys
 from vlmplan.other_trainers.writing.hugging_face import (
     allocator_environment,
     needs_processes,
@@ -121,6 +121,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``TrainingArguments``, in the order of the file."""
     return training_arguments(recipe, workload) | {
         "gradient_checkpointing": recipe.activation_checkpointing,
+        **checkpoint_keys(recipe),
         "remove_unused_columns": False,  # the script's collator makes tensors of chats
     }
 
@@ -145,7 +146,7 @@ def _options(recipe: Recipe, workload: Workload) -> dict[str, Value]:
         options |= {name: value for name, value in said.items() if value != getattr(usual, name)}
     if recipe.method is Method.QLORA and recipe.fsdp:
         options["shards_packed"] = recipe.shards_packed
-    if recipe.method is Method.QLORA and recipe.autocast is not None:
+    if recipe.method.packs_weights and recipe.autocast is not None:
         options["upcasts_frozen"] = False
     return options
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.trl.sft import TRL
 from vlmplan.other_trainers.writing.batching import TRL_BATCHING, packing_keys
-from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS, checkpoint_keys
 from vlmplan.other_trainers.writing.hugging_face import (
     MASTER_ADDR,
     MASTER_PORT,
@@ -42,6 +42,7 @@ from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup,
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
     ALL_LINEAR,
+    BITS,
     DEFAULT_INIT,
     REGEX,
     AdapterDtype,
@@ -59,7 +60,7 @@ TO_FILL_IN: Final[Mapping[str, str]] = {"dataset_name": "your data: an id of the
 
 def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
     recipe = context.recipe
-    if recipe.uses_deepspeed and recipe.method is not Method.QLORA and recipe.precision.is_mixed:
+    if recipe.uses_deepspeed and not recipe.method.packs_weights and recipe.precision.is_mixed:
         return (WeightDtype.TABLE, WeightDtype.FLOAT32)
     if has_wide_shards(context):
         return (WeightDtype.TABLE, WeightDtype.FLOAT32)
@@ -78,11 +79,11 @@ def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
         return (AdapterDtype.MODEL,)
     if not context.casts:
         return (AdapterDtype.TABLE,)
-    return (AdapterDtype.MODEL,) if context.recipe.method is Method.QLORA else (AdapterDtype.FLOAT32,)
+    return (AdapterDtype.MODEL,) if context.recipe.method.packs_weights else (AdapterDtype.FLOAT32,)
 
 
 def _precisions(context: LimitContext) -> tuple[Precision, ...] | None:
-    is_quantized = context.recipe.method is Method.QLORA and context.is_plain
+    is_quantized = context.recipe.method.packs_weights and context.is_plain
     return tuple(kind for kind in Precision if kind is not Precision.FP16) if is_quantized else None
 
 
@@ -136,14 +137,14 @@ TRL_LIMITS: tuple[Limit, ...] = (
     Limit(
         field="adapter_dtype",
         allowed=_adapters,
-        sentence="its adapters are float32 (--adapter-dtype float32), those of 4-bit models bfloat16 (model)",
+        sentence="its adapters are float32 (--adapter-dtype float32), those of packed models bfloat16 (model)",
         source="trl/trainer/sft_trainer.py: peft's autocast_adapter_dtype, and 'adapter weights are converted to bf16'",
         is_behaviour=True,
     ),
     Limit(
         field="precision",
         allowed=_precisions,
-        sentence="it makes adapters of 4-bit models bfloat16, which --precision fp16 does not go with",
+        sentence="it makes adapters of packed models bfloat16, which --precision fp16 does not go with",
         source="trl/trainer/sft_trainer.py: 'When using QLoRA, the PEFT adapter weights are converted to bf16'",
     ),
 )
@@ -162,6 +163,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **_adapter_settings(recipe, workload),
         **training_arguments(recipe, workload),
         "gradient_checkpointing": recipe.activation_checkpointing,
+        **checkpoint_keys(recipe),
         **({"activation_offloading": True} if recipe.offload_activations else {}),
         **({"env": environment} if environment else {}),
     }
@@ -181,7 +183,7 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
             },
             embeddings={"lora_modules_to_save": trained_embeddings(workload.model)},
         ),
-        **({"load_in_4bit": True} if recipe.method is Method.QLORA else {}),
+        **({f"load_in_{BITS[recipe.method]}bit": True} if recipe.method in BITS else {}),
         **quant_storage(recipe),
         **({"use_bnb_nested_quant": True} if recipe.method is Method.QLORA and recipe.use_double_quant else {}),
     }

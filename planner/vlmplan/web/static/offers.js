@@ -18,14 +18,14 @@ export function showOffers(place, answer, gpu, choose) {
   const width = Math.max(280, Math.floor(place.clientWidth || 700));
   const front = points.filter((point) => point.is_front).sort((a, b) => a.hours - b.hours);
   const rows = front.map((point) => [
-    point.label.replace(/ \((full|lora|qlora)\)$/, ""), duration(3600 * point.hours), usd(point.usd), point.recipe.method, point.provider ?? "",
+    point.label.replace(/ \((full|lora|lora-8bit|qlora)\)$/, ""), duration(3600 * point.hours), usd(point.usd), point.recipe.method, point.provider ?? "",
     element("button", { type: "button", onclick: () => choose(point) }, "plan this"),
   ]);
   place.replaceChildren(
     element("p", {}, summary(best)),
     chart(points, front, best, gpu, width, choose),
     element("ul", { class: "legend" },
-      ...["full", "lora", "qlora"].map((name) => element("li", {}, element("span", { class: `key method-${name}` }), name)),
+      ...["full", "lora", "lora-8bit", "qlora"].filter((name) => name !== "lora-8bit" || points.some((point) => point.recipe.method === name)).map((name) => element("li", {}, element("span", { class: `key method-${name}` }), name)),
       element("li", {}, element("span", { class: "key ring" }), "this card"),
       element("li", {}, element("span", { class: "key winner" }), "the search's first plan")),
     element("p", { class: "help" }, "Nothing is both faster and cheaper than these:"),

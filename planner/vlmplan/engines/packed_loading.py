@@ -1,0 +1,33 @@
+"""What loading takes of weights that do not stay as they arrive: those that bitsandbytes packs."""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture.packed_weight import NF4_BLOCK
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Method
+from vlmplan.units import DType
+
+
+def halves_bytes(parameter: Parameter, recipe: Recipe) -> int:
+    """The float16 weight that one of 8 bits is made of, which comes from the host whatever type has arrived
+    (``Bnb8bitQuantize`` of transformers, ``Int8Params._quantize`` of bitsandbytes)."""
+    return parameter.numel * DType.FLOAT16.num_bytes if recipe.method is Method.LORA_8BIT else 0
+
+
+def wide_scale_bytes(parameter: Parameter, recipe: Recipe) -> int:
+    """Scales of a 4-bit weight that are quantised too are in float32 until that is done, as they are and less their
+    mean (``quantize_4bit`` of bitsandbytes)."""
+    if recipe.method is not Method.QLORA or not recipe.use_double_quant:
+        return 0
+    return 2 * -(-parameter.numel // NF4_BLOCK) * DType.FLOAT32.num_bytes
+
+
+def measuring_sizes(packed: Parameter, recipe: Recipe) -> Sequence[int]:
+    """What DoRA takes to find the lengths of a packed weight's rows: four tensors as large as the whole, which itself,
+    the adapter's product, that scaled, and the sum are (``DoraLinearLayer.update_layer`` of peft). A 4-bit weight is
+    copied first, its scales with it and with its layer (``Params4bit.__deepcopy__``); one of 8 bits becomes float32."""
+    if recipe.method is Method.LORA_8BIT:
+        return [packed.numel * DType.FLOAT32.num_bytes] * 4
+    whole = packed.numel * packed.dtype.num_bytes
+    return [packed.num_bytes, packed.num_bytes - packed.packed_bytes, *[whole] * 4]
