@@ -110,10 +110,10 @@ class Lora(Module):
         return ops.add(result, update)
 
     def _update(self, x: Tensor) -> Tensor:
-        x = ops.dropout(x, self.dropout)
-        if self.seen_dtype is not None:  # FSDP2 casts it back (``cast_forward_inputs``)
-            x = ops.to(x, self.lora_A.weight.dtype)
-        return ops.scale(self.lora_B(self.lora_A(x)))
+        if self.seen_dtype is None:
+            return ops.scale(self.lora_B(self.lora_A(ops.dropout(x, self.dropout))))
+        dtype = self.lora_A.weight.dtype  # to which FSDP2 casts what comes (``cast_forward_inputs``)
+        return ops.scale(self.lora_B(self.lora_A(ops.to(ops.dropout(x, self.dropout), dtype))))
 
     def _turned(self, x: Tensor, result: Tensor) -> Tensor:
         """``DoraLinearVariant.forward``: where x is dropped out, the base layer's result is made of that again."""
