@@ -74,7 +74,7 @@ def adapted(config, targets, frozen=()):
     for entry in tree.parameters():
         entry.parameter.requires_grad = False
     before = {id(entry.parameter) for entry in tree.parameters()}
-    add_lora(tree, AdapterSettings(rank=RANK), targets=targets, frozen=frozen)
+    add_lora(tree, AdapterSettings(rank=RANK), targets=targets, closed=frozen)
     for entry in tree.parameters():
         if id(entry.parameter) not in before:
             entry.parameter.requires_grad, entry.parameter.dtype = True, DType.FLOAT32
@@ -208,8 +208,8 @@ def test_stacked_experts_have_no_weight_that_adapters_could_be_taken_out_of():
     """peft 0.21 reads ``weight`` of the module with the experts, which it has not: a run ended while it loaded."""
     settings = AdapterSettings(rank=RANK, changes_base=True)
     with pytest.raises(InputError, match=r"--lora-init olora and pissa .* gate_up_proj, down_proj"):
-        add_lora(build_model(MIXTRAL), settings, targets="all-linear", frozen=())
-    add_lora(build_model(MIXTRAL), settings, targets="q_proj,v_proj", frozen=())
+        add_lora(build_model(MIXTRAL), settings, targets="all-linear", closed=())
+    add_lora(build_model(MIXTRAL), settings, targets="q_proj,v_proj", closed=())
 
 
 @pytest.mark.parametrize("name", ["glm-4.5v", "qwen3-omni-30b-a3b"])
@@ -217,9 +217,9 @@ def test_experts_that_peft_would_adapt_although_they_are_frozen_are_refused(name
     """Seen with peft 0.21: GLM-4.5V with its language model frozen had 80 M trained weights in place of 0.7 M."""
     config, settings = packaged_config(name), AdapterSettings(rank=RANK)
     with pytest.raises(InputError, match=r"experts too, .* none of gate, gate_proj, up_proj, down_proj"):
-        add_lora(build_model(config), settings, targets="all-linear", frozen=[Part.LANGUAGE])
-    add_lora(build_model(config), settings, targets="qkv,proj", frozen=[Part.LANGUAGE])
-    add_lora(build_model(config), settings, targets="all-linear", frozen=[Part.VISION])
+        add_lora(build_model(config), settings, targets="all-linear", closed=[Part.LANGUAGE])
+    add_lora(build_model(config), settings, targets="qkv,proj", closed=[Part.LANGUAGE])
+    add_lora(build_model(config), settings, targets="all-linear", closed=[Part.VISION])
 
 
 def test_a_pattern_of_one_layer_means_every_layer_where_experts_are_parameters():
@@ -244,4 +244,4 @@ def test_a_pattern_that_means_a_module_of_experts_is_refused():
 
 def test_a_router_that_is_left_out_and_peft_would_adapt_is_refused():
     with pytest.raises(InputError, match="left out"):
-        add_lora(build_model(MIXTRAL), AdapterSettings(rank=RANK), targets="all-linear", exclude="gate", frozen=())
+        add_lora(build_model(MIXTRAL), AdapterSettings(rank=RANK), targets="all-linear", exclude="gate", closed=())

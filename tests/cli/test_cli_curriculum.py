@@ -191,7 +191,7 @@ def test_a_dry_run_shows_every_stage_and_writes_nothing():
     [
         ({"train": "decoder"}, ("stage 1", "'decoder'", "vision, projector, language")),
         ({"methode": "lora"}, ("stage 1", "'methode'", "'method'")),
-        ({"method": "lorra"}, ("stage 1", "'lorra' is not one of 'full', 'lora', 'qlora'")),
+        ({"method": "lorra"}, ("stage 1", "'lorra' is not one of 'full', 'lora', 'lora-8bit', 'qlora'")),
         ({"learning_rate": "fast"}, ("stage 1", "'fast' is not a valid float")),
         ({"epochs": [1, 2], "dummy_data": 4}, ("stage 1", "'1,2' is not a valid float")),
         ({"merge_adapters": "yes"}, ("stage 1: merge_adapters", "true or false")),

@@ -71,7 +71,7 @@ def test_engines_that_a_deepspeed_file_does_not_decide_are_compared_without_it(t
 def test_methods_are_compared_without_the_options_of_adapters_where_there_are_none():
     lora = ("--method", "lora", "--lora-rank", "8", "--use-rslora")
     variants = call("estimate", *SETUP, *lora, "--compare", "method", "--json").document["variants"]
-    full, adapters, _ = variants
+    full, adapters, *_ = variants
     assert (full["options"], adapters["options"]) == (
         {"method": "full", "lora_rank": None, "use_rslora": None},
         {"method": "lora"},

@@ -68,10 +68,13 @@ def one_of(choices: Sequence[str]) -> click.Choice[str]:
     return click.Choice(choices, case_sensitive=False)
 
 
-def choice(flag: str, choices: Sequence[str] | type[Choice], help_text: str) -> Decorator:
-    """An option whose value is one of ``choices``, or of an enumeration's values; None where it is not given."""
+def choice(
+    flag: str, choices: Sequence[str] | type[Choice], help_text: str, *, metavar: str | None = None
+) -> Decorator:
+    """An option whose value is one of ``choices``, or of an enumeration's values; None where it is not given.
+    ``metavar`` stands for them in the help where they are too many for a line."""
     texts = [member.value for member in choices] if isinstance(choices, type) else choices
-    return click.option(flag, type=one_of(texts), help=help_text)
+    return click.option(flag, type=one_of(texts), metavar=metavar, help=help_text)
 
 
 def count(flag: str, help_text: str) -> Decorator:

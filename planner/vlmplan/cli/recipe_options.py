@@ -135,8 +135,11 @@ ENGINE = under(
     choice(
         "--shard-units",
         ShardUnits,
-        "What FSDP2 gathers by itself: layers, embedding and head; layers alone, as accelerate up to 1.13; those of "
-        "the language model alone; or layers and each matrix of an adapter, as axolotl.  [default: layers-and-ends]",
+        "What FSDP2 gathers by itself, all else with the root: layers, embedding and head (layers-and-ends); layers, "
+        "as accelerate up to 1.13 (layers); the language model's (language-layers); layers and embedding, as verl "
+        "(layers-and-embedding); or layers and each matrix of an adapter, as axolotl (layers-and-adapters).  "
+        "[default: layers-and-ends]",
+        metavar="UNITS",
     ),
     choice(
         "--flat-parameters",

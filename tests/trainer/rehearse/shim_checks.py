@@ -216,6 +216,16 @@ def deriving_shapes_unseen(mode: Rehearsal) -> int:
     return mode.ledger.device.peak_bytes - before
 
 
+def counting_bytes_as_addresses(mode: Rehearsal) -> list[bool]:
+    """Whether FSDP1 takes a weight for one that is there, and for one whose bytes have gone."""
+    import torch.distributed.fsdp._flat_param as flat
+
+    weight = gpu(3 * 512)
+    found = [flat._data_ptr_allocated(weight)]
+    weight.untyped_storage().resize_(0)
+    return [*found, flat._data_ptr_allocated(weight)]
+
+
 def taking_tensors_together(mode: Rehearsal) -> list[int]:
     """The largest tensor that is allocated in clipping, and in the updates of an optimizer that was told nothing,
     beside its states."""

@@ -43,6 +43,7 @@ ANSWERS: dict[str, Any] = {
     "taking_tensors_together": [4 * 3 * (5 + 1), 4 * (5 * 65_536 + 5 * 65_536 + 1 + 3)],
     "flattening_gathered_lists": [4 * 512 * 4, 0],
     "deriving_shapes_unseen": 3 * 512 * 4,
+    "counting_bytes_as_addresses": [True, False],
     "computing_no_softmax_of_liger": LIGER_BYTES,
     "paging_in_host_memory": ["cpu"],
     "counting_saved_bytes": 2 * 3 * 5 + 4 * 7,
@@ -71,6 +72,7 @@ WITHOUT: dict[str, Any] = {
     "taking_tensors_together": [4 * 3, 4 * (5 * 65_536 + 2 * (5 * 65_536 + 1))],
     "flattening_gathered_lists": [0, 0],
     "deriving_shapes_unseen": 3 * 512 * 4 * 3 * 2,  # whole: both factors and the product
+    "counting_bytes_as_addresses": [False, False],
     "computing_no_softmax_of_liger": LIGER_BYTES + 528,  # of one row in float32, twice, and of its sum
     "paging_in_host_memory": "cget_managed_ptr",
     "counting_saved_bytes": "Can't pickle",
