@@ -28,9 +28,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test star
 sys.dont_write_bytecode = False
 gc.disable()  # imports and collection make objects that stay; pytest_collection_finish turns it on again
 
-TRAINER = Path(__file__).parent / "trainer"
+TESTS = Path(__file__).parent
+TRAINER = TESTS / "trainer"
 OF_FAMILIES = "test_families_"
 """How files begin that hold a family of models to transformers' own, case by case."""
+THINNED = frozenset("architecture cli commands data_plan measured memory search timing trainer".split())
+"""Folders whose tests take longest."""
+LEAST_CASES = 6
+"""Of a test there that is thinned out. A choice."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -61,25 +66,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not want
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked ``one_in(n)`` the first of every n cases is in every run, the others are in the sweep. Of a
-    family's tests that are not marked the first case is, and of the others half, chosen by a checksum of their names.
+    """Of a test marked ``one_in(n)`` the first of every n cases is in every run, the others are in the sweep. Of tests
+    of families, and of those with many cases in the folders that take longest, that are not marked the first case is,
+    and of the others half, chosen by a checksum of their names.
 
     The trainer's tests come first: theirs are the files that take longest, which a worker should not find last.
     """
     items.sort(key=lambda item: not item.path.is_relative_to(TRAINER))
     places: Counter[str] = Counter()
-    for item in items:
+    in_every_run = [item for item in items if item.get_closest_marker("sweep") is None]
+    numbers = Counter(item.nodeid.partition("[")[0] for item in in_every_run)
+    for item in in_every_run:
         marker = item.get_closest_marker("one_in")
-        is_case_of_family = item.path.name.startswith(OF_FAMILIES) and item.get_closest_marker("sweep") is None
         function = item.nodeid.partition("[")[0]
         if marker is not None:
             is_left_out = places[function] % marker.args[0] > 0
         else:
-            is_left_out = is_case_of_family and places[function] > 0 and crc32(item.nodeid.encode()) % 2 > 0
+            is_half = places[function] > 0 and crc32(item.nodeid.encode()) % 2 > 0
+            is_left_out = is_half and _is_thinned(item, numbers[function])
         if is_left_out:
             item.add_marker(pytest.mark.sweep)
         places[function] += 1
     _thin_out(config, items)
+
+
+def _is_thinned(item: pytest.Item, num_cases: int) -> bool:
+    folder = item.path.relative_to(TESTS).parts[0]
+    return item.path.name.startswith(OF_FAMILIES) or (folder in THINNED and num_cases >= LEAST_CASES)
 
 
 def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -77,6 +77,7 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
         "spatial_target_layers": [0],
         "downsample_rate": "4/8",
         "qformer_config": {"model_type": "blip_2_qformer"},
+        "vision_config": {"model_type": "clip_vision_model", "image_size": 256},
     },
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
