@@ -95,9 +95,9 @@ class Beside:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("model_type", ["cohere_compass", "video_llava"])
+@pytest.mark.parametrize("model_type", ["aria", "video_llava"])
 def test_images_add_to_a_step_what_they_add_in_transformers(model_type: str):
-    """Features of several depths and of one; towers that train, that do not, and that run again in backward."""
+    """Features of an image and of frames; towers that train, that do not, and that run again in backward."""
     beside = Beside(model_type)
     for ways in ({}, {"freezes": True}, {"checkpoints": True}):
         chosen = {"checkpoints": False, "freezes": False} | ways
