@@ -37,30 +37,14 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     set_checkpointing(model.stacks(), recipe)
     if recipe.method.packs_weights:
         quantize(model, _packing(recipe), skipped=full)
-    parameters: list[Parameter] = []
-    copies: list[Parameter] = []
     own: list[Parameter] = []  # trained beside adapters
     for part, parameter in model.distinct_parameters():
         is_trained = part in full if recipe.trains_adapters else part not in frozen
         parameter.requires_grad = is_trained and not parameter.is_constant
         parameter.dtype = recipe.frozen_dtype
-        parameters.append(parameter)
         own += [parameter] if recipe.trains_adapters and parameter.requires_grad else []
-    if recipe.trains_adapters:
-        loaded = set(map(id, parameters))
-        settings = AdapterSettings(
-            rank=recipe.lora_rank,
-            dropout=recipe.lora_dropout,
-            use_dora=recipe.use_dora,
-            changes_base=recipe.changes_base,
-            seen_dtype=recipe.seen_adapter_dtype,
-        )
-        add_lora(model, settings, targets=recipe.lora_targets, exclude=recipe.lora_exclude, closed=frozen | full)
-        copies = _copy_embeddings(model) if recipe.train_embeddings else []
-        parameters = [parameter for _, parameter in model.distinct_parameters()]
-        for parameter in parameters:
-            if id(parameter) not in loaded:
-                parameter.requires_grad = True
+    copies = _adapt(model, recipe, frozen | full) if recipe.trains_adapters else []
+    parameters = [parameter for _, parameter in model.distinct_parameters()]
     _set_types(parameters, recipe)
     model.buffer_dtype = recipe.buffer_dtype
     for parameter in copies:
@@ -74,6 +58,25 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
             "--train-projector, where it has them, train one"
         )
     return model
+
+
+def _adapt(model: Model, recipe: Recipe, closed: frozenset[Part]) -> list[Parameter]:
+    """Add the recipe's adapters outside ``closed`` parts, which train with all that comes with them; the trained copies
+    of embeddings are returned."""
+    loaded = {id(parameter) for _, parameter in model.distinct_parameters()}
+    settings = AdapterSettings(
+        rank=recipe.lora_rank,
+        dropout=recipe.lora_dropout,
+        use_dora=recipe.use_dora,
+        changes_base=recipe.changes_base,
+        seen_dtype=recipe.seen_adapter_dtype,
+    )
+    add_lora(model, settings, targets=recipe.lora_targets, exclude=recipe.lora_exclude, closed=closed)
+    copies = _copy_embeddings(model) if recipe.train_embeddings else []
+    for _, parameter in model.distinct_parameters():
+        if id(parameter) not in loaded:
+            parameter.requires_grad = True
+    return copies
 
 
 def _packing(recipe: Recipe) -> Callable[[Linear], PackedLinear]:

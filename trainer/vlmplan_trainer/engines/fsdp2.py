@@ -137,7 +137,8 @@ def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     for layer in unit_layers(around_embedding(module.model) if of_language else module):
         fully_shard(layer, reshard_after_forward=reshards, **settings)
     if recipe.shard_units is ShardUnits.EMBEDDING_TOO:
-        table, head = module.model.get_input_embeddings(), module.model.get_output_embeddings()
+        whole: Any = module.model
+        table, head = whole.get_input_embeddings(), whole.get_output_embeddings()
         if head.weight is not table.weight:
             fully_shard(table, reshard_after_forward=reshards, **settings)
     if recipe.has_ends_in_root:
