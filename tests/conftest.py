@@ -34,6 +34,8 @@ OF_FAMILIES = "test_families_"
 """How files begin that hold a family of models to transformers' own, case by case."""
 THINNED = frozenset("architecture cli commands data_plan measured memory search timing trainer".split())
 """Folders whose tests take longest."""
+IS_LEFT_OUT = pytest.StashKey[bool]()
+"""Whether a case is in the sweep though its test is in every run."""
 LEAST_CASES = 6
 """Of a test there that is thinned out. A choice."""
 
@@ -86,6 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             is_left_out = is_half and _is_thinned(item, numbers[function])
         if is_left_out:
             item.add_marker(pytest.mark.sweep)
+            item.stash[IS_LEFT_OUT] = True
         places[function] += 1
     _thin_out(config, items)
 
@@ -96,13 +99,18 @@ def _is_thinned(item: pytest.Item, num_cases: int) -> bool:
 
 
 def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the first of every ``--sweep-one-in`` cases of a test that are in the sweep."""
+    """Leave the first of every ``--sweep-one-in`` cases of a test that are in the sweep, and of those that other cases
+    of the same test stand for in every run one in so many, chosen by a checksum."""
     places: Counter[str] = Counter()
     left: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    one_in: int = config.getoption("--sweep-one-in") or 1
     for item in items:
         function = item.nodeid.partition("[")[0]
         is_swept = item.get_closest_marker("sweep") is not None
-        left[not is_swept or places[function] % config.getoption("--sweep-one-in") == 0].append(item)
+        if item.stash.get(IS_LEFT_OUT, False):
+            left[crc32(item.nodeid.encode()[::-1]) % one_in == 0].append(item)
+            continue
+        left[not is_swept or places[function] % one_in == 0].append(item)
         places[function] += is_swept
     items[:] = left[True]
     config.hook.pytest_deselected(items=left[False])
