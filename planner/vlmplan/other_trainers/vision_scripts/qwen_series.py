@@ -27,7 +27,7 @@ DEFAULT_MODEL = "Qwen/Qwen2-VL-7B-Instruct"
 DEFAULTS = Defaults(optimizer="adamw_torch")
 DEFAULT_PIXELS = 3136, 12845056
 LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 64, 16, 0.05
-TOWER, MERGER = "visual", "merger"
+TOWER = "visual"
 EMBEDDINGS = ("lm_head", "embed_tokens")
 WITHOUT_EFFECT = (
     "cache_dir data_path eval_path eval_image_folder lazy_preprocess vision_lr merger_lr lora_weight_path "
