@@ -32,12 +32,14 @@ TESTS = Path(__file__).parent
 TRAINER = TESTS / "trainer"
 OF_FAMILIES = "test_families_"
 """How files begin that hold a family of models to transformers' own, case by case."""
-THINNED = frozenset("architecture cli commands data_plan measured memory search timing trainer".split())
-"""Folders whose tests take longest."""
+WHOLE = frozenset({"claims", "rehearsed"})
+"""Folders of which every case is in every run: they hold the product's promises."""
 IS_LEFT_OUT = pytest.StashKey[bool]()
 """Whether a case is in the sweep though its test is in every run."""
-LEAST_CASES = 6
-"""Of a test there that is thinned out. A choice."""
+LEAST_CASES = 4
+"""Of a test that is thinned out elsewhere. A choice."""
+ONE_IN = 3
+"""Of the cases of such a test so many are in every run. A choice: all of them would take twice as long."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -69,8 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not want
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked ``one_in(n)`` the first of every n cases is in every run, the others are in the sweep. Of tests
-    of families, and of those with many cases in the folders that take longest, that are not marked the first case is,
-    and of the others half, chosen by a checksum of their names.
+    of families, and of those with several cases, that are not marked the first case is, and of the others one in so
+    many, chosen by a checksum of their names.
 
     The trainer's tests come first: theirs are the files that take longest, which a worker should not find last.
     """
@@ -84,8 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marker is not None:
             is_left_out = places[function] % marker.args[0] > 0
         else:
-            is_half = places[function] > 0 and crc32(item.nodeid.encode()) % 2 > 0
-            is_left_out = is_half and _is_thinned(item, numbers[function])
+            is_chosen = places[function] == 0 or crc32(item.nodeid.encode()) % ONE_IN == 0
+            is_left_out = not is_chosen and _is_thinned(item, numbers[function])
         if is_left_out:
             item.add_marker(pytest.mark.sweep)
             item.stash[IS_LEFT_OUT] = True
@@ -95,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_thinned(item: pytest.Item, num_cases: int) -> bool:
     folder = item.path.relative_to(TESTS).parts[0]
-    return item.path.name.startswith(OF_FAMILIES) or (folder in THINNED and num_cases >= LEAST_CASES)
+    return item.path.name.startswith(OF_FAMILIES) or (folder not in WHOLE and num_cases >= LEAST_CASES)
 
 
 def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
