@@ -22,8 +22,9 @@ CHECKED_VERSIONS: dict[str, str] = {
     "accelerate": "1.15.0",
     "torchao": "0.18.0",
 }
-
 """As constraints.txt has them."""
+TASK_VERSIONS: dict[str, str] = {"trl": "1.16.0", "datasets": "5.2.0"}
+"""Of ``TASK_PACKAGES``, as constraints-rl.txt has them."""
 VLMPLAN_VERSION = __version__
 
 

@@ -27,6 +27,7 @@ OF_TRL = {"lora_target_modules": "all-linear", "use_peft": True}
 NEEDED = {
     "trl": OF_TRL,
     "trl dpo": OF_TRL,
+    "trl grpo": OF_TRL,
     "llamafactory": {"bf16": True},
     "axolotl": {"micro_batch_size": 1, "batch_size": 1, "attn_implementation": "flash_attention_2"},
     "verl": {

@@ -8,6 +8,7 @@ import pytest
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import find_model
+from vlmplan.notes import Caveat
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
 from vlmplan.recipe.choices import Method, Precision
 
@@ -898,7 +899,12 @@ def test_what_trl_dpo_does_not_plan_is_refused_by_its_key(read):
     refused(read, TRL | {"beta": 0.1, "loss_type": ["sigmoid", "of_mine"]}, "loss_type", "of_mine", "apo_zero")
     refused(read, TRL | {"beta": 0.1, "sync_ref_model": True}, "sync_ref_model")
     refused(read, TRL | {"beta": 0.1, "use_weighting": True}, "use_weighting")
-    refused(read, TRL | {"beta": 0.1, "num_generations": 8}, "trl grpo", "--task")
+
+
+def test_evaluating_preferences_is_said_not_to_be_planned(read):
+    config = read(TRL | {"beta": 0.1, "eval_strategy": "steps", "per_device_eval_batch_size": 4})
+    assert not [name for name in config.options if name.startswith("eval_")]
+    assert [note for note in config.notes if isinstance(note, Caveat) and "evaluates 4 samples" in note]
 
 
 def test_a_command_of_trl_dpo_and_its_script_are_read(tmp_path):

@@ -146,9 +146,7 @@ def test_a_program_is_sent_to_rehearse(read, name: str, text: str):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("trl grpo --model_name_or_path m", "starts trl grpo, which is not read; --task grpo"),
         ("trl kto --model_name_or_path m", "starts trl kto, which is not planned"),
-        (f"accelerate launch --num_processes 4 grpo.py {BATCH}", "starts grpo.py, which is not read; --task grpo"),
         (f"accelerate launch examples/scripts/kto.py {BATCH}", "starts kto.py, which is not planned"),
         ("swift rlhf --rlhf_type kto --model m", "starts swift rlhf, which is not planned"),
         ("llamafactory-cli export merge.yaml", "starts llamafactory-cli export, which is not planned"),

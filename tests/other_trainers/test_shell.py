@@ -228,6 +228,8 @@ def test_two_commands_that_train_are_refused():
             "trl dpo",
             {"remove_unused_columns": False, "use_peft": True},
         ),
+        ("trl grpo --config f.yaml --beta 0.2", "trl grpo", {"beta": "0.2"}),
+        ("accelerate launch grpo_vlm.py --use_vllm", "trl grpo", {"use_vllm": True}),
         ("torchrun --nproc_per_node 2 -m swift.cli.sft --model a", "swift", {"model": "a"}),
         ("deepspeed mine.py --per_device_train_batch_size 3", "Trainer", {"per_device_train_batch_size": "3"}),
     ],
@@ -276,7 +278,8 @@ def test_what_starts_no_script_trains_nothing(command):
 
 
 @pytest.mark.parametrize(
-    ("command", "task"), [("trl grpo --bf16", "--task grpo"), ("uv run swift rlhf --rlhf_type dpo", "--task dpo")]
+    ("command", "task"),
+    [("uv run swift rlhf --rlhf_type grpo", "--task grpo"), ("uv run swift rlhf --rlhf_type dpo", "--task dpo")],
 )
 def test_what_is_planned_by_options_alone_says_by_which(command, task):
     with pytest.raises(InputError, match=rf"which is not read; {task}"):

@@ -23,6 +23,10 @@ FILES = {
         *("trl/trainer/base_config.py", "trl/trainer/dpo_config.py", "trl/trainer/model_config.py"),
         "trl/scripts/utils.py:ScriptArguments",
     ),
+    "trl grpo": (
+        *("trl/trainer/base_config.py", "trl/trainer/grpo_config.py", "trl/trainer/model_config.py"),
+        *("trl/scripts/utils.py:ScriptArguments", "trl/scripts/grpo.py:GRPOScriptArguments"),
+    ),
     "llamafactory": (
         *("llamafactory/hparams/data_args.py", "llamafactory/hparams/model_args.py"),
         *("llamafactory/hparams/finetuning_args.py", "llamafactory/hparams/training_args.py"),

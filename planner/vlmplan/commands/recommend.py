@@ -130,15 +130,14 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
         raise InputError(f"{alone}; leave --out off, or give --generation transformers")
     if out is None:
         return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
-    from vlmplan.emit import is_for_skypilot, launch_text, sky_problem, write_files
+    from vlmplan.emit import inputs_text, is_for_skypilot, launch_text, sky_problem, write_files
 
     plan = plan_of(found.plans[0], request)
-    rewards = " --rewards FILE" if task is not None and task.is_grpo else ""
     written = write_files(plan, out, force=force)
     problem = sky_problem(plan) if is_for_skypilot(plan) else None
     return [
         f"written: {', '.join(str(path) for path in written)}",
-        f"train with: bash {shlex.quote(str(out / 'launch.sh'))} --train-data FILE{rewards} --output-dir DIR",
+        f"train with: bash {shlex.quote(str(out / 'launch.sh'))} {inputs_text(plan)} --output-dir DIR",
         f"which runs: {launch_text(plan, plan_path=str(out / 'plan.json'))}",
         *([] if problem is None else [f"no sky.yaml: {problem}"]),
         *_wheel_notes(written),

@@ -14,7 +14,7 @@ For another trainer (``trainer_files``, which needs the planner's model code and
 """
 
 from vlmplan.emit.cluster import slurm_script
-from vlmplan.emit.command import launch_command, launch_text
+from vlmplan.emit.command import inputs_text, launch_command, launch_text
 from vlmplan.emit.scripts import hostfile_text, launch_script
 from vlmplan.emit.sky import is_for_skypilot, sky_problem, sky_text
 from vlmplan.emit.write import (
@@ -36,6 +36,7 @@ __all__ = [
     "SLURM_FILE",
     "file_texts",
     "hostfile_text",
+    "inputs_text",
     "is_for_skypilot",
     "launch_command",
     "launch_script",

@@ -9,6 +9,7 @@ Source: slurm.schedmd.com, sbatch.html and srun.html.
 
 import re
 
+from vlmplan.emit.command import inputs_text
 from vlmplan.emit.scripts import title_of
 from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
@@ -42,7 +43,7 @@ def slurm_script(plan: Plan) -> str:
         "#SBATCH --output=%x-%j.log",
         f"# {one_line(title_of(plan))}. Written by vlmplan {one_line(plan.vlmplan_version)} from plan.json.",
         "# Submit it from its folder; arguments go to the trainer:",
-        "#   sbatch job.slurm --train-data FILE --output-dir DIR",
+        f"#   sbatch job.slurm {inputs_text(plan)} --output-dir DIR",
         *_notes(plan),
         "set -euo pipefail",
         'here="${SLURM_SUBMIT_DIR:-$PWD}"',

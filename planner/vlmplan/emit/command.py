@@ -54,6 +54,18 @@ def _places(plan: Plan, hostfile: str, visible_devices: str | None) -> list[str]
     return ["--include", "localhost:" + ",".join(devices[: hardware.num_gpus])]
 
 
+def inputs_text(plan: Plan, *, is_of_shell: bool = False) -> str:
+    """What a run is given beside its plan: data, and what rewards answers of GRPO; names of files, or variables of a
+    shell that hold them."""
+    data, rewards = ('"$TRAIN_DATA"', '"$REWARDS"') if is_of_shell else ("FILE", "FILE")
+    return f"--train-data {data}" + (f" --rewards {rewards}" if needs_rewards(plan) else "")
+
+
+def needs_rewards(plan: Plan) -> bool:
+    task = plan.recipe.task
+    return task is not None and task.is_grpo
+
+
 def launch_text(plan: Plan, *, plan_path: str) -> str:
     """The command as one line of shell."""
     return shlex.join(launch_command(plan, plan_path=plan_path))

@@ -2,7 +2,7 @@
 
 import shlex
 
-from vlmplan.emit.command import launch_command
+from vlmplan.emit.command import inputs_text, launch_command
 from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
 from vlmplan.recipe import engine_name
@@ -16,7 +16,7 @@ def launch_script(plan: Plan) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# {one_line(title_of(plan))}. Written by vlmplan {one_line(plan.vlmplan_version)} from plan.json.",
-        "# Arguments go to the trainer: ./launch.sh --train-data FILE --output-dir DIR",
+        f"# Arguments go to the trainer: ./launch.sh {inputs_text(plan)} --output-dir DIR",
         "set -euo pipefail",
         HERE,
         *(f"export {name}={_kept(name, value)}" for name, value in plan.environment.items()),

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.emit.cluster import job_name
+from vlmplan.emit.command import inputs_text, needs_rewards
 from vlmplan.emit.scripts import title_of
 from vlmplan.emit.sky_facts import (
     CLOUDS_WITH_BUCKETS,
@@ -33,6 +34,7 @@ from vlmplan.recipe.choices import AttentionImplementation
 from vlmplan.run.saving import Interval, Saving
 from vlmplan.run.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB
+from vlmplan.versions import TASK_VERSIONS
 
 SKYPILOT_ACCELERATORS: Mapping[str, str] = {
     "a10": "A10",
@@ -131,11 +133,16 @@ def sky_task(plan: Plan) -> JsonDict:
     }
     if _may_be_taken_away(plan):
         mode = "MOUNT_CACHED" if _has_cached_bucket(plan) else "MOUNT"
-        task["envs"] = {"TRAIN_DATA": None, "BUCKET": None, "OUTPUT_DIR": _output_folder(plan)}
+        task["envs"] = {**_inputs(plan), "BUCKET": None, "OUTPUT_DIR": _output_folder(plan)}
         task["file_mounts"] = {BUCKET_FOLDER: {"name": "${BUCKET}", "mode": mode}}
     else:
-        task["envs"] = {"TRAIN_DATA": None, "OUTPUT_DIR": "output"}
+        task["envs"] = {**_inputs(plan), "OUTPUT_DIR": "output"}
     return task | {"setup": _setup(plan), "run": _run(plan)}
+
+
+def _inputs(plan: Plan) -> JsonDict:
+    """Variables that name the files of a run, which the user sets."""
+    return dict.fromkeys(["TRAIN_DATA", *(["REWARDS"] if needs_rewards(plan) else [])])
 
 
 def sky_text(plan: Plan) -> str:
@@ -156,21 +163,22 @@ def sky_text(plan: Plan) -> str:
 def _head(plan: Plan) -> list[str]:
     """What the file is, and the commands to use it with."""
     name = job_name(plan)
+    given = "--env TRAIN_DATA=data.jsonl" + (" --env REWARDS=rewards.py" if needs_rewards(plan) else "")
     lines = [
         f"{one_line(title_of(plan))}. Written by vlmplan {one_line(plan.vlmplan_version)} from plan.json,",
         f"with what SkyPilot {SKYPILOT_VERSION} says of its clouds. In this folder, with the data in it or where",
-        "TRAIN_DATA says:",
+        f"{' and '.join(_inputs(plan))} say{'' if needs_rewards(plan) else 's'}:",
     ]
     if _may_be_taken_away(plan):
         lines += [
-            "  sky jobs launch sky.yaml --env TRAIN_DATA=data.jsonl --env BUCKET=NAME",
+            f"  sky jobs launch sky.yaml {given} --env BUCKET=NAME",
             "BUCKET is a bucket to be made, by a name that nobody has; checkpoints and result are in it. When the",
             "machine is taken away, SkyPilot starts another, which goes on from the newest checkpoint, as does",
             "another job with the same bucket.",
         ]
     else:
         lines += [
-            f"  sky launch -c {name} sky.yaml --env TRAIN_DATA=data.jsonl",
+            f"  sky launch -c {name} sky.yaml {given}",
             f"  rsync -Pavz {name}:sky_workdir/output . && sky down {name}",
         ]
     if _cloud(plan) is None:
@@ -247,7 +255,8 @@ def _setup(plan: Plan) -> str:
     """Install the wheel that lies beside the file, and what the plan was checked with. No index is asked for vlmplan:
     what has its name there need not be it."""
     wheel = wheel_name(plan.vlmplan_version)
-    versions = shlex.join(f"{name}=={version}" for name, version in plan.versions.items())
+    extra, more = ("train", {}) if plan.recipe.task is None else ("rl", TASK_VERSIONS)
+    versions = shlex.join(f"{name}=={version}" for name, version in {**plan.versions, **more}.items())
     lines = [
         "set -e",
         f"wheel={shlex.quote(wheel)}",
@@ -255,7 +264,7 @@ def _setup(plan: Plan) -> str:
         '  echo "$wheel is not in this folder; vlmplan recommend --out writes it beside sky.yaml" >&2',
         "  exit 1",
         "fi",
-        f'DS_BUILD_OPS=0 pip install "./${{wheel}}[train]" {versions}',
+        f'DS_BUILD_OPS=0 pip install "./${{wheel}}[{extra}]" {versions}',
     ]
     if plan.recipe.attention is AttentionImplementation.FLASH_ATTENTION_2:
         lines.append("pip install --no-build-isolation flash-attn")
@@ -268,7 +277,7 @@ def _setup(plan: Plan) -> str:
 def _run(plan: Plan) -> str:
     ranks = RANKS if plan.hardware.num_nodes > 1 else []
     if not _may_be_taken_away(plan):
-        return _text([*ranks, 'bash launch.sh --train-data "$TRAIN_DATA" --output-dir "$OUTPUT_DIR"'])
+        return _text([*ranks, f"bash launch.sh {_arguments(plan)}"])
     return _text(_resumed_alone(plan) if _has_cached_bucket(plan) else ["set -e", *ranks, *_resumed_together(plan)])
 
 
@@ -283,10 +292,13 @@ def _text(lines: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _arguments(plan: Plan) -> str:
+    return f'{inputs_text(plan, is_of_shell=True)} --output-dir "$OUTPUT_DIR"'
+
+
 def _resumed_alone(plan: Plan) -> list[str]:
     """The folder of the run is in the bucket. ``--resume`` starts anew where there is no checkpoint yet."""
-    start = 'vlmplan launch --plan plan.json --train-data "$TRAIN_DATA" --output-dir "$OUTPUT_DIR"'
-    return [f"{start} --save-every {_save_every(plan)} --resume"]
+    return [f"vlmplan launch --plan plan.json {_arguments(plan)} --save-every {_save_every(plan)} --resume"]
 
 
 def _resumed_together(plan: Plan) -> list[str]:
@@ -297,8 +309,7 @@ def _resumed_together(plan: Plan) -> list[str]:
         f'ln -sfn {BUCKET_FOLDER}/{CHECKPOINTS} "$OUTPUT_DIR/{CHECKPOINTS}"',
         "resume=()",
         f'if compgen -G "$OUTPUT_DIR/{CHECKPOINTS}/step-*/{MANIFEST}" >/dev/null; then resume=(--resume); fi',
-        f'bash launch.sh --train-data "$TRAIN_DATA" --output-dir "$OUTPUT_DIR" --save-every {_save_every(plan)} '
-        '"${resume[@]}"',
+        f'bash launch.sh {_arguments(plan)} --save-every {_save_every(plan)} "${{resume[@]}}"',
         f'rm "$OUTPUT_DIR/{CHECKPOINTS}"',
         f'if [[ "${{NODE_RANK:-0}}" == 0 ]]; then cp -r "$OUTPUT_DIR/." {BUCKET_FOLDER}/result; fi',
     ]

@@ -23,6 +23,7 @@ from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
 from vlmplan.other_trainers.programs import (
     TRAINER_RUN,
     TRL_DPO_RUN,
+    TRL_GRPO_RUN,
     TRL_RUN,
     UNSLOTH_DPO_RUN,
     UNSLOTH_RUN,
@@ -33,8 +34,10 @@ from vlmplan.other_trainers.programs import (
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten
 from vlmplan.other_trainers.scripts import (
     EASYR1_RUN,
+    OF_TRL,
     OTHER,
     TRL_DPO,
+    TRL_GRPO,
     VERL_RUN,
     ScriptRun,
     looks_like_script,
@@ -42,7 +45,13 @@ from vlmplan.other_trainers.scripts import (
 )
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import read_trl_dpo
-from vlmplan.other_trainers.trl.program import read_trainer_program, read_trl_dpo_program, read_trl_program
+from vlmplan.other_trainers.trl.grpo import read_trl_grpo
+from vlmplan.other_trainers.trl.program import (
+    read_trainer_program,
+    read_trl_dpo_program,
+    read_trl_grpo_program,
+    read_trl_program,
+)
 from vlmplan.other_trainers.trl.sft import TRL, read_trl
 from vlmplan.other_trainers.unsloth.names import makers_name
 from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo
@@ -65,6 +74,7 @@ SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
     "trl": (TRL, read_trl),
     TRL_DPO: (TRL, read_trl_dpo),
+    TRL_GRPO: (TRL, read_trl_grpo),
     "llamafactory": (LLAMA_FACTORY, read_llama_factory),
     "swift": (MS_SWIFT, read_ms_swift),
     "axolotl": (AXOLOTL, read_axolotl),
@@ -73,6 +83,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     QWEN_SERIES: (QWEN_SERIES, read_qwen_series),
     TRL_RUN: (TRL, read_trl_program),
     TRL_DPO_RUN: (TRL, read_trl_dpo_program),
+    TRL_GRPO_RUN: (TRL, read_trl_grpo_program),
     TRAINER_RUN: (TRAINER, read_trainer_program),
     UNSLOTH_RUN: (UNSLOTH, read_unsloth),
     UNSLOTH_DPO_RUN: (UNSLOTH, read_unsloth_dpo),
@@ -86,7 +97,7 @@ SHIPPED_FILES: Mapping[str, Callable[[str], Mapping[str, Any] | None]] = {
     "axolotl": shipped_by_axolotl,
 }
 """DeepSpeed files of trainers' checkouts, by their paths there."""
-ENVIRONMENT_KEYS: Mapping[str, str] = {"trl": "env", TRL_DPO: "env", "swift": "ENV"}
+ENVIRONMENT_KEYS: Mapping[str, str] = {**dict.fromkeys(OF_TRL, "env"), "swift": "ENV"}
 """Keys under which a trainer's file sets variables."""
 OF_RUNS: Mapping[str, str] = {
     "num_train_epochs": "epochs",
@@ -202,9 +213,9 @@ def _opened_program(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     program = run_of_program(code, source=source)
     if program is None:
         raise InputError(
-            f"{source} is a program, of which those are read that train with transformers' Trainer or TRL's SFTTrainer "
-            f"or DPOTrainer a model that they load there, or with Unsloth; vlmplan rehearse --gpu NAME:COUNT -- python "
-            f"{path.with_suffix('.py').name} runs one as it is, without a GPU"
+            f"{source} is a program, of which those are read that train with transformers' Trainer or TRL's "
+            f"SFTTrainer, DPOTrainer or GRPOTrainer a model that they load there, or with Unsloth; vlmplan rehearse "
+            f"--gpu NAME:COUNT -- python {path.with_suffix('.py').name} runs one as it is, without a GPU"
         )
     return OpenedConfig(
         path=path,
@@ -227,7 +238,7 @@ def environment_of(trainer: str, values: Mapping[str, Any], own: Mapping[str, st
     if not isinstance(said, Mapping):
         return dict(own)
     texts = {str(key): str(value) for key, value in cast(Mapping[object, object], said).items()}
-    return {**own, **texts} if trainer in ("trl", TRL_DPO) else {**texts, **own}
+    return {**own, **texts} if trainer in OF_TRL else {**texts, **own}
 
 
 def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
@@ -258,7 +269,7 @@ def _decided_by_accelerate(
 ) -> tuple[JsonDict, tuple[str, ...]]:
     """Keys of ``TrainingArguments`` that accelerate's launcher decides by its file and its own options, and notes. Of
     TRL's ``values`` those are taken out that its command hands on to the launcher."""
-    is_trl = trainer in ("trl", TRL_DPO)
+    is_trl = trainer in OF_TRL
     handed = {key: values[key] for key in (*OF_LAUNCHER, "accelerate_config") if is_trl and key in values}
     name = launched.options.get("config_file", handed.get("accelerate_config"))
     own = over(in_file_form(handed), launched.accelerate_options)
@@ -316,7 +327,7 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
 
 def _processes_of_file(opened: OpenedConfig) -> int | None:
     """The processes that a file of TRL hands on to accelerate's launcher; other files say none."""
-    is_trl = opened.trainer in ("trl", TRL_DPO)
+    is_trl = opened.trainer in OF_TRL
     return count(str(opened.values.get("num_processes", ""))) if is_trl else None
 
 

@@ -23,30 +23,31 @@ from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE
 from vlmplan.other_trainers.vision_scripts.qwen_series import KEYS as SERIES_KEYS
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES
 
-TRL_DPO = "trl dpo"
-"""Whose keys ``trl dpo`` takes, beside ``trl`` for those of ``trl sft``."""
+TRL_DPO, TRL_GRPO = "trl dpo", "trl grpo"
+"""Whose keys ``trl dpo`` and ``trl grpo`` take, beside ``trl`` for those of ``trl sft``."""
+OF_TRL = ("trl", TRL_DPO, TRL_GRPO)
 TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "swift": ("swift", ("sft", "pt")),
     "llamafactory-cli": ("llamafactory", ("train",)),
     "lmf": ("llamafactory", ("train",)),
-    "trl": ("trl", ("sft", "dpo")),
+    "trl": ("trl", ("sft", "dpo", "grpo")),
     "axolotl": ("axolotl", ("train",)),
 }
 """Programs: whose they are, and with which word they train."""
-READ = "swift sft and pt, llamafactory-cli train, trl sft and dpo, axolotl train, verl's main_ppo, EasyR1's main"
+READ = "swift sft and pt, llamafactory-cli train, trl sft, dpo and grpo, axolotl train, verl's main_ppo, EasyR1's main"
 STARTED = "a script that accelerate, torchrun, deepspeed or python starts"
 BY_OPTIONS = frozenset(("dpo", "grpo"))
-"""What ``--task`` plans and no file of these programs is read for, but TRL's for DPO."""
+"""What ``--task`` plans and no file of these programs is read for, but TRL's."""
 SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(("sft", "sft_vlm", "sft_gemma3", "sft_vlm_gemma3", "sft_gpt_oss"), "trl"),
     **dict.fromkeys(("dpo", "dpo_vlm"), TRL_DPO),
+    **dict.fromkeys(("grpo", "grpo_vlm"), TRL_GRPO),
 }
 """Scripts of TRL, by their names: whose keys they take."""
 UNCUT = ("sft_vlm", "sft_vlm_gemma3")
 """Those that set ``max_length`` to None themselves, whatever was asked for."""
 OTHER_TASKS: Mapping[str, str] = {
-    **{name: name for name in ("grpo", "kto", "orpo", "cpo", "reward", "rloo", "ppo", "gkd", "bco", "online_dpo")},
-    "grpo_vlm": "grpo",
+    **{name: name for name in ("kto", "orpo", "cpo", "reward", "rloo", "ppo", "gkd", "bco", "online_dpo")},
     "reward_modeling": "reward",
     "run_orpo": "orpo",
     **dict.fromkeys(("run_dpo", "train_dpo"), "dpo"),
@@ -206,8 +207,8 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
     trainer, tasks = TASKS[program]
     if not words or words[0] not in tasks:
         return None
-    if (program, words[0]) == ("trl", "dpo"):
-        trainer = TRL_DPO
+    if program == "trl" and words[0] != "sft":
+        trainer = f"trl {words[0]}"
     own, behind = _behind_dashes(words[1:])
     files, values = arguments_of(command, own, source=source)
     if trainer == "swift":

@@ -6,8 +6,9 @@ from typing import Any
 from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
-from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO
+from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO
 from vlmplan.other_trainers.trl.dpo import is_dpo
+from vlmplan.other_trainers.trl.grpo import is_grpo
 
 PLAN = "a plan of vlmplan"
 KEYS_OF: Mapping[str, frozenset[str]] = {
@@ -78,7 +79,9 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
     if best in NOT_READ:
         kind = best if best == PLAN else f"a configuration of {best}"
         raise InputError(f"{source} looks like {kind}: {NOT_READ[best]}")
-    return TRL_DPO if best == "trl" and is_dpo(values, source) else best
+    if best != "trl":
+        return best
+    return TRL_GRPO if is_grpo(values) else TRL_DPO if is_dpo(values) else best
 
 
 def _refuse_other_kinds(values: Mapping[str, Any], source: str) -> None:

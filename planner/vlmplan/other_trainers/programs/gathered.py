@@ -11,9 +11,10 @@ from vlmplan.other_trainers.record import Unwritten
 
 SFT_TRAINERS: Final = ("SFTTrainer", "UnslothTrainer", "UnslothSFTTrainer")
 DPO_TRAINERS: Final = ("DPOTrainer", "UnslothDPOTrainer")
+GRPO_TRAINERS: Final = ("GRPOTrainer",)
 PLAIN_ARGUMENTS: Final = ("TrainingArguments", "Seq2SeqTrainingArguments")
 """Of transformers, whose defaults stay."""
-ARGUMENTS: Final = ("SFTConfig", "DPOConfig", *PLAIN_ARGUMENTS, "UnslothTrainingArguments")
+ARGUMENTS: Final = ("SFTConfig", "DPOConfig", "GRPOConfig", *PLAIN_ARGUMENTS, "UnslothTrainingArguments")
 OF_TRAINER: Final = ("max_seq_length", "max_length", "packing")
 """Keywords of ``SFTTrainer`` that older versions of TRL have in place of ``SFTConfig``'s."""
 OTHERWISE: Final = "; vlmplan rehearse -- python FILE runs it as it is, without a GPU"
@@ -67,7 +68,7 @@ class Gathered:
         if found is None or found.name not in ARGUMENTS:
             raise InputError(
                 f"{self.program.source}: the arguments of {self.trainer.name} are not written as one call of "
-                f"{', '.join(ARGUMENTS[:3])}; only running the program tells them{OTHERWISE}"
+                f"{', '.join(ARGUMENTS[:4])}; only running the program tells them{OTHERWISE}"
             )
         return found
 

@@ -5,7 +5,14 @@ from typing import Final
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.programs.calls import Call, Program
-from vlmplan.other_trainers.programs.gathered import DPO_TRAINERS, OTHERWISE, SFT_TRAINERS, Gathered, ProgramRun
+from vlmplan.other_trainers.programs.gathered import (
+    DPO_TRAINERS,
+    GRPO_TRAINERS,
+    OTHERWISE,
+    SFT_TRAINERS,
+    Gathered,
+    ProgramRun,
+)
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.programs.trl_runs import TRAINERS, loads_model, trl_run
 from vlmplan.other_trainers.programs.unsloth_runs import unsloth_loaders, unsloth_run
@@ -14,8 +21,8 @@ OTHER_TRAINERS: Final[Mapping[str, str]] = {
     **{name: name for name in ("KTOTrainer", "ORPOTrainer", "CPOTrainer", "RewardTrainer", "PPOTrainer", "BCOTrainer")},
     **dict.fromkeys((*TRAINERS, "SentenceTransformerTrainer"), "a trainer of another library"),
 }
-GRPO_TRAINERS: Final = ("GRPOTrainer", "UnslothGRPOTrainer")
-READ: Final = f"{SFT_TRAINERS[0]} and {DPO_TRAINERS[0]}"
+UNSLOTH_GRPO: Final = "UnslothGRPOTrainer"
+READ: Final = f"{SFT_TRAINERS[0]}, {DPO_TRAINERS[0]} and {GRPO_TRAINERS[0]}"
 
 
 def run_of_program(program: ProgramSource, *, source: str) -> ProgramRun | None:
@@ -24,8 +31,9 @@ def run_of_program(program: ProgramSource, *, source: str) -> ProgramRun | None:
     parsed = Program(program.code, source=source)
     calls = parsed.calls()
     loaders = unsloth_loaders(calls)
-    trainers = [call for call in calls if call.name in (*SFT_TRAINERS, *DPO_TRAINERS, *GRPO_TRAINERS, *OTHER_TRAINERS)]
-    if not loaders and not any(call.name in (*SFT_TRAINERS, *DPO_TRAINERS, *TRAINERS) for call in trainers):
+    known = (*SFT_TRAINERS, *DPO_TRAINERS, *GRPO_TRAINERS)
+    trainers = [call for call in calls if call.name in (*known, UNSLOTH_GRPO, *OTHER_TRAINERS)]
+    if not loaders and not any(call.name in (*known, *TRAINERS) for call in trainers):
         return None
     trainer = _one_of(trainers, source, takes_plain=not loaders)
     found = Gathered(program=parsed, trainer=trainer, all_calls=calls)
@@ -43,10 +51,10 @@ def _one_of(trainers: list[Call], source: str, *, takes_plain: bool) -> Call:
             f"{source} trains {len(trainers)} times ({names}); keep one of them in a file of its own{OTHERWISE}"
         )
     name = trainers[0].name
-    if name in GRPO_TRAINERS:
+    if name == UNSLOTH_GRPO or (name in GRPO_TRAINERS and not takes_plain):
         raise InputError(
-            f"{source} trains with {name}, which is not read; --task grpo of vlmplan estimate and recommend plans it "
-            f"by options"
+            f"{source} trains with {name} through Unsloth, which is not read; --task grpo of vlmplan estimate and "
+            f"recommend plans by options what TRL alone takes"
         )
     if name in OTHER_TRAINERS and not (takes_plain and name in TRAINERS):
         raise InputError(f"{source} trains with {name}, which is not read; {READ} are{OTHERWISE}")

@@ -8,12 +8,14 @@ from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.programs.calls import Call, Keyword
-from vlmplan.other_trainers.programs.gathered import OTHERWISE, Gathered, ProgramRun
+from vlmplan.other_trainers.programs.gathered import DPO_TRAINERS, GRPO_TRAINERS, OTHERWISE, Gathered, ProgramRun
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.record import Unwritten
 
 TRL_RUN: Final = "trl program"
 TRL_DPO_RUN: Final = "trl dpo program"
+TRL_GRPO_RUN: Final = "trl grpo program"
+RUNS: Final = {**dict.fromkeys(DPO_TRAINERS, TRL_DPO_RUN), **dict.fromkeys(GRPO_TRAINERS, TRL_GRPO_RUN)}
 TRAINER_RUN: Final = "trainer program"
 TRAINERS: Final = ("Trainer", "Seq2SeqTrainer")
 """Of transformers."""
@@ -51,7 +53,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     _take_calls(found)
     is_plain = found.trainer.name in TRAINERS
     return ProgramRun(
-        trainer=TRAINER_RUN if is_plain else TRL_DPO_RUN if found.is_dpo else TRL_RUN,
+        trainer=TRAINER_RUN if is_plain else RUNS.get(found.trainer.name, TRL_RUN),
         values=found.values,
         keywords=found.keywords,
         loads=loads,

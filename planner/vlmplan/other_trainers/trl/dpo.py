@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.data_rules import DataRules
-from vlmplan.errors import InputError
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -23,8 +22,6 @@ OWN_KEYS = frozenset(
 )
 """Of ``DPOConfig``, which ``SFTConfig`` has not."""
 SHARED_WITH_GRPO = "beta"
-OF_GRPO = frozenset("num_generations max_completion_length generation_batch_size steps_per_generation".split())
-"""Of ``GRPOConfig`` alone."""
 WITHOUT_EFFECT = OWN_KEYS | {SHARED_WITH_GRPO}
 """But for those that are read: numbers of the loss, which is made of one log-probability for each answer."""
 LOSSES = (
@@ -34,10 +31,8 @@ LOSSES = (
 """Made of log-probabilities of whole answers (``_compute_loss`` in ``trainer/dpo_trainer.py``)."""
 
 
-def is_dpo(values: Mapping[str, Any], source: str) -> bool:
-    """Whether keys of TRL are those of ``trl dpo`` rather than of ``trl sft``. Raises InputError for ``trl grpo``'s."""
-    if not OF_GRPO.isdisjoint(values):
-        raise InputError(f"{source} looks like a configuration of trl grpo, which is not read; give options (--task)")
+def is_dpo(values: Mapping[str, Any]) -> bool:
+    """Whether keys of TRL are those of ``trl dpo`` rather than of ``trl sft``."""
     return not OWN_KEYS.isdisjoint(values) or SHARED_WITH_GRPO in values
 
 

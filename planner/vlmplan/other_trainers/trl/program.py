@@ -15,6 +15,7 @@ from vlmplan.other_trainers.programs.trl_runs import KBIT
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options, with_reentrant_checkpoints
+from vlmplan.other_trainers.trl.grpo import grpo_options
 from vlmplan.other_trainers.trl.sft import (
     ATTENTION_NAMES,
     DEFAULTS,
@@ -49,6 +50,12 @@ def read_trl_dpo_program(settings: Settings, model: ModelFiles | None, around: S
     own = dpo_options(settings)
     rules = DataRules(pads_to=pads_to(settings))
     return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
+
+
+def read_trl_grpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What ``GRPOTrainer`` makes of them."""
+    own = grpo_options(settings, around)
+    return of_any_task(settings, model, around, TRL, own, DataRules(), _program(settings))
 
 
 def read_trainer_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:

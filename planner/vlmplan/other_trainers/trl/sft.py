@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vlmplan.data_rules import OF_TRL, DataRules, Learnt, LearntRule
+from vlmplan.notes import Caveat
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
@@ -98,10 +99,12 @@ def of_any_task(
     and goes before."""
     program = program or Program()
     arguments = read_arguments(settings, program.defaults)
+    if "task" in own:
+        _leave_evaluation_out(settings, arguments)
     options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
-    options |= _length(settings, model)
+    options |= {} if "seq_len" in own else _length(settings, model)
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
     method = method_of(settings)
     options |= adapters_of(settings, model) if method is not Method.FULL else {}
@@ -132,6 +135,18 @@ def of_any_task(
         upcasts_frozen=program.upcasts_frozen,
     )
     return assembled(settings, arguments, meaning, around)
+
+
+def _leave_evaluation_out(settings: Settings, arguments: Arguments) -> None:
+    """What evaluating preferences and rewards takes is not planned."""
+    evaluation = {name: arguments.options.pop(name) for name in [*arguments.options] if name.startswith("eval_")}
+    if evaluation:
+        settings.note(
+            Caveat(
+                f"it evaluates {evaluation['eval_batch']} samples of a GPU at a time, which is not planned with this "
+                f"task: where that is more than per_device_train_batch_size it may take more than training"
+            )
+        )
 
 
 def _length(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:

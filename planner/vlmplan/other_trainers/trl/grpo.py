@@ -1,0 +1,136 @@
+"""TRL's training on rewards: ``GRPOConfig``, ``ModelConfig`` and ``GRPOScriptArguments`` of TRL 1.16.0, as YAML for
+``trl grpo --config`` or as options of ``trl/scripts/grpo.py``."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from vlmplan.data_rules import FOR_LONGEST, DataRules
+from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.trl.sft import TRL, method_of, of_any_task
+from vlmplan.recipe.choices import Method
+from vlmplan.recipe.task import DEFAULT_COMPLETION_TOKENS, Generation, Reference, TaskKind
+from vlmplan.workload import ModelFiles
+
+OWN_KEYS: Final = frozenset(
+    "num_generations max_completion_length generation_batch_size steps_per_generation reward_funcs use_vllm".split()
+)
+"""Of ``GRPOConfig`` and its script alone."""
+DEFAULT_PROMPT_TOKENS: Final = 512
+"""Of a prompt where nobody says how long it is. A choice, which was ``max_prompt_length`` of earlier TRLs."""
+OLDER_PROMPT_KEY: Final = "max_prompt_length"
+"""Which TRL 1.16 has no more: it cuts no prompt."""
+LOSSES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
+"""Made of one log-probability for each token (``_compute_loss`` in ``trainer/grpo_trainer.py``)."""
+WITHOUT_EFFECT: Final = frozenset(
+    """reward_funcs reward_weights num_generations_eval shuffle_dataset temperature top_p top_k min_p
+    generation_kwargs chat_template_kwargs repetition_penalty vllm_model_impl vllm_structured_outputs_regex
+    vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_max_model_length
+    vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode vllm_mode epsilon delta epsilon_high
+    sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
+    importance_sampling_level multi_objective_aggregation scale_rewards mask_truncated_completions
+    ref_model_mixup_alpha ref_model_sync_steps top_entropy_quantile entropy_coef_min entropy_coef_max
+    entropy_coef_delta entropy_target max_tool_calling_iterations vllm_importance_sampling_correction
+    vllm_importance_sampling_mode vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min
+    vllm_importance_sampling_cap off_policy_mask_threshold use_bias_correction_kl log_completions log_multimodal
+    num_completions_to_print log_unique_prompts log_completions_hub_repo transformers_continuous_batching_config
+    pad_to_multiple_of""".split()
+)
+"""Numbers of rewards and of the loss, and how answers are sampled and shown; of vLLM's where it is not used."""
+
+
+def is_grpo(values: Mapping[str, Any]) -> bool:
+    """Whether keys of TRL are those of ``trl grpo``."""
+    return not OWN_KEYS.isdisjoint(values)
+
+
+def read_trl_grpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What ``trl grpo`` makes of these keys. Raises InputError with everything that is wrong."""
+    return of_any_task(settings, model, around, TRL, grpo_options(settings, around), DataRules())
+
+
+def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
+    """What the keys of ``GRPOConfig`` mean that ``SFTConfig`` has not."""
+    own: dict[str, Value] = {"task": TaskKind.GRPO.value, **_lengths(settings)}
+    own["num_generations"] = settings.count("num_generations", 8, least=2)
+    own |= _generated_at_once(settings, around) | _generation(settings)
+    if settings.number("beta", 0.0):
+        own["reference"] = (Reference.COPY if method_of(settings) is Method.FULL else Reference.ADAPTER_OFF).value
+    else:
+        own["reference"] = Reference.NONE.value
+    if settings.flag("disable_dropout", False):
+        own["lora_dropout"] = 0.0
+    _refuse_what_has_no_plan(settings)
+    name = settings.text("reward_model_name_or_path", "")
+    if name:
+        settings.note(f"{name} rewards: its weights are not counted; --reward-model-parameters says how many it has")
+    settings.ignore(WITHOUT_EFFECT)
+    return own
+
+
+def _lengths(settings: Settings) -> dict[str, Value]:
+    """Prompts are not cut, so that only the user knows how long they are."""
+    answer = settings.count("max_completion_length", DEFAULT_COMPLETION_TOKENS, least=1)
+    prompt = settings.maybe_count(OLDER_PROMPT_KEY, least=1)
+    if prompt is None:
+        prompt = DEFAULT_PROMPT_TOKENS
+        settings.note(f"how long prompts are is not in the file: {prompt} tokens before the answer; {FOR_LONGEST}")
+    else:
+        settings.note(f"{OLDER_PROMPT_KEY} is of earlier TRLs; TRL 1.16 cuts no prompt: {FOR_LONGEST}")
+    return {"seq_len": prompt + answer, "max_completion_tokens": answer}
+
+
+def _generated_at_once(settings: Settings, around: Surroundings) -> dict[str, Value]:
+    """``steps_per_generation``, or the answers over all GPUs that ``GRPOConfig`` makes it of."""
+    steps = settings.maybe_count("steps_per_generation", least=1)
+    batch = settings.maybe_count("generation_batch_size", least=1)
+    if batch is None:
+        return {} if steps is None else {"steps_per_generation": steps}
+    if steps is not None:
+        settings.refuse("generation_batch_size", "and steps_per_generation is set too; one of the two is needed")
+        return {}
+    if around.num_gpus is None:
+        settings.refuse("generation_batch_size", "of how many GPUs is not known; give --gpu NAME:COUNT")
+        return {}
+    of_all = settings.count("per_device_train_batch_size", 8, least=1) * around.num_gpus
+    if batch % of_all:
+        settings.refuse("generation_batch_size", f"a multiple of the {of_all} answers of a micro batch is needed")
+        return {}
+    return {"steps_per_generation": batch // of_all}
+
+
+def _generation(settings: Settings) -> dict[str, Value]:
+    """What generates. vLLM beside the trainer sleeps at level 2 (``generation/vllm_generation.py``)."""
+    if not settings.flag("use_vllm", False):
+        gathers = settings.maybe_flag("ds3_gather_for_generation")
+        if gathers is False:
+            settings.refuse("ds3_gather_for_generation", f"answers of a sharded model: {NOT_PLANNED}")
+        return {"generation": Generation.TRANSFORMERS.value}
+    settings.ignore(("ds3_gather_for_generation",))
+    mode = settings.text("vllm_mode", "colocate")
+    if mode == "server":
+        return {"generation": Generation.SERVER.value}
+    if mode != "colocate":
+        settings.refuse("vllm_mode", "colocate or server is needed")
+    return {
+        "generation": Generation.VLLM.value,
+        "vllm_memory_utilization": settings.number("vllm_gpu_memory_utilization", 0.3, most=1.0),
+        "vllm_tensor_parallel": settings.count("vllm_tensor_parallel_size", 1, least=1),
+        "vllm_sleep_level": 2 if settings.flag("vllm_enable_sleep_mode", False) else 0,
+    }
+
+
+def _refuse_what_has_no_plan(settings: Settings) -> None:
+    settings.only("num_iterations", f"answers that are trained on more than once: {NOT_PLANNED}", 1)
+    settings.only("sync_ref_model", f"a reference that follows the model: {NOT_PLANNED}")
+    settings.only("entropy_coef", f"a loss with entropies, which need a gradient: {NOT_PLANNED}")
+    settings.only("use_adaptive_entropy", f"a loss with entropies, which need a gradient: {NOT_PLANNED}")
+    settings.only("cast_lm_head_to_fp32", f"a head in float32: {NOT_PLANNED}")
+    settings.only("cache_implementation", f"another cache of keys and values: {NOT_PLANNED}", "dynamic")
+    settings.only("use_transformers_continuous_batching", f"paged answers: {NOT_PLANNED}")
+    settings.only("use_transformers_paged", f"paged answers: {NOT_PLANNED}")
+    for name in settings.names("loss_type", "dapo"):
+        if name not in LOSSES:
+            settings.refuse("loss_type", f"{NOT_PLANNED}; {', '.join(LOSSES)} are planned")
