@@ -102,6 +102,7 @@ def test_every_command_has_the_options_that_it_is_shown_with(page):
             continue
         command = getattr(importlib.import_module(COMMANDS[name][0]), name)
         own = words[: words.index("--")] if "--" in words else words  # behind it stands somebody's own command
-        known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)} | {"--help"}
+        known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+        known |= {"--help", "--help-all"}
         assert not {word for word in own if word.startswith("--")} - known, text
         assert isinstance(command, click.Command)

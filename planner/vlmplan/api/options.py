@@ -1,7 +1,7 @@
 """Keyword arguments, with the names of the command line's options: ``--seq-len 2048`` is ``seq_len=2048``.
 
 A switch is True or False: ``--freeze-vision`` is ``train_vision=False``. None is an option that is not given. What an
-option does, its unit and its default are in ``vlmplan estimate --help``. Light: imports nothing but typing.
+option does, its unit and its default are in ``vlmplan estimate --help-all``. Light: imports nothing but typing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -26,7 +26,7 @@ OBJECTIVE = under(
 
 
 @click.command(cls=SectionedCommand)
-@options(CONFIG, DATA, WORKLOAD, SOME_MACHINES, OBJECTIVE, LIMITS, RECIPE, EVALUATION, TASK)
+@options(WORKLOAD[:1], CONFIG, DATA, WORKLOAD[1:], SOME_MACHINES, OBJECTIVE, LIMITS, RECIPE, EVALUATION, TASK)
 @options(CATALOG, REPORT, FORCE, JSON)
 def advise(*, as_json: bool, catalog_files: tuple[Path, ...], html: Path | None, force: bool, **given: Any) -> int:
     """Which single change of the best plan buys most: more GPUs or nodes, other GPUs, another method, shorter samples.

@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="vlmplan", prog_name="vlmplan")
 def cli() -> None:
     """Plan the memory, time and money of fine-tuning, then train exactly that plan.

@@ -19,7 +19,7 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 
 
 @click.command(cls=SectionedCommand)
-@options(CONFIG, FOR, DATA, WORKLOAD, SAVING, ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG)
+@options(WORKLOAD[:1], CONFIG, FOR, DATA, WORKLOAD[1:], SAVING, ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
 @click.option("--compare", type=one_of(COMPARED), help="Show setups that differ in this choice side by side.")
 @click.option(

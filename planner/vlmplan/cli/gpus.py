@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import AMOUNT, FILE, check_order, one_of, options
+from vlmplan.cli.option_kinds import AMOUNT, check_order, one_of, options
 from vlmplan.cli.option_words import ClickValues
-from vlmplan.cli.options import PRICING
+from vlmplan.cli.options import CATALOG, JSON, PRICING
 from vlmplan.cli.output import print_document
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.commands.day import today
@@ -38,19 +38,10 @@ _MIN_MEMORY_HELP = "At least so many GiB as the driver counts them (A100 40 GB: 
 )
 @click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable).")
 @click.option("--pricing", multiple=True, type=one_of(PRICING), help="Only such offers (repeatable).")
-@click.option("--sort", type=one_of(_SORTS), default="memory", show_default=True)
+@click.option("--sort", type=one_of(_SORTS), default="memory", show_default=True, help="What the rows go by.")
 @click.option("--offers", "shows_offers", is_flag=True, help="List each offer instead of each GPU.")
 @click.option("--detect", "detects", is_flag=True, help="Show this machine's GPUs, matched with the catalog.")
-@click.option(
-    "--catalog",
-    "catalog_files",
-    multiple=True,
-    metavar="FILE",
-    type=FILE,
-    help="A catalog of your own on top of the others (repeatable; later wins).",
-)
-@options(REFRESH)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (vlmplan.gpus/1) instead of a table.")
+@options(CATALOG, REFRESH, JSON)
 def gpus(
     words: tuple[str, ...],
     sort: str,

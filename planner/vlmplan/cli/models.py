@@ -41,7 +41,7 @@ def count(text: str) -> float:
 @click.option("--min-params", type=count, metavar="COUNT", help="At least so many parameters, such as 500M.")
 @click.option("--max-params", type=count, metavar="COUNT", help="At most so many parameters, such as 8B.")
 @click.option("--image-size", metavar="WxH", help="Pixels of the image that tokens are counted of.  [default: 448x448]")
-@click.option("--sort", type=one_of(SORTS), default="name", show_default=True)
+@click.option("--sort", type=one_of(SORTS), default="name", show_default=True, help="What the rows go by.")
 @click.option(
     "--gpu", shell_complete=gpu_names, metavar="NAME[:COUNT]", help="Show what can be trained on these cards, and how."
 )

@@ -16,6 +16,22 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Any], Any]
 ANSWER = "Answer"
 """The heading of options that have none: what an answer is made with, and how it is shown."""
+EVERYDAY = {
+    "Model and samples": "--plan --model --config --for --data --seq-len --images-per-sample --image-size "
+    "--num-samples --epochs --global-batch",
+    "Checkpoints": "",
+    "Machines": "--gpu --num-nodes --host-ram --inter-node-gbit",
+    "What is trained": "--method --lora-rank --lora-targets --train-embeddings --train-vision --train-projector "
+    "--train-language",
+    "Precision and optimizer": "--precision --optimizer",
+    "Engine": "--zero-stage --ds-config --fsdp --offload-optimizer --offload-params --hpz",
+    "Batches, activations and loss": "--micro-batch --grad-accum --activation-checkpointing "
+    "--vision-activation-checkpointing --attention --loss",
+    "Evaluation": "",
+    "Preferences and rewards": "--task",
+}
+"""What ``--help`` shows below these headings; below others it shows all options, and ``--help-all`` does everywhere."""
+_SHOWS_ALL = "vlmplan.shows_all_options"
 _HEADINGS: WeakKeyDictionary[click.Parameter, str] = WeakKeyDictionary()
 
 
@@ -45,6 +61,10 @@ class Amount(Number):
         if math.isnan(number):
             self.fail(f"{value!r} is no number", param, ctx)
         return number
+
+    def _describe_range(self) -> str:
+        """Nothing in the help: that an amount has no sign and an end is said to whom it concerns."""
+        return ""
 
 
 FILE = FilePath(path_type=Path)
@@ -93,19 +113,48 @@ def _added_under(heading: str, decorator: Decorator, command: Any) -> Any:
     return command
 
 
+def _help_all(num_more: int) -> click.Option:
+    """The option that shows as many more."""
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_all_options,
+        help=f"Show all options, {num_more} more, and exit.",
+    )
+
+
+def _show_all_options(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_SHOWS_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 class SectionedCommand(click.Command):
-    """A command of many options: its help has them below headings, those of the answer at the end."""
+    """A command of many options: its help has them below headings, those of the answer at the end, and leaves out what
+    few need unless ``--help-all`` asks for it."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        hidden = sum(not _is_everyday(one) for one in self.params)
+        return [*super().get_params(ctx), _help_all(hidden)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None and (ctx.meta.get(_SHOWS_ALL) or _is_everyday(parameter)):
                 sections.setdefault(_HEADINGS.get(parameter, ANSWER), []).append(record)
         last = sections.pop(ANSWER)  # --help is there
         for heading, records in (sections | {ANSWER: last}).items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def _is_everyday(parameter: click.Parameter) -> bool:
+    shown = EVERYDAY.get(_HEADINGS.get(parameter, ANSWER))
+    return shown is None or parameter.opts[0] in shown.split()
 
 
 def options(*groups: Sequence[Decorator] | Decorator) -> Callable[[Command], Command]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from vlmplan.cli.option_kinds import FILE
+from vlmplan.cli.option_kinds import options
+from vlmplan.cli.options import CATALOG, JSON
 from vlmplan.cli.output import print_document
 from vlmplan.cli.refresh import refresh_prices
 from vlmplan.commands.day import today
@@ -14,15 +15,7 @@ from vlmplan.commands.day import today
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
 @click.option("--refresh", "refreshes", is_flag=True, help="First fetch what providers list that answer without a key.")
 @click.option("--provider", "providers", multiple=True, metavar="NAME", help="Only this provider's (repeatable).")
-@click.option(
-    "--catalog",
-    "catalog_files",
-    multiple=True,
-    metavar="FILE",
-    type=FILE,
-    help="A catalog of your own on top of the others (repeatable; later wins).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (vlmplan.prices/1) instead of tables.")
+@options(CATALOG, JSON)
 def prices(
     words: tuple[str, ...], refreshes: bool, providers: tuple[str, ...], catalog_files: tuple[Path, ...], as_json: bool
 ) -> None:

@@ -55,22 +55,35 @@ SOME_MACHINES = under(
     CALIBRATION,
 )
 OBJECTIVE = under(
-    OFFERS, click.option("--objective", type=one_of(("cost", "time", "vram")), default="cost", show_default=True)
+    OFFERS,
+    click.option(
+        "--objective",
+        type=one_of(("cost", "time", "vram")),
+        default="cost",
+        show_default=True,
+        help="Look for the cheapest run, the fastest, or the one that leaves the most memory free.",
+    ),
 )
 LIMITS = under(
     OFFERS,
-    click.option("--max-usd-per-hour", type=float, metavar="N", help="For all machines together."),
-    click.option("--max-usd", type=float, metavar="N", help="For the whole run."),
+    click.option("--max-usd-per-hour", type=float, metavar="USD", help="For all machines together."),
+    click.option("--max-usd", type=float, metavar="USD", help="For the whole run."),
     click.option("--max-hours", type=float, metavar="N", help="Of training; start-up and download come on top."),
     click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable)."),
     click.option("--region", multiple=True, metavar="NAME", help="Only offers that say this region (repeatable)."),
-    click.option("--pricing", multiple=True, type=one_of(PRICING), help="[default: on_demand, own; repeatable]"),
+    click.option(
+        "--pricing",
+        multiple=True,
+        type=one_of(PRICING),
+        help="Only such offers (repeatable).  [default: on_demand, own]",
+    ),
     *PRICES,
 )
 
 
 @click.command(cls=SectionedCommand)
-@options(CONFIG, FOR, DATA, WORKLOAD, SOME_MACHINES, OBJECTIVE, LIMITS, REFRESH, RECIPE, EVALUATION, TASK, CATALOG)
+@options(WORKLOAD[:1], CONFIG, FOR, DATA, WORKLOAD[1:], SOME_MACHINES, OBJECTIVE, LIMITS, REFRESH)
+@options(RECIPE, EVALUATION, TASK, CATALOG)
 @click.option(
     "--out",
     type=FILE,
