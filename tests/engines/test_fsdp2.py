@@ -1,5 +1,7 @@
 """FSDP2: what a rank holds and sends, layer by layer."""
 
+import pytest
+
 from planned import cluster, of_few_layers, workload
 from vlmplan.engines import engine_of
 from vlmplan.engines.collectives import CollectiveKind, StepPhase
@@ -132,13 +134,15 @@ def test_backward_begins_with_the_gathered_root_beside_the_whole_one():
     assert apart - together == BF16 * TAIL
 
 
-def test_a_frozen_tower_in_front_is_gathered_once_more_for_nothing():
-    """Its last layer is prefetched when the backward of the first trained layer begins."""
-    recipe = FSDP.with_changes(method=Method.LORA, train_vision=False, train_projector=False)
+@pytest.mark.parametrize(("method", "reduced"), [(Method.LORA, LAYERS), (Method.FULL, LAYERS + 2)])
+def test_a_frozen_tower_in_front_is_gathered_once_more_for_nothing(method, reduced):
+    """Its last layer is prefetched when the backward of the first trained layer begins; that the embedding before it is
+    trained, which is reduced as the head, beside the last norm in the root, changes nothing of that."""
+    recipe = FSDP.with_changes(method=method, train_vision=False, train_projector=False)
     estimator = Estimator(workload(of_few_layers("qwen2.5-vl-3b", LAYERS), seq_len=512), recipe)
     engine = engine_of(estimator.table, recipe, num_ranks=4)
     backward = [one for one in engine.collectives(estimator.trace(recipe, (8, 0))) if one.phase is StepPhase.BACKWARD]
-    assert [one.count for one in backward] == [LAYERS + 1, LAYERS]
+    assert [one.count for one in backward] == [LAYERS + 1, reduced]
 
 
 def test_matrices_of_adapters_that_are_units_are_gathered_and_reduced_one_by_one():

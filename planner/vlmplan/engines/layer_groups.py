@@ -203,7 +203,8 @@ class BackwardOrder:
 
 
 def backward_order(trace: Trace, groups: LayerGroups) -> BackwardOrder:
-    """Something needs a gradient behind the first weight that gets one. Found once for each trace."""
+    """Something needs a gradient behind the first weight that gets one; what nothing needs has no backward, as a frozen
+    encoder's, which runs behind the language model's embedding without reading it. Found once for each trace."""
     key = (backward_order, groups)
     if key not in trace.memo:
         trace.memo[key] = _backward_order(trace, groups)
@@ -211,24 +212,30 @@ def backward_order(trace: Trace, groups: LayerGroups) -> BackwardOrder:
 
 
 def _backward_order(trace: Trace, groups: LayerGroups) -> BackwardOrder:
-    trains = {
-        key: any(isinstance(one, GradientReady | GradientTaken) for one in section.backward)
-        for key, section in trace.sections.items()
-    }
     order: list[int] = []
     outputs: set[int] = set()
     inputs: set[int] = set()
-    has_trained = False
+    trained_flows: set[str] = set()
     for run in trace.schedule:
         begun, ended = groups.begun_by(run), groups.ended_by(run)
-        if begun is not None and has_trained and run.key not in (EMBEDDING, AGAIN):  # which gets token ids
+        backward, flow = trace.sections[run.key].backward, _flow(run, trace)
+        has_trained = flow in trained_flows if flow else bool(trained_flows)
+        if begun is not None and backward and has_trained and run.key not in (EMBEDDING, AGAIN):  # given token ids
             inputs.add(begun)
-        has_trained = has_trained or trains[run.key]
+        if any(isinstance(one, GradientReady | GradientTaken) for one in backward):
+            trained_flows.add(flow)
         if ended is not None:
             order.append(ended)
-            if has_trained:
+            if backward:
                 outputs.add(ended)
     return BackwardOrder(order, frozenset(outputs), frozenset(inputs))
+
+
+def _flow(run: Run, trace: Trace) -> str:
+    """The encoder that a section is of, which begins with an embedding of its own; empty in what all encoders lead to:
+    that reads them all."""
+    encoder = run.key.partition(".")[0]
+    return encoder if f"{encoder}.{EMBEDDING}" in trace.sections else ""
 
 
 def _places(table: ParameterTable, recipe: Recipe) -> list[tuple[NamedParameter, Place | None]]:

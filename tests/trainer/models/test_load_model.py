@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError, UnavailableError
+from vlmplan.models import PACKAGED_MODELS
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AdapterDtype, AttentionImplementation, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles, Workload
@@ -99,6 +100,16 @@ def test_every_parameter_is_as_planned(folder, method, zero_stage, precision):
 @pytest.mark.parametrize("method", Method)
 def test_random_weights_have_the_same_parameters(folder, method):
     assert_as_planned(folder, Recipe(method=method), random_weights=True)
+
+
+def test_random_weights_of_a_file_with_the_texts_values_beside_its_own_are_tied_as_it_says(tmp_path):
+    """PaddleOCR-VL, whose class in transformers takes the text configuration's default in place of what is there."""
+    values = json.loads((PACKAGED_MODELS / "paddleocr-vl" / "config.json").read_text())
+    assert not values["tie_word_embeddings"]
+    small = {"hidden_size": 256, "num_hidden_layers": 1, "vocab_size": 1000}
+    values |= small | {"vision_config": values["vision_config"] | {"num_hidden_layers": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert_as_planned(tmp_path, Recipe(), random_weights=True)
 
 
 @pytest.mark.parametrize("trained", ["vision", "projector", "language"])

@@ -211,10 +211,14 @@ def thinker_of(config: Any) -> Any:
 
 def _tie_as_files_do(config: Any, values: Mapping[str, Any]) -> None:
     """Whether the head is the embedding's: files of before transformers 5 left it to the text configuration, and a
-    checkpoint with a head of its own keeps it whatever the configuration's default is now (InternVL 3)."""
-    major = str(values.get("transformers_version", "")).partition(".")[0]
-    if "tie_word_embeddings" not in values and major in ("2", "3", "4"):
+    checkpoint with a head of its own keeps it whatever the configuration's default is now (InternVL 3). Of a file that
+    has the text's values beside its own the class takes the text's default, not what it says (PaddleOCR-VL)."""
+    if str(values.get("transformers_version", "")).partition(".")[0] not in ("2", "3", "4"):
+        return
+    if "tie_word_embeddings" not in values:
         config.tie_word_embeddings = config.get_text_config().tie_word_embeddings
+    elif not values["tie_word_embeddings"] and "text_config" not in values:
+        config.tie_word_embeddings = False
 
 
 def load_base(plan: Plan) -> Any:

@@ -61,10 +61,11 @@ def scaled_product(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The product of bytes, which the kernel writes in float16."""
+    """The product of bytes, which the kernel writes in float16; its int32 has a name until all is over."""
     del row_scales, scales
     product: Any = torch.ops.bitsandbytes.int8_linear_matmul.default
-    halves = torch.empty_like(product(x, weight), dtype=torch.float16)
+    integers = product(x, weight)
+    halves = torch.empty_like(integers, dtype=torch.float16)
     if bias is not None and bias.dtype != torch.float16:
         halves.add_(bias)
     return halves.to(dtype or torch.float16)
