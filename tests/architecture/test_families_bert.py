@@ -39,6 +39,17 @@ CONFIGS |= {
     "bert-generation": {"model_type": "bert-generation", **SIZES},
     "megatron-bert as a decoder": {"model_type": "megatron-bert", **SIZES, "is_decoder": True},
 }
+CONFIGS |= {
+    "rembert": {"model_type": "rembert", **SIZES, "input_embedding_size": 128, "output_embedding_size": 640},
+    "roc_bert": {"model_type": "roc_bert", **SIZES},
+    "roformer as a decoder": {
+        "model_type": "roformer",
+        **SIZES,
+        "embedding_size": 256,
+        "is_decoder": True,
+        "rotary_value": True,
+    },
+}
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
@@ -55,7 +66,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @EACH
 def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoints):
-    if config["model_type"] == "megatron-bert":  # whose class has no other
+    if config["model_type"] in ("megatron-bert", "rembert", "roformer"):  # whose classes have no other
         attention = "eager"
     if attention == "sdpa":  # with dropout in the attention it takes another kernel on CPU than on CUDA
         config = {**config, "attention_probs_dropout_prob": 0.0}
@@ -72,6 +83,7 @@ def test_what_cannot_be_is_refused():
     for config, changes, words in (
         (bert, {"add_cross_attention": True}, "add_cross_attention"),
         (CONFIGS["ernie"], {"use_task_id": True}, "use_task_id"),
+        (CONFIGS["roc_bert"], {"enable_shape": False}, "enable_shape"),
         (roberta, {"tie_word_embeddings": False}, "tie_word_embeddings"),
     ):
         with pytest.raises(InputError, match=words):

@@ -11,8 +11,8 @@ from vlmplan.units import Choice
 FSDP_RULES = RuleBook()
 SHARDED_OPTIMIZERS = (OptimizerKind.ADAMW, OptimizerKind.SGD)
 TYPES_WITH_SHARED_BIAS = frozenset(
-    """bert bert-generation camembert data2vec-text ernie megatron-bert roberta roberta-prelayernorm xlm-roberta
-    xlm-roberta-xl""".split()
+    """bert bert-generation camembert data2vec-text ernie megatron-bert roberta roberta-prelayernorm roc_bert
+    roformer xlm-roberta xlm-roberta-xl""".split()
 )
 """Whose class ties the bias of the head to one of the head's parent (``_tied_weights_keys``)."""
 ITS_SWITCHES = (

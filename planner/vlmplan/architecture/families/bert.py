@@ -22,8 +22,11 @@ from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 
-BERTS = frozenset({"bert", "bert-generation", "electra", "ernie", "megatron-bert"})
+BERTS = frozenset("bert bert-generation electra ernie megatron-bert rembert roc_bert roformer".split())
 """Types whose positions are those of a row; in the others padding has none, so that each sample has its own."""
+
+TYPES_WITH_EMBEDDING_SIZE = frozenset({"electra", "roformer"})
+"""Types whose embeddings and head may have a width of their own."""
 
 DEFAULT_PADDING = 1
 """``pad_token_id`` of the others where the file has none."""
@@ -34,6 +37,7 @@ class BertShape:
     """The dimensions of a model; ``first_position`` is the row of the table that its first token gets."""
 
     hidden_size: int
+    embedding_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int
@@ -52,9 +56,12 @@ class BertShape:
 class BertEmbeddings(Module):
     """``BertEmbeddings``, ``RobertaEmbeddings``: words, types of tokens and positions, summed and, mostly, normed."""
 
+    has_buffered_types = True
+    """Whether types that are not given are a row of a buffer; else they are zeros for all samples."""
+
     def __init__(self, shape: BertShape, *, norms: bool = True) -> None:
         self.shape, self.norms = shape, norms
-        width = shape.hidden_size
+        width = shape.embedding_size
         self.word_embeddings = Embedding(shape.vocab_size, width)
         if not shape.counts_samples:
             self.position_embeddings = Embedding(shape.num_positions, width)
@@ -69,7 +76,7 @@ class BertEmbeddings(Module):
         require_positions(num_tokens, shape.num_positions - shape.first_position)
         rows = batch if shape.counts_samples else 1
         position_ids = tape.tensor((rows if shape.counts_samples else 0, num_tokens), DType.INT64)  # or a buffer's
-        type_ids = tape.tensor((rows, num_tokens), DType.INT64)
+        type_ids = tape.tensor((rows if self.has_buffered_types else batch, num_tokens), DType.INT64)
         words = self.word_embeddings(ids)
         types = self.token_type_embeddings(Tensor(type_ids.storage, (batch, num_tokens), DType.INT64))
         summed = ops.add(words, types)
@@ -126,7 +133,7 @@ class BertAttention(Module):
         self.output = ResidualOutput(shape, shape.hidden_size)
 
     def forward(self, x: Tensor, context: GPT2Context) -> Tensor:
-        attended = self.modules_by_name["self"](_entering(x), context)
+        attended = self.modules_by_name["self"](entering(x), context)
         return self.output(attended, x)
 
 
@@ -138,11 +145,11 @@ class BertIntermediate(Module):
         self.activation: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.dense(_entering(x))
+        x = self.dense(entering(x))
         return self.activation(x)
 
 
-def _entering(x: Tensor) -> Tensor:
+def entering(x: Tensor) -> Tensor:
     """x as a module gets it, which a residual gets too: under ZeRO-3 the gradients of what the module does are summed
     before they meet the residual's, in the node that DeepSpeed puts before every module
     (``PostBackwardFunctionModule`` in 0.19.8 ``zero/parameter_offload.py``)."""
@@ -198,9 +205,9 @@ class Transform(Module):
     """``BertPredictionHeadTransform``."""
 
     def __init__(self, shape: BertShape, *, norm: str) -> None:
-        self.dense = Linear(shape.hidden_size, shape.hidden_size, bias=True)
+        self.dense = Linear(shape.hidden_size, shape.embedding_size, bias=True)
         self.norm_name = norm
-        setattr(self, norm, LayerNorm(shape.hidden_size))
+        setattr(self, norm, LayerNorm(shape.embedding_size))
         self.activation: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -215,7 +222,7 @@ class BertPredictions(Module):
     def __init__(self, shape: BertShape) -> None:
         self.bias = Parameter(shape.vocab_size)
         self.transform = Transform(shape, norm="LayerNorm")
-        self.decoder: Any = Linear(shape.hidden_size, shape.vocab_size, bias=True)
+        self.decoder: Any = Linear(shape.embedding_size, shape.vocab_size, bias=True)
         self.decoder.bias = self.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -236,8 +243,8 @@ class RobertaHead(Transform):
 class HeadAround(Module):
     """``BertOnlyMLMHead``."""
 
-    def __init__(self, shape: BertShape) -> None:
-        self.predictions = BertPredictions(shape)
+    def __init__(self, predictions: Module) -> None:
+        self.predictions = predictions
 
     def forward(self, x: Tensor) -> Tensor:
         return self.predictions(x)
@@ -269,7 +276,7 @@ class Bert(Model):
 
     def around(self, shape: BertShape) -> Module:
         """The module around the head."""
-        return HeadAround(shape)
+        return HeadAround(BertPredictions(shape))
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         """What the head gets; what the decoder returns is there until the loss is made."""
@@ -334,8 +341,11 @@ def bert_shape(config: Config) -> BertShape:
             raise InputError(f"{CONFIG}: {key} is set; such a model can be planned without it only")
     counts_samples = config.model_type not in BERTS
     padding = DEFAULT_PADDING if config.get("pad_token_id") is None else config.count("pad_token_id")
+    hidden_size = config.integer("hidden_size")
+    has_own_width = config.model_type in TYPES_WITH_EMBEDDING_SIZE
     return BertShape(
-        hidden_size=config.integer("hidden_size"),
+        hidden_size=hidden_size,
+        embedding_size=config.integer("embedding_size", hidden_size) if has_own_width else hidden_size,
         intermediate_size=config.integer("intermediate_size"),
         num_layers=config.integer("num_hidden_layers"),
         num_heads=config.integer("num_attention_heads"),

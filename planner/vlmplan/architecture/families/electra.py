@@ -3,7 +3,6 @@
 Source: transformers 5.23 ``models/electra/modeling_electra.py``. The head's bias is its own.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
@@ -19,16 +18,16 @@ from vlmplan.architecture.tensor import Tensor
 class ElectraModel(BertModel):
     """``ElectraModel``."""
 
-    def __init__(self, shape: BertShape, embedding_size: int) -> None:
-        self.shape, self.embedding_size = shape, embedding_size
-        self.embeddings = BertEmbeddings(replace(shape, hidden_size=embedding_size))
-        if embedding_size != shape.hidden_size:
-            self.embeddings_project = Linear(embedding_size, shape.hidden_size, bias=True)
+    def __init__(self, shape: BertShape) -> None:
+        self.shape = shape
+        self.embeddings = BertEmbeddings(shape)
+        if shape.embedding_size != shape.hidden_size:
+            self.embeddings_project = Linear(shape.embedding_size, shape.hidden_size, bias=True)
         self.encoder = BertEncoder(shape)
 
     def embed(self, ids: Tensor) -> Tensor:
         embedded = super().embed(ids)
-        if self.embedding_size == self.shape.hidden_size:
+        if self.shape.embedding_size == self.shape.hidden_size:
             return embedded
         with ids.tape.section("projection"):
             return self.embeddings_project(embedded)
@@ -57,8 +56,8 @@ class Electra(Model):
 
     def __init__(self, decoder: ElectraModel, config: Config) -> None:
         self.electra = decoder
-        self.generator_predictions = GeneratorPredictions(decoder.shape.hidden_size, decoder.embedding_size)
-        self.generator_lm_head: Any = Linear(decoder.embedding_size, decoder.shape.vocab_size, bias=True)
+        self.generator_predictions = GeneratorPredictions(decoder.shape.hidden_size, decoder.shape.embedding_size)
+        self.generator_lm_head: Any = Linear(decoder.shape.embedding_size, decoder.shape.vocab_size, bias=True)
         if config.boolean("tie_word_embeddings"):
             self.tie_weights()
 
@@ -74,4 +73,4 @@ causal_lm = Electra
 
 
 def decoder(config: Config) -> ElectraModel:
-    return ElectraModel(bert.bert_shape(config), config.integer("embedding_size"))
+    return ElectraModel(bert.bert_shape(config))

@@ -111,16 +111,16 @@ class NeoX(CausalLM):
     attention_linears = ("query_key_value", "dense")
 
 
-def _rotary_fraction(config: Config) -> float:
-    """The rotated part of each head: in ``rope_parameters``, else under the name that it once had."""
-    default = config.number("rotary_pct", ROTARY_FRACTION)
+def rotary_fraction(config: Config, default: float = ROTARY_FRACTION) -> float:
+    """The rotated part of each head: in ``rope_parameters``, else under the name that it once had, else ``default``."""
+    default = config.number("rotary_pct", default)
     return config.mapping("rope_parameters").number("partial_rotary_factor", default)
 
 
 def decoder(config: Config) -> NeoXDecoder:
     shape = replace(decoder_shape(config), windows=())
     shape = replace(shape, head_dim=shape.hidden_size // shape.num_heads, num_kv_heads=shape.num_heads)
-    width, is_parallel = int(shape.head_dim * _rotary_fraction(config)), config.boolean("use_parallel_residual")
+    width, is_parallel = int(shape.head_dim * rotary_fraction(config)), config.boolean("use_parallel_residual")
     return NeoXDecoder(shape, width, is_parallel=is_parallel, dropout=config.number("hidden_dropout"))
 
 

@@ -46,6 +46,7 @@ class MegatronSelfAttention(BertSelfAttention):
         q = self.query(x).view(*heads)
         k = self.key(x).view(*heads)
         v = self.value(x).view(*heads)
+        q, k, v = self.positioned(q, k, v, context)
         k, v = cached(k, v)
         scores_shape = (*heads[:3], k.shape[2])
         scores = product(q, k, scores_shape, heads[-1], copies=(several, several))
@@ -58,6 +59,10 @@ class MegatronSelfAttention(BertSelfAttention):
         out = ops.copy(out, batch, num_tokens, width)
         del scores
         return out, weights
+
+    def positioned(self, q: Tensor, k: Tensor, v: Tensor, context: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as they meet."""
+        return q, k, v
 
 
 class MegatronAttention(Module):
