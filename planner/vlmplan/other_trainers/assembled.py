@@ -62,6 +62,8 @@ class Surroundings:
     """Whether PyTorch shards (``--fsdp``), as the user says."""
     method: Method | None = None
     precision: Precision | None = None
+    script: str = ""
+    """The script in Python that a shell script starts, by its name without ending."""
     named_deepspeed: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     """DeepSpeed configurations that the trainer ships, by the names that it takes for them."""
     shipped_deepspeed: Callable[[str], Mapping[str, Any] | None] = field(default=lambda _: None)

@@ -58,6 +58,8 @@ from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_u
 from vlmplan.other_trainers.verl.easyr1 import EASYR1, read_easyr1
 from vlmplan.other_trainers.verl.hydra import flattened
 from vlmplan.other_trainers.verl.reading import VERL, read_verl
+from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL, internvl_name, read_internvl
+from vlmplan.other_trainers.vision_scripts.llava import LLAVA, llava_name, read_llava
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE, read_qwen_finetune
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES, read_qwen_series
 from vlmplan.other_trainers.whose import trainer_of
@@ -81,6 +83,8 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     OTHER: (TRAINER, read_plain_trainer),
     QWEN_FINETUNE: (QWEN_FINETUNE, read_qwen_finetune),
     QWEN_SERIES: (QWEN_SERIES, read_qwen_series),
+    LLAVA: (LLAVA, read_llava),
+    INTERNVL: (INTERNVL, read_internvl),
     TRL_RUN: (TRL, read_trl_program),
     TRL_DPO_RUN: (TRL, read_trl_dpo_program),
     TRL_GRPO_RUN: (TRL, read_trl_grpo_program),
@@ -110,6 +114,9 @@ MODEL_KEYS = (
     *("model_name_or_path", "model", "model_id_or_path", "model_id", "base_model", "model_name"),
     *("actor_rollout_ref.model.path", "worker.actor.model.model_path"),
 )
+SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {LLAVA: llava_name, INTERNVL: internvl_name}
+"""What transformers' own model is called, by the trainer, the name that it has there, and the
+file that says it."""
 NESTED = (VERL_RUN, EASYR1_RUN)
 """Trainers whose keys have levels."""
 
@@ -311,6 +318,7 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
         shards=asked.shards,
         method=asked.method,
         precision=asked.precision,
+        script="" if opened.run is None else opened.run.script,
         named_deepspeed=opened.unsaved,
     )
     source, run = opened.source, opened.run
@@ -360,10 +368,13 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
         if asked.model is not None:
             values = {key: value for key, value in values.items() if key not in MODEL_KEYS}
     found = (value for key in MODEL_KEYS if isinstance(value := values.get(key), str))
-    named = asked.model or next((value for value in found if not isinstance(value, Unwritten)), None)
-    if trainer in (UNSLOTH_RUN, UNSLOTH_DPO_RUN) and named is not None:
-        named = makers_name(named)
+    said = next((value for value in found if not isinstance(value, Unwritten)), None)
     try:
+        named = asked.model or said
+        if asked.model is None and said is not None and trainer in SAME_MODELS:
+            named = SAME_MODELS[trainer](said, source)
+        if trainer in (UNSLOTH_RUN, UNSLOTH_DPO_RUN) and named is not None:
+            named = makers_name(named)
         model = asked.find_model(named) if named else None
     except VlmplanError:
         read(settings_of(trainer, values, source), None, around)  # what is wrong with the file comes first

@@ -18,6 +18,10 @@ from vlmplan.other_trainers.launchers import (
 )
 from vlmplan.other_trainers.shell import Command, arguments_of, commands_of
 from vlmplan.other_trainers.verl.hydra import overrides_of
+from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL
+from vlmplan.other_trainers.vision_scripts.internvl import KEYS as INTERNVL_KEYS
+from vlmplan.other_trainers.vision_scripts.llava import KEYS as LLAVA_KEYS
+from vlmplan.other_trainers.vision_scripts.llava import LLAVA
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import KEYS as FINETUNE_KEYS
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE
 from vlmplan.other_trainers.vision_scripts.qwen_series import KEYS as SERIES_KEYS
@@ -53,10 +57,17 @@ OTHER_TASKS: Mapping[str, str] = {
     **dict.fromkeys(("run_dpo", "train_dpo"), "dpo"),
     "train_grpo": "grpo",
     "train_cls": "classification",
+    "internvl_chat_mpo": "mixed preference optimization",
+    "internvl_chat_dpo": "dpo",
 }
 """Scripts of TRL, and of handbooks that are built on it, for which no file is read: by their names, what they train."""
 OTHER = "Trainer"
-OF_VISION: Mapping[str, frozenset[str]] = {QWEN_FINETUNE: FINETUNE_KEYS, QWEN_SERIES: SERIES_KEYS}
+OF_VISION: Mapping[str, frozenset[str]] = {
+    QWEN_FINETUNE: FINETUNE_KEYS,
+    QWEN_SERIES: SERIES_KEYS,
+    LLAVA: LLAVA_KEYS,
+    INTERNVL: INTERNVL_KEYS,
+}
 """Scripts for vision-language models, by options of their own."""
 LEAST_OF_VISION = 2
 """Of them tell such a script: others have one, too."""
@@ -84,6 +95,11 @@ class ScriptRun:
     command: Command
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     launched: Launched = field(default_factory=Launched)
+
+    @property
+    def script(self) -> str:
+        """The name of the script in Python that is started, without its ending; empty for a program of a trainer."""
+        return PurePath(self.launched.words[0]).stem if self.launched.words else ""
 
     @property
     def num_processes(self) -> int | None:

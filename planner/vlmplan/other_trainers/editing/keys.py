@@ -42,7 +42,7 @@ UNLIKE_ANY = object()
 EXPANDABLE = "expandable_segments:True"
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "tuner_type": ("train_type",),
-    "gradient_checkpointing": ("activation_checkpointing",),
+    "gradient_checkpointing": ("activation_checkpointing", "grad_checkpoint"),
     "dtype": ("torch_dtype",),
 }
 """Other names of keys, under which a file may have them."""
