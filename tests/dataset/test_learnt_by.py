@@ -19,7 +19,8 @@ from vlmplan.dataset import dataset
 from vlmplan.dataset.media import media_reading
 from vlmplan.models import find_model
 from vlmplan.other_trainers.assembled import Surroundings
-from vlmplan.other_trainers.read import READERS, settings_of
+from vlmplan.other_trainers.read import settings_of
+from vlmplan.other_trainers.readers import READERS
 
 pytest.importorskip("transformers")
 from transformers import AutoTokenizer

@@ -211,7 +211,8 @@ def meaning(
     """What vlmplan's reader makes of keys and values."""
     from vlmplan.models import find_model
     from vlmplan.other_trainers.assembled import Surroundings
-    from vlmplan.other_trainers.read import MODEL_KEYS, READERS, settings_of
+    from vlmplan.other_trainers.read import settings_of
+    from vlmplan.other_trainers.readers import MODEL_KEYS, READERS
 
     _, read = READERS[IN_READER[trainer]]
     named = next((values[key] for key in MODEL_KEYS if values.get(key)), None)

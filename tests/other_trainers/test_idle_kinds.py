@@ -10,7 +10,8 @@ from vlmplan.errors import InputError
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import WITHOUT_EFFECT
 from vlmplan.other_trainers.idle_kinds import CHOICES, FLAGS, NUMBERS, SCHEDULERS, WHOLE
-from vlmplan.other_trainers.read import READERS, settings_of
+from vlmplan.other_trainers.read import settings_of
+from vlmplan.other_trainers.readers import READERS
 
 pytest.importorskip("transformers")
 from transformers import TrainingArguments

@@ -18,7 +18,8 @@ from vlmplan.other_trainers.axolotl.keys import ABSENT, DROPPED, RENAMED
 from vlmplan.other_trainers.evaluated import KEYS as OF_EVALUATION
 from vlmplan.other_trainers.hugging_face import OPTIMIZERS, WITHOUT_EFFECT
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
-from vlmplan.other_trainers.read import READERS, settings_of
+from vlmplan.other_trainers.read import settings_of
+from vlmplan.other_trainers.readers import READERS
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import OTHER
 

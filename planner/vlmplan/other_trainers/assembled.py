@@ -48,7 +48,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What is known beside the keys: files are looked for from ``folder`` upwards, None where it came alone;
-    ``environment`` is a script's.
+    ``environment`` is a script's, ``script`` the name of what it starts in Python, without its ending.
 
     ``num_gpus`` counts all machines, None where a search chooses. ``uses_deepspeed``, ``method`` and ``precision`` are
     the user's own, which go before the file's; None: the file decides.
@@ -63,7 +63,6 @@ class Surroundings:
     method: Method | None = None
     precision: Precision | None = None
     script: str = ""
-    """The script in Python that a shell script starts, by its name without ending."""
     named_deepspeed: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     """DeepSpeed configurations that the trainer ships, by the names that it takes for them."""
     shipped_deepspeed: Callable[[str], Mapping[str, Any] | None] = field(default=lambda _: None)

@@ -11,57 +11,15 @@ from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict, parse_json_object, shown
 from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accelerate
 from vlmplan.other_trainers.assembled import Surroundings, found_file
-from vlmplan.other_trainers.axolotl.keys import own_name
-from vlmplan.other_trainers.axolotl.reading import AXOLOTL, read_axolotl
-from vlmplan.other_trainers.axolotl.shipped import shipped_file as shipped_by_axolotl
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
-from vlmplan.other_trainers.llama_factory.reading import LLAMA_FACTORY, read_llama_factory
-from vlmplan.other_trainers.llama_factory.shipped import shipped_file as shipped_by_llama_factory
-from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
-from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
-from vlmplan.other_trainers.programs import (
-    TRAINER_RUN,
-    TRL_DPO_RUN,
-    TRL_GRPO_RUN,
-    TRL_RUN,
-    UNSLOTH_DPO_RUN,
-    UNSLOTH_RUN,
-    ProgramRun,
-    program_source,
-    run_of_program,
-)
+from vlmplan.other_trainers.programs import UNSLOTH_DPO_RUN, UNSLOTH_RUN, ProgramRun, program_source, run_of_program
+from vlmplan.other_trainers.readers import MODEL_KEYS, NAMES, NESTED, READERS, SAME_MODELS, SHIPPED_FILES
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten
-from vlmplan.other_trainers.scripts import (
-    EASYR1_RUN,
-    OF_TRL,
-    OTHER,
-    TRL_DPO,
-    TRL_GRPO,
-    VERL_RUN,
-    ScriptRun,
-    looks_like_script,
-    run_of_script,
-)
+from vlmplan.other_trainers.scripts import OF_TRL, OTHER, ScriptRun, looks_like_script, run_of_script
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl.dpo import read_trl_dpo
-from vlmplan.other_trainers.trl.grpo import read_trl_grpo
-from vlmplan.other_trainers.trl.program import (
-    read_trainer_program,
-    read_trl_dpo_program,
-    read_trl_grpo_program,
-    read_trl_program,
-)
-from vlmplan.other_trainers.trl.sft import TRL, read_trl
 from vlmplan.other_trainers.unsloth.names import makers_name
-from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo
-from vlmplan.other_trainers.verl.easyr1 import EASYR1, read_easyr1
 from vlmplan.other_trainers.verl.hydra import flattened
-from vlmplan.other_trainers.verl.reading import VERL, read_verl
-from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL, internvl_name, read_internvl
-from vlmplan.other_trainers.vision_scripts.llava import LLAVA, llava_name, read_llava
-from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE, read_qwen_finetune
-from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES, read_qwen_series
 from vlmplan.other_trainers.whose import trainer_of
 from vlmplan.recipe.choices import Method, Precision
 from vlmplan.units import counted
@@ -73,34 +31,6 @@ MAX_NOTEBOOK_BYTES = 16 * 2**20
 NOTEBOOK_SUFFIX = ".ipynb"
 PROGRAM_SUFFIXES = (".py", NOTEBOOK_SUFFIX)
 SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
-READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
-    "trl": (TRL, read_trl),
-    TRL_DPO: (TRL, read_trl_dpo),
-    TRL_GRPO: (TRL, read_trl_grpo),
-    "llamafactory": (LLAMA_FACTORY, read_llama_factory),
-    "swift": (MS_SWIFT, read_ms_swift),
-    "axolotl": (AXOLOTL, read_axolotl),
-    OTHER: (TRAINER, read_plain_trainer),
-    QWEN_FINETUNE: (QWEN_FINETUNE, read_qwen_finetune),
-    QWEN_SERIES: (QWEN_SERIES, read_qwen_series),
-    LLAVA: (LLAVA, read_llava),
-    INTERNVL: (INTERNVL, read_internvl),
-    TRL_RUN: (TRL, read_trl_program),
-    TRL_DPO_RUN: (TRL, read_trl_dpo_program),
-    TRL_GRPO_RUN: (TRL, read_trl_grpo_program),
-    TRAINER_RUN: (TRAINER, read_trainer_program),
-    UNSLOTH_RUN: (UNSLOTH, read_unsloth),
-    UNSLOTH_DPO_RUN: (UNSLOTH, read_unsloth_dpo),
-    VERL_RUN: (VERL, read_verl),
-    EASYR1_RUN: (EASYR1, read_easyr1),
-}
-NAMES: Mapping[str, Callable[[str], str]] = {"axolotl": own_name}
-"""What trainers call keys of ``TrainingArguments`` that they call otherwise."""
-SHIPPED_FILES: Mapping[str, Callable[[str], Mapping[str, Any] | None]] = {
-    "llamafactory": shipped_by_llama_factory,
-    "axolotl": shipped_by_axolotl,
-}
-"""DeepSpeed files of trainers' checkouts, by their paths there."""
 ENVIRONMENT_KEYS: Mapping[str, str] = {**dict.fromkeys(OF_TRL, "env"), "swift": "ENV"}
 """Keys under which a trainer's file sets variables."""
 OF_RUNS: Mapping[str, str] = {
@@ -110,15 +40,6 @@ OF_RUNS: Mapping[str, str] = {
     "max_grad_norm": "gradient_clipping",
 }
 """Keys of ``TrainingArguments`` whose defaults are not taken for runs of which accelerate's file alone is known."""
-MODEL_KEYS = (
-    *("model_name_or_path", "model", "model_id_or_path", "model_id", "base_model", "model_name"),
-    *("actor_rollout_ref.model.path", "worker.actor.model.model_path"),
-)
-SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {LLAVA: llava_name, INTERNVL: internvl_name}
-"""What transformers' own model is called, by the trainer, the name that it has there, and the
-file that says it."""
-NESTED = (VERL_RUN, EASYR1_RUN)
-"""Trainers whose keys have levels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

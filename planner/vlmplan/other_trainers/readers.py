@@ -1,0 +1,79 @@
+"""Who reads which trainer's keys, and where a trainer's files and names of models are its own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.axolotl.keys import own_name
+from vlmplan.other_trainers.axolotl.reading import AXOLOTL, read_axolotl
+from vlmplan.other_trainers.axolotl.shipped import shipped_file as shipped_by_axolotl
+from vlmplan.other_trainers.llama_factory.reading import LLAMA_FACTORY, read_llama_factory
+from vlmplan.other_trainers.llama_factory.shipped import shipped_file as shipped_by_llama_factory
+from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
+from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
+from vlmplan.other_trainers.programs import (
+    TRAINER_RUN,
+    TRL_DPO_RUN,
+    TRL_GRPO_RUN,
+    TRL_RUN,
+    UNSLOTH_DPO_RUN,
+    UNSLOTH_RUN,
+)
+from vlmplan.other_trainers.record import TrainerConfig
+from vlmplan.other_trainers.scripts import EASYR1_RUN, OTHER, TRL_DPO, TRL_GRPO, VERL_RUN
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.trl.dpo import read_trl_dpo
+from vlmplan.other_trainers.trl.grpo import read_trl_grpo
+from vlmplan.other_trainers.trl.program import (
+    read_trainer_program,
+    read_trl_dpo_program,
+    read_trl_grpo_program,
+    read_trl_program,
+)
+from vlmplan.other_trainers.trl.sft import TRL, read_trl
+from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo
+from vlmplan.other_trainers.verl.easyr1 import EASYR1, read_easyr1
+from vlmplan.other_trainers.verl.reading import VERL, read_verl
+from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL, internvl_name, read_internvl
+from vlmplan.other_trainers.vision_scripts.llava import LLAVA, llava_name, read_llava
+from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE, read_qwen_finetune
+from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES, read_qwen_series
+from vlmplan.workload import ModelFiles
+
+READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
+    "trl": (TRL, read_trl),
+    TRL_DPO: (TRL, read_trl_dpo),
+    TRL_GRPO: (TRL, read_trl_grpo),
+    "llamafactory": (LLAMA_FACTORY, read_llama_factory),
+    "swift": (MS_SWIFT, read_ms_swift),
+    "axolotl": (AXOLOTL, read_axolotl),
+    OTHER: (TRAINER, read_plain_trainer),
+    QWEN_FINETUNE: (QWEN_FINETUNE, read_qwen_finetune),
+    QWEN_SERIES: (QWEN_SERIES, read_qwen_series),
+    LLAVA: (LLAVA, read_llava),
+    INTERNVL: (INTERNVL, read_internvl),
+    TRL_RUN: (TRL, read_trl_program),
+    TRL_DPO_RUN: (TRL, read_trl_dpo_program),
+    TRL_GRPO_RUN: (TRL, read_trl_grpo_program),
+    TRAINER_RUN: (TRAINER, read_trainer_program),
+    UNSLOTH_RUN: (UNSLOTH, read_unsloth),
+    UNSLOTH_DPO_RUN: (UNSLOTH, read_unsloth_dpo),
+    VERL_RUN: (VERL, read_verl),
+    EASYR1_RUN: (EASYR1, read_easyr1),
+}
+NAMES: Mapping[str, Callable[[str], str]] = {"axolotl": own_name}
+"""What trainers call keys of ``TrainingArguments`` that they call otherwise."""
+SHIPPED_FILES: Mapping[str, Callable[[str], Mapping[str, Any] | None]] = {
+    "llamafactory": shipped_by_llama_factory,
+    "axolotl": shipped_by_axolotl,
+}
+"""DeepSpeed files of trainers' checkouts, by their paths there."""
+MODEL_KEYS = (
+    *("model_name_or_path", "model", "model_id_or_path", "model_id", "base_model", "model_name"),
+    *("actor_rollout_ref.model.path", "worker.actor.model.model_path"),
+)
+SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {LLAVA: llava_name, INTERNVL: internvl_name}
+"""What transformers' own model is called, by the trainer, the name that it has there, and the file
+that says it."""
+NESTED = (VERL_RUN, EASYR1_RUN)
+"""Trainers whose keys have levels."""
