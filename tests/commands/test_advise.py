@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from cli_calls import DOES_NOT_FIT, DONE, TINY, Call, call, refusal, says
+from documented_json import documented_keys
 
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
-DOCUMENT = {
-    *("schema", "workload", "objective", "date", "max_usd", "max_hours", "base", "base_within_limits", "reason"),
-    *("changes", "best", "advice", "notes", "caveats", "to_fit", "with_more_host", "other_machine"),
-}
 CHANGE = {
     *("change", "options", "keeps_results", "fits", "within_limits", "gpu", "num_gpus", "num_nodes", "offer", "recipe"),
     *("hours", "usd", "hours_change", "usd_change", "bound_by", "reason"),
@@ -53,7 +50,7 @@ def fitting(document: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("words", ADVISED)
 def test_json_keeps_the_contract(words: Sequence[str]):
     document = advised(*words).document
-    assert set(document) == DOCUMENT
+    assert document.keys() - {"schema"} == documented_keys("vlmplan.advice/1")
     assert document["schema"] == "vlmplan.advice/1"
     assert [set(one) for one in document["changes"]] == [CHANGE] * len(document["changes"])
     for one in document["changes"]:

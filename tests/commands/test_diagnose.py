@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from cli_calls import DONE, MENDABLE, USAGE, call
+from documented_json import documented_keys
 from vlmplan.cli.diagnose import diagnose
 from vlmplan.cli.estimate import estimate
 
@@ -35,6 +36,7 @@ def test_a_message_alone_is_diagnosed(log: str):
     assert "With the setup beside it (--config FILE" in found.out
     document = call("diagnose", log, "--json").document
     assert (document["schema"], document["cause"], document["planned"]) == ("vlmplan.diagnosis/1", "true_need", None)
+    assert document.keys() - {"schema"} == documented_keys("vlmplan.diagnosis/1")
     assert document["message"]["line"] == 2
     assert document["message"]["text"] == MESSAGE.partition(": ")[2]
 

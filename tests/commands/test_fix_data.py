@@ -8,6 +8,7 @@ import pytest
 
 from chat_files import asked, jsonl, png_header
 from cli_calls import DONE, FEW_LAYERS, call
+from documented_json import documented_keys
 from vlmplan.request import parse
 
 FILE = """model_name_or_path: {model}
@@ -51,6 +52,7 @@ def test_what_fits_is_grouped_by_length_and_packed_where_that_saves_time():
     text_data(longest=1500)
     Path("train.yaml").write_text(FILE.format(model="small", method="lora"))
     found = fix("train.yaml", gpu="rtx-4090")
+    assert found.keys() - {"schema"} == documented_keys("vlmplan.check/1")
     keys = [{change["key"] for change in one["changes"]} for one in found["fix"]]
     assert {"train_sampling_strategy", "packing"} <= set().union(*keys)
     seconds = [one["costs"]["run_seconds"] for one in found["fix"]]
