@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from vlmplan.other_trainers.fsdp import kind_of
-from vlmplan_trainer.engines.fsdp2 import around_embedding, unit_layers
+from vlmplan_trainer.engines.sharded import around_embedding, unit_layers
 from vlmplan_trainer.models.load import configuration, model_class
 
 DATA = Path(__file__).parents[2] / "planner" / "vlmplan" / "data"

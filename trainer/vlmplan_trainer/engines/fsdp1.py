@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import get_rank, get_world_size
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -22,14 +21,11 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import FlatParameters, Offload, ShardUnits
+from vlmplan.recipe.choices import FlatParameters, Offload
 from vlmplan_trainer.engines.base import LossModule
-from vlmplan_trainer.engines.fsdp2 import SHARD_FILE, around_embedding, unit_layers
 from vlmplan_trainer.engines.optimizers import keeping_settings
-from vlmplan_trainer.engines.plain import PlainEngine
-from vlmplan_trainer.engines.ranks import OnRanks
+from vlmplan_trainer.engines.sharded import ShardedEngine, units_of
 from vlmplan_trainer.models.load import torch_dtype
 
 PREFETCHES: Mapping[FlatParameters, BackwardPrefetch | None] = {
@@ -39,30 +35,19 @@ PREFETCHES: Mapping[FlatParameters, BackwardPrefetch | None] = {
 }
 
 
-class FlatEngine(OnRanks, PlainEngine):
+class FlatEngine(ShardedEngine):
     """A rank's shards of flat parameters, which a checkpoint keeps as they are."""
 
-    def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
-        self.rank, self.num_ranks = get_rank(), get_world_size()
+    kind = "FSDP1"
+
+    def _sharded(self, module: LossModule, recipe: Recipe, device: torch.device) -> FullyShardedDataParallel:
         first: dict[int, str] = {}
         named = module.model.state_dict(keep_vars=True)
         self._first_name = {name: first.setdefault(id(weight), name) for name, weight in named.items()}
-        wrapped: Any = flat_sharded(module, recipe, device)
-        super().__init__(wrapped, recipe, device=device, weight_decay=weight_decay)
-        self._num_micro_batches = 0
-
-    @property
-    def loss_scale(self) -> int:
-        return self.num_ranks
-
-    def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
-        self._num_micro_batches += torch.is_grad_enabled()
-        return super().forward(batch, num_items) * self.loss_scale
+        return flat_sharded(module, recipe, device)
 
     def backward(self, loss: Tensor) -> None:
-        is_last = self._num_micro_batches % self._recipe.grad_accum == 0
-        root: Any = self._module  # the wrapped module
-        with nullcontext() if is_last or self._recipe.sync_each_batch else root.no_sync():
+        with nullcontext() if self._reduces else self._root.no_sync():
             super().backward(loss)
 
     @property
@@ -72,25 +57,17 @@ class FlatEngine(OnRanks, PlainEngine):
 
     def save(self, folder: Path) -> None:
         """Every rank writes its shards."""
-        folder.mkdir(parents=True, exist_ok=True)
         content = {"weights": self._shards, "optimizer": self._optimizer.state_dict()}
-        torch.save(content, folder / self._shard_file)
+        self._write_shard(folder, content)
 
     def load(self, folder: Path) -> None:
         """Raises InputError for a checkpoint of another number of ranks."""
-        path = folder / self._shard_file
-        if not path.exists():
-            raise InputError(f"{folder} has no {path.name}: it was written by another number of GPUs, or by no FSDP1")
-        content = torch.load(path, map_location="cpu", mmap=self.device.type != "cpu", weights_only=True)
+        content = self._read_shard(folder)
         with torch.no_grad():
             for shard, kept in zip(self._shards, content["weights"], strict=True):
                 shard.copy_(kept)
         with keeping_settings(self._optimizer):
             self._optimizer.load_state_dict(content["optimizer"])
-
-    @property
-    def _shard_file(self) -> str:
-        return SHARD_FILE.format(rank=self.rank, num_ranks=self.num_ranks)
 
     def weights(self) -> dict[str, Tensor] | None:
         """Gathered unit by unit into the first rank's host memory; a weight that several modules share once."""
@@ -107,13 +84,11 @@ class FlatEngine(OnRanks, PlainEngine):
         return found
 
     def _clipped_norm(self) -> float:
-        root: Any = self._module
-        return float(root.clip_grad_norm_(self._recipe.gradient_clipping))
+        return float(self._root.clip_grad_norm_(self._recipe.gradient_clipping))
 
 
 def flat_sharded(module: LossModule, recipe: Recipe, device: torch.device) -> FullyShardedDataParallel:
-    of_language = recipe.shard_units is ShardUnits.LANGUAGE_LAYERS
-    layers = set(unit_layers(around_embedding(module.model) if of_language else module))
+    layers = set(units_of(module, recipe))
 
     def wraps(module: Any, recurse: bool, **_: Any) -> bool:
         return recurse or module in layers

@@ -14,54 +14,38 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import get_rank, get_world_size
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
-from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload, ShardUnits
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
-from vlmplan_trainer.engines.plain import PlainEngine
-from vlmplan_trainer.engines.ranks import OnRanks
+from vlmplan_trainer.engines.sharded import ShardedEngine, units_of
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.weight_types import torch_dtype
 
-SHARD_FILE = "rank-{rank:05}-of-{num_ranks:05}.pt"
-"""A rank's part of a checkpoint."""
 PACKED = "Params4bit"
 """bitsandbytes' class of 4-bit weights."""
 
 
-class FsdpEngine(OnRanks, PlainEngine):
+class FsdpEngine(ShardedEngine):
     """The root stays whole from its forward to the end of backward, as torch has it, unless it has the ends: backward
     begins with it. So does the head, whose forward ends where its backward begins."""
 
-    def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
-        self.rank, self.num_ranks = get_rank(), get_world_size()
-        shard(module, recipe, init_device_mesh(device.type, (self.num_ranks,)))
-        super().__init__(module, recipe, device=device, weight_decay=weight_decay)
-        self._num_micro_batches = 0
+    kind = "FSDP2"
 
-    @property
-    def loss_scale(self) -> int:
-        """Gradients are averaged over ranks; the loss is a sum over them."""
-        return self.num_ranks
+    def _sharded(self, module: LossModule, recipe: Recipe, device: torch.device) -> LossModule:
+        shard(module, recipe, init_device_mesh(device.type, (self.num_ranks,)))
+        return module
 
     def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
-        self._num_micro_batches += torch.is_grad_enabled()
+        is_counted = self._num_micro_batches + torch.is_grad_enabled()
         if not self._recipe.sync_each_batch:
-            is_last = self._num_micro_batches % self._recipe.grad_accum == 0
-            self._root.set_requires_gradient_sync(is_last)
-        return self._module(batch, num_items) * self.loss_scale
-
-    @property
-    def _root(self) -> Any:
-        """The module with the methods that ``fully_shard`` has given it."""
-        return self._module
+            self._root.set_requires_gradient_sync(is_counted % self._recipe.grad_accum == 0)
+        return super().forward(batch, num_items)
 
     def _clipped_norm(self) -> float:
         norm = nn.utils.clip_grad_norm_(self._trained, self._recipe.gradient_clipping)
@@ -71,28 +55,20 @@ class FsdpEngine(OnRanks, PlainEngine):
 
     def save(self, folder: Path) -> None:
         """Every rank writes its shards."""
-        folder.mkdir(parents=True, exist_ok=True)
         content = {
             "weights": {name: _local(weight.detach()) for name, weight in self._trained_by_name()},
             "optimizer": tree_map(_local, self._optimizer.state_dict()),
         }
-        torch.save(content, folder / self._shard_file)
+        self._write_shard(folder, content)
 
     def load(self, folder: Path) -> None:
         """Raises InputError for a checkpoint of another number of ranks."""
-        path = folder / self._shard_file
-        if not path.exists():
-            raise InputError(f"{folder} has no {path.name}: it was written by another number of GPUs, or by no FSDP2")
-        content = torch.load(path, map_location="cpu", mmap=self.device.type != "cpu", weights_only=True)
+        content = self._read_shard(folder)
         with torch.no_grad():
             for name, weight in self._trained_by_name():
                 _local(weight).copy_(content["weights"][name])
         with keeping_settings(self._optimizer):
             self._optimizer.load_state_dict(_with_shards(content["optimizer"], self._optimizer))
-
-    @property
-    def _shard_file(self) -> str:
-        return SHARD_FILE.format(rank=self.rank, num_ranks=self.num_ranks)
 
     def _trained_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
@@ -133,8 +109,7 @@ def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     for matrix in adapters_matrices(module) if recipe.shard_units is ShardUnits.ADAPTERS_TOO else ():
         casting = {**settings, "mp_policy": replace(policy, cast_forward_inputs=True)}  # peft has cast what it gets
         fully_shard(matrix, reshard_after_forward=reshards, **casting)
-    of_language = recipe.shard_units is ShardUnits.LANGUAGE_LAYERS
-    for layer in unit_layers(around_embedding(module.model) if of_language else module):
+    for layer in units_of(module, recipe):
         fully_shard(layer, reshard_after_forward=reshards, **settings)
     if recipe.shard_units is ShardUnits.EMBEDDING_TOO:
         whole: Any = module.model
@@ -163,13 +138,6 @@ def _join_tables(model: nn.Module) -> None:
         owner.set_input_embeddings(table)
 
 
-def unit_layers(module: nn.Module) -> list[nn.Module]:
-    """The groups between the ends, in order."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
-
-
 def adapters_matrices(module: nn.Module) -> Iterator[nn.Module]:
     """LoRA's on linear layers, as axolotl has them (0.18 ``monkeypatch/accelerate/fsdp2.py``)."""
     from peft.tuners.lora import LoraLayer
@@ -177,12 +145,6 @@ def adapters_matrices(module: nn.Module) -> Iterator[nn.Module]:
     for layer in module.modules():
         if isinstance(layer, LoraLayer):
             yield from (*layer.lora_A.values(), *layer.lora_B.values())
-
-
-def around_embedding(model: Any) -> nn.Module:
-    """The module that the input embedding is a child of: the language model."""
-    table = model.get_input_embeddings()
-    return next(one for one in model.modules() if any(child is table for child in one.children()))
 
 
 def _ends(model: Any) -> tuple[nn.Module | None, list[nn.Module]]:
