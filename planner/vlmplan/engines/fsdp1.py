@@ -25,24 +25,21 @@ from functools import cached_property
 
 from vlmplan.architecture.trace import Run, Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
-from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import Engine, ModelStates, weight
+from vlmplan.engines.components import Components
+from vlmplan.engines.engine import ModelStates, weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.flat_units import FlatUnit, flat_units
-from vlmplan.engines.layer_groups import ROOT, BackwardOrder, backward_order
-from vlmplan.engines.optimizer_states import state_bytes, update_bytes
+from vlmplan.engines.layer_groups import ROOT, backward_order
+from vlmplan.engines.layer_shards import LayerShards
+from vlmplan.engines.optimizer_states import update_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import FlatParameters
 
 
-class FlatShard(Engine):
-    """A rank with its shards. Where the host has them (``CPUOffload``), gradients and states too."""
-
-    follows_layers = True
-    saves_whole = True
-    """The root stays whole until the backward that follows."""
+class FlatShard(LayerShards):
+    """A rank with shards of flat parameters. The root stays whole until the backward that follows."""
 
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
@@ -50,28 +47,10 @@ class FlatShard(Engine):
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
         self.units = flat_units(table, recipe, num_ranks)
         self._computed, self._held = recipe.trained_dtype.num_bytes, recipe.held_dtype.num_bytes
-        self._order = BackwardOrder((), frozenset(), frozenset())
-        self._reduces = True
-        self._whole: set[int] = set()
-        self._arrived: dict[int, list[int]] = {}
         self._waits: set[int] = set()
         """Units with whole flat gradients of earlier micro batches."""
-        self._has_shards: set[int] = set()
         self._is_updated = False
         """Whether the shards' gradients are those of a step that was made."""
-
-    @staticmethod
-    def overlapped_micro_batches(recipe: Recipe) -> int:
-        """Gathers and reductions run on streams of their own, and the host is ahead of the computation."""
-        return recipe.grad_accum
-
-    @property
-    def has_streams(self) -> bool:
-        return True
-
-    @property
-    def reduces_last_alone(self) -> bool:
-        return not self.recipe.sync_each_batch
 
     @property
     def _numbers(self) -> list[int]:
@@ -114,14 +93,10 @@ class FlatShard(Engine):
 
     # -- forward -------------------------------------------------------------------------------------------------
 
-    def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
-        self._reduces = self.recipe.sync_each_batch or is_last
-        self._arrived.clear()
-
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """Earlier gradients are in shards, or whole; so are weights that are not resharded until a reduction."""
         self._free_updated()
-        for number in {self.units.groups.number_of_ordinal[ordinal] for ordinal in ordinals}:
+        for number in {self.groups.number_of_ordinal[ordinal] for ordinal in ordinals}:
             if self.recipe.sync_each_batch:
                 self._keep_shard(number)
                 continue
@@ -133,14 +108,13 @@ class FlatShard(Engine):
     def begin_forward(self, trace: Trace) -> None:
         """Gradients of weights that the optimizer has let go are still those of the flat parameters until now
         (``_reset_flat_param_grad_info_if_needed``)."""
-        self._order = backward_order(trace, self.units.groups)
+        self._order = backward_order(trace, self.groups)
         self._free_updated()
         self._unshard(ROOT)
         self._prefetch_forward(0)
 
     def enter(self, run: Run, *, is_backward: bool) -> None:
-        groups = self.units.groups
-        number = groups.ended_by(run) if is_backward else groups.begun_by(run)
+        number = self._begun(run, is_backward=is_backward)
         if number is None:
             return
         if not is_backward:
@@ -152,8 +126,7 @@ class FlatShard(Engine):
                 self._prefetch_before(number)
 
     def leave(self, run: Run, *, is_backward: bool) -> None:
-        groups = self.units.groups
-        number = groups.begun_by(run) if is_backward else groups.ended_by(run)
+        number = self._ended(run, is_backward=is_backward)
         if number is None:
             return
         if is_backward:
@@ -199,10 +172,6 @@ class FlatShard(Engine):
         """The unit whose forward was so many before, where its backward is going to ask for it."""
         if place >= 0 and self._order.forward_order[place] in self._order.with_output:
             self._unshard(self._order.forward_order[place])
-
-    def take_gradient(self, ordinal: int) -> None:
-        """Autograd keeps it until the flat one is made."""
-        self._arrived.setdefault(self.units.groups.number_of_ordinal[ordinal], []).append(ordinal)
 
     def end_backward(self) -> None:
         """The units that wait, the root last, and those that are whole though no hook has freed them
@@ -301,7 +270,7 @@ class FlatShard(Engine):
     @cached_property
     def _updated(self) -> list[FlatUnit]:
         """Units that get a gradient: zeros of weights that get none."""
-        number_of_ordinal = self.units.groups.number_of_ordinal
+        number_of_ordinal = self.groups.number_of_ordinal
         numbers = {number_of_ordinal[ordinal] for ordinal in self.table.reduced_ordinals}
         return [self.units[number] for number in self._numbers if number in numbers]
 
@@ -324,15 +293,9 @@ class FlatShard(Engine):
             own = unit.shard_numel * self._held
             building = max(building, before + (unit.weights_numel + unit.numel) * self._held + own)
             before += 0 if self.offloads_weights else own
-        start, init_peak = Components(weights=before), Components(weights=building)
-        if self.offloads_weights:
-            return ModelStates(at_start=start, resident=start, init_peak=init_peak, step_peak=start)
-        dtype = self.recipe.held_dtype
-        resident = start + Components(optimizer_states=state_bytes(self.recipe, self._shapes, dtype))
-        used = Components(gradients=self._gradient_bytes, temporaries=update_bytes(self.recipe, self._shapes, dtype))
-        return ModelStates(
-            at_start=start, resident=resident, init_peak=higher(start, init_peak), step_peak=resident + used
-        )
+        updates = update_bytes(self.recipe, self._shapes, self.recipe.held_dtype)
+        used = Components(gradients=self._gradient_bytes, temporaries=updates)
+        return self._model_states(resting=before, building=building, shapes=self._shapes, used=used)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         """The root and three units whole, or all, and a shard cast; beside them gradients of the root and of three
@@ -357,7 +320,7 @@ class FlatShard(Engine):
         """An all-gather of each unit forward, and of each layer backward where it was resharded; a reduce-scatter of
         each with gradients, in every micro batch or in the last. What is not resharded stays until a reduction."""
         recipe, often = self.recipe, self.recipe.grad_accum
-        order, reductions = backward_order(trace, self.units.groups), often if recipe.sync_each_batch else 1
+        order, reductions = backward_order(trace, self.groups), often if recipe.sync_each_batch else 1
         forward = [self.units[number].padded_numel for number in order.forward_order]
         forward += [self.units.root.padded_numel] if self.units.root.weights else []
         backward: list[int] = []

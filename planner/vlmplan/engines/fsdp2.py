@@ -30,7 +30,7 @@ from vlmplan.architecture.trace import Run, Trace
 from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.fsdp2_formulas import FullyShardFormulas
-from vlmplan.engines.layer_groups import ROOT, BackwardOrder, LayerGroup, backward_order
+from vlmplan.engines.layer_groups import ROOT, LayerGroup, backward_order
 from vlmplan.engines.optimizer_states import norm_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
@@ -42,35 +42,16 @@ WAITING = "reduce-scatter input"
 class FullyShard(FullyShardFormulas):
     """A rank with its shards. Where the host has them (``CPUOffloadPolicy``), gradients and states too."""
 
-    follows_layers = True
-    saves_whole = True
-    """A checkpoint reads shards, and the next backward reshards (``_fsdp_param_group.py``)."""
-
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
-        self._order = BackwardOrder((), frozenset(), frozenset())
-        self._reduces = True
         self._last_gathered: int | None = None
         """The group whose gathered buffer waits, in forward, for the next one."""
-        self._whole: set[int] = set()
         self._prefetched: set[int] = set()
         self._done: set[int] = set()
-        self._arrived: dict[int, list[int]] = {}
         self._wide: set[int] = set()
         """Whole gradients in the type of the reduction, from earlier micro batches."""
-        self._has_shards: set[int] = set()
-        """Groups with gradients in shards."""
-
-    @staticmethod
-    def overlapped_micro_batches(recipe: Recipe) -> int:
-        """The next layer's weights come, and gradients go, while a layer computes."""
-        return recipe.grad_accum
-
-    @property
-    def has_streams(self) -> bool:
-        return True
 
     # -- load and build ------------------------------------------------------------------------------------------
 
@@ -86,10 +67,6 @@ class FullyShard(FullyShardFormulas):
 
     def loaded_bytes(self, entry: NamedParameter) -> int:
         return entry.parameter.numel * self.groups.held_dtype(entry).num_bytes
-
-    @property
-    def reduces_last_alone(self) -> bool:
-        return not self.recipe.sync_each_batch
 
     def build(self) -> None:
         """Group by group, layers first: all weights of a group come whole to the device, then each is cut, and when
@@ -112,8 +89,7 @@ class FullyShard(FullyShardFormulas):
     # -- forward -------------------------------------------------------------------------------------------------
 
     def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
-        self._reduces = self.recipe.sync_each_batch or is_last
-        self._arrived.clear()
+        super().begin_micro_batch(accumulates=accumulates, is_last=is_last)
         self._done.clear()
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
@@ -137,7 +113,7 @@ class FullyShard(FullyShardFormulas):
         self._unshard(ROOT, is_forward=True)
 
     def enter(self, run: Run, *, is_backward: bool) -> None:
-        number = self.groups.ended_by(run) if is_backward else self.groups.begun_by(run)
+        number = self._begun(run, is_backward=is_backward)
         if number is None:
             return
         if not is_backward:
@@ -147,7 +123,7 @@ class FullyShard(FullyShardFormulas):
             self._prefetch_before(number)
 
     def leave(self, run: Run, *, is_backward: bool) -> None:
-        number = self.groups.begun_by(run) if is_backward else self.groups.ended_by(run)
+        number = self._ended(run, is_backward=is_backward)
         if number is None:
             return
         if not is_backward:
@@ -251,10 +227,6 @@ class FullyShard(FullyShardFormulas):
             if number not in self._whole and number not in self._prefetched:
                 self._gather(number)
                 self._prefetched.add(number)
-
-    def take_gradient(self, ordinal: int) -> None:
-        """The gradient stays whole until its group is through."""
-        self._arrived.setdefault(self.groups.number_of_ordinal[ordinal], []).append(ordinal)
 
     def end_backward(self) -> None:
         """``_root_post_backward_final_callback``: the root, then groups whose backward nobody has ended."""

@@ -8,26 +8,18 @@ from functools import cached_property
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, arrivals
-from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import Engine, ModelStates
-from vlmplan.engines.events import NULL_SINK, Sink
-from vlmplan.engines.layer_groups import BackwardOrder, LayerGroup, backward_order, layer_groups
-from vlmplan.engines.optimizer_states import norm_sizes, state_bytes, update_bytes
+from vlmplan.engines.components import Components
+from vlmplan.engines.engine import ModelStates
+from vlmplan.engines.layer_groups import BackwardOrder, LayerGroup, backward_order
+from vlmplan.engines.layer_shards import LayerShards
+from vlmplan.engines.optimizer_states import norm_sizes, update_bytes
 from vlmplan.engines.parameter_groups import chosen_of_groups
-from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
-from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
 
 
-class FullyShardFormulas(Engine):
+class FullyShardFormulas(LayerShards):
     """``fully_shard`` as ``Engine`` has it in closed form."""
-
-    def __init__(
-        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
-    ) -> None:
-        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
-        self.groups = layer_groups(table, recipe, num_ranks)
 
     @cached_property
     def _shapes(self) -> list[tuple[int, ...]]:
@@ -58,18 +50,10 @@ class FullyShardFormulas(Engine):
             building = max(building, before + (0 if is_there else group.arriving_bytes) + own)
             before += 0 if self.offloads_weights else own
             before -= group.arriving_bytes if is_there else 0
-        start = Components(weights=before)
-        init_peak = Components(weights=building)
-        if self.offloads_weights:
-            return ModelStates(at_start=start, resident=start, init_peak=init_peak, step_peak=start)
-        dtype = recipe.held_dtype
-        resident = start + Components(optimizer_states=state_bytes(recipe, self._shapes, dtype))
-        updates = [update_bytes(recipe, shapes, dtype) for shapes in self._shapes_of_groups]
-        most = max([*norm_sizes(recipe, {dtype: self._shapes}), *updates])
+        updates = [update_bytes(recipe, shapes, recipe.held_dtype) for shapes in self._shapes_of_groups]
+        most = max([*norm_sizes(recipe, {recipe.held_dtype: self._shapes}), *updates])
         used = Components(gradients=self._gradient_bytes, temporaries=most)
-        return ModelStates(
-            at_start=start, resident=resident, init_peak=higher(start, init_peak), step_peak=resident + used
-        )
+        return self._model_states(resting=before, building=building, shapes=self._shapes, used=used)
 
     @cached_property
     def _packed_bytes(self) -> int:

@@ -1,0 +1,77 @@
+"""What FSDP1 and FSDP2 share: units that are gathered and reduced one by one, on streams of their own."""
+
+from collections.abc import Iterable
+
+from vlmplan.architecture.trace import Run
+from vlmplan.engines.components import Components, higher
+from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.events import NULL_SINK, Sink
+from vlmplan.engines.layer_groups import BackwardOrder, layer_groups
+from vlmplan.engines.optimizer_states import state_bytes
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.recipe import Recipe
+
+
+class LayerShards(Engine):
+    """A rank with its shards. Where the host has them (``CPUOffload``, ``CPUOffloadPolicy``), gradients and states
+    too."""
+
+    follows_layers = True
+    saves_whole = True
+    """A checkpoint reads shards, and the next backward reshards."""
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self.groups = layer_groups(table, recipe, num_ranks)
+        self._order = BackwardOrder((), frozenset(), frozenset())
+        self._reduces = True
+        self._whole: set[int] = set()
+        self._arrived: dict[int, list[int]] = {}
+        """Of each group the gradients of this micro batch that wait for the others."""
+        self._has_shards: set[int] = set()
+        """Groups with gradients in shards."""
+
+    @staticmethod
+    def overlapped_micro_batches(recipe: Recipe) -> int:
+        """The next layer's weights come, and gradients go, while a layer computes."""
+        return recipe.grad_accum
+
+    @property
+    def has_streams(self) -> bool:
+        return True
+
+    @property
+    def reduces_last_alone(self) -> bool:
+        return not self.recipe.sync_each_batch
+
+    def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
+        self._reduces = self.recipe.sync_each_batch or is_last
+        self._arrived.clear()
+
+    def take_gradient(self, ordinal: int) -> None:
+        """The gradient stays whole until its group is through."""
+        self._arrived.setdefault(self.groups.number_of_ordinal[ordinal], []).append(ordinal)
+
+    def _begun(self, run: Run, *, is_backward: bool) -> int | None:
+        """The group whose forward or backward begins with a section."""
+        return self.groups.ended_by(run) if is_backward else self.groups.begun_by(run)
+
+    def _ended(self, run: Run, *, is_backward: bool) -> int | None:
+        """The group whose forward or backward ends with a section."""
+        return self.groups.begun_by(run) if is_backward else self.groups.ended_by(run)
+
+    def _model_states(
+        self, *, resting: int, building: int, shapes: Iterable[tuple[int, ...]], used: Components
+    ) -> ModelStates:
+        """``resting`` bytes of weights, at most ``building`` while the engine is built; the optimizer's states of this
+        rank's ``shapes``, beside which a step has ``used``."""
+        start, init_peak = Components(weights=resting), Components(weights=building)
+        if self.offloads_weights:
+            return ModelStates(at_start=start, resident=start, init_peak=init_peak, step_peak=start)
+        states = state_bytes(self.recipe, [*shapes], self.recipe.held_dtype)
+        resident = start + Components(optimizer_states=states)
+        return ModelStates(
+            at_start=start, resident=resident, init_peak=higher(start, init_peak), step_peak=resident + used
+        )
