@@ -49,26 +49,6 @@ def _chameleon_words() -> dict[str, int]:
 
 _MODELS: tuple[Mapping[str, Any], ...] = (
     {
-        "model_type": "aria",
-        "image_token_index": 7,
-        "text_config": {
-            **text("aria_text", intermediate_size=512, num_hidden_layers=3, num_key_value_heads=16),
-            "moe_num_experts": 8,
-            "moe_topk": 2,
-            "moe_num_shared_experts": 2,
-            "head_dim": 64,
-        },
-        "vision_config": {
-            "model_type": "idefics3_vision",
-            "hidden_size": 1152,
-            "intermediate_size": 4304,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 16,
-            "image_size": 980,
-            "patch_size": 14,
-        },
-    },
-    {
         "model_type": "cohere_compass",
         **IMAGE,
         **VIDEO,
@@ -179,13 +159,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
             "vocab_size": 32000,
         },
         "vision_config": {**qwen3_vision(), "out_hidden_size": 2048},
-    },
-    {
-        "model_type": "video_llava",
-        "image_token_index": 7,
-        "video_token_index": 8,
-        "text_config": text("llama"),
-        "vision_config": clip(224),
     },
 )
 IMAGE_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in (*_MODELS, *TORCHVISION_MODELS)}
@@ -426,6 +399,33 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
         },
         "text_config": text("granite4_vision_text"),
         "vision_config": siglip(width=768, side=256, layers=4),
+    },
+    {
+        "model_type": "aria",
+        "image_token_index": 7,
+        "text_config": {
+            **text("aria_text", intermediate_size=512, num_hidden_layers=3, num_key_value_heads=16),
+            "moe_num_experts": 8,
+            "moe_topk": 2,
+            "moe_num_shared_experts": 2,
+            "head_dim": 64,
+        },
+        "vision_config": {
+            "model_type": "idefics3_vision",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 16,
+            "image_size": 980,
+            "patch_size": 14,
+        },
+    },
+    {
+        "model_type": "video_llava",
+        "image_token_index": 7,
+        "video_token_index": 8,
+        "text_config": text("llama"),
+        "vision_config": clip(224),
     },
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}

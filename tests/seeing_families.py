@@ -89,6 +89,17 @@ FAMILIES: Mapping[str, Seeing] = {
         },
         settings={**OF_CLIP, "image_processor_type": "CLIPImageProcessor"},
     ),
+    "video_llava": Seeing(
+        config={
+            "model_type": "video_llava",
+            "image_token_index": IMAGE_TOKEN,
+            "video_token_index": VIDEO_TOKEN,
+            "text_config": text("llama"),
+            "vision_config": CLIP,
+        },
+        settings={**OF_CLIP, "image_processor_type": "VideoLlavaImageProcessor"},
+        towers=("model.image_tower", "model.video_tower"),
+    ),
     "llava_next_video": Seeing(
         config={
             "model_type": "llava_next_video",
@@ -303,6 +314,16 @@ FAMILIES: Mapping[str, Seeing] = {
         towers=("model.vision_model", "model.vqmodel"),
         projectors=("model.aligner", "model.generation_head"),
         side=336,
+    ),
+    "aria": Seeing(
+        config={
+            "model_type": "aria",
+            "image_token_index": IMAGE_TOKEN,
+            "projector_patch_to_query_dict": {"196": 256},
+            "text_config": text("aria_text", head_dim=32),
+            "vision_config": {**TOWER, "model_type": "idefics3_vision", "patch_size": 70, "image_size": 980},
+        },
+        settings={"image_processor_type": "AriaImageProcessor"},
     ),
     "granite4_vision": Seeing(
         config={

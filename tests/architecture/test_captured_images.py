@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 import torch
 
 from family_checks import switch_checkpointing
-from image_models import IMAGE_MODELS
+from image_models import DESCRIBED_MODELS
 from tape_probe import Predicted, predicted_step
 from torch_probe import Measured, measured_step
 from vlmplan.architecture.captured.capture import ImageCapture, capture_from_json
@@ -38,7 +38,7 @@ class Beside:
     """One type with and without images: bytes that they add as planned and as measured."""
 
     def __init__(self, model_type: str) -> None:
-        self.config = IMAGE_MODELS[model_type]
+        self.config = DESCRIBED_MODELS[model_type]
         size = {"width": SIDE, "height": SIDE, "images_per_sample": 1}
         answer = captured({"config": dict(self.config), "preprocessor": None, **size})
         self.capture: ImageCapture = capture_from_json(json.loads(json.dumps(answer)), **size)
@@ -97,7 +97,9 @@ class Beside:
 @pytest.mark.sweep
 @pytest.mark.parametrize("model_type", ["aria", "video_llava"])
 def test_images_add_to_a_step_what_they_add_in_transformers(model_type: str):
-    """Features of an image and of frames; towers that train, that do not, and that run again in backward."""
+    """Features of a mask and of one of two towers; towers that train, that do not, and that run again in backward. Both
+    types have a family, which is not asked here: of those without one, whose images are read here, transformers has
+    either no step without images or none on tensors without data."""
     beside = Beside(model_type)
     for ways in ({}, {"freezes": True}, {"checkpoints": True}):
         chosen = {"checkpoints": False, "freezes": False} | ways

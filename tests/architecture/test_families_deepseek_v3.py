@@ -14,7 +14,7 @@ from model_table import assert_counts_match_the_table
 from tape_probe import predicted_step
 from vlmplan.architecture import ops
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.families.gpt_oss import GptOssRouter
+from vlmplan.architecture.families.gpt_oss import LogitRouter
 from vlmplan.architecture.families.group_router import GreedyRouter, GroupRouter, SoftmaxGroupRouter
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
@@ -97,7 +97,7 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(config):
         (GreedyRouter(8, 16, 2, num_groups=2), DType.FLOAT32),
         (SoftmaxGroupRouter(8, 16, 2, num_groups=2, normalizes=True), DType.FLOAT32),  # Mistral 4 asks for nothing
         (GroupRouter(8, 16, 2, num_groups=2, normalizes=True), DType.BFLOAT16),  # a sigmoid
-        (GptOssRouter(8, 16, 2), DType.BFLOAT16),  # asks for the type of the logits
+        (LogitRouter(8, 16, 2), DType.BFLOAT16),  # asks for the type of the logits
     ],
 )
 def test_autocast_has_the_softmax_of_a_router_in_float32_unless_another_type_is_asked_for(router, scores):

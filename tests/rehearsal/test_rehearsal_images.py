@@ -24,8 +24,8 @@ from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
 from vlmplan.sample_images import image_tokens, sample_image
 
-TYPE = "video_llava"
-TOKENS = (224 // 14) ** 2
+TYPE = "cohere_compass"
+TOKENS = (448 // 16 // 2) ** 2
 RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=2, activation_checkpointing=False)
 
 

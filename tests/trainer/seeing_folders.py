@@ -125,6 +125,24 @@ SEEING: Mapping[str, Published] = {
         },
         tokens=("<imgpad>", "<img>", "</img>"),
     ),
+    "aria": Published(
+        alias="paligemma-3b",
+        config={
+            "text_config": {
+                **TEXT,
+                "model_type": "aria_text",
+                "moe_num_experts": 4,
+                "moe_topk": 2,
+                "moe_num_shared_experts": 1,
+            },
+            "vision_config": {"model_type": "idefics3_vision", **TOWER, "patch_size": 140, "image_size": 980},
+            "projector_patch_to_query_dict": {"49": 256},
+            "image_token_index": "$<image>",
+        },
+        image="<image>",
+        settings={"image_processor_type": "AriaImageProcessor", "processor_class": "AriaProcessor"},
+        named_tokens={"image_token": "<image>"},
+    ),
     "granite4_vision": replace(
         llava(
             "llava-v1.6-mistral-7b",
@@ -284,6 +302,24 @@ SEEING: Mapping[str, Published] = {
             merge_size=1,
             temporal_patch_size=1,
         ),
+        needs="torchvision",
+    ),
+    "video_llava": replace(
+        FAMILIES["llava"],
+        config={
+            "text_config": FAMILIES["llava"].config["text_config"],
+            "vision_config": CLIP,
+            "image_token_index": "$<image>",
+            "video_token_index": "$<video>",
+            "image_seq_length": 4,
+        },
+        settings={
+            "size": {"shortest_edge": 28},
+            "crop_size": SQUARE,
+            "image_processor_type": "VideoLlavaImageProcessor",
+            "processor_class": "VideoLlavaProcessor",
+        },
+        named_tokens={"image_token": "<image>", "video_token": "<video>"},
         needs="torchvision",
     ),
     "vipllava": replace(

@@ -16,9 +16,14 @@ from chat_files import ANSWER, jsonl, png, text
 from vlmplan_trainer.data.downscaling import images_of_sample
 
 IN_EVERY_RUN = ("vipllava",)
-OF_CUDA = {"deepseek_ocr2": 2 * 4 * 4**2 * 2 * (14 * 14) ** 2 * 4, "got_ocr2": 2 * 2 * (64 * 64) ** 2 * 4}
-"""Bytes that CUDA's softmax takes beside its gradient in backward, and the CPU's does not (``ops.softmax``): a float32
-number for each score, of two images and two heads; of DeepSeek-OCR 2 in four rows of four windows of four tiles."""
+OF_CUDA = {
+    "aria": 2 * 3 * 980**2 * 2,
+    "deepseek_ocr2": 2 * 4 * 4**2 * 2 * (14 * 14) ** 2 * 4,
+    "got_ocr2": 2 * 2 * (64 * 64) ** 2 * 4,
+}
+"""Bytes of backward that are there on CUDA alone. Of Aria the pixels of two images, which are no copy on the CPU.
+Of the others what CUDA's softmax takes beside its gradient (``ops.softmax``): a float32 number for each score, of two
+images and two heads; of DeepSeek-OCR 2 in four rows of four windows of four tiles."""
 WRITTEN_OUT = ("deepseek_ocr2",)
 """Whose scores are written out, as the kernels of CPU and CUDA do not take the same for sequences as long as its."""
 CASES = [

@@ -36,7 +36,7 @@ SQUARE_TYPES = (
         "mistral3",
         "paligemma",
     ),
-    *("pp_chart2table", "vipllava"),
+    *("pp_chart2table", "video_llava", "vipllava"),
 )
 TILE_TYPES = ("aya_vision", "cohere2_vision", "internvl", "ovis2", "qianfan_ocr")
 
@@ -275,6 +275,16 @@ def _idefics3(pictures: Pictures) -> Made:
     return {"pixel_attention_mask": mask}, {"pixel_values": (pictures.micro_batch, per_sample, 3, *sides)}
 
 
+def _aria(pictures: Pictures) -> Made:
+    """Squares with a mask of what is no padding, below the image or beside it."""
+    image, count = pictures.image, pictures.count
+    side = image.resized_height
+    mask = torch.ones(count, side, side, dtype=torch.bool)
+    if image.has_padded_sequences:
+        mask[:, side // 2 :] = False
+    return {"pixel_mask": mask}, {"pixel_values": (count, 3, side, side)}
+
+
 def _granite_docling(pictures: Pictures) -> Made:
     """Square tiles with a mask of those that are no padding, and one of samples on the fine route."""
     image, side = pictures.image, _side(pictures.vision.image_size)
@@ -366,6 +376,7 @@ _FAMILIES: Mapping[str, Callable[[Pictures], Made]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     **dict.fromkeys(("blip-2", "instructblip"), _queries),
     **dict.fromkeys(("gemma4", "gemma4_unified"), _padded_patches),
+    "aria": _aria,
     "deepseek_ocr2": _whole_and_tiles,
     "granite_docling": _granite_docling,
     "idefics2": _idefics2,

@@ -12,6 +12,7 @@ from vlmplan.model_types.encoder_decoder import BART_TYPES, ENCODER_DECODER_TYPE
 
 NO_MODEL_TYPE = "config.json has no model_type; it does not describe a Hugging Face model"
 VISION_FAMILIES = {
+    "aria": "aria",
     "aya_vision": "aya_vision",
     "blip-2": "blip_2",
     "cohere2_vision": "aya_vision",
@@ -69,6 +70,7 @@ VISION_FAMILIES = {
     "qwen3_vl_moe": "qwen3_vl_moe",
     "smolvlm": "idefics3",
     "video_llama_3": "video_llama_3",
+    "video_llava": "video_llava",
     "vipllava": "vipllava",
 }
 _ENCODER_DECODERS = dict.fromkeys(BART_TYPES, "bart") | dict.fromkeys(HEARING_TYPES, "whisper")

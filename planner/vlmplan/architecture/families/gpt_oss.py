@@ -64,12 +64,12 @@ def _rotated(x: Tensor, context: RotaryContext) -> Tensor:
     return ops.concatenate([first, second], x.shape)
 
 
-class GptOssRouter(AdaptableModule):
-    """``GptOssTopKRouter``: a softmax over the k largest logits, in the model's type."""
+class LogitRouter(AdaptableModule):
+    """``GptOssTopKRouter``: a softmax over the k largest logits, in the model's type. Aria's has no biases."""
 
-    def __init__(self, num_experts: int, hidden_size: int, num_per_token: int) -> None:
+    def __init__(self, num_experts: int, hidden_size: int, num_per_token: int, *, has_bias: bool = True) -> None:
         self.weight = Parameter(num_experts, hidden_size)
-        self.bias = Parameter(num_experts)
+        self.bias = Parameter(num_experts) if has_bias else None
         self.num_per_token = num_per_token
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +93,7 @@ class GptOssExperts(Experts):
 class GptOssMlp(Module):
     """``GptOssMLP``: route, then run the experts."""
 
-    def __init__(self, router: GptOssRouter, experts: GptOssExperts) -> None:
+    def __init__(self, router: LogitRouter, experts: GptOssExperts) -> None:
         self.router, self.experts = router, experts
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ class GptOssDecoder(Decoder):
 def moe(config: Config, shape: DecoderShape) -> GptOssMlp:
     """The mixture of experts of one layer."""
     num_experts = config.integer("num_local_experts")
-    router = GptOssRouter(num_experts, shape.hidden_size, config.integer("num_experts_per_tok"))
+    router = LogitRouter(num_experts, shape.hidden_size, config.integer("num_experts_per_tok"))
     experts = GptOssExperts(num_experts, shape.hidden_size, shape.intermediate_size, is_transposed=True, has_bias=True)
     return GptOssMlp(router, experts)
 

@@ -42,10 +42,13 @@ class LlavaModel(Module):
 
     def __init__(self, config: Config) -> None:
         language_model = text_decoder(config.section("text_config"))
-        self.vision_tower: Any = vision_tower(config.section("vision_config"), self.feature_layers(config))
+        self.vision_tower: Any = self.tower(config)
         self.multi_modal_projector: Any = self.projector(config, language_model.shape.hidden_size)
         self.language_model: Any = language_model
         self.drops_first_feature = self.drops_first(config)
+
+    def tower(self, config: Config) -> Module:
+        return vision_tower(config.section("vision_config"), self.feature_layers(config))
 
     def feature_layers(self, config: Config) -> Sequence[int]:
         """The hidden states of the tower that the projector sees."""

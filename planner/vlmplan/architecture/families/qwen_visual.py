@@ -91,8 +91,8 @@ class CrossAttention(Module):
         """query (queries, images, width), key and value (patches, images, width)."""
         num_queries, num_images, width = query.shape
         tape = query.tape
-        weights = _thirds(self.in_proj_weight, (width, width), tape)
-        biases = _thirds(self.in_proj_bias, (width,), tape)
+        weights = thirds(self.in_proj_weight, (width, width), tape)
+        biases = thirds(self.in_proj_bias, (width,), tape)
         q, k, v = (ops.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
         num_heads, num_keys = num_images * self.num_heads, key.shape[0]
         head = (num_heads, num_queries, RESAMPLER_HEAD_DIM)
@@ -107,7 +107,7 @@ class CrossAttention(Module):
         return out.view(*query.shape)
 
 
-def _thirds(weight: Parameter, shape: tuple[int, ...], tape: ForwardTape) -> list[Tensor]:
+def thirds(weight: Parameter, shape: tuple[int, ...], tape: ForwardTape) -> list[Tensor]:
     """``weight.chunk(3)``: views of a weight; their gradients are put together into one."""
     node = tape.node((weight,), _thirds_backward, meta=(weight.shape, weight.dtype))
     storage = tape.tensor((0,), weight.dtype).storage

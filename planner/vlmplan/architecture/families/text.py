@@ -15,6 +15,7 @@ TEXT_FAMILIES = {
     "afmoe": "afmoe",
     "apertus": "apertus",
     "arcee": "arcee",
+    "aria_text": "aria_text",
     "bamba": "bamba",
     "bert": "bert",
     "bert-generation": "bert_generation",

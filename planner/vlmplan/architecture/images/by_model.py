@@ -9,6 +9,7 @@ from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError, UnknownNameError
 
 _SHAPES: dict[str, tuple[str, str]] = {
+    "aria": ("fixed", "aria_shape"),
     "aya_vision": ("dynamic_tiles", "aya_vision_shape"),
     "blip-2": ("fixed", "query_shape"),
     "cohere2_vision": ("dynamic_tiles", "cohere2_vision_shape"),
@@ -66,6 +67,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "qwen3_vl_moe": ("smart_resize", "qwen3_vl_shape"),
     "smolvlm": ("idefics", "idefics3_shape"),
     "video_llama_3": ("smart_resize", "video_llama_3_shape"),
+    "video_llava": ("fixed", "video_llava_shape"),
     "vipllava": ("fixed", "llava_shape"),
 }
 """The module of this package and its function, which is imported when a model of the type is asked about."""

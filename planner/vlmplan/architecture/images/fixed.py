@@ -3,11 +3,13 @@
 Follows transformers 5.23: ``BlipImageProcessor`` with ``Blip2Processor`` and ``InstructBlipProcessor``,
 ``Gemma3ImageProcessor`` with ``Gemma3Processor``, ``SiglipImageProcessor`` with ``PaliGemmaProcessor``,
 ``CLIPImageProcessor`` or ``LlavaImageProcessor`` with ``LlavaProcessor``, ``DeepseekVLImageProcessor`` with
-``DeepseekVLProcessor``, ``JanusImageProcessor`` with ``JanusProcessor``, and the sizes of ``GotOcr2Processor``.
+``DeepseekVLProcessor``, ``JanusImageProcessor`` with ``JanusProcessor``, ``AriaImageProcessor`` with
+``AriaProcessor``, and the sizes of ``GotOcr2Processor``.
 Qwen-VL-Chat is remote code: ``QWenTokenizer`` in its tokenization_qwen.py and ``VisionTransformer`` in its visual.py.
 """
 
 import math
+from dataclasses import replace
 
 from vlmplan.architecture.images.settings import Settings, count, flag, section, side, sides
 from vlmplan.architecture.images.shape import Image, ImageShape
@@ -15,6 +17,8 @@ from vlmplan.errors import InputError, UnknownNameError
 
 GEMMA3N_PIXELS, GEMMA3N_FEATURES, GEMMA3N_FEATURE_PIXELS = 768, 16, 16
 """The side of an image of Gemma 3n, rows and columns of what its tower returns, and pixels of a feature before that."""
+ARIA_PIXELS, ARIA_LEAST_PIXELS, ARIA_TOKENS = 980, 336, 256
+"""The side of an image of Aria, what its shorter side has at least before it is padded, and its tokens."""
 GOT_STRIDE, GOT_TOKENS = 4, 256
 """Patches a side that become one feature of GOT-OCR 2, and tokens that its processor writes for an image."""
 _HAS_CLASS_TOKEN = {"clip_vision_model": True, "siglip_vision_model": False}
@@ -145,9 +149,18 @@ def llava_shape(image: Image) -> ImageShape:
     The tower gives its class token (CLIP has one, SigLIP none) and the patches;
     ``vision_feature_select_strategy`` "default" drops the first of them, "full" keeps all.
     """
+    return _cropped(image, image_size=336)
+
+
+def video_llava_shape(image: Image) -> ImageShape:
+    """Video-LLaVA: the same of smaller images."""
+    return _cropped(image, image_size=224)
+
+
+def _cropped(image: Image, *, image_size: int) -> ImageShape:
     vision = section(image.config, "vision_config")
     patch_size = side(vision, "patch_size", 14)
-    height, width = _cropped_sides(image.preprocessor, side(vision, "image_size", 336))
+    height, width = _cropped_sides(image.preprocessor, side(vision, "image_size", image_size))
     num_patches = (height // patch_size) * (width // patch_size)
     return _one_picture(
         num_placeholder_tokens=num_patches + num_extra_features(image.config, vision, "clip_vision_model"),
@@ -155,6 +168,29 @@ def llava_shape(image: Image) -> ImageShape:
         height=height,
         patch_size=patch_size,
     )
+
+
+def aria_shape(image: Image) -> ImageShape:
+    """Aria: an image is padded to a square of ``ARIA_PIXELS`` whatever preprocessor_config.json says, as
+    ``AriaProcessor`` passes that size and no crops unless the caller asks for others (``images_kwargs``); learned
+    queries become tokens. Raises InputError for a tower whose patches have no number of queries, or another than the
+    ``ARIA_TOKENS`` that the processor writes (``size_conversion``).
+    """
+    patch_size = side(section(image.config, "vision_config"), "patch_size", 32)
+    num_patches = (ARIA_PIXELS // patch_size) ** 2
+    queries = section(image.config, "projector_patch_to_query_dict") or {"1225": 128, "4900": ARIA_TOKENS}
+    if count(queries, str(num_patches), 0) != ARIA_TOKENS:
+        raise InputError(
+            f"config.json: projector_patch_to_query_dict has {ARIA_TOKENS} queries for no image of {ARIA_PIXELS} x "
+            f"{ARIA_PIXELS} pixels, {num_patches} patches, as the processor of aria makes them"
+        )
+    longest = max(image.width, image.height)
+    shortest = max(int(min(image.width, image.height) * (ARIA_PIXELS / longest)), ARIA_LEAST_PIXELS)
+    shape = _one_picture(
+        num_placeholder_tokens=ARIA_TOKENS, width=ARIA_PIXELS, height=ARIA_PIXELS, patch_size=patch_size
+    )
+    # Patches that hold nothing but padding are masked.
+    return replace(shape, has_padded_sequences=math.ceil(shortest / patch_size) < ARIA_PIXELS // patch_size)
 
 
 def qwen_shape(image: Image) -> ImageShape:
