@@ -1,6 +1,7 @@
 """No option is taken and left out: it is refused, named in a note, or changes what is planned."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -10,7 +11,10 @@ from cli_calls import MENDABLE, call
 from vlmplan.cli.estimate import estimate
 from vlmplan.launch.plan_options import request_of
 from vlmplan.plan import plan_from_estimate
+from vlmplan.recipe.choices import FlatParameters, ShardUnits
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import parse
+from vlmplan.request.idle_options import with_engine_of_options
 from vlmplan.requested import requested_estimate
 
 ENGINES = {
@@ -120,3 +124,12 @@ def test_a_plan_is_asked_for_again_without_what_its_engine_has_not(words: dict[s
     again, notes = requested_estimate(request_of(plan, model="smollm2-135m", gpu="a100-sxm4-80gb:2"), ())
     assert again.recipe == planned.recipe
     assert not [note for note in notes if "no effect" in note]
+
+
+def test_units_of_flat_parameters_are_layers_unless_somebody_says_otherwise():
+    flat = DecidedRecipe(fsdp=True, flat_parameters=FlatParameters.BACKWARD_PRE)
+    assert with_engine_of_options(flat, flat).shard_units is ShardUnits.LAYERS
+    given = replace(flat, shard_units=ShardUnits.LANGUAGE_LAYERS)
+    assert with_engine_of_options(given, given) == given
+    sharded = replace(flat, flat_parameters=FlatParameters.NONE)
+    assert with_engine_of_options(sharded, sharded) == sharded

@@ -138,7 +138,7 @@ ENGINE = under(
         "What FSDP2 gathers by itself, all else with the root: layers, embedding and head (layers-and-ends); layers, "
         "as accelerate up to 1.13 (layers); the language model's (language-layers); layers and embedding, as verl "
         "(layers-and-embedding); or layers and each matrix of an adapter, as axolotl (layers-and-adapters).  "
-        "[default: layers-and-ends]",
+        "[default: layers-and-ends; with --flat-parameters layers]",
         metavar="UNITS",
     ),
     choice(

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from vlmplan.models import sees_nothing
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe.choices import Method, Offload, Precision
+from vlmplan.recipe.choices import FlatParameters, Method, Offload, Precision, ShardUnits
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.switches import option_text
 from vlmplan.request.record import Request
@@ -32,7 +32,10 @@ def typed_recipe(request: Request) -> DecidedRecipe:
 
 
 def with_engine_of_options(decided: DecidedRecipe, typed: DecidedRecipe) -> DecidedRecipe:
-    """``decided``, with plain PyTorch for an engine where nobody names one and what is ``typed`` is of that alone."""
+    """``decided``, with plain PyTorch for an engine where nobody names one and what is ``typed`` is of that alone, and
+    with FSDP1's only units where nobody names others."""
+    if decided.fsdp and decided.flat_parameters not in (None, FlatParameters.NONE) and decided.shard_units is None:
+        return replace(decided, shard_units=ShardUnits.LAYERS)
     places = {decided.offload_optimizer, decided.offload_params}
     of_deepspeed = places - {None, Offload.NONE} or (decided.hpz or 1) > 1
     names_engine = decided.zero_stage is not None or decided.fsdp or of_deepspeed
