@@ -8,9 +8,11 @@ import click
 import pytest
 
 from cli_calls import MENDABLE, call
+from launch_cases import gpu_plan
 from vlmplan.cli.estimate import estimate
 from vlmplan.launch.plan_options import request_of
 from vlmplan.plan import plan_from_estimate
+from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import FlatParameters, ShardUnits
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import parse
@@ -133,3 +135,9 @@ def test_units_of_flat_parameters_are_layers_unless_somebody_says_otherwise():
     assert with_engine_of_options(given, given) == given
     sharded = replace(flat, flat_parameters=FlatParameters.NONE)
     assert with_engine_of_options(sharded, sharded) == sharded
+
+
+def test_a_plan_of_one_gpu_is_asked_for_again_without_the_buckets_of_several():
+    for num_gpus, said in ((1, None), (2, True)):
+        plan = gpu_plan(Recipe(), num_gpus=num_gpus)
+        assert request_of(plan, model="smollm2-135m", gpu=f"rtx-4090:{num_gpus}").recipe.gradient_as_bucket_view is said

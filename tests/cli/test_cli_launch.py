@@ -248,11 +248,11 @@ def test_resuming_with_the_same_command_changes_nothing():
         (("--learning-rate", "1e-3"), ("--learning-rate 1e-05", "--learning-rate 0.001")),
         (("--schedule", "constant"), ("--schedule cosine", "--schedule constant")),
         (("--group-by-length",), ("no --group-by-length", "with --group-by-length")),
-        (("--method", "lora"), ("method full", "method lora")),
-        (("--precision", "fp32"), ("precision bf16", "precision fp32")),
-        (("--seq-len", "32"), ("seq_len 64", "seq_len 32")),
+        (("--method", "lora"), ("--method full", "--method lora")),
+        (("--precision", "fp32"), ("--precision bf16", "--precision fp32")),
+        (("--seq-len", "32"), ("--seq-len 64", "--seq-len 32")),
         (("--micro-batch", "2"), ("samples a step 1", "samples a step 2")),
-        (("--zero-stage", "2"), ("zero_stage none", "zero_stage 2")),
+        (("--zero-stage", "2"), ("--zero-stage none", "--zero-stage 2")),
     ],
     ids=lambda value: value[0].strip("-"),
 )
@@ -272,13 +272,28 @@ def test_what_may_change_is_said_and_kept():
         "launch", "--resume", "--output-dir", "out", "--save-every", "5", "--epochs", "3", "--micro-batch", "4"
     )
     assert found.code == DONE, found.err
-    for sentence in ("--save-every 5 from here on", "epochs 3.0 from here on", "micro_batch 4 from here on; it was 2"):
+    for sentence in (
+        "--save-every 5 from here on",
+        "--epochs 3.0 from here on",
+        "--micro-batch 4 from here on; it was --micro-batch 2",
+    ):
         assert sentence in found.err
     recipe = read_plan(Path("out/plan.json")).recipe
     assert (recipe.micro_batch, recipe.grad_accum) == (4, 1)
     again = call("launch", "--resume", "--output-dir", "out")
     assert "from here on" not in again.err
     assert recorded(Path("out"))["argv"].count("--save-every") == 1
+
+
+def test_a_step_takes_as_many_samples_on_other_ranks_also_where_the_number_is_given():
+    a_run_with_a_checkpoint("--micro-batch", "2", "--grad-accum", "2")
+    for words in ((), ("--global-batch", "4")):
+        found = call("launch", "--resume", "--output-dir", "out", "--gpu", "cpu:2", *words, "--dry-run", "--json")
+        recipe = found.document["plan"]["recipe"]
+        assert (recipe["micro_batch"], recipe["grad_accum"]) == (2, 1), found.err
+        back = call("launch", "--resume", "--output-dir", "out", "--gpu", "cpu:1", *words, "--dry-run")
+        assert back.code == DONE, back.err
+        assert "no effect" not in back.err
 
 
 def test_data_that_has_changed_since_is_refused():

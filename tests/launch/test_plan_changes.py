@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from launch_cases import gpu_plan
-from vlmplan.launch.plan_changes import STAGES_ALIKE, plan_changes, plan_problems
+from vlmplan.launch.plan_changes import PARTS, STAGES_ALIKE, plan_changes, plan_problems
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.recipe.settings import CHANGEABLE_FIELDS
+from vlmplan.recipe.switches import option_text
+from vlmplan.recipe.task import TaskKind, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
 
 FOLDER = Path("runs/1")
@@ -31,7 +34,14 @@ def other(value: Any) -> Any:
     return "/other"
 
 
-OTHERS = {"zero_stage": 3, "lora_alpha": 7, "lora_dropout": 0.125, "lora_init": "olora", "loraplus_lr_ratio": 4.0}
+OTHERS: dict[str, Any] = {
+    "zero_stage": 3,
+    "lora_alpha": 7,
+    "lora_dropout": 0.125,
+    "lora_init": "olora",
+    "loraplus_lr_ratio": 4.0,
+}
+OTHERS |= {"evaluation": Evaluation(batch=7), "task": TrainingTask(kind=TaskKind.DPO)}
 """Of fields whose own value says nothing of what others may be."""
 
 
@@ -51,11 +61,15 @@ def test_every_setting_of_the_recipe_is_refused_with_both_values_or_said(name: s
     after = with_recipe(before, **{name: value})
     problems, changes = plan_problems(before, after, FOLDER, is_begun=False), plan_changes(before, after)
     assert bool(problems) is (name not in CHANGEABLE_FIELDS)
-    if name != "zero":
-        shown = {plan.recipe.as_json()[name] for plan in (before, after)}
+    if name in PARTS:
+        assert {"evaluation": "--eval-batch 7", "task": "--task dpo"}[name] in problems[0]
+        assert PARTS[name][1] in problems[0]
+    elif name != "zero":
         sentence = (problems or changes)[0]
-        assert name in sentence
-        assert all(str(each) in sentence for each in shown if not isinstance(each, bool | None))
+        for plan in (before, after):
+            value = plan.recipe.as_json()[name]
+            said = option_text(name, "none" if value is None else value)
+            assert (f"gradient_clipping {value}" if name == "gradient_clipping" else said) in sentence
     assert len(problems or changes) == 1
 
 
@@ -79,9 +93,17 @@ def test_more_epochs_are_said_and_more_samples_a_step_refused_once_steps_are_cou
     longer = replace(before, workload=replace(before.workload, epochs=5.0))
     assert plan_problems(before, longer, FOLDER) == []
     (change,) = plan_changes(before, longer)
-    assert change.startswith(f"epochs 5.0 from here on; it was {before.workload.epochs}; the schedule")
+    assert change.startswith(f"--epochs 5.0 from here on; it was --epochs {before.workload.epochs}; the schedule")
     wider = gpu_plan(BEFORE, num_gpus=4)
     (problem,) = plan_problems(before, wider, FOLDER)
     assert "samples a step 6" in problem
     assert "samples a step 12" in problem
     assert plan_problems(before, wider, FOLDER, is_begun=False) == []
+
+
+def test_of_an_evaluation_only_the_options_that_differ_are_said():
+    before = gpu_plan(Recipe(zero_stage=2, micro_batch=3, evaluation=Evaluation(batch=3, samples=50)))
+    after = with_recipe(before, evaluation=Evaluation(batch=3, samples=70, kept=Kept.LOGITS, computes_loss=False))
+    (problem,) = plan_problems(before, after, FOLDER)
+    assert "with --eval-samples 50 --eval-keeps loss --eval-loss," in problem
+    assert "with --eval-samples 70 --eval-keeps logits no --eval-loss;" in problem

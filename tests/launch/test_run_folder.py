@@ -27,6 +27,7 @@ from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, OptimizerKind
 from vlmplan.recipe.settings import RESULT_FIELDS
+from vlmplan.recipe.switches import option_text
 from vlmplan.run.training import ADAPTER_FOLDER, CHECKPOINTS, MANIFEST, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE
 
 COMMAND = ["/env/python", "-m", "vlmplan_trainer", "--train-data", "my data.jsonl"]
@@ -164,7 +165,7 @@ def test_every_setting_that_shapes_what_is_trained_has_a_case():
 def test_a_run_cannot_be_resumed_as_another_training(name: str, tmp_path):
     written(tmp_path, gpu_plan(LORA))
     (problem,) = folder_problems(tmp_path, gpu_plan(LORA.with_changes(**{name: OTHER[name]})), resumes=True)
-    assert name in problem
+    assert option_text(name, LORA.as_json()[name]) in problem
     assert "cannot be resumed" in problem
 
 

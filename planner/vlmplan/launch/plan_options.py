@@ -27,7 +27,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
     workload, choice, host_ram_gib = plan.workload, parse_gpu_choice(gpu), host_ram_gib_of(plan)
     if choice.is_this_machine and plan.hardware.host_ram_bytes == host_ram_bytes():
         host_ram_gib = None
-    recipe = without_idle(decided_by(plan.recipe), plan.recipe, workload.model)
+    recipe = without_idle(decided_by(plan.recipe), plan.recipe, workload.model, num_gpus=plan.hardware.num_gpus)
     if plan.recipe.method is Method.FULL:
         recipe = replace(recipe, **dict.fromkeys(ADAPTER_FIELDS))
     return Request(

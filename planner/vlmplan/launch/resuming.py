@@ -9,6 +9,7 @@ from typing import Any
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import without_plain_options
 from vlmplan.files.json_reader import JsonDict
+from vlmplan.hardware import Cluster
 from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.run_folder import has_checkpoint, result_in
 from vlmplan.plan import Plan
@@ -134,11 +135,21 @@ def request_to_go_on(plan: Plan, record: RunRecord | None, given: Request, catal
         base = base.with_options(without_plain_options(base.recipe.weight_dtype))
     if named.ds_config is not None:
         base = replace(base.with_options(dict.fromkeys(OF_DS_CONFIG)), ds_config=named.ds_config)
-    elif given.recipe.grad_accum is None and given.workload.global_batch is None:
-        cluster, _ = requested_cluster(given.completed(base).hardware, catalog)
-        per_pass = cluster.num_gpus * (given.recipe.micro_batch or plan.recipe.micro_batch)
-        # where no accumulation makes it up, a step takes another number of samples, which ``plan_changes`` refuses
-        is_same = per_pass > 0 and plan.samples_per_step % per_pass == 0
-        steps: Options = {"grad_accum": plan.samples_per_step // per_pass} if is_same else {}
-        base = base.with_options({**steps, "global_batch": None})
+    cluster, _ = requested_cluster(given.completed(base).hardware, catalog)
+    if cluster.num_gpus == 1:
+        base = base.with_options({"gradient_as_bucket_view": None})  # of DDP, which the plan may have
+    if named.ds_config is None and given.recipe.grad_accum is None:
+        if given.workload.global_batch is None:
+            base = base.with_options(_same_samples_per_step(plan, given, cluster))
+        else:
+            base = base.with_options({"grad_accum": None})  # it follows
     return given.completed(base)
+
+
+def _same_samples_per_step(plan: Plan, given: Request, cluster: Cluster) -> Options:
+    """Accumulation with which a step on ``cluster`` takes as many samples as before. Where none makes that up, it takes
+    another number, which ``plan_changes`` refuses."""
+    per_pass = cluster.num_gpus * (given.recipe.micro_batch or plan.recipe.micro_batch)
+    is_same = per_pass > 0 and plan.samples_per_step % per_pass == 0
+    steps: Options = {"grad_accum": plan.samples_per_step // per_pass} if is_same else {}
+    return {**steps, "global_batch": None}

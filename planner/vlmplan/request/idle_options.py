@@ -101,10 +101,10 @@ def _of_parts(typed: DecidedRecipe, model: ModelFiles) -> Iterator[str]:
         yield f"{option_text(name, value)} has no effect: {model.id} has no such part"
 
 
-def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:
-    """``decided``, by which ``recipe`` of ``model`` is asked for, without what means nothing in it."""
+def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles, *, num_gpus: int) -> DecidedRecipe:
+    """``decided``, by which ``recipe`` of ``model`` on ``num_gpus`` is asked for, without what means nothing in it."""
     idle = [name for name in ("uses_autocast",) if recipe.uses_autocast and not recipe.can_autocast]
-    idle += ["gradient_as_bucket_view"] if recipe.casts_weights else []
+    idle += ["gradient_as_bucket_view"] if recipe.casts_weights or num_gpus == 1 else []
     idle += ["caches_casts"] if recipe.autocast is None else []
     idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32", "shard_units", "flat_parameters"]
     idle += [] if recipe.is_flat else ["uses_orig_params", "prefetches_forward"]
