@@ -12,13 +12,17 @@ import pytest
 
 from cli_calls import DOES_NOT_FIT, DONE, TINY, Call, call, refusal, says
 from documented_json import documented_keys
+from vlmplan.timing.step import HOST_LAUNCHES
 
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
 CHANGE = {
     *("change", "options", "keeps_results", "fits", "within_limits", "gpu", "num_gpus", "num_nodes", "offer", "recipe"),
     *("hours", "usd", "hours_change", "usd_change", "bound_by", "reason"),
 }
-PARTS = {"computing", "communication", "optimizer", "offload", "fixed"}
+PARTS = {
+    *("matrix products", "attention", "memory bandwidth", HOST_LAUNCHES, "communication between GPUs"),
+    *("offload to the host", "opening images on the host"),
+}
 ADVISED = [
     (MODEL,),
     (VISION_MODEL, "--gpu", "rtx-4090:1", "--method", "lora"),

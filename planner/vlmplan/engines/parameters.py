@@ -191,11 +191,6 @@ class ParameterTable(FlatBuffer):
     def head_path(self) -> str:
         return self._model.HEAD
 
-    @property
-    def head_weight(self) -> str:
-        """The name of the output head's weight, where it is listed by that."""
-        return f"{self._model.HEAD}.weight"
-
     def is_of_head(self, parameter: Parameter) -> bool:
         """Whether it is the output head's weight, which may be that of an embedding too."""
         return parameter is self._model.head.weight

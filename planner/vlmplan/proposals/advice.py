@@ -36,7 +36,6 @@ from vlmplan.workload import ModelFiles, Workload
 
 OTHER_GPUS = 3
 """Other kinds of GPU that are shown. A choice."""
-COMPUTING = ("forward", "recompute", "backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +153,8 @@ def within(plan: RankedPlan, limits: Limits) -> bool:
 
 def binding(plan: RankedPlan, limits: Limits) -> str | None:
     """The limit that the plan is over, else what most of its step is spent on; None where its speed is not known."""
-    over = _limit_over(plan, limits)
-    time = plan.estimate.step_time
-    if over is not None or time is None:
-        return over
-    parts = {"computing": sum(getattr(time, name) for name in COMPUTING)}
-    parts |= {name: one for name, one in time.as_json().items() if name not in COMPUTING}
-    return max(parts, key=parts.__getitem__)
+    timed = plan.estimate.timed
+    return _limit_over(plan, limits) or (None if timed is None else timed.bound)
 
 
 def _limit_over(plan: RankedPlan, limits: Limits) -> str | None:

@@ -70,10 +70,7 @@ def gathered_rows(plan: Plan, options: TrainerOptions, task: TrainingTask) -> Ta
         rows, scan = _prompt_rows(encoder, prompts)
     account = account_of(str(options.train_data), report, scan, seq_len=plan.workload.seq_len)
     _refuse_too_few(plan, task, account)
-    if task.is_dpo and any("images" in row for row in rows) and any("tools" in row for row in rows):
-        raise InputError(
-            f"{options.train_data} has samples with images and others with tools; {NO_TOOLS_BESIDE_IMAGES}"
-        )
+    _refuse_unlike(str(options.train_data), rows, is_dpo=task.is_dpo)
     rows = _alike(rows, is_vision=processing.is_vision)
     return TaskData(processing=processing, encoder=encoder, rows=rows, account=account, lengths=scan.lengths)
 

@@ -23,9 +23,6 @@ from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 
-NUM_SHARDS = 4
-"""``mp_num``: parts that CodeGen's projection is laid out in, each with queries, values and keys of its heads."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptjShape:
