@@ -141,6 +141,7 @@ def test_bound_under_fsdp2_is_never_below_the_timeline(
         prefetches_forward=st.booleans(),
         uses_orig_params=st.booleans(),
         reshard_after_forward=st.booleans(),
+        reduces_in_float32=st.booleans(),
         sync_each_batch=st.booleans(),
         micro_batch=st.integers(1, 3),
         grad_accum=st.integers(1, 3),

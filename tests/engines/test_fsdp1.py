@@ -54,6 +54,14 @@ def test_backward_ends_with_gradients_of_the_root_and_with_the_flat_one_of_them(
     assert phases(4)["backward"].peak.gradients == reduced + 2 * BF16 * ROOT
 
 
+def test_a_reduction_in_float32_casts_a_whole_flat_gradient_beside_itself():
+    """The root's, which is no longer whole then; it is reduced into what stays."""
+    found = phases(4, reduces_in_float32=True)["backward"].peak
+    assert found.communication_buffers == FP32 * ROOT
+    assert found.gradients == FP32 * PSI // 4 + BF16 * ROOT
+    assert found.weights == FP32 * PSI // 4
+
+
 @pytest.mark.parametrize(("ahead", "expected"), [(False, [2, 1, 0]), (True, [2, 1])])
 def test_a_layer_gathered_ahead_in_forward_ends_one_layer_later_in_backward(monkeypatch, ahead, expected):
     """The first one with the root, when backward is over."""
@@ -91,8 +99,9 @@ def test_a_flat_parameter_is_as_long_as_equal_shards_where_the_optimizer_has_the
     assert sum(map(sum, views)) == layer.weights_numel
 
 
-def test_layers_are_gathered_twice_and_the_root_once_and_all_are_reduced_once():
-    recipe = FLAT.with_changes(grad_accum=5, sync_each_batch=False)
+@pytest.mark.parametrize("wide", [False, True])
+def test_layers_are_gathered_twice_and_the_root_once_and_all_are_reduced_once(wide: bool):
+    recipe = FLAT.with_changes(grad_accum=5, sync_each_batch=False, reduces_in_float32=wide)
     engine = engine_of(LLAMA.table, recipe, num_ranks=4)
     found = {
         (one.kind, one.phase): (one.count, one.num_bytes) for one in engine.collectives(LLAMA.trace(recipe, (8, 0)))
@@ -101,7 +110,7 @@ def test_layers_are_gathered_twice_and_the_root_once_and_all_are_reduced_once():
     assert found == {
         (gather, StepPhase.FORWARD): (5 * (LAYERS + 1), 5 * BF16 * PSI),
         (gather, StepPhase.BACKWARD): (5 * LAYERS, 5 * BF16 * LAYERS * LAYER),
-        (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD): (LAYERS + 1, BF16 * PSI),
+        (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD): (LAYERS + 1, (FP32 if wide else BF16) * PSI),
     }
 
 

@@ -11,6 +11,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
     AttentionImplementation,
     Batching,
+    FlatParameters,
     LossKind,
     Method,
     ShardUnits,
@@ -90,6 +91,24 @@ def test_weights_go_to_vllm_through_a_buffer_one_by_one():
     without, buffered = phases(), phases(with_task(sync_buffer_mib=100))
     assert without[SYNC].peak.weights - without[SYNC].resident.weights == embedding * (4 + 2)
     assert buffered[SYNC].peak.total - without[SYNC].peak.total == 100 * 2**20
+
+
+def test_fsdp1_sends_a_dictionary_of_copies_which_verl_makes_while_vllm_sleeps():
+    """While it is made the root is whole in float32, and its head once more: in EasyR1 beside vLLM's weights. Shards
+    that wait on the host are there when it is sent."""
+    flat = RECIPE.with_changes(
+        shard_units=ShardUnits.LAYERS, flat_parameters=FlatParameters.BACKWARD_PRE, uses_orig_params=False
+    )
+    copies, embedding, norm = 4 * num_params() // NUM_RANKS, 32000 * 2048, 2048
+
+    def taken(**changes: object) -> int:
+        sync = phases(flat.with_changes(task=replace(TASK, **changes)))[SYNC]
+        return sync.peak.weights - sync.resident.weights
+
+    assert taken() == copies + embedding * (4 + 2)
+    made = copies + 4 * (2 * embedding + norm) + 4 * embedding
+    assert taken(trainer=TaskTrainer.EASYR1) == made
+    assert taken(idle_offload=IdleOffload.WEIGHTS) == made - 2 * num_params()
 
 
 def test_log_probabilities_take_whole_logits_and_a_float32_of_each_for_the_entropy():

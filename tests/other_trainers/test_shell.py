@@ -49,6 +49,41 @@ def test_variables_stand_in_arithmetic_by_their_bare_names_as_whole_numbers():
             run_of_script(script.replace("run ", "swift sft --model "), source="x.sh")
 
 
+def test_an_array_is_the_words_that_it_holds():
+    script = (
+        """A=(python3)\nB=(k=1 # don't\n  l="x y"\n)\nB+=(m=$N)\nE=()\n"${A[@]}" -m p "${E[@]}" "${B[@]}" ${A[*]}"""
+    )
+    assert words(script) == [("python3", "-m", "p", "k=1", "l=x y", f"m={UNKNOWN}", "python3")]
+    (command,) = commands_of(script, source="x.sh")
+    assert command.unknown == {f"m={UNKNOWN}": "m=$N"}
+    for unsure in ("if x; then A+=(y); fi", "A=($(x))", "unset A"):
+        assert any(UNKNOWN in word for word in words(f'A=(z)\n{unsure}\nrun "${{A[@]}}"')[-1])
+
+
+def test_of_branches_between_known_values_one_is_taken():
+    script = """D=${D:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}
+    case "$D" in npu | tpu) T=4;; gpu)
+    if [ 2 -gt 1 ] && { [ a = b ] || [[ -n $D ]]; }; then T=2; else T=3; fi;; *) T=1;; esac
+    if [ "$D" = npu ]; then swift sft; elif [ ! -z "$D" ]; then run $T; fi"""
+    assert words(script) == [("run", "2")]
+
+
+@pytest.mark.parametrize(
+    "test", ["[ -f x ]", "[ $X = a ]", "x", "[ a = a ] && x", "[[ ab == a* ]]", "[ a = a -a b = b ]", "! [ -d x ]"]
+)
+def test_a_branch_on_what_is_not_known_is_open(test):
+    assert words(f"R=1\nif {test}; then R=2; fi\nrun $R")[-1] == ("run", UNKNOWN)
+    assert words(f"R=1\nif [ a = b ] && {test}; then R=2; fi\nrun $R")[-1] == ("run", "1")
+
+
+def test_nothing_is_decided_where_a_value_may_change_before_the_next_run():
+    assert words("A=1\nfor i in 1 2; do if [ $A = 1 ]; then R=1; else R=2; fi; A=2; done\nrun $R")[-1] == (
+        "run",
+        UNKNOWN,
+    )
+    assert words("A=1\nf() { if [ $A = 1 ]; then R=1; else R=2; fi; }\nA=2\nf\nrun $R")[-1] == ("run", UNKNOWN)
+
+
 def test_variables_before_a_command_are_its_own():
     first, second = commands_of("A=1 B='x y' run one\nrun two", source="x.sh")
     assert dict(first.environment) == {"A": "1", "B": "x y"}
@@ -98,7 +133,7 @@ def test_every_expansion_that_is_not_followed_is_refused_by_its_text(text, capfd
 @pytest.mark.parametrize(
     "change",
     [
-        *("if [ -n x ]; then R=4; else R=8; fi", "[ -n x ] && R=4", "[ -n x ] || R=4", "[[ x ]] && export R=4"),
+        *("if x; then R=4; else R=8; fi", "[ -n x ] && R=4", "[ -n x ] || R=4", "[[ x ]] && export R=4"),
         *(
             "for R in 4 16; do :; done",
             "set_r() { R=4; }",
@@ -106,7 +141,7 @@ def test_every_expansion_that_is_not_followed_is_refused_by_its_text(text, capfd
             "{ R=4; }",
             "while x; do R=4; done",
         ),
-        *("case x in\na) R=4;;\n*) R=16;;\nesac", "read R", "let R=4", "((R = 4))", "printf -v R 4", "unset R"),
+        *("case $(x) in\na) R=4;;\n*) R=16;;\nesac", "read R", "let R=4", "((R = 4))", "printf -v R 4", "unset R"),
         *("R=$(cat secret)", "declare R=`cat secret`", "R+=$(cat secret)"),
     ],
 )
@@ -143,10 +178,12 @@ def test_quotients_are_cut_off_towards_zero():
         "".join(f"A{number}=1\nx\n" for number in range(2900)),
         "run " + "a" * 32_000,
         "(" * 32_000,
-        "if x\n" * 5000,
+        "if x\n" * 3000 + "fi\n" * 3000,
+        "if [ a = a ]; then " * 1700 + "fi;" * 50,
+        "if " + "! " * 15_000 + "[ a = a ]; then x; fi",
         "x\n" * MAX_CHARACTERS,
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_a_script_made_to_take_long_is_read_or_refused_at_once(script):
     begin = time.process_time()

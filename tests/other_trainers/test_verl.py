@@ -120,7 +120,7 @@ def test_a_file_of_easyr1_moves_what_is_idle_and_has_its_reference_on_the_host(r
     assert of(found, "micro_batch", "grad_accum", "steps_per_generation", "scoring_batch") == (1, 80, 320, 2)
     assert of(found, "idle_offload", "reference", "reference_shards") == ("all", "copy", "host")
     assert of(found, "task_trainer", "shard_units", "vllm_sleep_level") == ("easyr1", "layers", 1)
-    assert FSDP1_AS_FSDP2 in found.notes
+    assert of(found, "flat_parameters", "uses_orig_params", "uses_autocast") == ("backward-pre", False, False)
 
 
 def test_a_script_of_easyr1_changes_the_file_that_it_names(read, tmp_path):
@@ -162,10 +162,19 @@ def test_what_is_not_planned_is_refused_by_its_key(read, change, said):
     assert said in sentence(read, SCRIPT.replace(*change))
 
 
-def test_the_default_strategy_is_planned_with_a_caution(read):
+def test_the_default_strategy_is_fsdp1_with_torchs_own_prefetch_under_autocast(read):
     found = read(SCRIPT.replace("strategy=fsdp2", "strategy=fsdp"))
+    flat = "shard_units", "flat_parameters", "uses_orig_params", "prefetches_forward", "reduces_in_float32"
+    assert of(found, *flat) == ("layers", "backward-pre", False, False, True)
+    assert of(found, "uses_autocast") == (None,)
+    assert FSDP1_AS_FSDP2 not in found.notes
+
+
+@pytest.mark.parametrize("key", ["model.lora_rank=8", "actor.freeze_vision_tower=True"])
+def test_fsdp1_of_models_that_are_trained_in_part_is_planned_with_a_caution(read, key):
+    found = read(SCRIPT.replace("strategy=fsdp2", "strategy=fsdp").replace(" $@", f" actor_rollout_ref.{key}"))
     assert FSDP1_AS_FSDP2 in found.notes
-    assert of(found, "shard_units") == ("layers",)
+    assert of(found, "flat_parameters", "shard_units") == (None, "layers")
 
 
 def test_other_files_of_verl_are_told_from_those_of_grpo(read):

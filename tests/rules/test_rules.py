@@ -318,7 +318,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "flat_gradients_are_reduced_as_they_are": (
         [case(FLAT.with_changes(reduces_in_float32=True))],
-        [case(FLAT), case(FSDP.with_changes(reduces_in_float32=True))],
+        [
+            case(FLAT),
+            case(FSDP.with_changes(reduces_in_float32=True)),
+            case(VERL.with_changes(flat_parameters=FlatParameters.BACKWARD_PRE, reduces_in_float32=True)),
+        ],
     ),
     "flat_gradients_on_the_host_are_reduced_once": (
         [case(FLAT.with_changes(**CPU_OFFLOAD, **WEIGHTS_OFF, grad_accum=2))],

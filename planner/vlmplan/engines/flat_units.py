@@ -65,6 +65,10 @@ class FlatUnits:
         """In the order in which they are made: the root last."""
         return [*self.layers, *([self.root] if self.root.weights else [])]
 
+    def copied_numel(self, unit: FlatUnit) -> int:
+        """Elements of a rank's rows of each weight, as a dictionary of sharded weights has them."""
+        return sum([self.groups.shard_numel(entry) for entry in unit.weights])
+
     def _unit(self, weights: Sequence[NamedParameter], ordinals: Sequence[int]) -> FlatUnit:
         """A module's own weights are before those of the modules in it (``named_modules``)."""
         weights = sorted(weights, key=lambda entry: self._places[id(entry)])

@@ -12,6 +12,7 @@ With p, m and g bytes of a weight, of a shard of it and of a gradient, and S ele
   there, and copies all into one of gS (the backward of ``torch.split``), with zeros between them and for weights that
   have none. Only then do the weights go. The root's wait for the end of backward, and with them twice the root's size.
 - reduced: into gS/N, which are cast to mS/N and added to an earlier one. The flat gradient stays until that is done.
+  In another type (``MixedPrecision.reduce_dtype``) it is cast whole before, beside itself.
 - Until the last micro batch of a step (``no_sync``) the flat gradients stay whole, those of later ones are added.
 
 Sources (torch 2.13, ``torch/distributed/fsdp``): ``_flat_param.py`` (``FlatParamHandle``), ``_runtime_utils.py``
@@ -47,6 +48,7 @@ class FlatShard(LayerShards):
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
         self.units = flat_units(table, recipe, num_ranks)
         self._computed, self._held = recipe.trained_dtype.num_bytes, recipe.held_dtype.num_bytes
+        self._reduced = recipe.reduce_dtype.num_bytes
         self._waits: set[int] = set()
         """Units with whole flat gradients of earlier micro batches."""
         self._is_updated = False
@@ -218,12 +220,14 @@ class FlatShard(LayerShards):
         if not self._reduces:
             self._keep_flat(number)
             return
+        if self._reduced != self._computed:
+            sink.allocate("cast gradient", buffers, unit.numel * self._reduced, Stream.REDUCTION)
         if unit.padded_numel != unit.numel:
-            sink.allocate("padded", buffers, unit.padded_numel * self._computed, Stream.REDUCTION)
-        if self._computed != self._held:
-            sink.allocate("reduced", buffers, unit.shard_numel * self._computed, Stream.REDUCTION)
+            sink.allocate("padded", buffers, unit.padded_numel * self._reduced, Stream.REDUCTION)
+        if self._reduced != self._held:
+            sink.allocate("reduced", buffers, unit.shard_numel * self._reduced, Stream.REDUCTION)
         self._keep_shard(number)
-        for owner in ("reduced", "padded", "arriving", ("flat", number)):
+        for owner in ("reduced", "padded", "cast gradient", "arriving", ("flat", number)):
             sink.free(owner)
         self._waits.discard(number)
 
@@ -299,7 +303,8 @@ class FlatShard(LayerShards):
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         """The root and three units whole, or all, and a shard cast; beside them gradients of the root and of three
-        units, one more that is padded, two shards of one and all shards."""
+        units, one more that is padded, two shards of one and all shards. Where the reduction is in another type, one
+        that is cast, and padded, beside."""
         recipe, units = self.recipe, self.units.all
         largest, every = max(unit.padded_numel for unit in units), sum([unit.padded_numel for unit in units])
         shard = -(-largest // self.num_ranks) * (self._computed + self._held)
@@ -309,6 +314,8 @@ class FlatShard(LayerShards):
         before = earlier if accumulates else 0
         wait = 0 if recipe.sync_each_batch else every
         gradients = (self.units.root.padded_numel + 4 * largest + wait) * self._computed + shard + self._gradient_bytes
+        if self._reduced != self._computed:
+            gradients += 2 * largest * self._reduced
         return profile.forward_peak + live + before, profile.dropped_peak + live + before + gradients
 
     def loading_bound(self, states: ModelStates) -> int:
@@ -339,8 +346,9 @@ class FlatShard(LayerShards):
             (CollectiveKind.ALL_GATHER, StepPhase.BACKWARD, often, backward),
             (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD, reductions, reduced),
         )
+        widths = {CollectiveKind.ALL_GATHER: self._computed, CollectiveKind.REDUCE_SCATTER: self._reduced}
         return [
-            Collectives(kind, phase, times * len(numels), times * sum(numels) * self._computed)
+            Collectives(kind, phase, times * len(numels), times * sum(numels) * widths[kind])
             for kind, phase, times, numels in parts
             if numels
         ]

@@ -16,15 +16,15 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.references import ReferenceRuns, idle_bytes
+from vlmplan.estimation.sent_weights import sync_bytes, whole_bytes
 from vlmplan.hardware import Gpu
 from vlmplan.memory.evaluation import Generated, KeptOutputs
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Batching, LossKind, Offload
+from vlmplan.recipe.choices import Batching, LossKind
 from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.timing import GenerationWork, RolloutWork
-from vlmplan.units import DType
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
 
@@ -66,8 +66,8 @@ class RolloutRuns:
             leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
             runs_once=recipe.micro_batches_at_once == 1,
             generated=generated,
-            whole_bytes=self._whole_bytes(recipe, num_ranks) if generated is not None else 0,
-            sync_bytes=None if generated is not None else self._sync_bytes(recipe, num_ranks),
+            whole_bytes=whole_bytes(self._table, recipe, num_ranks) if generated is not None else 0,
+            sync_bytes=None if generated is not None else sync_bytes(self._table, recipe, num_ranks),
             idle_offload=task.idle_offload,
             is_within_step=recipe.micro_batches_at_once % recipe.grad_accum != 0,
         )
@@ -94,7 +94,7 @@ class RolloutRuns:
         """What the same takes in time on one of ``num_ranks`` GPUs."""
         task = recipe.task
         assert task is not None
-        whole_bytes = self._whole_bytes(recipe, num_ranks)
+        gathered = whole_bytes(self._table, recipe, num_ranks)
         weight_bytes = inference_weights(self._table, recipe).num_bytes
         rows = recipe.micro_batches_at_once * recipe.micro_batch
         is_sharded = recipe.zero_stage == 3 and num_ranks > 1
@@ -104,7 +104,7 @@ class RolloutRuns:
             num_passes=-(-rows // (task.scoring_batch or recipe.micro_batch)),
             generation=self._generation_work(recipe, backend, rows),
             passes=[one.trace for one in self._looked_up(recipe, backend)],
-            whole_bytes=whole_bytes,
+            whole_bytes=gathered,
             sent_bytes=weight_bytes if task.uses_vllm_here else 0,
             slept_bytes=slept_bytes + self._moved_bytes(recipe, num_ranks),
             reward_flops=2 * task.reward_params * rows * self._seq_len,
@@ -196,33 +196,3 @@ class RolloutRuns:
                 with_entropy=task.trainer is TaskTrainer.VERL and reference is Reference.NONE,  # fused: with it anyway
             )
         return self._passes[key]
-
-    def _whole_bytes(self, recipe: Recipe, num_ranks: int) -> int:
-        """Bytes of all weights but those that are whole anyway, each padded to a multiple of the ranks
-        (``trl/models/utils.py`` ``unwrap_model_for_generation``: ``deepspeed.zero.GatheredParameters`` of all)."""
-        if recipe.fsdp:
-            return self._table.total_bytes if num_ranks > 1 else 0
-        is_whole = num_ranks == 1 and recipe.offload_params is Offload.NONE
-        if recipe.zero_stage != 3 or is_whole:
-            return 0
-        limit = recipe.zero.stage3_param_persistence_threshold
-        return sum(
-            -(-one.numel // num_ranks) * num_ranks * one.dtype.num_bytes * count
-            for one, count in self._table.kinds
-            if one.numel > limit
-        )
-
-    def _sync_bytes(self, recipe: Recipe, num_ranks: int) -> int:
-        """One weight at a time, which stage 3 gathers; with adapters all of them under stage 3, and what an adapter
-        adds to the largest weight (peft's ``merge_adapter``). verl: the buffer, and the largest weight as its shards
-        have it (``full_tensor``) and as it is sent (``rollout_mode`` in ``fsdp_workers.py``, ``update_weights`` in
-        ``vllm_rollout.py``); adapters go by way of the host."""
-        largest = max(one.numel for one, _ in self._table.kinds)
-        assert recipe.task is not None
-        if recipe.task.is_of_verl:
-            widths = 0 if recipe.trains_adapters else recipe.held_dtype.num_bytes + DType.BFLOAT16.num_bytes
-            return recipe.task.sync_buffer_mib * 2**20 + largest * widths
-        if recipe.trains_adapters:
-            merged = largest * recipe.trained_dtype.num_bytes
-            return self._whole_bytes(recipe, num_ranks) + merged
-        return largest * recipe.trained_dtype.num_bytes if recipe.zero_stage == 3 and num_ranks > 1 else 0

@@ -1,8 +1,9 @@
 """The commands of a shell script, with the variables that they are started with: parsed, never run.
 
 What people keep in such a file is one command over many lines with variables before it. That much of a shell is
-followed: words (``shell_words``), assignments, ``export``, ``$NAME``, ``${NAME:-default}``, and arithmetic in
-``$((...))`` and ``$(expr ...)``. A variable that is set in a branch, a loop, a function or by what the script runs has
+followed: words (``shell_words``), assignments, ``export``, ``$NAME``, ``${NAME:-default}``, arrays, arithmetic in
+``$((...))`` and ``$(expr ...)``, and branches between values that are known (``shell_branches``). A variable that is
+set in another branch, a loop, a function or by what the script runs has
 a value that only running it would tell; what has such a value is refused by its text.
 """
 
@@ -14,6 +15,7 @@ from pathlib import PurePath
 
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
+from vlmplan.other_trainers.shell_branches import TESTS, taken_commands
 from vlmplan.other_trainers.shell_words import Kind, Part, Span, Word, simple_commands
 
 MAX_CHARACTERS = 2**15
@@ -39,7 +41,6 @@ BRANCHES = frozenset(("else", "elif"))
 DECLARATIONS = frozenset(("export", "declare", "typeset", "local", "readonly"))
 CHANGES = frozenset(("unset", "read", "let", "mapfile", "readarray", "printf", "getopts"))
 """Programs of the shell that give variables other values."""
-TESTS = frozenset(("[", "[[", "test"))
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
@@ -48,6 +49,11 @@ OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: lambda a, b: a - b * _quotient(a, b),
 }
 """Of whole numbers, as a shell computes them: cut off towards zero."""
+ARRAY = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}")
+ELEMENTS, BETWEEN = "[@]", "\1"
+"""Of an array: behind the name under which its words are kept, and between them."""
+WITHOUT_ASCEND = re.compile(r"\$\(\s*python3? -c ['\"]import torch_npu['\"].*\|\|\s*echo\s+(\w+)\s*\)", re.DOTALL)
+"""What a script says where torch_npu, of Ascend devices, is not there: planned GPUs have none."""
 UNKNOWN = "\0"
 """Stands in a word for what only running the script would tell."""
 
@@ -78,10 +84,16 @@ def commands_of(script: str, *, source: str) -> list[Command]:
         raise InputError(f"{source} has more than {MAX_CHARACTERS:,} characters, which no script of a run needs")
     variables = _Variables(source)
     commands: list[Command] = []
-    for simple in simple_commands(script, source=source):
+
+    def expand(words: Sequence[Word]) -> list[str] | None:
+        texts, _, unknown = _expanded(words, variables)
+        return None if unknown else texts
+
+    for simple in taken_commands(simple_commands(script, source=source), expand):
         command = _command(simple.words, variables)
         commands += [] if command is None else [command]
-        variables.pass_operator(simple.operator, "" if command is None else command.program)
+        if simple.operator:
+            variables.pass_operator(simple.operator, "" if command is None else command.program)
     return commands
 
 
@@ -101,6 +113,8 @@ class _Variables:
         self.source = source
         self.values: dict[str, str] = {}
         self.places: dict[str, Span] = {}
+        self.unknown: dict[str, str] = {}
+        """Text of the script in place of which a word of an array holds ``UNKNOWN``, by the word."""
         self._blocks: list[_Block] = []
         self._is_conditional = False
         self._num_characters = 0
@@ -123,8 +137,22 @@ class _Variables:
         is_sure = not self._is_conditional or self.values.get(name) == value
         self.values[name] = value if is_sure else UNKNOWN
 
+    def assign_words(self, name: str, words: Sequence[str], unknown: Mapping[str, str], *, appends: bool) -> None:
+        """``NAME=(...)``, or ``NAME+=(...)``; ``unknown``: as a command has them."""
+        self.unknown |= unknown
+        before = self.value(name + ELEMENTS) if appends else ""
+        parts = [*([before] if before else []), *words]
+        value = UNKNOWN if before is None else BETWEEN.join(parts)
+        is_sure = not self._is_conditional or self.values.get(name + ELEMENTS) == value
+        self.values |= {name: UNKNOWN, name + ELEMENTS: value if is_sure else UNKNOWN}
+
+    def words(self, name: str) -> list[str]:
+        """The words of an array."""
+        value = self.value(name + ELEMENTS)
+        return [UNKNOWN] if value is None else value.split(BETWEEN) if value else []
+
     def forget(self, names: Iterable[str]) -> None:
-        self.values |= dict.fromkeys(names, UNKNOWN)
+        self.values |= {key: UNKNOWN for name in names for key in (name, name + ELEMENTS)}
 
     # -- what may not be run, or more than once ------------------------------------------------------------------
 
@@ -222,11 +250,34 @@ def _change(words: Sequence[Word], program: str | None, variables: _Variables) -
         variables.forget(_names(words if program != "printf" else words[2:3]))
         return
     for word in words:
-        if _assigns(word):
+        if _is_array(word):
+            _assign_array(word, variables)
+        elif _assigns(word):
             text = "".join(_value(part, variables) for part in word.parts)
             match = ASSIGNMENT.fullmatch(text)
             assert match is not None
             variables.assign(match, word.span)
+
+
+def _is_array(word: Word) -> bool:
+    """Whether a word is ``NAME=(...)``."""
+    return len(word.parts) == 2 and _assigns(word) and word.parts[1].text.startswith("(")
+
+
+def _array_of(word: Word) -> str | None:
+    """The name in ``"${NAME[@]}"``."""
+    *before, last = word.parts
+    found = ARRAY.fullmatch(last.text) if last.kind is not Kind.TEXT else None
+    return found[1] if found is not None and not any(part.text for part in before) else None
+
+
+def _assign_array(word: Word, variables: _Variables) -> None:
+    match = ASSIGNMENT.fullmatch(word.parts[0].text)
+    assert match is not None
+    inner = simple_commands(word.parts[1].text[1:-1], source=variables.source)
+    texts, _, unknown = _expanded([one for command in inner for one in command.words], variables)
+    variables.places[match[1]] = word.span
+    variables.assign_words(match[1], texts, unknown, appends=bool(match[2]))
 
 
 def _names(words: Iterable[Word]) -> list[str]:
@@ -243,13 +294,21 @@ def _plain(word: Word) -> str | None:
     return "".join(part.text for part in word.parts) if all(part.kind is Kind.TEXT for part in word.parts) else None
 
 
-def _expanded(words: list[Word], variables: _Variables) -> tuple[list[str], list[Span], dict[str, str]]:
+def _expanded(words: Sequence[Word], variables: _Variables) -> tuple[list[str], list[Span], dict[str, str]]:
     """The words with their variables replaced, and where each stands. Blanks in an expansion that is not quoted make
     several of one."""
     result: list[str] = []
     spans: list[Span] = []
     unknown: dict[str, str] = {}
     for word in words:
+        name = _array_of(word)
+        if name is not None:
+            elements = variables.words(name)
+            written = variables.unknown if elements != [UNKNOWN] else {UNKNOWN: word.parts[-1].text}
+            unknown |= {text: written.get(text, text) for text in elements if UNKNOWN in text}
+            result += elements
+            spans += [word.span] * len(elements)
+            continue
         fields: list[str] = []
         is_open = False
         for part in word.parts:
@@ -279,11 +338,13 @@ def _value(part: Part, variables: _Variables) -> str:
         return _computed(found[1], variables)
     variable = VARIABLE.fullmatch(part.text)
     if variable is None:
-        return UNKNOWN
+        found = WITHOUT_ASCEND.fullmatch(part.text)
+        return UNKNOWN if found is None else found[1]
     value = variables.value(variable[1] or variable[2])
     if value is not None or variable[3] is None:
         return UNKNOWN if value is None else value
-    default = _replaced(variable[3], variables)
+    found = WITHOUT_ASCEND.fullmatch(variable[3])
+    default = found[1] if found is not None else _replaced(variable[3], variables)
     return UNKNOWN if QUOTES_AND_EXPANSIONS.intersection(default) else default
 
 

@@ -17,6 +17,7 @@ ARRAY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 REDIRECTION = re.compile(r"<<-?(?!<)|<<<|<>|<&|>>|>\||>&|[<>]")
 OPERATOR = re.compile(r"\|\||&&|;;|\|&|[;&|()\n]")
 IN_DOUBLE_QUOTES = re.compile(r"[^\\\"$`]+")
+COMMENT = r"|(?<=\s)#[^\n]*"
 CLOSING = {"(": ")", "{": "}", "`": "`"}
 
 
@@ -173,9 +174,10 @@ class _Reader:
         self._position = end
 
     def _extent(self, start: int, opening: str) -> int:
-        """The end of what ``opening`` opens at ``start``: quotes, and pairs of it within, are passed over."""
+        """The end of what ``opening`` opens at ``start``: quotes, pairs of it within, and in parentheses comments are
+        passed over."""
         script, closing, depth, position = self._script, CLOSING[opening], 1, start + 1
-        special = re.compile(f"[\\\\'\"{re.escape(opening + closing)}]")
+        special = re.compile(f"[\\\\'\"{re.escape(opening + closing)}]" + (COMMENT if opening == "(" else ""))
         while depth:
             found = special.search(script, position)
             if found is None:
@@ -183,6 +185,8 @@ class _Reader:
             character, position = found[0], found.end()
             if character == "\\":
                 position += 1
+            elif "#" in character:
+                continue
             elif character == "'":
                 position = self._quote_end(position - 1)
             elif character == '"':

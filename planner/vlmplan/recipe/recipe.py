@@ -234,7 +234,7 @@ class Recipe(RecipeSettings):
 
     @property
     def reduce_dtype(self) -> DType:
-        """Element type in which FSDP2 reduces gradients."""
+        """Element type in which FSDP reduces gradients."""
         return DType.FLOAT32 if self.reduces_in_float32 else self.trained_dtype
 
     @property

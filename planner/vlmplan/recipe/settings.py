@@ -92,8 +92,8 @@ class RecipeSettings:
     """Under FSDP2 every micro batch reduces its gradients to shards; without it (accelerate's default) the last of a
     step does, and whole gradients wait for it."""
     reduces_in_float32: bool = False
-    """Under FSDP2 gradients are reduced in float32 (``MixedPrecisionPolicy.reduce_dtype``), and wait so for the last
-    micro batch, not in the type of the computation."""
+    """Under FSDP gradients are reduced in float32 (``MixedPrecisionPolicy.reduce_dtype``), and under FSDP2 wait
+    so for the last micro batch, not in the type of the computation."""
     shards_packed: bool = True
     """Under FSDP2 4-bit weights are kept in the type of the computation (``bnb_4bit_quant_storage``) and sharded as
     others are; without it in bytes, which are left out of the shards: every rank has all of them."""

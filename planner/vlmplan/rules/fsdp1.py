@@ -54,7 +54,9 @@ def flat_parameters_need_several_ranks(context: RuleContext) -> str | None:
 
 @FSDP1_RULES.error("accelerate 1.15 set_mixed_precision: reduce_dtype is that of the computation")
 def flat_gradients_are_reduced_as_they_are(context: RuleContext) -> str | None:
-    if not context.recipe.is_flat or not context.recipe.reduces_in_float32:
+    recipe = context.recipe
+    is_of_verl = recipe.task is not None and recipe.task.is_of_verl  # whose ``MixedPrecision`` says so
+    if not recipe.is_flat or not recipe.reduces_in_float32 or is_of_verl:
         return None
     return f"--float32-reduce is not planned with {OF_FLAT}, which accelerate lets reduce in bf16; leave it off"
 

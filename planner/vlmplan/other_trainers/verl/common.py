@@ -1,4 +1,4 @@
-"""What keys of verl and of EasyR1 mean alike: batches, lengths, units of FSDP, vLLM, adapters."""
+"""What verl's and EasyR1's files are asked alike: each trainer has its names for the keys (``Keys``), and one rule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +15,14 @@ from vlmplan.recipe.choices import (
     REGEX,
     AttentionImplementation,
     Batching,
+    FlatParameters,
     LossKind,
     Method,
     Offload,
     Precision,
+    ShardUnits,
 )
-from vlmplan.recipe.task import Generation, Reference, TaskKind
+from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 NOT_PLANNED: Final = "not planned"
@@ -40,6 +42,40 @@ COMMON: Mapping[str, Value] = {
     "offload_optimizer": Offload.NONE.value,
     "offload_params": Offload.NONE.value,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """What a trainer calls the keys that both have, and its defaults where they are its own."""
+
+    trainer: str
+    task_trainer: TaskTrainer
+    model: str
+    answers: str
+    """Answers to each prompt."""
+    rank: str
+    alpha: str
+    default_alpha: int
+    adapters: str
+    """How ``target_modules`` and ``exclude_modules`` begin."""
+    freezes_vision: str
+    checkpoints: str
+    clipping: str
+    estimator: str
+    """The default of ``algorithm.adv_estimator``."""
+    epochs: float
+    """The default of ``trainer.total_epochs``."""
+    fsdp: str
+    """How the keys of FSDP begin."""
+    reshards: str
+    units: str
+    """The classes of its units; empty where the file has no key for them."""
+    offloads_weights: str
+    offloads_states: str
+    memory: str
+    """The part of a GPU that vLLM takes."""
+    default_memory: float
+    tensor_parallel: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +114,83 @@ def rows_per_gpu(settings: Settings, key: str, prompts: int, answers: int, num_g
     return rows // num_gpus
 
 
-def lengths(settings: Settings, prompt_key: str, response_key: str) -> dict[str, Value]:
-    prompt, answer = settings.count(prompt_key, 512, least=1), settings.count(response_key, 512, least=1)
+def _lengths(settings: Settings) -> dict[str, Value]:
+    prompt, answer = (settings.count(f"data.max_{part}_length", 512, least=1) for part in ("prompt", "response"))
     return {"seq_len": prompt + answer, "max_completion_tokens": answer}
 
 
-def refuse_critics(settings: Settings, default: str) -> None:
+def shared_options(
+    settings: Settings, model: ModelFiles | None, around: Surroundings, keys: Keys
+) -> tuple[dict[str, Value], Method]:
+    """All that is asked alike of both trainers' files, but for batches, and the method."""
+    _refuse_critics(settings, keys.estimator)
+    options: dict[str, Value] = {**COMMON, **_lengths(settings)}
+    name = settings.text(keys.model, "")
+    options |= {"model": name} if name else {}
+    options |= {
+        "num_generations": settings.count(keys.answers, 1, least=1),
+        "epochs": settings.number("trainer.total_epochs", keys.epochs),
+        "activation_checkpointing": settings.flag(keys.checkpoints, True),
+        "task_trainer": keys.task_trainer.value,
+        "vllm_memory_utilization": settings.number(keys.memory, keys.default_memory, most=1.0),
+        "vllm_tensor_parallel": settings.count(keys.tensor_parallel, 2, least=1),
+    }
+    method = around.method or (Method.LORA if settings.count(keys.rank, 0) else Method.FULL)
+    options |= {"method": method.value} | _adapter_options(settings, method, keys)
+    if settings.flag(keys.freezes_vision, False):
+        options |= {"train_vision": False, "train_projector": False}
+    note_images(settings, model, settings.count("data.max_prompt_length", 512))
+    return options, method
+
+
+def _adapter_options(settings: Settings, method: Method, keys: Keys) -> dict[str, Value]:
+    """``target_modules`` and ``exclude_modules`` as peft takes them."""
+    targets, excluded = (f"{keys.adapters}{name}" for name in ("target_modules", "exclude_modules"))
+    settings.ignore((keys.rank, keys.alpha, targets, excluded))
+    if method is Method.FULL:
+        return {}
+    rank, alpha = settings.count(keys.rank, 16, least=1), settings.count(keys.alpha, keys.default_alpha, least=1)
+    chosen, left_out = settings.raw(targets), settings.raw(excluded)
+    return {
+        "lora_rank": rank,
+        "lora_alpha": alpha,
+        "lora_targets": ALL_LINEAR if chosen is None else modules(chosen),
+        **({} if left_out is None else {"lora_exclude": modules(left_out)}),
+    }
+
+
+def sharding_options(settings: Settings, model: ModelFiles | None, num_gpus: int, keys: Keys) -> dict[str, Value]:
+    """Units of layers, what waits on the host between phases, and HSDP refused."""
+    size = settings.number(f"{keys.fsdp}fsdp_size", -1.0, least=-1.0)
+    if 0 < size < num_gpus:
+        settings.refuse(f"{keys.fsdp}fsdp_size", f"shards that are replicated (HSDP) are {NOT_PLANNED}; -1 is needed")
+    check_units(settings, keys.units, model)
+    weights, states = (settings.flag(key, False) for key in (keys.offloads_weights, keys.offloads_states))
+    return {
+        "reshard_after_forward": settings.flag(keys.reshards, True),
+        "shard_units": ShardUnits.LAYERS.value,
+        "idle_offload": IdleOffload.of(weights=weights, optimizer=states).value,
+    }
+
+
+def flat_options(
+    settings: Settings, options: Mapping[str, Value], num_gpus: int, keys: Keys, *, prefetches_forward: bool
+) -> dict[str, Value]:
+    """FSDP1 with torch's own ``backward_prefetch``; where it is not planned, that another engine is, and how far off
+    that may be."""
+    uses_orig_params = settings.flag(f"{keys.fsdp}use_orig_params", False)
+    is_whole = options["method"] == Method.FULL.value and options.get("train_vision", True)
+    if num_gpus == 1 or not is_whole:
+        settings.note(FSDP1_AS_FSDP2)
+        return {}
+    return {
+        "flat_parameters": FlatParameters.BACKWARD_PRE.value,
+        "uses_orig_params": uses_orig_params,
+        "prefetches_forward": prefetches_forward,
+    }
+
+
+def _refuse_critics(settings: Settings, default: str) -> None:
     """Estimators of advantages are planned that ask no second trained model."""
     if settings.text("algorithm.adv_estimator", default).casefold() == GAE:
         settings.refuse_whole(
@@ -96,16 +203,6 @@ def reference_of(method: Method, *, is_needed: bool) -> str:
     if not is_needed:
         return Reference.NONE.value
     return (Reference.COPY if method is Method.FULL else Reference.ADAPTER_OFF).value
-
-
-def adapter_options(settings: Settings, prefix: str, *, rank: int, alpha: int, exclude: str | None) -> dict[str, Value]:
-    """``target_modules`` and ``exclude_modules`` of peft under keys that begin with ``prefix``."""
-    options: dict[str, Value] = {"lora_rank": rank, "lora_alpha": alpha}
-    targets = settings.raw(f"{prefix}target_modules")
-    options["lora_targets"] = ALL_LINEAR if targets is None else modules(targets)
-    excluded = settings.raw(f"{prefix}exclude_modules")
-    excluded = excluded if f"{prefix}exclude_modules" in settings else exclude
-    return options if excluded is None else {**options, "lora_exclude": modules(excluded)}
 
 
 def modules(value: Any) -> str:
@@ -143,9 +240,9 @@ def check_units(settings: Settings, key: str, model: ModelFiles | None) -> None:
 
 
 FSDP1_AS_FSDP2: Final = Caveat(
-    "FSDP1 is planned as FSDP2 with the same units: its peaks may be higher or lower by 6 bytes of each weight of the "
-    "largest layer and 2 of each outside of layers, and while weights go to vLLM higher by 4 bytes of each weight of a "
-    "GPU's shards and of each outside of layers"
+    "FSDP1 with adapters, with a frozen vision tower or on one GPU is planned as FSDP2 with the same units: its peaks "
+    "may be higher or lower by 6 bytes of each weight of the largest layer and 2 of each outside of layers, and while "
+    "weights go to vLLM higher by 4 bytes of each weight of a GPU's shards and of each outside of layers"
 )
 """By torch 2.13 ``distributed/fsdp``.
 
@@ -157,11 +254,6 @@ the former unit's float32 until the next. ``_state_dict_utils.py`` ``_sharded_pr
 in float32 while the shards of all are copied."""
 
 
-def note_flat(settings: Settings) -> None:
-    """Say that another engine is planned, and how far off that may be."""
-    settings.note(FSDP1_AS_FSDP2)
-
-
 def note_images(settings: Settings, model: ModelFiles | None, prompt_tokens: int) -> None:
     if model is not None and sees(model):
         settings.note(
@@ -170,24 +262,19 @@ def note_images(settings: Settings, model: ModelFiles | None, prompt_tokens: int
         )
 
 
-def found_config(
-    settings: Settings,
-    trainer: str,
-    options: Mapping[str, Value],
-    *,
-    gradient_clipping: float,
-) -> TrainerConfig:
+def found_config(settings: Settings, keys: Keys, options: Mapping[str, Value]) -> TrainerConfig:
     """The configuration. Raises InputError with everything that is wrong with it."""
+    clipping = settings.number(keys.clipping, 1.0)
     settings.close()
     return TrainerConfig(
         source=settings.source,
-        trainer=trainer,
+        trainer=keys.trainer,
         options=options,
-        gradient_clipping=gradient_clipping,
+        gradient_clipping=clipping,
         ds_config=None,
         said=settings.said,
         defaults=settings.defaults,
         idle=settings.idle,
         notes=tuple(settings.notes),
-        data_rules=DataRules(trainer=trainer, pads=False, drops_long=True),
+        data_rules=DataRules(trainer=keys.trainer, pads=False, drops_long=True),
     )

@@ -10,24 +10,21 @@ from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.verl.common import (
-    COMMON,
     NOT_PLANNED,
     TYPES_OF_BFLOAT16,
     TYPES_OF_FLOAT32,
+    Keys,
     Rows,
-    adapter_options,
-    check_units,
+    flat_options,
     found_config,
-    lengths,
-    note_flat,
-    note_images,
     num_gpus_of,
     reference_of,
-    refuse_critics,
     rows_per_gpu,
+    sharding_options,
+    shared_options,
 )
-from vlmplan.recipe.choices import Method, ShardUnits, WeightDtype
-from vlmplan.recipe.task import IdleOffload, ReferenceShards, TaskTrainer
+from vlmplan.recipe.choices import Method, WeightDtype
+from vlmplan.recipe.task import ReferenceShards, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 EASYR1: Final = "EasyR1 0.3"
@@ -37,7 +34,7 @@ WITHOUT_EFFECT = tuple(
     f"{prefix}{name}"
     for prefix, names in {
         A: "clip_ratio_low clip_ratio_high clip_ratio_dual loss_avg_mode loss_type ppo_epochs use_torch_compile "
-        "tau_positive tau_negative dynamic_batching fsdp.enable_rank0_init fsdp.mp_buffer_dtype fsdp.use_orig_params",
+        "tau_positive tau_negative dynamic_batching fsdp.enable_rank0_init fsdp.mp_buffer_dtype",
         M: "tokenizer_path trust_remote_code override_config",
         R: "temperature top_p top_k seed limit_images ignore_eos enforce_eager enable_chunked_prefill max_model_len "
         "max_num_batched_tokens disable_log_stats disable_tqdm val_override_config",
@@ -54,28 +51,48 @@ OF_OTHERS = (
 """How keys begin of what has no effect on a step's memory and time beside the keys that are read."""
 
 
+KEYS: Final = Keys(
+    trainer=EASYR1,
+    task_trainer=TaskTrainer.EASYR1,
+    model=f"{M}model_path",
+    answers=f"{R}n",
+    rank=f"{M}lora.rank",
+    alpha=f"{M}lora.alpha",
+    default_alpha=64,
+    adapters=f"{M}lora.",
+    freezes_vision=f"{M}freeze_vision_tower",
+    checkpoints=f"{M}enable_gradient_checkpointing",
+    clipping=f"{A}max_grad_norm",
+    estimator="grpo",
+    epochs=15.0,
+    fsdp=FSDP,
+    reshards=f"{FSDP}enable_full_shard",
+    units="",
+    offloads_weights=f"{A}offload.offload_params",
+    offloads_states=f"{A}offload.offload_optimizer",
+    memory=f"{R}gpu_memory_utilization",
+    default_memory=0.6,
+    tensor_parallel=f"{R}tensor_parallel_size",
+)
+
+
 def read_easyr1(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What EasyR1 makes of these keys. Raises InputError with everything that is wrong."""
-    refuse_critics(settings, "grpo")
+    options, method = shared_options(settings, model, around, KEYS)
     _refuse_what_has_no_plan(settings)
     num_gpus = num_gpus_of(settings, around)
-    options: dict[str, Value] = {**COMMON, **lengths(settings, "data.max_prompt_length", "data.max_response_length")}
-    name = settings.text(f"{M}model_path", "")
-    options |= {"model": name} if name else {}
-    answers = settings.count(f"{R}n", 1, least=1)
-    options |= {"num_generations": answers, "epochs": settings.number("trainer.total_epochs", 15.0)}
-    options |= _batches(settings, answers, num_gpus)
-    method = around.method or (Method.LORA if settings.count(f"{M}lora.rank", 0) else Method.FULL)
-    options |= _trained(settings, method) | _sharding(settings, model, num_gpus) | _vllm(settings)
+    options |= _batches(settings, settings.count(KEYS.answers, 1, least=1), num_gpus)
+    options |= sharding_options(settings, model, num_gpus, KEYS)
+    options |= flat_options(settings, options, num_gpus, KEYS, prefetches_forward=False)
+    options |= {"uses_autocast": False} if "flat_parameters" in options else {}
     options |= _reference(settings, method)
-    options["activation_checkpointing"] = settings.flag(f"{M}enable_gradient_checkpointing", True)
-    options["task_trainer"] = TaskTrainer.EASYR1.value
+    options |= {"fuses_optimizer": True, "vllm_sleep_level": 1}  # ``sleep(level=1)`` (``fsdp_vllm.py``)
     options["expandable_segments"] = False  # vLLM's allocator is in the same process
-    note_images(settings, model, settings.count("data.max_prompt_length", 512))
-    clipping = settings.number(f"{A}max_grad_norm", 1.0)
+    if "train_vision" in options and method is Method.FULL:
+        options["weight_dtype"] = WeightDtype.FLOAT32.value
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHERS)
-    return found_config(settings, EASYR1, options, gradient_clipping=clipping)
+    return found_config(settings, KEYS, options)
 
 
 def _refuse_what_has_no_plan(settings: Settings) -> None:
@@ -108,34 +125,6 @@ def _batches(settings: Settings, answers: int, num_gpus: int) -> dict[str, Value
     return {**rows.options(num_gpus), "scoring_batch": min(settings.count(experience, 16, least=1), of_rollout)}
 
 
-def _trained(settings: Settings, method: Method) -> dict[str, Value]:
-    options: dict[str, Value] = {"method": method.value, "fuses_optimizer": True}
-    if settings.flag(f"{M}freeze_vision_tower", False):
-        options |= {"train_vision": False, "train_projector": False}
-        options |= {"weight_dtype": WeightDtype.FLOAT32.value} if method is Method.FULL else {}
-    keys = [f"{M}lora.{name}" for name in ("rank", "alpha", "target_modules", "exclude_modules")]
-    settings.ignore(keys)
-    if method is Method.FULL:
-        return options
-    rank, alpha = settings.count(keys[0], 16, least=1), settings.count(keys[1], 64, least=1)
-    return options | adapter_options(settings, f"{M}lora.", rank=rank, alpha=alpha, exclude=None)
-
-
-def _sharding(settings: Settings, model: ModelFiles | None, num_gpus: int) -> dict[str, Value]:
-    size = settings.number(f"{FSDP}fsdp_size", -1.0, least=-1.0)
-    if 0 < size < num_gpus:
-        settings.refuse(f"{FSDP}fsdp_size", f"shards that are replicated (HSDP) are {NOT_PLANNED}; -1 is needed")
-    check_units(settings, "", model)
-    note_flat(settings)
-    idle = (settings.flag(f"{A}offload.{name}", False) for name in ("offload_params", "offload_optimizer"))
-    weights, optimizer = idle
-    return {
-        "reshard_after_forward": settings.flag(f"{FSDP}enable_full_shard", True),
-        "shard_units": ShardUnits.LAYERS.value,
-        "idle_offload": IdleOffload.of(weights=weights, optimizer=optimizer).value,
-    }
-
-
 def _reference(settings: Settings, method: Method) -> dict[str, Value]:
     """``disable_kl`` alone says that there is none."""
     is_needed = not settings.flag("algorithm.disable_kl", False)
@@ -146,12 +135,3 @@ def _reference(settings: Settings, method: Method) -> dict[str, Value]:
     if is_needed and method is Method.FULL:
         options["reference_shards"] = (ReferenceShards.HOST if offloads else ReferenceShards.GPU).value
     return options
-
-
-def _vllm(settings: Settings) -> dict[str, Value]:
-    """``sleep(level=1)`` (``vllm_rollout_spmd.py``, ``fsdp_vllm.py``)."""
-    return {
-        "vllm_memory_utilization": settings.number(f"{R}gpu_memory_utilization", 0.6, most=1.0),
-        "vllm_tensor_parallel": settings.count(f"{R}tensor_parallel_size", 2, least=1),
-        "vllm_sleep_level": 1,
-    }

@@ -11,21 +11,18 @@ from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.verl.common import (
-    COMMON,
     NOT_PLANNED,
     TYPES_OF_BFLOAT16,
     TYPES_OF_FLOAT32,
+    Keys,
     Rows,
-    adapter_options,
-    check_units,
+    flat_options,
     found_config,
-    lengths,
-    note_flat,
-    note_images,
     num_gpus_of,
     reference_of,
-    refuse_critics,
     rows_per_gpu,
+    sharding_options,
+    shared_options,
 )
 from vlmplan.recipe.choices import LossKind, Method, Offload, ShardUnits, WeightDtype
 from vlmplan.recipe.task import IdleOffload, ReferenceShards, TaskTrainer
@@ -42,9 +39,9 @@ WITHOUT_EFFECT = tuple(
         A: "_target_ rollout_n clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c tau_pos tau_neg loss_agg_mode "
         "loss_scale_factor kl_loss_coef kl_loss_type shuffle data_loader_seed use_fused_kernels "
         "ppo_epochs loss_mode use_rollout_log_probs use_remove_padding entropy_from_logits_with_chunking "
-        "entropy_checkpointing use_kl_loss fsdp_config.strategy fsdp_config._target_ fsdp_config.use_orig_params "
+        "entropy_checkpointing use_kl_loss fsdp_config.strategy fsdp_config._target_ "
         "fsdp_config.seed fsdp_config.full_determinism fsdp_config.use_torch_compile fsdp_config.forward_only "
-        "fsdp_config.forward_prefetch fsdp_config.ulysses_sequence_parallel_size "
+        "fsdp_config.ulysses_sequence_parallel_size "
         "fsdp_config.entropy_from_logits_with_chunking fsdp_config.entropy_checkpointing clip_grad "
         "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu",
         M: "_target_ hf_config_path tokenizer_path use_shm trust_remote_code custom_chat_template external_lib "
@@ -73,34 +70,50 @@ OF_OTHERS = (
 """How keys begin of what has no effect on a step's memory and time beside the keys that are read."""
 
 
+KEYS: Final = Keys(
+    trainer=VERL,
+    task_trainer=TaskTrainer.VERL,
+    model=f"{M}path",
+    answers=f"{R}n",
+    rank=f"{M}lora_rank",
+    alpha=f"{M}lora_alpha",
+    default_alpha=16,
+    adapters=M,
+    freezes_vision=f"{A}freeze_vision_tower",
+    checkpoints=f"{M}enable_gradient_checkpointing",
+    clipping=f"{A}grad_clip",
+    estimator="gae",
+    epochs=30.0,
+    fsdp=FSDP,
+    reshards=f"{FSDP}reshard_after_forward",
+    units=f"{FSDP}wrap_policy.transformer_layer_cls_to_wrap",
+    offloads_weights=f"{FSDP}param_offload",
+    offloads_states=f"{FSDP}optimizer_offload",
+    memory=f"{R}gpu_memory_utilization",
+    default_memory=0.5,
+    tensor_parallel=f"{R}tensor_model_parallel_size",
+)
+
+
 def read_verl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What verl makes of these keys. Raises InputError with everything that is wrong."""
-    refuse_critics(settings, "gae")
+    options, method = shared_options(settings, model, around, KEYS)
     _refuse_what_has_no_plan(settings)
     num_gpus = num_gpus_of(settings, around)
-    options: dict[str, Value] = {**COMMON, **lengths(settings, "data.max_prompt_length", "data.max_response_length")}
-    name = settings.text(f"{M}path", "")
-    options |= {"model": name} if name else {}
-    answers = settings.count(f"{R}n", 1, least=1)
-    options |= {"num_generations": answers, "epochs": settings.number("trainer.total_epochs", 30.0)}
-    options |= _batches(settings, options, answers, num_gpus)
-    method = around.method or (Method.LORA if settings.count(f"{M}lora_rank", 0) else Method.FULL)
-    options |= _trained(settings, method) | _sharding(settings, model, num_gpus) | _vllm(settings)
+    options |= _batches(settings, options, settings.count(KEYS.answers, 1, least=1), num_gpus)
+    options |= _weight_types(settings, options, method) | _sharding(settings, model, options, num_gpus)
+    options |= _vllm(settings)
     if settings.flag(f"{A}use_kl_loss", False) | settings.flag("algorithm.use_kl_in_reward", False):
         options["reference"] = reference_of(method, is_needed=True)
         wide = ReferenceShards.HOST_FLOAT32.value
         options |= {"reference_shards": wide} if method is Method.FULL else {}
-    options["activation_checkpointing"] = settings.flag(f"{M}enable_gradient_checkpointing", True)
-    options["task_trainer"] = TaskTrainer.VERL.value
     if settings.flag(f"{M}use_fused_kernels", False):
         options["loss"] = LossKind.VERL_FUSED.value
     options["fuses_optimizer"] = False
     options["expandable_segments"] = True  # ``rollout_mode`` sets it, with vLLM in a process of its own
-    note_images(settings, model, settings.count("data.max_prompt_length", 512))
-    clipping = settings.number(f"{A}grad_clip", 1.0)
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHERS)
-    return found_config(settings, VERL, options, gradient_clipping=clipping)
+    return found_config(settings, KEYS, options)
 
 
 def _refuse_what_has_no_plan(settings: Settings) -> None:
@@ -203,43 +216,33 @@ def _rows(
     return default or 1
 
 
-def _trained(settings: Settings, method: Method) -> dict[str, Value]:
-    options: dict[str, Value] = {"method": method.value}
+def _weight_types(settings: Settings, options: dict[str, Value], method: Method) -> dict[str, Value]:
     dtype = settings.text(f"{FSDP}model_dtype", "fp32").casefold()
     is_wide = dtype in TYPES_OF_FLOAT32
     if not is_wide and (method is Method.FULL or dtype not in TYPES_OF_BFLOAT16):
         settings.refuse(f"{FSDP}model_dtype", "fp32 is planned" + ("" if method is Method.FULL else ", or bf16"))
-    if settings.flag(f"{A}freeze_vision_tower", False):
-        options |= {"train_vision": False, "train_projector": False}
-        options |= {"weight_dtype": WeightDtype.FLOAT32.value} if is_wide else {}
-    keys = [f"{M}{name}" for name in ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")]
-    settings.ignore(keys)
-    if method is Method.FULL:
-        return options
-    rank, alpha = settings.count(keys[0], 16, least=1), settings.count(keys[1], 16, least=1)
-    options |= adapter_options(settings, M, rank=rank, alpha=alpha, exclude=None)
-    return options | ({"weight_dtype": WeightDtype.FLOAT32.value} if is_wide else {})
+    has_frozen = method is not Method.FULL or "train_vision" in options
+    return {"weight_dtype": WeightDtype.FLOAT32.value} if is_wide and has_frozen else {}
 
 
-def _sharding(settings: Settings, model: ModelFiles | None, num_gpus: int) -> dict[str, Value]:
+def _sharding(
+    settings: Settings, model: ModelFiles | None, options: dict[str, Value], num_gpus: int
+) -> dict[str, Value]:
     strategy = settings.text(f"{A}strategy", FSDP1)
-    if strategy == FSDP1:
-        note_flat(settings)
-    elif strategy != FSDP2:
+    if strategy not in (FSDP1, FSDP2):
         settings.refuse_whole(f"{A}strategy is {strategy}; {FSDP1} and {FSDP2} are planned")
-    size = settings.number(f"{FSDP}fsdp_size", -1.0, least=-1.0)
-    if 0 < size < num_gpus:
-        settings.refuse(f"{FSDP}fsdp_size", f"shards that are replicated (HSDP) are {NOT_PLANNED}; -1 is needed")
     settings.only(f"{FSDP}wrap_policy.min_num_params", "units of layers are planned")
-    check_units(settings, f"{FSDP}wrap_policy.transformer_layer_cls_to_wrap", model)
-    options: dict[str, Value] = {
-        "reshard_after_forward": settings.flag(f"{FSDP}reshard_after_forward", True),
-        "shard_units": (ShardUnits.EMBEDDING_TOO if strategy == FSDP2 else ShardUnits.LAYERS).value,
-    }
-    idle = settings.flag(f"{FSDP}param_offload", False), settings.flag(f"{FSDP}optimizer_offload", False)
+    found = sharding_options(settings, model, num_gpus, KEYS)
+    prefetches = settings.flag(f"{FSDP}forward_prefetch", False)
+    if strategy == FSDP1:
+        settings.ignore((f"{FSDP}offload_policy",))
+        return found | flat_options(settings, options, num_gpus, KEYS, prefetches_forward=prefetches)
+    settings.ignore((f"{FSDP}use_orig_params",))
+    found["shard_units"] = ShardUnits.EMBEDDING_TOO.value
     if settings.flag(f"{FSDP}offload_policy", False):
-        return {**options, "offload_params": Offload.CPU.value, "offload_optimizer": Offload.CPU.value}
-    return {**options, "idle_offload": IdleOffload.of(weights=idle[0], optimizer=idle[1]).value}
+        idle: dict[str, Value] = {"idle_offload": IdleOffload.NONE.value}
+        return found | idle | {"offload_params": Offload.CPU.value, "offload_optimizer": Offload.CPU.value}
+    return found
 
 
 def _vllm(settings: Settings) -> dict[str, Value]:
@@ -254,8 +257,6 @@ def _vllm(settings: Settings) -> dict[str, Value]:
     bucket = old if old in settings else new
     settings.ignore((old, new))
     return {
-        "vllm_memory_utilization": settings.number(f"{R}gpu_memory_utilization", 0.5, most=1.0),
-        "vllm_tensor_parallel": settings.count(f"{R}tensor_model_parallel_size", 2, least=1),
         "vllm_sleep_level": 2 if settings.flag(f"{R}free_cache_engine", True) else 0,
         "sync_buffer_mib": settings.count(bucket, 2048, least=1),
     }
