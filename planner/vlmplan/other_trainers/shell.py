@@ -7,14 +7,14 @@ set in another branch, a loop, a function or by what the script runs has
 a value that only running it would tell; what has such a value is refused by its text.
 """
 
-import ast
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
+from vlmplan.other_trainers.shell_arithmetic import whole_number
 from vlmplan.other_trainers.shell_branches import TESTS, taken_commands
 from vlmplan.other_trainers.shell_words import Kind, Part, Span, Word, simple_commands
 
@@ -31,7 +31,6 @@ SUM = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 EXPR = re.compile(r"(?:\$\(|`)\s*expr\s(.*)[)`]", re.DOTALL)
 BARE_NAME = re.compile(r"(?<![$\w{])[A-Za-z_]\w*")
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,12}")
-WHOLE_NUMBERS = re.compile(r"[0-9\s()+*/%-]{1,200}")
 QUOTES_AND_EXPANSIONS = frozenset("$`\\'\"")
 STARTERS = frozenset(("exec", "nohup", "sudo", "env"))
 """Programs that start another."""
@@ -41,14 +40,6 @@ BRANCHES = frozenset(("else", "elif"))
 DECLARATIONS = frozenset(("export", "declare", "typeset", "local", "readonly"))
 CHANGES = frozenset(("unset", "read", "let", "mapfile", "readarray", "printf", "getopts"))
 """Programs of the shell that give variables other values."""
-OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: _quotient(a, b),
-    ast.Mod: lambda a, b: a - b * _quotient(a, b),
-}
-"""Of whole numbers, as a shell computes them: cut off towards zero."""
 ARRAY = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}")
 ELEMENTS, BETWEEN = "[@]", "\1"
 """Of an array: behind the name under which its words are kept, and between them."""
@@ -368,27 +359,8 @@ def _named(text: str, variables: _Variables) -> str:
 
 def _computed(text: str, variables: _Variables) -> str:
     """The whole number that an expression of whole numbers is."""
-    numbers = _replaced(text, variables).replace("\\*", "*").strip()
-    if WHOLE_NUMBERS.fullmatch(numbers) is None:
-        return UNKNOWN
-    try:
-        return str(_number(ast.parse(numbers, mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return UNKNOWN
-
-
-def _number(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value < 10**12:
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_number(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](_number(node.left), _number(node.right))
-    raise ValueError(shown(ast.dump(node)))
-
-
-def _quotient(a: int, b: int) -> int:
-    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    number = whole_number(_replaced(text, variables).replace("\\*", "*").strip())
+    return UNKNOWN if number is None else str(number)
 
 
 def arguments_of(command: Command, words: tuple[str, ...], *, source: str) -> tuple[list[str], dict[str, object]]:
