@@ -3,12 +3,16 @@
 import pytest
 
 from text_steps import assert_step
+from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.families.held_weights import HoldingContext
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
 from vlmplan.recipe.choices import LossKind
+from vlmplan.units import DType
 
 SIZES = {"vocab_size": 2048, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
 SIZES |= {"intermediate_size": 1024}
@@ -76,6 +80,20 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoint
 def test_frozen_layers_hand_on_weights_that_the_model_holds():
     config = CONFIGS["megatron-bert as a decoder"]
     assert_step(config, attention="eager", frozen=["bert.embeddings", "bert.encoder.layer"])
+
+
+def test_the_model_alone_holds_weights_that_are_dropped_in_another_type_than_autocasts():
+    for autocast, dropout, is_held in (
+        (DType.BFLOAT16, 0.1, True),
+        (DType.BFLOAT16, 0.0, False),
+        (DType.FLOAT32, 0.1, False),
+        (None, 0.1, False),
+    ):
+        tape = Tape(autocast=autocast)
+        context = HoldingContext(AttentionBackend(), None)
+        x = ops.linear(tape.tensor((2, 3, 5), DType.FLOAT32), Parameter(7, 5))
+        context.hold(tape.tensor((2, 3, 11, 13), DType.FLOAT32), dropout=dropout)
+        assert (context.held(x) is not None) is is_held
 
 
 def test_what_cannot_be_is_refused():

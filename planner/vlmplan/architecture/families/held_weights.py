@@ -14,24 +14,30 @@ from vlmplan.units import DType
 
 class HoldingContext:
     """What every layer is called with besides the hidden states. ``returned``: shape and type of what the layer before
-    has returned beside them, None for the first and where it is nothing."""
+    has returned beside them, None for the first and where it is nothing. ``is_saved``: the graph holds that, too."""
 
-    __slots__ = ("backend", "mask", "returned")
+    __slots__ = ("backend", "is_saved", "mask", "returned")
 
     def __init__(self, backend: AttentionBackend, mask: Tensor | None) -> None:
         self.backend, self.mask = backend, mask
         self.returned: tuple[tuple[int, ...], DType] | None = None
+        self.is_saved = True
 
     def held(self, x: Tensor) -> Tensor | None:
         """What the model holds while the layer runs that takes x; None where autograd holds it anyway."""
-        is_held_anyway = x.requires_grad and not (x.tape.is_packing or x.tape.is_evaluating)
+        is_in_graph = x.requires_grad and not (x.tape.is_packing or x.tape.is_evaluating)
+        is_held_anyway = is_in_graph and self.is_saved
         if self.returned is None or is_held_anyway or x.tape.is_replaying:
             return None
         return x.tape.tensor(*self.returned)
 
-    def hold(self, weights: Tensor | None) -> None:
-        """The layer that ends returns ``weights`` too."""
+    def hold(self, weights: Tensor | None, *, dropout: float = 0.0) -> None:
+        """The layer that ends returns ``weights`` too. ``dropout``: the probability with which they are dropped before,
+        where they stay in the softmax's type: then the graph holds what autocast makes of them, and not them."""
         self.returned = None if weights is None else (weights.shape, weights.dtype)
+        if weights is not None and dropout > 0:
+            tape = weights.tape
+            self.is_saved = tape.switches_dropout_off or tape.autocast in (None, weights.dtype)
 
 
 def stack_of_holding(layer: Callable[[], Module], num_layers: int) -> Stack:

@@ -85,6 +85,7 @@ class MegatronLayer(Module):
     """``MegatronBertLayer``."""
 
     def __init__(self, shape: BertShape) -> None:
+        self.dropout = shape.scores.dropout
         self.attention = MegatronAttention(shape)
         self.ln = LayerNorm(shape.hidden_size)
         self.intermediate = BertIntermediate(shape)
@@ -96,7 +97,7 @@ class MegatronLayer(Module):
         normed = self.ln(attended)
         between = self.intermediate(normed)
         out = self.output(between, attended)
-        context.hold(weights)
+        context.hold(weights, dropout=self.dropout)
         del weights, held, attended, normed, between
         return out
 

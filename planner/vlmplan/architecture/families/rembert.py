@@ -55,6 +55,7 @@ class WrittenOutLayer(Module):
     """``RemBertLayer``."""
 
     def __init__(self, shape: BertShape, attention: Module) -> None:
+        self.dropout = shape.scores.dropout
         self.attention = WrittenOutAttention(shape, attention)
         self.intermediate = BertIntermediate(shape)
         self.output = ResidualOutput(shape, shape.intermediate_size)
@@ -64,7 +65,7 @@ class WrittenOutLayer(Module):
         attended, weights = self.attention(x, context)
         between = self.intermediate(attended)
         out = self.output(between, attended)
-        context.hold(weights)
+        context.hold(weights, dropout=self.dropout)
         del weights, held, attended, between
         return out
 
