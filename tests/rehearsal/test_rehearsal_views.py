@@ -99,7 +99,7 @@ def test_printed_rehearsal_says_everything_once(capsys: pytest.CaptureFixture[st
         "as estimated",
         "allocated, at the peak of",
         "largest at the peak",
-        "messages of a step",
+        "collectives of a step",
         "memory over time",
         "not rehearsed: cuBLAS workspaces: 0.02 GiB, added",
         "not rehearsed: workspaces of kernels other than attention's: of unknown size, not added",

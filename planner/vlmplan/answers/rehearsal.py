@@ -291,7 +291,7 @@ def collectives_table(found: RehearsedDevice) -> Table:
     sent = collectives(found)
     rows = [(kind, f"{one['count']:,}", gib_text(one["bytes"])) for kind, one in sent["by_kind"].items()]
     rows.append(("in all", f"{sum(one['count'] for one in sent['by_kind'].values()):,}", gib_text(sent["per_step"])))
-    titles = ("messages of a step", "number", "bytes")
+    titles = ("collectives of a step", "number", "bytes")
     return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]))
 
 

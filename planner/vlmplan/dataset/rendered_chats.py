@@ -54,7 +54,7 @@ def rendered_chat(
     learns: LearntRule,
 ) -> tuple[str, Rendered | None]:
     """The text of a chat, and what of it is learnt; None where that cannot be found. Raises InputError for what the
-    template refuses or leaves out, but for thoughts that a trainer ``may_lose``."""
+    template refuses or leaves out, but for thoughts where ``may_lose_thoughts``."""
     writer = _Writer(renderer, sample, content)
     refuse_unwritten(writer.said(sample.turns), lambda changed: renderer.text(changed.messages, changed.tools))
     if not may_lose_thoughts:

@@ -1,4 +1,4 @@
-"""A plan's own steps on fake tensors: exact bytes, FLOPs and messages of one rank among any number, without a GPU.
+"""A plan's own steps on fake tensors: exact bytes, FLOPs and collectives of one rank among any number, without a GPU.
 
 run          the whole rehearsal; __main__ is its process, answer what it and other rehearsals tell
 device       a GPU that is not there; accelerator tells DeepSpeed of it, autocast and kernels give it CUDA's ways

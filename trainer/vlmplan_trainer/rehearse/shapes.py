@@ -57,7 +57,7 @@ class KnownOutputs:
 
 
 def signature(args: Sequence[Any], kwargs: dict[str, Any], tensors: list[FakeTensor]) -> tuple[Any, ...]:
-    """What tells the shapes of a result; ``tensors`` gets the fake tensors in order. Raises Unknown.
+    """What tells the shapes of a result; ``tensors`` gets the fake tensors in order. Raises UnknownShapeError.
 
     Operations that make a tensor and are told no element type take the default, which is the model's while it is built.
     """
