@@ -341,5 +341,7 @@ def test_workload_in_words_counts_samples_tokens_images_and_epochs():
     assert workload_text(replace(found, workload=asked)) == (
         "12,345 samples of 1,024 tokens with 2 images of 448x448, 1.5 epochs, 4 samples a step"
     )
+    shown = replace(asked, video_frames=4)
+    assert "2 images of 448x448 (as such, videos of up to 4 frames)" in workload_text(replace(found, workload=shown))
     assert "image" not in workload_text(case("adapters"))
     assert "1 epoch," in workload_text(case("adapters"))

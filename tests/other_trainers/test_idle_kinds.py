@@ -9,7 +9,7 @@ import pytest
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import WITHOUT_EFFECT
-from vlmplan.other_trainers.idle_kinds import CHOICES, FLAGS, NUMBERS, SCHEDULERS, WHOLE
+from vlmplan.other_trainers.idle_kinds import BETAS, CHOICES, FLAGS, NUMBERS, SCHEDULERS, WHOLE
 from vlmplan.other_trainers.read import settings_of
 from vlmplan.other_trainers.readers import READERS
 
@@ -35,7 +35,7 @@ def of_kind(kind: type) -> set[str]:
 
 
 def test_kinds_are_those_of_transformers_arguments():
-    assert {*NUMBERS} - OLDER == of_kind(float)
+    assert {*NUMBERS, *BETAS} - OLDER == of_kind(float)
     assert {*WHOLE} == of_kind(int)
     assert {*FLAGS} == of_kind(bool) - READ_BEFORE
 
@@ -72,6 +72,15 @@ def test_a_value_that_no_run_begins_with_is_told_with_what_is_allowed(trainer: s
         f'{scheduler} is "cosin"; one of linear, cosine, ',
     ):
         assert words in sentence
+
+
+def test_moments_that_no_optimizer_is_built_with_are_told():
+    for beta in (1.0, -0.1, "1"):
+        assert "adam_beta1 is " in mistakes("trl", adam_beta1=beta)
+    sentence = mistakes("trl", adam_beta2=1.0, adam_epsilon=-1e-8)
+    assert "adam_beta2 is 1.0; a number of 0 or more and below 1 is needed" in sentence
+    assert "adam_epsilon is -1e-08; a number of 0 or more is needed" in sentence
+    assert not mistakes("trl", adam_beta1=0, adam_beta2="0.999")
 
 
 def test_numbers_in_text_and_schedulers_of_a_trainer_s_own_are_taken():

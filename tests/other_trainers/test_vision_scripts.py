@@ -87,6 +87,12 @@ def test_the_series_script_trains_tower_and_merger_in_full_beside_adapters_unles
     assert options(vision, *names) == [True, False, True, False]
 
 
+def test_weights_in_8_bits_stand_beside_a_tower_that_the_series_script_trains_in_full(read):
+    config = read(f"{ADAPTED} --bits 8 --freeze_vision_tower False")
+    names = ("method", "full_vision", "checkpoint_kind", "upcasts_frozen")
+    assert options(config, *names) == ["lora-8bit", True, "reentrant", True]
+
+
 def test_words_that_the_series_script_excludes_are_parts_of_names(read):
     adapted = ADAPTED.replace("'embed_tokens'", "'embed_tokens', 'mlp'")
     config = read(f"{adapted} --freeze_vision_tower True --freeze_merger True")
@@ -105,7 +111,7 @@ def test_the_series_script_takes_ligers_kernels_and_its_loss(read):
         (f"{ADAPTED} --vision_lora True --freeze_vision_tower False", "vision_lora needs freeze_vision_tower True"),
         (f"{ADAPTED} --num_lora_modules 5", "num_lora_modules is"),
         (f"{ADAPTED} --bits 4 --freeze_vision_tower True", "the tower is not quantised there"),
-        (f"{SERIES} --bits 4", "4-bit weights are trained by adapters alone"),
+        (f"{SERIES} --bits 8", "8-bit weights are trained by adapters alone"),
         (f"{SERIES} --unfreeze_topk_llm 2", "unfreeze_topk_llm is"),
         (
             f"{SERIES} --model_id Qwen/Qwen3-VL-4B-Instruct --use_liger True",

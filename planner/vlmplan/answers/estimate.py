@@ -349,6 +349,8 @@ def workload_text(estimate: Estimate) -> str:
     if workload.images_per_sample:
         size = f"{workload.image_width}x{workload.image_height}"
         encoded.append(f"{counted(workload.images_per_sample, 'image')} of {size}")
+        if workload.video_frames is not None:
+            encoded[0] += f" (as such, videos of up to {counted(workload.video_frames, 'frame')})"
     if workload.clip_frames is not None:
         videos = counted(workload.images_per_sample, "video")
         encoded = [f"{videos} of {counted(workload.clip_frames, 'frame')}"]

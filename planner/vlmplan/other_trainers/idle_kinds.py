@@ -13,10 +13,12 @@ from vlmplan.other_trainers.settings import Settings
 NUMBERS: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon"), (0, float("inf"))),
     **dict.fromkeys(("warmup_steps", "logging_steps", "eval_delay"), (0, float("inf"))),
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "warmup_ratio"), (0, 1)),
+    "warmup_ratio": (0, 1),
     "neftune_noise_alpha": (float("-inf"), float("inf")),
 }
 """The least and the most of each."""
+BETAS: Final = ("adam_beta1", "adam_beta2")
+"""Of 0 and more, and below 1: at 1 no mean would move, and torch's and bitsandbytes' optimizers are not built."""
 WHOLE: Final = (
     "seed",
     "data_seed",
@@ -45,13 +47,15 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "ddp_backend": ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"),
     "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver"),
 }
-KEYS: Final = frozenset((*NUMBERS, *WHOLE, *FLAGS, *CHOICES, "lr_scheduler_type"))
+KEYS: Final = frozenset((*NUMBERS, *BETAS, *WHOLE, *FLAGS, *CHOICES, "lr_scheduler_type"))
 
 
 def check_idle(settings: Settings, more_schedulers: tuple[str, ...] = ()) -> None:
     """Refuse values that no run begins with. ``more_schedulers``: those that the trainer has beside transformers'."""
     for key, (least, most) in NUMBERS.items():
         settings.check_number(key, least, most)
+    for key in BETAS:
+        settings.check_number(key, 0, below=1)
     for key in WHOLE:
         settings.check_number(key, is_whole=True)
     for key in FLAGS:

@@ -157,14 +157,24 @@ class Settings:
     # -- what has no effect, and yet has to be of a kind ---------------------------------------------------------
 
     def check_number(
-        self, key: str, least: float = -math.inf, most: float = math.inf, *, is_whole: bool = False
+        self,
+        key: str,
+        least: float = -math.inf,
+        most: float = math.inf,
+        *,
+        below: float = math.inf,
+        is_whole: bool = False,
     ) -> None:
         """Refuse a value that is no number within limits; it does not count as said."""
         value = self._written(key)
         number = None if isinstance(value, bool) else _number(value)
-        if value is None or (number is not None and least <= number <= most and not (is_whole and number % 1)):
+        fits = number is not None and least <= number <= most and (number < below or below == math.inf)
+        if value is None or (fits and not (is_whole and number is not None and number % 1)):
             return
         kind = "a whole number" if is_whole else "a number"
+        if below < math.inf:
+            self._refuse(key, f"{kind} of {least:g} or more and below {below:g}")
+            return
         limits = f" of {least:g} to {most:g}" if most < math.inf else f" of {least:g} or more" if least == 0 else ""
         self._refuse(key, kind + limits)
 

@@ -29,6 +29,10 @@ DEFAULT_PIXELS = 3136, 12845056
 LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 64, 16, 0.05
 TOWER = "visual"
 EMBEDDINGS = ("lm_head", "embed_tokens")
+CAST_BACK = (
+    "beside packed weights the script casts adapters, embedding and head back to bfloat16, which are planned "
+    "in float32, as peft's prepare_model_for_kbit_training leaves what is not packed: its run takes less"
+)
 WITHOUT_EFFECT = (
     "cache_dir data_path eval_path eval_image_folder lazy_preprocess vision_lr merger_lr lora_weight_path "
     "video_min_pixels video_max_pixels video_resized_width video_resized_height fps nframes"
@@ -67,6 +71,10 @@ def read_qwen_series(settings: Settings, model: ModelFiles | None, around: Surro
         without_autocast=Precision.FP32,
         upcasts_frozen=True,
     )
+    # train_sft.py sets them whatever is said; not reentrant beside vision_lora alone, where no weight is of 8 bits
+    settings.make("gradient_checkpointing_kwargs", {"use_reentrant": True})
+    if method.packs_weights and arguments.deepspeed is None and arguments.precision is Precision.BF16:
+        settings.note(CAST_BACK)
     doubles = settings.flag("double_quant", True)
     meaning.use_double_quant = doubles if method is Method.QLORA else None
     fewest, most = _pixels(settings)
@@ -80,17 +88,19 @@ def _method(settings: Settings) -> Method:
     bits = settings.count("bits", 16)
     if bits not in (4, 8, 16):
         settings.refuse("bits", "16, 8 or 4 is needed")
-    if bits == 8:
-        settings.refuse("bits", f"{NOT_PLANNED}; 16 and 4 are")
-    if bits == 4 and not adapts:
-        settings.refuse("bits", "4-bit weights are trained by adapters alone, with lora_enable True")
-    if bits == 4 and settings.flag("freeze_vision_tower", False):
-        settings.refuse("bits", f"the tower is not quantised there, and frozen beside 4-bit weights: {NOT_PLANNED}")
+    if bits in (4, 8) and not adapts:
+        settings.refuse("bits", f"{bits}-bit weights are trained by adapters alone, with lora_enable True")
+    if bits in (4, 8) and settings.flag("freeze_vision_tower", False):
+        settings.refuse(
+            "bits",
+            f"the tower is not quantised there, and frozen in 16 bits beside {bits}-bit weights: {NOT_PLANNED}; "
+            "freeze_vision_tower False is planned, and bits 16",
+        )
     if bits == 4:
         settings.only("quant_type", f"{NOT_PLANNED}; nf4 is", "nf4")
     if not adapts:
         return Method.FULL
-    return Method.QLORA if bits == 4 else Method.LORA
+    return {4: Method.QLORA, 8: Method.LORA_8BIT}.get(bits, Method.LORA)
 
 
 def _loss(settings: Settings, name: str) -> dict[str, Value]:
