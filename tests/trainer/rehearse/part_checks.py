@@ -349,6 +349,12 @@ def groups_without_padding(mode: Rehearsal) -> dict[str, Any]:
     return shapes
 
 
+def rows_of_experts(mode: Rehearsal) -> list[int]:
+    """Rows split by numbers that are not known."""
+    counts = gpu(7, 3).long().sum(0).tolist()
+    return [part.shape[0] for part in gpu(7, 2).split(counts)]
+
+
 def in_world(check: Callable[[Rehearsal], Any], capability: tuple[int, int] = AMPERE) -> Any:
     with rehearsing(capability=capability) as mode:
         return check(mode)
@@ -372,6 +378,7 @@ CHECKS = {
             live_while_makers_are_asked,
             values,
             groups_without_padding,
+            rows_of_experts,
             collectives,
         )
     },

@@ -30,6 +30,7 @@ CHECKS = [
     "live_while_makers_are_asked",
     "values",
     "groups_without_padding",
+    "rows_of_experts",
     "collectives",
     "attention on ampere",
     "attention on turing",
@@ -216,6 +217,10 @@ def test_a_mask_that_is_not_known_picks_every_group_of_keys_of_samples_without_p
     file, function = TAKES_ALL
     assert getattr(Glm5NextTextIndexer, function).__code__.co_filename.endswith(file)
     assert found["groups_without_padding"] == {function: [2, 6, 4], "another": None}
+
+
+def test_rows_that_are_split_among_experts_by_unknown_numbers_are_shared_evenly(found):
+    assert found["rows_of_experts"] == [3, 2, 2]
 
 
 def test_messages_are_counted_by_their_larger_side(found):

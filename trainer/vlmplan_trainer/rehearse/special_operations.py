@@ -134,6 +134,18 @@ def exchanged(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
+def _split_among_experts(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows that are sorted by expert and split by how many each got (JetMoE): numbers that are not known read as zeros.
+    Each expert gets as many; bytes of all together do not depend on it."""
+    x, sizes, *dims = args
+    num_rows = x.shape[dims[0] if dims else 0]
+    if any(sizes) or not num_rows:
+        return NotImplemented
+    share, rest = divmod(num_rows, len(sizes))
+    even = [share + (place < rest) for place in range(len(sizes))]
+    return mode.__torch_dispatch__(func, (), (x, even, *dims), kwargs)
+
+
 SPECIAL: dict[Any, Special] = {
     aten._local_scalar_dense.default: _scalar,
     aten.lift_fresh.default: _lifted,
@@ -143,5 +155,6 @@ SPECIAL: dict[Any, Special] = {
     aten._pin_memory.default: _pinned,
     aten.is_pinned.default: _is_pinned,
     aten.add.Tensor: _summed,
+    aten.split_with_sizes.default: _split_among_experts,
     aten.empty.memory_format: _empty,
 }
