@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from laws import law
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.scripts import looks_like_script, run_of_script
+from vlmplan.other_trainers.scripts import OTHER, looks_like_script, run_of_script
 from vlmplan.other_trainers.shell import MAX_CHARACTERS, UNKNOWN, commands_of
 
 
@@ -333,3 +333,13 @@ def test_more_devices_than_processes_split_the_model():
 def test_any_text_is_commands_or_one_sentence(text):
     with suppress(InputError):
         assert all(words(text))
+
+
+def test_a_script_whose_only_word_is_a_file_trains_by_that_file_where_nothing_else_trains():
+    own = "torchrun --nproc_per_node 2 train.py training_args.yaml"
+    run = run_of_script(own, source="x.sh")
+    assert (run.trainer, run.files, run.script, run.num_processes) == (OTHER, ("training_args.yaml",), "train", 2)
+    assert run_of_script(f"{own}\nswift sft --model a", source="x.sh").trainer == "swift"
+    for other in ("python train.py", "python train.py a.yaml b.yaml", "python orpo.py a.yaml", "cat train.py a.yaml"):
+        with pytest.raises(InputError):
+            run_of_script(other, source="x.sh")

@@ -120,6 +120,7 @@ def run_of_script(text: str, *, source: str) -> ScriptRun:
     """The one training command of a script. Raises InputError where there is none, or more than one."""
     commands = commands_of(text, source=source)
     runs = [run for command in commands if (run := _run(command, source)) is not None]
+    runs = runs or [run for command in commands if (run := _run_of_file(command)) is not None]
     if not runs:
         raise InputError(_nothing_read(commands, source))
     if len(runs) > 1:
@@ -146,6 +147,21 @@ def _run(command: Command, source: str) -> ScriptRun | None:
     if (command.program, found.program) == ("srun", "python"):
         found = replace(found, program="srun")  # Slurm's own options say how often it starts
     return _with_files(command, trainer, files, values, found)
+
+
+def _run_of_file(command: Command) -> ScriptRun | None:
+    """What a script of the user's own trains whose only word is a file, as ``HfArgumentParser.parse_yaml_file`` and
+    ``parse_json_file`` take it (transformers' examples, such as run_clm.py); None for other commands."""
+    program, words = _started(command)
+    launcher = launcher_of(program)
+    found = None if launcher is None else launched(launcher, words)
+    if found is None or len(found.words) != len(("script", "file")):
+        return None
+    script, file = found.words
+    is_own = PurePath(script).suffix == ".py" and PurePath(script).stem not in OTHER_TASKS
+    if not is_own or PurePath(file).suffix not in (".yaml", ".yml", ".json"):
+        return None
+    return _with_files(command, OTHER, [file], {}, found)
 
 
 def _nothing_read(commands: list[Command], source: str) -> str:
