@@ -1,5 +1,5 @@
 """OpenGVLab/InternVL (commit 2410d1d): options of ``internvl_chat/internvl/train/internvl_chat_finetune.py``, and of
-``internvl_chat_pretrain.py``, which has the same.
+``internvl_chat_pretrain.py``, which has the same; in ``internvl_chat_gpt_oss``, of InternVL 3.5, two more.
 
 Sources there: those two for keys, defaults, what is trained and in which types; ``model/internvl_chat`` for its own
 model class, around transformers 4.37; ``train/dataset.py`` and ``dataset_packed.py`` for tiles, samples and rows.
@@ -63,7 +63,7 @@ OF_INTERNLM2 = "InternLM2's q, k and v are one Linear there, with one adapter fo
 WITHOUT_EFFECT = (
     "conv_style meta_path use_data_resampling pad2square normalize_type ps_version use_fast_tokenizer mlp_path "
     "min_dynamic_patch min_num_frame max_num_frame max_buffer_size log_freq replacement allow_overflow "
-    "loss_reduction loss_reduction_all_gather strict_mode"
+    "loss_reduction loss_reduction_all_gather strict_mode split_annotations"
 ).split()
 
 
@@ -148,6 +148,7 @@ def _kernels(settings: Settings) -> dict[str, Value]:
         "loss": LossKind.MODEL.value,
         "attention": AttentionImplementation.FLASH_ATTENTION_2.value,
     }
+    settings.only("use_custom_flash_attn", f"a kernel for gpt-oss: {NOT_PLANNED}")
     return options | ({"liger_layers": True} if settings.flag("use_liger", False) else {})
 
 
