@@ -32,7 +32,7 @@ def test_llava_trains_decoder_and_projector_behind_a_frozen_tower_with_flash_att
     assert (config.trainer, options["model"]) == ("LLaVA", "llava-hf/llava-1.5-13b-hf")
     assert [options[part] for part in PARTS] == [False, True, True]
     assert (options["attention"], options["seq_len"], options["image_size"]) == ("flash_attention_2", 2048, "336x336")
-    assert options["input_gradients"] == "language"  # its tower runs without gradients
+    assert options["input_gradients"] == "none"  # of an embedding that is trained, and a tower without gradients
     assert config.data_rules.order.value == "by length"
 
 
@@ -43,6 +43,7 @@ def test_llavas_script_without_flash_attention_takes_that_of_torch(read):
 def test_llavas_first_stage_trains_the_projector_alone(read):
     options = read(f"{TUNED} --tune_mm_mlp_adapter True").options
     assert [options[part] for part in PARTS] == [False, True, False]
+    assert options["input_gradients"] == "language"
     frozen = read(f"{TUNED} --freeze_mm_mlp_adapter True").options
     assert [frozen[part] for part in PARTS] == [False, False, True]
 

@@ -84,14 +84,16 @@ def read_llava(settings: Settings, model: ModelFiles | None, around: Surrounding
     if not name and model is None:
         settings.refuse_whole("model_name_or_path is missing; one is needed, or --model")
     method = _method(settings)
+    parts = _adapters(settings) if method is Method.LORA else _parts(settings)
+    trains_embedding = bool(parts.get("train_language"))  # whose result needs gradients by itself
     options: dict[str, Value] = {
         **({"model": same} if (same := _same_model(name)) else {}),
         "loss": LossKind.MODEL.value,
         "attention": _attention(settings, around).value,
-        "input_gradients": InputGradients.LANGUAGE.value,
+        "input_gradients": (InputGradients.NONE if trains_embedding else InputGradients.LANGUAGE).value,
         "seq_len": settings.count("model_max_length", DEFAULT_SEQ_LEN, least=1),
         **_images(settings, model),
-        **(_adapters(settings) if method is Method.LORA else _parts(settings)),
+        **parts,
     }
     _check_projector(settings)
     settings.ignore(("lora_r", "lora_alpha", "lora_dropout", "lora_bias", *WITHOUT_EFFECT))
