@@ -1,7 +1,7 @@
 """Setups of a trainer's file with other values: each is read again as its trainer would read it, so that what it cannot
 do, or has no key for, is no setup."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -15,12 +15,9 @@ from vlmplan.other_trainers import OpenedConfig, TrainerConfig
 from vlmplan.other_trainers.editing.keys import (
     KeyChanges,
     Setup,
-    cannot_train,
     key_changes,
-    unlike_script,
     with_changes,
 )
-from vlmplan.other_trainers.writing import Tool
 from vlmplan.recipe import Recipe
 from vlmplan.request import OptionValue, Request, configured_request, image_size, with_samples
 from vlmplan.request.setup import RequestedSetup, requested_setup
@@ -114,29 +111,6 @@ def _of_whole_model(change: Change) -> Change:
     if "activation_checkpointing" not in change.options:
         return change
     return replace(change, options=dict.fromkeys(CHECKPOINTING, change.options["activation_checkpointing"]))
-
-
-def trained_by(
-    tool: Tool, request: Request, machine: tuple[Cluster, Sequence[str]], model: ModelFiles
-) -> RequestedSetup:
-    """What a request means. Raises InputError for what the tool that its configuration is for cannot do."""
-    found = requested_setup(request, machine, model)
-    reason = cannot_train(tool, found.recipe, model)
-    if reason is not None:
-        raise InputError(reason)
-    return found
-
-
-def trained_by_script(
-    present: Recipe, request: Request, machine: tuple[Cluster, Sequence[str]], model: ModelFiles
-) -> RequestedSetup:
-    """What a request means. Raises InputError for what a script around Hugging Face's Trainer, which trains ``present``
-    today, is not known to do."""
-    found = requested_setup(request, machine, model)
-    reason = unlike_script(present, found.recipe, model)
-    if reason is not None:
-        raise InputError(reason)
-    return found
 
 
 def _workload(present: Workload, options: Mapping[str, OptionValue]) -> Workload:

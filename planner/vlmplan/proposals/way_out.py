@@ -3,22 +3,23 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.in_file import of_whole_models, trained_by, trained_by_script
+from vlmplan.changes.in_file import of_whole_models
 from vlmplan.changes.kinds import all_changes
 from vlmplan.changes.least import Combination, least_combination
 from vlmplan.changes.trials import Trials
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
-from vlmplan.other_trainers.editing.keys import cannot_train
+from vlmplan.other_trainers.editing.keys import cannot_train, unlike_script
 from vlmplan.other_trainers.writing import SCRIPTS_AROUND_THE_TRAINER, tool_of_trainer
 from vlmplan.proposals.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.proposals.searches import ANY_GPU, Searches
 from vlmplan.proposals.single_changes import searched_changes
 from vlmplan.request import Options, Request, on_other_machines, parse
-from vlmplan.request.setup import RequestedSetup
+from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.search import SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.step_samples import samples_of_every_step
@@ -134,11 +135,18 @@ def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluste
     tool = None if configured is None else tool_of_trainer(configured.config.trainer)
     if tool is None or configured is None:
         return None
-    if configured.config.trainer in SCRIPTS_AROUND_THE_TRAINER:
-        return lambda asked, cluster: trained_by_script(present.recipe, asked, (cluster, ()), model)
-    if cannot_train(tool, present.recipe, model) is not None:
+    is_script = configured.config.trainer in SCRIPTS_AROUND_THE_TRAINER
+    why_not = partial(unlike_script, present.recipe) if is_script else partial(cannot_train, tool)
+    if why_not(present.recipe, model) is not None:
         return None
-    return lambda asked, cluster: trained_by(tool, asked, (cluster, ()), model)
+
+    def setup(asked: Request, cluster: Cluster) -> RequestedSetup:
+        found = requested_setup(asked, (cluster, ()), model)
+        if (reason := why_not(found.recipe, model)) is not None:
+            raise InputError(reason)
+        return found
+
+    return setup
 
 
 def searched_way_out(request: Request, query: SearchQuery, searches: Searches) -> WayOut:
