@@ -101,8 +101,8 @@ class Lora(Module):
         if not (is_packed and autocasts):
             x = ops.to(x, self.seen_dtype or self.lora_A.weight.dtype)
         if "lora_magnitude_vector" in self.modules_by_name:
-            turned = self._turned(x, result)
-            return turned if is_packed and autocasts else ops.to(turned, dtype)
+            result = self._turned(x, result)
+            return result if is_packed and autocasts else ops.to(result, dtype)
         if not is_packed:
             result = ops.add(result, self._update(x))
             return ops.to(result, dtype)

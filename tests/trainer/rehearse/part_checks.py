@@ -297,6 +297,7 @@ def values(mode: Rehearsal) -> dict[str, Any]:
         "unique": ids.unique().tolist(),
         "repeated": torch.repeat_interleave(ids[0], ids[1]).shape[0],
         "view": ids.view(-1)[1:4].tolist(),
+        "large view is known": value_of(is_five.unsqueeze(-1).expand(2, 3, 10**8)) is not None,
         "is lost": value_of(lost) is None,
         "unknown": [float(gpu(3).sum()), bool(gpu(1, dtype=torch.bool)), int(gpu(1, dtype=torch.int64))],
         "pixels are not zero": bool((gpu(2, 3) == 0).any()),

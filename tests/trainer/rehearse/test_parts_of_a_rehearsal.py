@@ -205,6 +205,7 @@ def test_values_of_integers_are_followed(found):
         "unique": [2, 3, 5, 7],
         "repeated": 5 + 7 + 2,
         "view": [3, 5, 5],
+        "large view is known": True,
         "is lost": True,
         "unknown": [0.0, False, 0],
         "pixels are not zero": False,

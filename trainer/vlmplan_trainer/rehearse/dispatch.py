@@ -39,8 +39,9 @@ from vlmplan_trainer.rehearse.values import forget_value, give_value, known_valu
 from vlmplan_trainer.rehearse.work import OperationWork, Work, work_of
 
 aten = torch.ops.aten
-KNOWN_ELEMENTS = 20_000_000
-"""Integer tensors up to this size keep their values, ..."""
+KNOWN_ELEMENTS = 50_000_000
+"""Integer tensors up to this size keep their values, such as eleven samples' masks of pixels of SmolVLM, and views of
+them of any size, ..."""
 KNOWN_FLOATS = 1 << 23
 """... and tensors of floats: an optimizer's count of its steps, what the loss tries a model with, and the weights by
 which Gemma 4 pools patches, 705,600 an image, whose zeros tell what is padding."""
@@ -307,6 +308,8 @@ def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 def _is_worth_knowing(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    if tensors and all(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns):
+        return all(isinstance(t, FakeTensor) for t in tensors)  # a view of what is known
     return (
         bool(tensors)
         and all(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
-from vlmplan.architecture.attention_backend import AttentionBackend, Scores
+from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Attention,
@@ -85,11 +85,9 @@ class Starcoder2Decoder(Decoder):
         super().__init__(shape, layers, norm=LayerNorm)
         self.dropout = embedding_dropout
 
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
-        """x, the embeddings, stays beside what dropout makes of it until this returns."""
+    def entering(self, x: Tensor) -> Tensor:
         with x.tape.section("dropout"):
-            dropped = ops.dropout(x, self.dropout, is_module=False)
-        return super().forward(dropped, backend)
+            return ops.dropout(x, self.dropout, is_module=False)
 
 
 def decoder(config: Config) -> Starcoder2Decoder:
