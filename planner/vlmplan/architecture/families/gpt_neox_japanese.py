@@ -108,7 +108,7 @@ class JapaneseLayer(Module):
     """``GPTNeoXJapaneseLayer``."""
 
     def __init__(self, shape: JapaneseShape, *, has_bias: bool) -> None:
-        self.dropout = shape.hidden_dropout
+        self.dropout, self.attention_dropout = shape.hidden_dropout, shape.attention_dropout
         self.input_layernorm = LayerNorm(shape.hidden_size)
         self.post_attention_layernorm = LayerNorm(shape.hidden_size)
         self.attention: Any = JapaneseAttention(shape, has_bias=has_bias)
@@ -121,7 +121,7 @@ class JapaneseLayer(Module):
         attended = self._added(attended, x, self.attention.dense_bias)
         fed_forward = self.mlp(self.post_attention_layernorm(attended))
         attended = self._added(fed_forward, attended, None)
-        context.hold(weights)
+        context.hold(weights, dropout=self.attention_dropout)
         del weights, held, normed, fed_forward
         return attended
 
