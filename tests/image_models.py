@@ -49,18 +49,6 @@ def _chameleon_words() -> dict[str, int]:
 
 _MODELS: tuple[Mapping[str, Any], ...] = (
     {
-        "model_type": "cohere_compass",
-        **IMAGE,
-        **VIDEO,
-        "text_config": text(
-            "cohere_compass_text",
-            layer_types=["sliding_attention", "full_attention"] * 2,
-            sliding_window=512,
-            rope_parameters={"full_attention": ROPE, "sliding_attention": ROPE},
-        ),
-        "vision_config": qwen3_vision(deepstack_visual_indexes=[1, 2]),
-    },
-    {
         "model_type": "chameleon",
         "hidden_size": 1024,
         "intermediate_size": 2816,
@@ -426,6 +414,18 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
         "video_token_index": 8,
         "text_config": text("llama"),
         "vision_config": clip(224),
+    },
+    {
+        "model_type": "cohere_compass",
+        **IMAGE,
+        **VIDEO,
+        "text_config": text(
+            "cohere_compass_text",
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            sliding_window=512,
+            rope_parameters={"full_attention": ROPE, "sliding_attention": ROPE},
+        ),
+        "vision_config": qwen3_vision(deepstack_visual_indexes=[1, 2]),
     },
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}

@@ -315,6 +315,40 @@ FAMILIES: Mapping[str, Seeing] = {
         projectors=("model.aligner", "model.generation_head"),
         side=336,
     ),
+    "cohere_compass": Seeing(
+        config={
+            "model_type": "cohere_compass",
+            "image_token_id": IMAGE_TOKEN,
+            "video_token_id": VIDEO_TOKEN,
+            "vision_start_token_id": 997,
+            "vision_end_token_id": 996,
+            "text_config": text(
+                "cohere_compass_text",
+                num_hidden_layers=4,
+                head_dim=32,
+                sliding_window=128,
+                layer_types=["sliding_attention", "full_attention"] * 2,
+                rope_parameters={
+                    "full_attention": None,
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]},
+                },
+            ),
+            "vision_config": {
+                "model_type": "cohere_compass_vision",
+                "depth": 4,
+                "hidden_size": 192,
+                "intermediate_size": 320,
+                "num_heads": 4,
+                "out_hidden_size": 128,
+                "deepstack_visual_indexes": [1, 2],
+            },
+        },
+        settings={"image_processor_type": "CohereCompassImageProcessor", "patch_size": 16},
+        towers=("model.visual.blocks", "model.visual.patch_embed"),
+        projectors=("model.visual.merger", "model.visual.deepstack_merger_list"),
+        num_axes=3,
+        num_around=0,
+    ),
     "aria": Seeing(
         config={
             "model_type": "aria",
@@ -394,6 +428,6 @@ def of_side(said: Seeing) -> tuple[dict[str, Any], Mapping[str, Any]]:
 DEFAULTS: Mapping[str, dict[str, Any]] = {
     f"{name} by default": {"model_type": name}
     for name in FAMILIES
-    if name not in ("deepseek_ocr2", "glmga", "granite4_vision", "hunyuan_vl", "minicpm_ocr")
+    if name not in ("cohere_compass", "deepseek_ocr2", "glmga", "granite4_vision", "hunyuan_vl", "minicpm_ocr")
 }
 """As transformers' classes have them, where their parts fit."""

@@ -24,7 +24,7 @@ from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
 from vlmplan.sample_images import image_tokens, sample_image
 
-TYPE = "cohere_compass"
+TYPE = "cosmos3_edge"
 TOKENS = (448 // 16 // 2) ** 2
 RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=2, activation_checkpointing=False)
 
@@ -133,8 +133,8 @@ def test_a_model_may_see_without_a_tower_but_not_without_a_language_model_of_its
 
 def test_operations_that_are_not_described_are_refused(model, answers, monkeypatch):
     capture = json.loads(json.dumps(answers["capture"]))
-    convolution = next(one for one in capture["programs"]["sdpa"][0]["instructions"] if one[0] == "convolution")
-    convolution[0] = "fft_r2c"
+    activation = next(one for one in capture["programs"]["sdpa"][0]["instructions"] if one[0] == "gelu")
+    activation[0] = "fft_r2c"
     monkeypatch.setattr(images, "_captured", lambda request: capture)
     with pytest.raises(InputError, match="fft_r2c of torch, whose memory"):
         image_capture(model, width=448, height=448, images_per_sample=1)

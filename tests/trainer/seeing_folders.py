@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from published_folders import (
+    BLOCKS,
     CLIP,
     FAMILIES,
     GRID,
@@ -35,6 +36,36 @@ SEEING: Mapping[str, Published] = {
             "video_processor_type": "GlmgaVideoProcessor",
             "processor_class": "Glm46VProcessor",
         },
+        needs="torchvision",
+    ),
+    "cohere_compass": Published(
+        alias="qwen3-vl-2b",
+        config={
+            "text_config": {
+                **TEXT,
+                "model_type": "cohere_compass_text",
+                "sliding_window": 128,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "rope_parameters": {
+                    "full_attention": None,
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+                },
+            },
+            "vision_config": {**BLOCKS, "model_type": "cohere_compass_vision", "deepstack_visual_indexes": [0]},
+            "image_token_id": "$<|IMAGE_PAD|>",
+            "video_token_id": "$<|VIDEO_PAD|>",
+            "vision_start_token_id": "$<|VISION_START|>",
+            "vision_end_token_id": "$<|VISION_END|>",
+        },
+        image="<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
+        settings={
+            "size": {"shortest_edge": 784, "longest_edge": 56 * 56},
+            "patch_size": 14,
+            "image_processor_type": "CohereCompassImageProcessor",
+            "video_processor_type": "CohereCompassVideoProcessor",
+            "processor_class": "CohereCompassProcessor",
+        },
+        tokens=("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>"),
         needs="torchvision",
     ),
     "deepseek_vl": Published(

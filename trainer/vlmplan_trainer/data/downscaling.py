@@ -13,8 +13,8 @@ from vlmplan.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PIXELS = ("pixel_values", "image_pixel_values")
-"""What models call the pixels of their images."""
+PIXELS = ("pixel_values", "pixel_values_images", "image_pixel_values")
+"""What models, and Video-LLaVA's processor, call the pixels of images."""
 KEPT_SIZES = 4096
 CANVAS_COLOUR = "white"
 PROBES = ((112, 112), (336, 224))

@@ -17,7 +17,17 @@ from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
 FIRST_IMAGE = 4
 """Tokens of text before the first image."""
 GRID_TYPES = (
-    *("cosmos3_omni", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "hunyuan_vl", "paddleocr_vl"),
+    *(
+        "cohere_compass",
+        "cosmos3_omni",
+        "glm46v",
+        "glm4v",
+        "glm4v_moe",
+        "glm_ocr",
+        "glmga",
+        "hunyuan_vl",
+        "paddleocr_vl",
+    ),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
 UNTYPED_GRID_TYPES = ("exaone4_5", "hyperclovax_vision_v2", "lfm3_vl")

@@ -77,7 +77,7 @@ class MultiheadAttention(ReadingModule):
         # A number for what each query of each head does not see.
         mask = tape.tensor((num_heads, num_queries, num_keys), query.dtype)
         q, k, v = (
-            ops.linear(x, weight, bias, copies_input=True)
+            ops.linear(x, weight, bias, copies_input=True, view_of=self.in_proj_weight)
             for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
         )
         del weights, biases

@@ -16,6 +16,7 @@ VISION_FAMILIES = {
     "aya_vision": "aya_vision",
     "blip-2": "blip_2",
     "cohere2_vision": "aya_vision",
+    "cohere_compass": "cohere_compass",
     "cosmos3_omni": "qwen3_vl",
     "deepseek_ocr2": "deepseek_ocr2",
     "deepseek_vl": "deepseek_vl",

@@ -75,8 +75,10 @@ class CohereAttention(Attention):
 class CohereLayer(Module):
     """``CohereDecoderLayer``."""
 
+    attention = CohereAttention
+
     def __init__(self, shape: DecoderShape, window: int | None, *, norms_heads: bool, has_positions: bool) -> None:
-        self.self_attn = CohereAttention(shape, window, norms_heads=norms_heads, has_positions=has_positions)
+        self.self_attn = self.attention(shape, window, norms_heads=norms_heads, has_positions=has_positions)
         self.mlp: Module = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
         self.input_layernorm: Module = CohereNorm(shape.hidden_size)
 

@@ -4,7 +4,7 @@ Source: transformers 5.23 ``models/qwen3_vl/modeling_qwen3_vl.py``. The features
 vision encoder are added to the image tokens behind the first three layers of a Qwen3 decoder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any
@@ -168,10 +168,14 @@ class VisionTransformer(Module):
 class DeepstackDecoder(MultimodalDecoder):
     """``Qwen3VLTextModel``: behind each of the first layers, features are added to the image tokens."""
 
-    def __init__(self, shape: DecoderShape, num_features: int, layers: Stack | None = None) -> None:
+    def __init__(self, shape: DecoderShape, num_features: int, layers: Stack | None = None, **options: Any) -> None:
         layers = layers or Stack.of(DecoderLayer(shape), shape.num_layers, label="layers")
         self.num_features = min(num_features, shape.num_layers)
-        super().__init__(shape, with_first_kinds_apart(layers, self.num_features))
+        super().__init__(shape, with_first_kinds_apart(layers, self.num_features), **options)
+
+    def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
+        context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
+        return lambda layer: context
 
     def forward(
         self, x: Tensor, backend: AttentionBackend, mask: Tensor | None = None, features: Sequence[Tensor] = ()
@@ -180,12 +184,13 @@ class DeepstackDecoder(MultimodalDecoder):
         tape = x.tape
         with tape.section("positions"):
             tape.prefetch()  # for the module of the positions
-            context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
+            unused_masks = self.unused_masks(x, backend)
+            context_of = self.contexts(x, backend)
         # A layer's result lives, beside its sum with the features, until the next layer is done.
         behind: list[Tensor] = []
 
         def call(layer: Module, x: Tensor) -> Tensor:
-            out = layer(x, context)
+            out = layer(x, context_of(layer))
             behind.clear()
             return out
 
@@ -201,6 +206,7 @@ class DeepstackDecoder(MultimodalDecoder):
         with tape.section("norm"):
             x = self.final_norm(x)
         behind.clear()  # checkpoints hold ``call`` until backward
+        del unused_masks
         return x
 
 

@@ -27,6 +27,7 @@ TEXT_FAMILIES = {
     "cohere": "cohere",
     "cohere2": "cohere",
     "cohere2_moe": "cohere2_moe",
+    "cohere_compass_text": "cohere_compass_text",
     "cwm": "cwm",
     "data2vec-text": "bert",
     "deepseek_v2": "deepseek_v3",

@@ -13,6 +13,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "aya_vision": ("dynamic_tiles", "aya_vision_shape"),
     "blip-2": ("fixed", "query_shape"),
     "cohere2_vision": ("dynamic_tiles", "cohere2_vision_shape"),
+    "cohere_compass": ("smart_resize", "qwen3_vl_shape"),
     "cosmos3_omni": ("smart_resize", "qwen3_vl_shape"),
     "deepseek_ocr2": ("dynamic_tiles", "deepseek_ocr2_shape"),
     "deepseek_vl": ("fixed", "deepseek_vl_shape"),

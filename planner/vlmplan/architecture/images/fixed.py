@@ -181,8 +181,8 @@ def aria_shape(image: Image) -> ImageShape:
     queries = section(image.config, "projector_patch_to_query_dict") or {"1225": 128, "4900": ARIA_TOKENS}
     if count(queries, str(num_patches), 0) != ARIA_TOKENS:
         raise InputError(
-            f"config.json: projector_patch_to_query_dict has {ARIA_TOKENS} queries for no image of {ARIA_PIXELS} x "
-            f"{ARIA_PIXELS} pixels, {num_patches} patches, as the processor of aria makes them"
+            f"config.json: projector_patch_to_query_dict has to give {ARIA_TOKENS} queries to the {num_patches} "
+            f"patches of an image of {ARIA_PIXELS} x {ARIA_PIXELS} pixels, as aria's processor makes images and tokens"
         )
     longest = max(image.width, image.height)
     shortest = max(int(min(image.width, image.height) * (ARIA_PIXELS / longest)), ARIA_LEAST_PIXELS)

@@ -16,6 +16,7 @@ def linear(
     is_transposed: bool = False,
     is_written_out: bool = False,
     copies_input: bool = False,
+    view_of: Parameter | None = None,
 ) -> Tensor:
     """``F.linear``: saves x if the weight needs a gradient, and if x does, the weight, as a view (``weight.t()``).
 
@@ -31,14 +32,23 @@ def linear(
     mat2)`` the weight's first, of ``addmm(self, mat1, mat2)`` x's, the weight's and the bias's. The product gives the
     gradient of ``weight.t()``; that of the weight is its transpose, a ``GradientView``. So is that of x where torch
     flattens x for the product (``_flatten_nd_linear``, ``should_fold`` in ``aten/src/ATen/native/LinearAlgebra.cpp``).
-    ``copies_input``: x lies in memory in another order than rows, see ``_in_rows``.
+    ``copies_input``: x lies in memory in another order than rows, see ``_in_rows``. ``view_of``: the weight that
+    ``weight`` is a view of.
     """
     operands = _cast_operands(x, weight, bias)  # whoever calls torch holds x itself until the product is there
-    return _linear(*operands, is_transposed=is_transposed, is_written_out=is_written_out, copies_input=copies_input)
+    ways = {"is_transposed": is_transposed, "is_written_out": is_written_out, "copies_input": copies_input}
+    return _linear(*operands, **ways, view_of=view_of if operands[1] is weight else None)
 
 
 def _linear(
-    x: Tensor, weight: Operand, bias: Operand | None, *, is_transposed: bool, is_written_out: bool, copies_input: bool
+    x: Tensor,
+    weight: Operand,
+    bias: Operand | None,
+    *,
+    is_transposed: bool,
+    is_written_out: bool,
+    copies_input: bool,
+    view_of: Parameter | None,
 ) -> Tensor:
     """``linear`` of what autocast has made of its operands."""
     tape = x.tape
@@ -51,7 +61,9 @@ def _linear(
     saves_x = weight.requires_grad and not is_replaced
     saved = (x.detached() if saves_x else None, detached(weight) if x.requires_grad else None)
     saves_view = x.requires_grad and not is_transposed and not is_replaced
-    view_of = weight if saves_view and isinstance(weight, Parameter) else None
+    view_of = view_of if x.requires_grad else None
+    if saves_view and isinstance(weight, Parameter):
+        view_of = weight
     is_weight_first = bias is None and not is_replaced and not is_transposed
     gives_view = not is_transposed and not is_replaced
     is_flattened = len(x.shape) != 2 and not is_replaced
