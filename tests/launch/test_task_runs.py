@@ -8,9 +8,9 @@ import pytest
 from launch_cases import asked, cpu_plan, sound_facts
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.launch.preflight import preflight
-from vlmplan.launch.task_runs import DPO_BETA, GRPO_BETA, beta_of, task_problems
+from vlmplan.launch.task_runs import beta_of, task_problems
 from vlmplan.recipe.choices import Method, Precision
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, Generation, Reference, TaskKind, TrainingTask
 
 DPO = TrainingTask(kind=TaskKind.DPO)
 GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=2)

@@ -51,15 +51,15 @@ def for_trainer(
     force: bool,
 ) -> ForTrainer | None:
     """What an estimate is as the setup of the trainer that ``request`` is made for, written where ``out`` says so; None
-    where it is made for the bundled one, and for a task, of which no files are written."""
-    if request.made_for is None or estimate.recipe.task is not None:
+    where the bundled one runs it."""
+    if request.written_for is None:
         return None
     from vlmplan.emit.trainer_files import write_trainer_files
     from vlmplan.other_trainers.writing import settings_for
     from vlmplan.plan import largest_parameter
 
     setup = settings_for(
-        request.made_for,
+        request.written_for,
         estimate.recipe,
         estimate.workload,
         estimate.cluster,

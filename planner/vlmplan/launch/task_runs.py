@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from vlmplan.plan import Plan
 from vlmplan.plan.task_problems import plan_problems
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import SFT, Reference, TrainingTask
+from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, SFT, Reference, TrainingTask
 from vlmplan.run.training import TrainerOptions, flag
 
-DPO_BETA, GRPO_BETA = 0.1, 0.04
-"""How much the reference counts where nothing else is said: ``DPOConfig.beta``; in GRPO with a reference that of
-DeepSeekMath (arXiv 2402.03300, section 4.2), as ``GRPOConfig``'s is 0, which means none."""
 OF_SFT = (
     *("dummy_data", "eval_data", "monitor", "group_by_length", "merge_adapters", "adapter"),
     *("language", "speech_task"),

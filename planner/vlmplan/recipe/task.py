@@ -16,6 +16,10 @@ SFT: Final = "sft"
 """The ``--task`` that a recipe without a ``TrainingTask`` has."""
 DEFAULT_COMPLETION_TOKENS: Final = 512
 """``GRPOConfig.max_completion_length``."""
+DPO_BETA: Final = 0.1
+GRPO_BETA: Final = 0.04
+"""How much the reference counts where nothing else is said: ``DPOConfig.beta``; in GRPO with a reference that of
+DeepSeekMath (arXiv 2402.03300, section 4.2), as ``GRPOConfig``'s is 0, which means none."""
 
 
 class TaskKind(Choice):

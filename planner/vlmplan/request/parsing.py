@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.recipe import PLAIN
-from vlmplan.recipe.choices import Batching
+from vlmplan.recipe.choices import Batching, InputGradients
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.switches import option_text
+from vlmplan.recipe.task import TrainingTask
 from vlmplan.request.parts import HardwareRequest, VideoRequest, WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
 from vlmplan.run.saving import LAUNCHED_TASK
@@ -108,9 +109,21 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
         raise InputError(f"{name} does not go with --config {configured}, which is read as it trains; give options")
     if task.vllm_sleep_level and own.recipe.expandable_segments is None:  # what vLLM's sleep mode refuses
         own = replace(own, recipe=replace(own.recipe, expandable_segments=False))
+    if own.made_for is not None:
+        own = _as_trls_scripts(own, task)
     if own.made_for is None and own.workload.saving is None:
         own = replace(own, workload=replace(own.workload, saving=LAUNCHED_TASK))
-    return replace(own, made_for=Tool.TRL)
+    return replace(own, made_for=Tool.TRL, is_made_for_task=own.made_for is None)
+
+
+def _as_trls_scripts(own: Request, task: TrainingTask) -> Request:
+    """What TRL's own scripts do where the user says nothing, and the bundled trainer does otherwise."""
+    from vlmplan.other_trainers.trl.grpo import VLLM_MEMORY
+
+    decided = own.recipe.completed(DecidedRecipe(input_gradients=InputGradients.ALL))
+    if task.uses_vllm_here and task.vllm_memory is None:
+        own = replace(own, task=replace(own.task, vllm_memory=VLLM_MEMORY))
+    return replace(own, recipe=decided)
 
 
 def configured_request(own: Request, opened: "OpenedConfig", find_model: Callable[[str], ModelFiles]) -> Request:

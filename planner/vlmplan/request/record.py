@@ -103,8 +103,8 @@ class Request:
 
     ``given_model`` is the model where its configuration is given and not only ``model``, its name. What ``configured``
     and ``from_data`` mean is among the other fields already, under what the user's own options say. ``made_for`` is the
-    trainer that is to run it, None the bundled one. ``videos`` have become images of ``workload`` once it is parsed, of
-    which ``video_notes`` tell.
+    trainer that is to run it, None the bundled one; ``is_made_for_task``: the bundled one hands it a task. ``videos``
+    have become images of ``workload`` once it is parsed, of which ``video_notes`` tell.
     """
 
     model: str | None = None
@@ -119,6 +119,7 @@ class Request:
     configured: ConfiguredRequest | None = None
     given_model: ModelFiles | None = None
     made_for: "Tool | None" = None
+    is_made_for_task: bool = False
     from_data: FromData | None = None
     video_notes: tuple[str, ...] = ()
 
@@ -133,6 +134,11 @@ class Request:
         from vlmplan.other_trainers.writing import title_of
 
         return (*notes, f"planned as {title_of(self.made_for)} trains; what it cannot do is left out")
+
+    @property
+    def written_for(self) -> "Tool | None":
+        """The trainer whose files are written; None where it is the bundled one that runs."""
+        return None if self.is_made_for_task else self.made_for
 
     @property
     def decided(self) -> DecidedRecipe:
@@ -169,6 +175,8 @@ class Request:
             value = getattr(self.from_data.own, option.field)
         elif name != "config" and self.configured is not None and self._has_as_configured(option):
             value = None
+        elif name == "made_for":
+            value = self.written_for
         else:
             value = getattr(getattr(self, option.part) if option.part else self, option.field)
         return None if value in (None, ()) else option.write(value)

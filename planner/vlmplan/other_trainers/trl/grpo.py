@@ -20,6 +20,10 @@ OWN_KEYS: Final = frozenset(
 """Of ``GRPOConfig`` and its script alone."""
 DEFAULT_PROMPT_TOKENS: Final = 512
 """Of a prompt where nobody says how long it is. A choice, which was ``max_prompt_length`` of earlier TRLs."""
+VLLM_MEMORY: Final = 0.3
+"""``vllm_gpu_memory_utilization`` where nothing is said."""
+SLEEP_LEVEL: Final = 2
+"""Of vLLM's sleep mode (``generation/vllm_generation.py``)."""
 OLDER_PROMPT_KEY: Final = "max_prompt_length"
 """Which TRL 1.16 has no more: it cuts no prompt."""
 LOSSES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
@@ -102,7 +106,7 @@ def _generated_at_once(settings: Settings, around: Surroundings) -> dict[str, Va
 
 
 def _generation(settings: Settings) -> dict[str, Value]:
-    """What generates. vLLM beside the trainer sleeps at level 2 (``generation/vllm_generation.py``)."""
+    """What generates."""
     if not settings.flag("use_vllm", False):
         gathers = settings.maybe_flag("ds3_gather_for_generation")
         if gathers is False:
@@ -116,9 +120,9 @@ def _generation(settings: Settings) -> dict[str, Value]:
         settings.refuse("vllm_mode", "colocate or server is needed")
     return {
         "generation": Generation.VLLM.value,
-        "vllm_memory_utilization": settings.number("vllm_gpu_memory_utilization", 0.3, most=1.0),
+        "vllm_memory_utilization": settings.number("vllm_gpu_memory_utilization", VLLM_MEMORY, most=1.0),
         "vllm_tensor_parallel": settings.count("vllm_tensor_parallel_size", 1, least=1),
-        "vllm_sleep_level": 2 if settings.flag("vllm_enable_sleep_mode", False) else 0,
+        "vllm_sleep_level": SLEEP_LEVEL if settings.flag("vllm_enable_sleep_mode", False) else 0,
     }
 
 

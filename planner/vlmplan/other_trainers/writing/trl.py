@@ -1,7 +1,8 @@
-"""TRL 1.16.0: YAML for ``trl sft --config``.
+"""TRL 1.16.0: YAML for ``trl sft --config``, ``trl dpo`` and ``trl grpo``.
 
-Sources: ``trl/trainer/sft_config.py``, ``model_config.py`` and ``base_config.py`` for keys, ``trl/scripts/utils.py``
-(``TrlParser``) for ``env``, ``trl/cli/commands/training.py`` for what goes to accelerate's launcher.
+Sources: ``trl/trainer/sft_config.py``, ``dpo_config.py``, ``grpo_config.py``, ``model_config.py`` and
+``base_config.py`` for keys, ``trl/scripts/utils.py`` (``TrlParser``) for ``env``, ``trl/cli/commands/training.py`` for
+what goes to accelerate's launcher.
 """
 
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     is_casting_full,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
+from vlmplan.other_trainers.writing.preferences import task_keys, task_options
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
@@ -56,6 +58,8 @@ from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
 TO_FILL_IN: Final[Mapping[str, str]] = {"dataset_name": "your data: an id of the Hugging Face Hub, or a folder"}
+
+REWARDS: Final = "functions that reward answers: a list of TRL's own (accuracy_reward) or of yours, MODULE.NAME"
 
 
 def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
@@ -150,15 +154,21 @@ TRL_LIMITS: tuple[Limit, ...] = (
 )
 
 
+def _to_fill_in(recipe: Recipe) -> Mapping[str, str]:
+    is_rewarded = recipe.task is not None and recipe.task.is_grpo
+    return {**TO_FILL_IN, **({"reward_funcs": REWARDS} if is_rewarded else {})}
+
+
 def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
-    """The keys of ``trl sft --config``, in the order of the file."""
+    """The keys in the order of the file."""
     environment = allocator_environment(recipe)
+    task = recipe.task
     return {
         "model_name_or_path": model_name(workload.model),
         "dtype": loaded_type(recipe),
         **attention_setting("attn_implementation", recipe, workload.model),
-        **{key: placeholder(key) for key in TO_FILL_IN},
-        "max_length": workload.seq_len,
+        **{key: placeholder(key) for key in _to_fill_in(recipe)},
+        **({"max_length": workload.seq_len} if task is None else task_keys(recipe, task, workload)),
         **packing_keys(recipe),
         **_adapter_settings(recipe, workload),
         **training_arguments(recipe, workload),
@@ -197,12 +207,13 @@ def _targets(recipe: Recipe) -> list[str]:
 
 
 def _command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
-    """``trl sft`` starts accelerate's launcher, which needs two processes at the least for one each."""
+    """``trl`` starts accelerate's launcher, which needs two processes at the least for one each."""
+    script = "sft" if recipe.task is None else recipe.task.kind.value
     if not needs_processes(recipe, cluster):
-        return ("trl", "sft", "--config", FILE, "--num_processes", "1")
+        return ("trl", script, "--config", FILE, "--num_processes", "1")
     if cluster.num_gpus == 1:
-        return (*torchrun(cluster), "-m", "trl.scripts.sft", "--config", FILE)
-    words = ["trl", "sft", "--config", FILE, "--multi_gpu", "--num_processes", str(cluster.num_gpus)]
+        return (*torchrun(cluster), "-m", f"trl.scripts.{script}", "--config", FILE)
+    words = ["trl", script, "--config", FILE, "--multi_gpu", "--num_processes", str(cluster.num_gpus)]
     words += ["--num_machines", str(cluster.num_nodes)]
     if cluster.num_nodes > 1:
         words += ["--machine_rank", NODE_RANK, "--main_process_ip", MASTER_ADDR, "--main_process_port", MASTER_PORT]
@@ -215,7 +226,8 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
         file=FILE,
         settings=_settings(recipe, workload),
         command=_command(recipe, cluster),
-        to_fill_in=TO_FILL_IN,
+        to_fill_in=_to_fill_in(recipe),
+        options={} if recipe.task is None else task_options(recipe.task, workload),
     )
 
 

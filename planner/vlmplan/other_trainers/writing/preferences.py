@@ -1,0 +1,65 @@
+"""Keys of ``DPOConfig`` and ``GRPOConfig`` (TRL 1.16.0) that ``SFTConfig`` has not, and what none of them says."""
+
+from typing import Any
+
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, SLEEP_LEVEL
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.task import GRPO_BETA, Generation, Reference, TrainingTask
+from vlmplan.workload import Workload
+
+
+def task_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
+    """Raises InputError for what TRL's scripts do otherwise than is planned."""
+    return _dpo_keys(recipe, task, workload) if task.is_dpo else _grpo_keys(recipe, task, workload)
+
+
+def task_options(task: TrainingTask, workload: Workload) -> dict[str, Value]:
+    """Options of vlmplan for what no key says: how long answers of DPO and prompts of GRPO are, what models reward."""
+    if task.is_dpo:
+        return {} if task.completion_tokens is None else {"max_completion_tokens": task.completion_tokens}
+    options: dict[str, Value] = {}
+    if workload.seq_len != DEFAULT_PROMPT_TOKENS + task.answer_tokens(workload.seq_len):
+        options["seq_len"] = workload.seq_len
+    return options | ({"reward_model_parameters": task.reward_params} if task.reward_params else {})
+
+
+def _dpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
+    is_sharded = recipe.trains_adapters and recipe.zero_stage == 3 and recipe.activation_checkpointing
+    if is_sharded and not task.reentrant_checkpoints:
+        raise InputError(
+            "trl dpo makes checkpoints reentrant with adapters under ZeRO-3; give --reentrant-checkpoints, which plans "
+            "that, or --zero-stage 2"
+        )
+    return {
+        "max_length": workload.seq_len,
+        "precompute_ref_log_probs": recipe.reference is Reference.PRECOMPUTED,
+        **({"disable_dropout": False} if recipe.trains_adapters and recipe.lora_dropout else {}),
+    }
+
+
+def _grpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
+    return {
+        "max_completion_length": task.answer_tokens(workload.seq_len),
+        "num_generations": task.num_generations,
+        **({} if task.steps_per_generation is None else {"steps_per_generation": task.steps_per_generation}),
+        **({} if recipe.reference is Reference.NONE else {"beta": GRPO_BETA}),
+        **_generation_keys(task),
+    }
+
+
+def _generation_keys(task: TrainingTask) -> dict[str, Any]:
+    if task.generation is Generation.TRANSFORMERS:
+        return {}
+    if task.generation is Generation.SERVER:
+        return {"use_vllm": True, "vllm_mode": "server"}
+    if task.vllm_sleep_level not in (0, SLEEP_LEVEL):
+        raise InputError(f"TRL's vLLM sleeps at level {SLEEP_LEVEL}, but --vllm-sleep-level is {task.vllm_sleep_level}")
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": task.vllm_memory,
+        "vllm_tensor_parallel_size": task.vllm_tensor_parallel,
+        **({"vllm_enable_sleep_mode": True} if task.vllm_sleep_level else {}),
+    }

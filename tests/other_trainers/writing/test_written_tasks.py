@@ -1,0 +1,102 @@
+"""Files of ``trl dpo`` and ``trl grpo`` mean, read back, the very setup that they were written from."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from vlmplan.cli.check import check
+from vlmplan.cli.recommend import recommend
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.writing import Tool, settings_for, usual
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import InputGradients, Method
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from written_setups import READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
+
+DPO = TrainingTask(kind=TaskKind.DPO)
+GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=4)
+SERVED = TrainingTask(kind=TaskKind.GRPO, generation=Generation.SERVER, completion_tokens=64, reference=Reference.COPY)
+BESIDE = TrainingTask(
+    kind=TaskKind.GRPO,
+    generation=Generation.VLLM,
+    vllm_memory=0.25,
+    vllm_sleep_level=2,
+    vllm_tensor_parallel=2,
+    steps_per_generation=12,
+    reward_params=10**9,
+    completion_tokens=96,
+)
+SETUPS: dict[str, dict[str, Any]] = {
+    "dpo": {"task": DPO, "zero_stage": 2},
+    "dpo-lora": {"task": DPO, "method": Method.LORA, "lora_dropout": 0.1},
+    "dpo-qlora-precomputed": {
+        "task": TrainingTask(kind=TaskKind.DPO, reference=Reference.PRECOMPUTED, completion_tokens=33),
+        "method": Method.QLORA,
+    },
+    "dpo-lora-sharded": {
+        "task": TrainingTask(kind=TaskKind.DPO, reentrant_checkpoints=True),
+        "method": Method.LORA,
+        "zero_stage": 3,
+    },
+    "grpo": {"task": GRPO, "zero_stage": 3},
+    "grpo-lora-with-a-reference": {
+        "task": TrainingTask(kind=TaskKind.GRPO, reference=Reference.ADAPTER_OFF),
+        "method": Method.LORA,
+    },
+    "grpo-with-a-server": {"task": SERVED, "zero_stage": 2},
+    "grpo-beside-vllm": {"task": BESIDE, "expandable_segments": False},
+}
+
+
+def within_trl(model: Any, **values: Any) -> Recipe:
+    recipe = usual(Tool.TRL, model).applied_to(Recipe(micro_batch=4, grad_accum=6, activation_checkpointing=True))
+    recipe = within(Tool.TRL, recipe.with_changes(**values), model)
+    return recipe.with_changes(input_gradients=InputGradients.ALL)
+
+
+def resolved(recipe: Recipe) -> TrainingTask:
+    """Its task, with what it leaves open."""
+    assert recipe.task is not None
+    return replace(recipe.task, reference=recipe.reference, completion_tokens=recipe.task.answer_tokens(1155))
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [(name, model) for name in SETUPS for model in (READS, SEES) if model is READS or "precomputed" not in name],
+)
+def test_a_reader_takes_back_what_was_written(name: str, model: Any, tmp_path: Path):
+    recipe, cluster = within_trl(model, **SETUPS[name]), cluster_of(2)
+    workload = sample(model, seq_len=1155)
+    written = settings_for(Tool.TRL, recipe, workload, cluster)
+    assert written.command[:2] == ("trl", name.partition("-")[0])
+    found = meaning(written, tmp_path, 2, 1)
+    assert (found.workload.seq_len, resolved(found.recipe)) == (1155, resolved(recipe))
+    one, other = (item.with_changes(task=None) for item in (found.recipe, recipe))
+    assert without_what_has_no_effect(one, model) == without_what_has_no_effect(other, model)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"task": DPO, "method": Method.LORA, "zero_stage": 3}, "--reentrant-checkpoints"),
+        ({"task": TrainingTask(kind=TaskKind.GRPO, generation=Generation.VLLM, vllm_sleep_level=1)}, "sleeps at level"),
+    ],
+)
+def test_what_trls_scripts_do_otherwise_is_refused(values: dict[str, Any], words: str):
+    with pytest.raises(InputError, match=words):
+        settings_for(Tool.TRL, within_trl(READS, **values), sample(READS, seq_len=1155), cluster_of(2))
+
+
+@pytest.mark.parametrize("words", ["--task dpo", "--task grpo --generation vllm"])
+def test_check_of_what_recommend_writes_says_what_recommend_said(words: str, tmp_path: Path):
+    card = ["--gpu", "a100-sxm4-80gb:1"]
+    asked = [*f"--model qwen2.5-0.5b --method lora {words} --for trl".split(), *card, "--out", str(tmp_path), "--json"]
+    made = json.loads(CliRunner().invoke(recommend, asked).output)
+    read_back = made["made_for"]["check"].split()
+    assert read_back[:2] == ["vlmplan", "check"]
+    checked = json.loads(CliRunner().invoke(check, [*read_back[2:], "--json"]).output)
+    assert checked["estimate"]["phases"] == made["plans"][0]["estimate"]["phases"]
