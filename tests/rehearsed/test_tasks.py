@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from rehearsed_cases import write_model
 
 from cli_calls import call
 from vlmplan.request import parse
@@ -68,3 +69,24 @@ def test_the_reference_begins_with_as_many_whole_weights_as_deepspeeds_own_sizes
     words += ("--task", "dpo", "--seq-len", "512", "--max-completion-tokens", "128", checkpoints)
     planned = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words, "--json").document["phases"]}
     assert planned["reference"] == pytest.approx(reference_bytes, rel=0.002)
+
+
+def test_a_head_that_is_cast_in_tiles_has_the_next_tile_beside_the_last_in_backward(tmp_path: Path):
+    """SmolVLM 500M, whose 49,280 words are two tiles, trained as a whole by DPO on one GPU, as rehearsed."""
+    layers = {"text_config": {"num_hidden_layers": 2}, "vision_config": {"num_hidden_layers": 2}}
+    write_model({"alias": "smolvlm-500m", "config": layers}, tmp_path)
+    words = (
+        "--model",
+        str(tmp_path),
+        "--gpu",
+        "h100-sxm:1",
+        "--zero-stage",
+        "none",
+        "--method",
+        "full",
+        "--task",
+        "dpo",
+    )
+    words += ("--micro-batch", "2", "--seq-len", "2048", "--loss", "trl", "--no-activation-checkpointing")
+    planned = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words, "--json").document["phases"]}
+    assert planned["backward"] == pytest.approx(8_952_680_960, rel=0.0005)

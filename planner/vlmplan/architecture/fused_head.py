@@ -7,7 +7,8 @@ vocabulary V:
 
 - forward: a tile of min(N, 4,096) x 32,768 logits in 16 bit, whatever the vocabulary, and the rows of hidden states in
   a copy that stays for backward;
-- backward: the tile again, float32 gradients of those rows (4NH) and of a trained head (4VH), and their casts.
+- backward: the tile again, of a cast head with the cast of the next tile's words, float32 gradients of those rows (4NH)
+  and of a trained head (4VH), and their casts.
 """
 
 from collections.abc import Sequence
@@ -88,6 +89,13 @@ def _run_tiles(tape: ForwardTape, rows: Tensor, weight: Parameter, dtype: DType)
     return held
 
 
+def _columns_of_second_tile(vocab_size: int, num_rows: int) -> int:
+    """Words of the tile behind the first one; that of the next rows is the first again, where all words are in one."""
+    if vocab_size > TILE_COLUMNS:
+        return min(vocab_size - TILE_COLUMNS, TILE_COLUMNS)
+    return vocab_size if num_rows > TILE_TOKENS else 0
+
+
 def _count_product(tape: ForwardTape, weight: Parameter, num_rows: int, dtype: DType) -> None:
     vocab_size, width = weight.shape
     num_bytes = (vocab_size * width + num_rows * (vocab_size + width)) * dtype.num_bytes
@@ -105,6 +113,8 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
         grad_rows = tape.tensor(shape, DType.FLOAT32) if needs_rows else None
         grad_weight = tape.gradient(weight.shape, DType.FLOAT32) if needs_weight else None
         tile = _run_tiles(tape, rows, weight, dtype)
+        if weight.dtype is not dtype:  # ``w_chunk`` has its name until the next one is made
+            tape.tensor((_columns_of_second_tile(weight.shape[0], shape[0]), shape[1]), dtype)
         for _ in range(1 + needs_rows + needs_weight):
             _count_product(tape, weight, shape[0], dtype)
         if grad_rows is not None and row_dtype is not DType.FLOAT32:
