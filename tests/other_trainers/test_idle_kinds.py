@@ -9,7 +9,7 @@ import pytest
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import WITHOUT_EFFECT
-from vlmplan.other_trainers.idle_kinds import BETAS, CHOICES, FLAGS, NUMBERS, SCHEDULERS, WHOLE
+from vlmplan.other_trainers.idle_kinds import BETAS, CHOICES, FLAGS, NUMBERS, SCHEDULERS, STRATEGIES, WHOLE
 from vlmplan.other_trainers.read import settings_of
 from vlmplan.other_trainers.readers import READERS
 
@@ -46,6 +46,7 @@ def test_choices_are_those_of_transformers_arguments():
     choices |= {name: [one.value for one in kind] for name, kind in named.items()}
     assert {name: list(allowed) for name, allowed in CHOICES.items()} == choices
     assert list(SCHEDULERS) == [one.value for one in SchedulerType]
+    assert list(STRATEGIES["eval_strategy"]) == [one.value for one in IntervalStrategy]
 
 
 def mistakes(trainer: str, **values: Any) -> str:
@@ -87,3 +88,10 @@ def test_numbers_in_text_and_schedulers_of_a_trainer_s_own_are_taken():
     assert not mistakes("trl", learning_rate="1e-4", warmup_steps="0.1", seed="7", tf32="yes", logging_strategy=False)
     assert not mistakes("axolotl", lr_scheduler="rex")
     assert 'lr_scheduler_type is "rex"' in mistakes("trl", lr_scheduler_type="rex")
+
+
+@pytest.mark.parametrize("trainer", ["trl", "llamafactory", "swift"])
+def test_an_evaluation_at_times_that_there_are_not_is_refused(trainer: str):
+    assert 'eval_strategy is "always"; one of no, steps, epoch is needed' in mistakes(trainer, eval_strategy="always")
+    for said in ("no", False, "epoch", "steps"):
+        assert "eval_strategy is" not in mistakes(trainer, eval_strategy=said)

@@ -47,6 +47,8 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "ddp_backend": ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"),
     "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver"),
 }
+STRATEGIES: Final = dict.fromkeys(("eval_strategy", "evaluation_strategy"), ("no", "steps", "epoch"))
+"""``IntervalStrategy``. Whether one of these evaluates is read with the rest of evaluation, not here."""
 KEYS: Final = frozenset((*NUMBERS, *BETAS, *WHOLE, *FLAGS, *CHOICES, "lr_scheduler_type"))
 
 
@@ -60,5 +62,5 @@ def check_idle(settings: Settings, more_schedulers: tuple[str, ...] = ()) -> Non
         settings.check_number(key, is_whole=True)
     for key in FLAGS:
         settings.check_flag(key)
-    for key, choices in {**CHOICES, "lr_scheduler_type": (*SCHEDULERS, *more_schedulers)}.items():
+    for key, choices in {**CHOICES, **STRATEGIES, "lr_scheduler_type": (*SCHEDULERS, *more_schedulers)}.items():
         settings.check_choice(key, choices)
