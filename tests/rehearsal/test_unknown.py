@@ -262,6 +262,7 @@ def test_each_recommended_plan_is_rehearsed_as_an_estimate_of_it_is(found: Estim
     assert "memory is rehearsed" in answer["notes"][0]
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_rehearsals_in_forks_of_one_process_are_those_of_processes_of_their_own(found: Estimate):
     setups = [

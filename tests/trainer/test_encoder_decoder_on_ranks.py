@@ -6,7 +6,7 @@ from trainer_runs import planned, train_all
 
 from encoder_decoder_folders import write_model
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.long]
 
 WORDS = ("--dummy-data", "16", "--learning-rate", "1e-3", "--max-steps", "3")
 ENGINES = {"ddp": {"zero_stage": None}, "fsdp": {"zero_stage": None, "fsdp": True}, "zero3": {"zero_stage": "3"}}

@@ -69,6 +69,7 @@ def planned_bytes(*, is_efficient: bool, checkpoints: bool) -> int:
     return forward.resident.weights - backward.resident.weights
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("is_efficient", [False, True])

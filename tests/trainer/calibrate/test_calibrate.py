@@ -219,6 +219,7 @@ def test_a_cpu_has_no_bus_and_one_rank_no_links():
     assert {part.name for part in PARTS if part.prevented(replace(JOB, num_ranks=2))} & {"links between GPUs"} == set()
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_two_cpu_ranks_are_measured_and_estimates_of_them_have_seconds(monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path)

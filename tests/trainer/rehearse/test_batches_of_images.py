@@ -116,7 +116,8 @@ IN_EVERY_RUN = ("qwen2_5_vl",)
 NEED_TIMM = set() if find_spec("timm") else {"gemma3n"}
 """Whose towers are timm's, where that is not installed."""
 IN_SWEEPS = tuple(family for family in CASES if family not in IN_EVERY_RUN and family not in NEED_TIMM)
-FAMILIES = [*IN_EVERY_RUN, *(pytest.param(family, marks=pytest.mark.sweep) for family in IN_SWEEPS)]
+SWEPT = (pytest.mark.sweep, pytest.mark.long)
+FAMILIES = [*IN_EVERY_RUN, *(pytest.param(family, marks=SWEPT) for family in IN_SWEEPS)]
 
 
 @pytest.fixture(scope="module")
