@@ -31,8 +31,9 @@ ROUTER = "router"
 """Their name for it."""
 UNCALLED = ((CLAMPING_TYPES, READ_WEIGHT), (STEP_READING_TYPES, STEP_PROJECTION))
 """Types with a Linear that no training step calls, and its name."""
-HEADS = ("decoder", "generator_lm_head", "lm_head", "output_projection", "proj_out")
-"""What the output head is called in every family: of ModernBERT's decoder, ELECTRA, most, BioGPT and Whisper."""
+HEADS = ("decoder", "embed_out", "generator_lm_head", "lm_head", "output_projection", "proj_out")
+"""What the output head is called in every family: of ModernBERT's decoder, GPT-NeoX Japanese, ELECTRA, most, BioGPT and
+Whisper."""
 
 
 @ADAPTER_RULES.error("vlmplan_trainer: the chunked loss multiplies by the head's own weight and would skip the adapter")
