@@ -94,9 +94,9 @@ def gradients(hidden, weight, labels, grad):
 
 
 class Actor(nn.Module):
-    def __init__(self, *, is_fused: bool) -> None:
+    def __init__(self, *, is_fused: bool = False, is_quotient: bool = False) -> None:
         super().__init__()
-        self.model, self.is_fused = real_model(CONFIG), is_fused
+        self.model, self.is_fused, self.is_quotient = real_model(CONFIG), is_fused, is_quotient
 
     def forward(self, input_ids, labels, attention_mask):
         ids = input_ids
@@ -109,13 +109,18 @@ class Actor(nn.Module):
     def log_probabilities(self, ids, labels):
         output = self.model(input_ids=ids, use_cache=False)
         logits = output.logits.squeeze(0)
-        logits.div_(TEMPERATURE)
+        if self.is_quotient:
+            temperatures = torch.full((len(logits),), TEMPERATURE)
+            logits = logits / temperatures.clamp(min=1e-8).unsqueeze(-1).to(logits.dtype)
+        else:
+            logits.div_(TEMPERATURE)
         return -CrossEntropyInPlace.apply(logits, labels.squeeze(0))
 
 
-@pytest.mark.parametrize("loss", [LossKind.VERL, LossKind.VERL_FUSED])
+@pytest.mark.parametrize("loss", [LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED])
 def test_a_step_keeps_and_peaks_as_verls_own(loss):
-    measured = measured_step(lambda: Actor(is_fused=loss is LossKind.VERL_FUSED), text_inputs(BATCH))
+    kinds = {"is_fused": loss is LossKind.VERL_FUSED, "is_quotient": loss is LossKind.VERL_QUOTIENT}
+    measured = measured_step(lambda: Actor(**kinds), text_inputs(BATCH))
     planned = predicted_step(CONFIG, BATCH, loss=loss, makes_loss_inside=False, gets_mask=False)
     for name in ("forward_live", "forward_peak", "backward_peak"):
         assert getattr(planned, name) == pytest.approx(getattr(measured, name), rel=0.005), name

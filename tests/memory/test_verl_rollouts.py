@@ -107,7 +107,7 @@ def test_fsdp1_sends_a_dictionary_of_copies_which_verl_makes_while_vllm_sleeps()
 
     assert taken() == copies + embedding * (4 + 2)
     made = copies + 4 * (2 * embedding + norm) + 4 * embedding
-    assert taken(trainer=TaskTrainer.EASYR1) == made
+    assert taken(trainer=TaskTrainer.EASYR1) == taken(trainer=TaskTrainer.VERL_ENGINE) == made
     assert taken(idle_offload=IdleOffload.WEIGHTS) == made - 2 * num_params()
 
 
@@ -119,6 +119,16 @@ def test_log_probabilities_take_whole_logits_and_a_float32_of_each_for_the_entro
         phases(with_task(trainer=TaskTrainer.EASYR1, scoring_batch=rows))[REFERENCE].peak.logits for rows in (64, 128)
     ]
     assert easy[1] - easy[0] == pytest.approx(of_rows * 2, rel=1e-3)
+
+
+def test_the_quotient_that_verl_looks_up_later_is_beside_the_logits():
+    later = RECIPE.with_changes(loss=LossKind.VERL_QUOTIENT)
+    one, two = (
+        phases(later.with_changes(task=replace(TASK, trainer=TaskTrainer.VERL_ENGINE, scoring_batch=rows)))
+        for rows in (64, 128)
+    )
+    grown = two[REFERENCE].peak.logits - one[REFERENCE].peak.logits
+    assert grown == pytest.approx(64 * 128 * 32000 * (2 + 2 + 4), rel=1e-3)
 
 
 def test_a_second_model_on_the_host_takes_nothing_of_the_gpu():

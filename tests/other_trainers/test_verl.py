@@ -8,6 +8,7 @@ from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
 from vlmplan.other_trainers.verl.common import FSDP1_AS_FSDP2
+from vlmplan.other_trainers.verl.reading import WHICH_WORKER
 
 SCRIPT = """set -x
 ENGINE=${1:-vllm}
@@ -34,6 +35,7 @@ python3 -m verl.trainer.main_ppo \\
     trainer.logger='["console","wandb"]' \\
     trainer.n_gpus_per_node=8 $@
 """
+LEGACY = "trainer.use_legacy_worker_impl=auto"
 MERGED = """actor_rollout_ref:
   actor:
     strategy: fsdp2
@@ -100,7 +102,8 @@ def test_a_script_of_verl_counts_answers_of_a_gpu(read):
     assert of(found, "seq_len", "max_completion_tokens", "num_generations") == (1024 + 2048, 2048, 5)
     assert of(found, "vllm_memory_utilization", "vllm_tensor_parallel", "vllm_sleep_level") == (0.6, 2, 2)
     assert of(found, "reference", "reference_shards", "idle_offload") == ("copy", "host-float32", "none")
-    assert of(found, "shard_units", "loss", "task_trainer") == ("layers-and-embedding", "verl", "verl")
+    assert of(found, "shard_units", "loss", "task_trainer") == ("layers-and-embedding", "verl-quotient", "verl-engine")
+    assert of(found, "sync_each_batch") == (False,)
     assert FSDP1_AS_FSDP2 not in found.notes
     halved = read(SCRIPT, num_gpus=4)
     assert of(halved, *rows) == (10, 128 * 5 // 4 // 10, 512 * 5 // 4 // 10, 20, 128 * 5)
@@ -145,7 +148,14 @@ def test_adapters_of_verl_are_beside_weights_that_are_sharded_in_float32(read):
     ("change", "said"),
     [
         (("adv_estimator=grpo", "adv_estimator=gae"), "algorithm.adv_estimator is gae, which trains a critic"),
-        (("strategy=fsdp2", "strategy=megatron"), "actor_rollout_ref.actor.strategy is megatron; fsdp and fsdp2 are"),
+        (
+            ("strategy=fsdp2", "strategy=megatron"),
+            "actor.strategy is megatron, which is not planned; fsdp and fsdp2 are",
+        ),
+        ((" $@", " model_engine=megatron"), "model_engine is megatron, which is not planned; dp"),
+        ((" $@", " --config-name=ppo_megatron_trainer"), "trains with Megatron, which is not planned; FSDP is"),
+        ((" $@", " actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"), "samples that GPUs share"),
+        ((" $@", " trainer.use_legacy_worker_impl=disable"), "the engines of verl 0.7 and 0.8: not planned"),
         (("ENGINE=${1:-vllm}", "ENGINE=sglang"), "actor_rollout_ref.rollout.name is sglang; vllm is planned"),
         ((" $@", " actor_rollout_ref.actor.entropy_coeff=0.001"), "entropy in the update: not planned"),
         ((" $@", " actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"), "samples that GPUs share: not planned"),
@@ -170,9 +180,24 @@ def test_the_default_strategy_is_fsdp1_with_torchs_own_prefetch_under_autocast(r
     assert FSDP1_AS_FSDP2 not in found.notes
 
 
+def test_a_key_that_later_releases_do_not_have_says_which_worker_trains(read):
+    found = read(SCRIPT.replace(" $@", f" {LEGACY}"))
+    assert of(found, "loss", "task_trainer", "sync_each_batch") == ("verl", "verl", True)
+    assert (found.trainer, read(SCRIPT).trainer) == ("verl 0.8.0.dev", "verl 0.9")
+    assert WHICH_WORKER in read(SCRIPT).notes
+    assert WHICH_WORKER not in found.notes
+
+
+def test_a_frozen_tower_is_read_by_none_of_the_later_ones(read):
+    frozen = SCRIPT.replace(" $@", " actor_rollout_ref.actor.freeze_vision_tower=True $@")
+    assert of(read(frozen), "train_vision") == (None,)
+    assert any("freeze_vision_tower is true, but verl 0.9 reads it nowhere" in note for note in read(frozen).notes)
+    assert of(read(frozen.replace("$@", LEGACY)), "train_vision", "weight_dtype") == (False, "float32")
+
+
 @pytest.mark.parametrize("key", ["model.lora_rank=8", "actor.freeze_vision_tower=True"])
 def test_fsdp1_of_models_that_are_trained_in_part_is_planned_with_a_caution(read, key):
-    found = read(SCRIPT.replace("strategy=fsdp2", "strategy=fsdp").replace(" $@", f" actor_rollout_ref.{key}"))
+    found = read(SCRIPT.replace("strategy=fsdp2", "strategy=fsdp").replace(" $@", f" actor_rollout_ref.{key} {LEGACY}"))
     assert FSDP1_AS_FSDP2 in found.notes
     assert of(found, "flat_parameters", "shard_units") == (None, "layers")
 

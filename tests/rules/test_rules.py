@@ -897,6 +897,8 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(VERL.with_changes(offload_activations=True)),
             case(VERL.with_changes(task=replace(OF_VERL, generation=Generation.TRANSFORMERS))),
             case(VERL.with_changes(loss=LossKind.VERL_FUSED, task=replace(OF_VERL, trainer=TaskTrainer.EASYR1))),
+            case(VERL.with_changes(task=replace(OF_VERL, trainer=TaskTrainer.VERL_ENGINE))),
+            case(VERL.with_changes(loss=LossKind.VERL_QUOTIENT)),
         ],
         [case(VERL), case(VERL.with_changes(loss=LossKind.VERL_FUSED)), case(for_task(TaskKind.GRPO))],
     ),

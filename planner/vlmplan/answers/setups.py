@@ -25,6 +25,7 @@ LOSS_WORDS = {
     LossKind.TRL: "TRL's fused loss",
     LossKind.LIGER: "Liger's fused loss",
     LossKind.VERL: "verl's loss of all logits",
+    LossKind.VERL_QUOTIENT: "verl's loss of a quotient of all logits",
     LossKind.VERL_FUSED: "verl's loss in chunks",
 }
 UNIT_WORDS = {

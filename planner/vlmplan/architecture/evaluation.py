@@ -64,7 +64,7 @@ def evaluation_pass(
             verl_fused_loss(hidden, model.head)
         else:
             logits = end_forward(reader, whole_logits(hidden, model.head, **model.logit_changes))
-            is_outside = loss in (LossKind.FULL, LossKind.VERL)
+            is_outside = loss in (LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT)
             if is_outside or model.calls_head_inside:
                 hidden = None
             if is_outside:
@@ -87,8 +87,8 @@ def _score(model: Model, logits: Tensor, loss: LossKind | None, *, with_entropy:
     if loss is None:
         _widened(logits)
         return
-    model.loss_of_logits(logits, loss)
-    if with_entropy:
+    model.loss_of_logits(logits, loss, with_entropy=with_entropy)
+    if with_entropy and loss is LossKind.VERL:
         look_up_entropy(logits)
 
 

@@ -18,7 +18,7 @@ from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forwa
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
-from vlmplan.architecture.verl_loss import verl_fused_loss, verl_loss
+from vlmplan.architecture.verl_loss import verl_fused_loss, verl_loss, verl_quotient_loss
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import Choice, DType
 
@@ -330,7 +330,7 @@ class Model(Module):
                 total = logits = end_forward(reader, whole_logits(hidden, self.head, **self.logit_changes))
                 outputs = logits.detached() if loss is LossKind.FULL else None
                 tape.locals += self._beside_logits(hidden)
-                if loss in (LossKind.FULL, LossKind.VERL):
+                if loss in (LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT):
                     tape.leave_model()
             hidden = None
             if logits is None:
@@ -358,10 +358,12 @@ class Model(Module):
             return liger_loss(hidden, self.head, model=reader)
         return verl_fused_loss(hidden, self.head)
 
-    def loss_of_logits(self, logits: Tensor, loss: LossKind | None) -> Tensor:
-        """The loss of whole logits."""
+    def loss_of_logits(self, logits: Tensor, loss: LossKind | None, *, with_entropy: bool = False) -> Tensor:
+        """The loss of whole logits; ``with_entropy``: of verl's quotient, which has a name here alone."""
         if loss is LossKind.VERL:
             return verl_loss(logits)
+        if loss is LossKind.VERL_QUOTIENT:
+            return verl_quotient_loss(logits, with_entropy=with_entropy)
         return full_loss(logits, widens=not (self.narrows_loss and loss is LossKind.MODEL))
 
     def _beside_logits(self, hidden: Tensor) -> list[Tensor]:

@@ -9,6 +9,10 @@ Sources: ``_forward_micro_batch`` in ``verl/workers/actor/dp_actor.py`` and ``lo
 ``verl/utils/torch_functional.py`` of verl@b178a3cd, the same of EasyR1@b44b311b; ``CrossEntropyLoss`` in flash-attn 2.8
 ``flash_attn/ops/triton/cross_entropy.py``. What follows is of one number a token.
 
+From 0.9 on verl divides into another tensor (``prepare_model_outputs`` in ``verl/workers/engine/fsdp/
+transformer_impl.py`` of verl@1dda039b): 4TV while the model's output is there, and in backward, where the quotient's
+gradient is over it, and that of the logits beside.
+
 ``use_fused_kernels`` with its default, torch, makes no more than 512 rows of logits at once, with entropies whether or
 not they are wanted (``verl/utils/experimental/torch_functional.py``): of c tokens 4cV each of float32 logits,
 probabilities and their logarithms, and of one more; in backward of logits, probabilities, labels as rows, and two more,
@@ -58,6 +62,26 @@ def _copy_slices(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
         tape.move(8 * gradient.num_bytes, 4)
     del view, quotient
     return (whole,)
+
+
+def verl_quotient_loss(logits: Tensor, *, with_entropy: bool = False) -> Tensor:
+    """The loss of ``logits / temperature``, which is the temperature of each token."""
+    with logits.tape.charged_to(Kind.LOGITS):
+        tape = logits.tape
+        quotient = tape.tensor(logits.shape, logits.dtype, tape.node((logits,), _quotient_gradient))
+        tape.move(2 * logits.num_bytes)
+        if with_entropy:
+            look_up_entropy(quotient)
+        return _cross_entropy(quotient)
+
+
+def _quotient_gradient(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    gradient = ops.only(grads)
+    tape = gradient.tape
+    with tape.charged_to(Kind.LOGITS):
+        found = tape.tensor(gradient.shape, gradient.dtype)
+        tape.move(2 * gradient.num_bytes)
+    return (found,)
 
 
 def look_up_entropy(logits: Tensor) -> None:

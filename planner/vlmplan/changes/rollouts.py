@@ -67,7 +67,7 @@ def smaller_scoring(at: RequestedSetup) -> Levels:
 def verls_kernels(at: RequestedSetup) -> Levels:
     """verl: ``use_fused_kernels``, which make no whole logits."""
     task = at.recipe.task
-    if task is None or task.trainer is not TaskTrainer.VERL or at.recipe.loss is LossKind.VERL_FUSED:
+    if task is None or not task.has_entropies or at.recipe.loss is LossKind.VERL_FUSED:
         return ()
     return (Change(name="verl's fused kernels", options={"loss": LossKind.VERL_FUSED.value}),)
 

@@ -51,7 +51,7 @@ TASK = under(
     ),
     click.option(
         "--task-trainer",
-        type=click.Choice(("trl", "verl", "easyr1")),
+        type=click.Choice(("trl", "verl", "verl-engine", "easyr1")),
         help="GRPO: whose training is planned; of verl and EasyR1 --config reads scripts and files.  [default: trl]",
     ),
     count("--scoring-batch", "verl: answers per GPU in a forward for log-probabilities.  [default: --micro-batch]"),

@@ -23,7 +23,7 @@ from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Batching, LossKind
-from vlmplan.recipe.task import Generation, Reference, TaskTrainer
+from vlmplan.recipe.task import Generation, Reference
 from vlmplan.timing import GenerationWork, RolloutWork
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
@@ -193,6 +193,6 @@ class RolloutRuns:
                 self._batch_of(recipe),
                 backend,
                 loss=recipe.loss if task.is_of_verl else LossKind.TRL,
-                with_entropy=task.trainer is TaskTrainer.VERL and reference is Reference.NONE,  # fused: with it anyway
+                with_entropy=task.has_entropies and reference is Reference.NONE,  # fused: with it anyway
             )
         return self._passes[key]

@@ -7,8 +7,8 @@ verl and EasyR1: the buffer, and the largest weight as its shards have it (``ful
 (``rollout_mode`` in ``fsdp_workers.py``, ``update_weights`` in ``vllm_rollout.py`` of verl@b178a3cd); adapters go by
 way of the host. FSDP1's flat parameters are made into a dictionary of weights before, each of them a copy of this
 rank's rows that stays until all are sent: verl does so while vLLM sleeps, and moves the shards to the host behind it
-where they wait there; EasyR1 beside vLLM's weights (``load_vllm_and_sync_weights`` in ``fsdp_vllm.py`` of
-EasyR1@b44b311b).
+where they wait there. From 0.9 on it does so beside vLLM's weights (``update_weights`` in ``engine_workers.py`` of
+verl@1dda039b), as EasyR1 does (``load_vllm_and_sync_weights`` in ``fsdp_vllm.py`` of EasyR1@b44b311b).
 """
 
 from vlmplan.engines.flat_units import FlatUnits, flat_units
@@ -59,9 +59,10 @@ def _with_dictionary(table: ParameterTable, recipe: Recipe, num_ranks: int, send
     width = recipe.held_dtype.num_bytes
     copied = sum(map(units.copied_numel, units.all)) * width
     making = _most_while_copied(units) * width
-    if task.trainer is not TaskTrainer.VERL:
+    if task.trainer is TaskTrainer.EASYR1:
         return max(making, copied + sending)
-    asleep = inference_weights(table, recipe).num_bytes if task.vllm_sleep_level else 0
+    is_asleep = task.trainer is TaskTrainer.VERL and task.vllm_sleep_level
+    asleep = inference_weights(table, recipe).num_bytes if is_asleep else 0
     idle = sum(unit.shard_numel for unit in units.all) * width if task.idle_offload.has_weights else 0
     return max(making - asleep, copied + sending - idle, 0)
 

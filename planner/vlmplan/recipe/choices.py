@@ -237,6 +237,8 @@ class LossKind(Choice):
     VERL = "verl"
     """verl's log-probabilities of all logits at once, divided by the temperature in place, whose gradient takes their
     place."""
+    VERL_QUOTIENT = "verl-quotient"
+    """The same of verl from 0.9 on, of a quotient beside the logits, which go with the model's output."""
     VERL_FUSED = "verl-fused"
     """verl's of 512 tokens at a time, and once more in backward (``use_fused_kernels``)."""
 

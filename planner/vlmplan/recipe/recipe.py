@@ -40,7 +40,7 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.settings import ENGINE_FIELDS, MICRO_BATCH_FIELDS, MODEL_FIELDS, RecipeSettings
-from vlmplan.recipe.task import Generation, Reference, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import Generation, Reference, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import DType
 
@@ -143,7 +143,7 @@ class Recipe(RecipeSettings):
     def autocast(self) -> DType | None:
         """Element type of ``torch.autocast``; None where the weights' own types decide. verl has it around weights that
         FSDP2 has cast (``dp_actor.py``), which it leaves as they are."""
-        may = self.can_autocast or (self.task is not None and self.task.trainer is TaskTrainer.VERL)
+        may = self.can_autocast or (self.task is not None and self.task.has_entropies)
         return self.precision.dtype if self.uses_autocast and may else None
 
     @property

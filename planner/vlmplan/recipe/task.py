@@ -49,7 +49,10 @@ class TaskTrainer(Choice):
 
     TRL = "trl"
     VERL = "verl"
-    """verl's ``ActorRolloutRefWorker`` with FSDP."""
+    """verl's ``ActorRolloutRefWorker`` with FSDP, up to 0.7 and 0.8.0.dev."""
+    VERL_ENGINE = "verl-engine"
+    """verl's ``FSDPEngine``, from 0.9 on: gradients of a step's micro batches are added up whole, and vLLM's weights
+    are awake before those that are sent are made."""
     EASYR1 = "easyr1"
     """EasyR1's ``FSDPWorker``, made of an earlier one of verl: its forward is not under autocast, and looks up no
     entropy."""
@@ -165,6 +168,11 @@ class TrainingTask:
     def is_of_verl(self) -> bool:
         """Whether verl trains it, or EasyR1."""
         return self.trainer is not TaskTrainer.TRL
+
+    @property
+    def has_entropies(self) -> bool:
+        """Whether the entropy of every token is looked up with old log-probabilities, under autocast, as verl does."""
+        return self.trainer in (TaskTrainer.VERL, TaskTrainer.VERL_ENGINE)
 
     @property
     def rows_per_sample(self) -> int:

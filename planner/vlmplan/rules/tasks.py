@@ -6,7 +6,12 @@ from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 
 TASK_RULES = RuleBook()
-OF_VERL = (LossKind.VERL, LossKind.VERL_FUSED)
+LOSSES_OF_TRAINERS = {
+    TaskTrainer.VERL: (LossKind.VERL, LossKind.VERL_FUSED),
+    TaskTrainer.VERL_ENGINE: (LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED),
+    TaskTrainer.EASYR1: (LossKind.VERL,),
+}
+OF_VERL = (LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED)
 
 
 @TASK_RULES.error("trl 1.16 dpo_trainer.py: 'padding_free=True is temporarily unavailable'; grpo_trainer.py pads both")
@@ -44,13 +49,14 @@ def verl_trains_its_own_way(context: RuleContext) -> str | None:
     recipe, task = context.recipe, context.recipe.task
     if task is None or not task.is_of_verl:
         return None
+    losses = [loss.value for loss in LOSSES_OF_TRAINERS[task.trainer]]
     wanted = {
         "--task grpo": task.is_grpo,
         "--fsdp": recipe.fsdp,
         "--generation vllm": task.generation is Generation.VLLM,
         "--batching padding-free": recipe.batching is Batching.PADDING_FREE,
         "--attention flash_attention_2": recipe.attention is AttentionImplementation.FLASH_ATTENTION_2,
-        "--loss verl or verl-fused": recipe.loss in OF_VERL,
+        f"--loss {' or '.join(losses)}": recipe.loss.value in losses,
     }
     missing = [option for option, is_so in wanted.items() if not is_so]
     if missing:
@@ -60,7 +66,6 @@ def verl_trains_its_own_way(context: RuleContext) -> str | None:
         "--tiled-mlp": recipe.tiled_mlp,
         "--liger-layers": recipe.liger_layers,
         "--sequence-parallel": recipe.sequence_parallel > 1,
-        "--loss verl-fused": recipe.loss is LossKind.VERL_FUSED and task.trainer is TaskTrainer.EASYR1,
     }
     given = [option for option, is_so in others.items() if is_so]
     return f"{listed(given)} is not planned with --task-trainer {task.trainer.value}; leave it off" if given else None

@@ -59,6 +59,7 @@ class Keys:
     adapters: str
     """How ``target_modules`` and ``exclude_modules`` begin."""
     freezes_vision: str
+    """Empty where the trainer reads no such key."""
     checkpoints: str
     clipping: str
     estimator: str
@@ -137,7 +138,7 @@ def shared_options(
     }
     method = around.method or (Method.LORA if settings.count(keys.rank, 0) else Method.FULL)
     options |= {"method": method.value} | _adapter_options(settings, method, keys)
-    if settings.flag(keys.freezes_vision, False):
+    if keys.freezes_vision and settings.flag(keys.freezes_vision, False):
         options |= {"train_vision": False, "train_projector": False}
     note_images(settings, model, settings.count("data.max_prompt_length", 512))
     return options, method

@@ -15,6 +15,13 @@ from vlmplan.other_trainers.shell import UNKNOWN, Command
 
 ARGUMENTS: Final = re.compile(r"\$[@*]|\$\{[@*](:\d+)?\}")
 """Of the script itself, which is taken to be started without any."""
+OF_DEFAULT_FILE: Final = frozenset(
+    (
+        *("--config-path=config", "--config-path=./config"),
+        *("--config-name=ppo_trainer", "--config-name=ppo_trainer.yaml"),
+    )
+)
+"""Hydra's own options, which name the file of defaults that is read anyway."""
 MISSING: Final = "???"
 REFERENCE = re.compile(r"\$\{(?:oc\.select:\s*)?([\w.]+)\s*(?:,\s*([^{}$]*?)\s*)?\}")
 MAX_REFERENCES = 8
@@ -28,6 +35,10 @@ def overrides_of(command: Command, words: Iterable[str], *, source: str) -> dict
         written = command.unknown.get(word, word)
         if ARGUMENTS.fullmatch(written.strip('"')):
             continue
+        if word in OF_DEFAULT_FILE:
+            continue
+        if word.startswith("--config-name") and "megatron" in word:
+            raise InputError(f"{source}: {shown(written)} trains with Megatron, which is not planned; FSDP is")
         key, equals, value = word.lstrip("+").partition("=")
         if word.startswith("~") and UNKNOWN not in word:
             values[key.lstrip("~")] = None

@@ -2,11 +2,14 @@
 
 Sources: verl@b178a3cd, ``verl/trainer/config/_generated_ppo_trainer.yaml`` for keys and defaults,
 ``verl/workers/fsdp_workers.py`` for batches, types, FSDP, the reference and what is sent to vLLM,
-``verl/workers/actor/dp_actor.py`` for micro batches, ``verl/trainer/ppo/utils.py`` for who is there.
+``verl/workers/actor/dp_actor.py`` for micro batches, ``verl/trainer/ppo/utils.py`` for who is there; of 0.9 and later
+the same of verl@1dda039b, ``verl/workers/engine_workers.py`` and ``verl/workers/engine/fsdp/transformer_impl.py``.
 """
 
+from dataclasses import replace
 from typing import Final
 
+from vlmplan.errors import InputError
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -28,7 +31,15 @@ from vlmplan.recipe.choices import LossKind, Method, Offload, ShardUnits, Weight
 from vlmplan.recipe.task import IdleOffload, ReferenceShards, TaskTrainer
 from vlmplan.workload import ModelFiles
 
-VERL: Final = "verl 0.8.0.dev"
+VERL: Final = "verl 0.9"
+LEGACY: Final = "verl 0.8.0.dev"
+"""Up to it verl trains with ``ActorRolloutRefWorker``, and has a key for it that later releases do not have."""
+OF_LEGACY: Final = "trainer.use_legacy_worker_impl"
+WHICH_WORKER: Final = (
+    f"planned as {VERL} trains, which keeps whole gradients of a step on every GPU until its last micro batch; for "
+    f"verl up to 0.8.0.dev, which does not, add its key {OF_LEGACY}=auto"
+)
+FROZEN_BY_NONE: Final = f"{{key}} is true, but {VERL} reads it nowhere: its vision tower is trained, and planned so"
 FSDP1, FSDP2 = "fsdp", "fsdp2"
 A, M, R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 REF = "actor_rollout_ref.ref."
@@ -36,24 +47,27 @@ FSDP = f"{A}fsdp_config."
 WITHOUT_EFFECT = tuple(
     f"{prefix}{name}"
     for prefix, names in {
-        A: "_target_ rollout_n clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c tau_pos tau_neg loss_agg_mode "
+        A: "entropy_from_logits_chunk_size fsdp_config.entropy_from_logits_chunk_size "
+        "fsdp_config.pad_to_length_bucket "
+        "_target_ rollout_n clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c tau_pos tau_neg loss_agg_mode "
         "loss_scale_factor kl_loss_coef kl_loss_type shuffle data_loader_seed use_fused_kernels "
         "ppo_epochs loss_mode use_rollout_log_probs use_remove_padding entropy_from_logits_with_chunking "
         "entropy_checkpointing use_kl_loss fsdp_config.strategy fsdp_config._target_ "
         "fsdp_config.seed fsdp_config.full_determinism fsdp_config.use_torch_compile fsdp_config.forward_only "
-        "fsdp_config.ulysses_sequence_parallel_size "
+        ""
         "fsdp_config.entropy_from_logits_with_chunking fsdp_config.entropy_checkpointing clip_grad "
         "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu",
         M: "_target_ hf_config_path tokenizer_path use_shm trust_remote_code custom_chat_template external_lib "
         "fused_kernel_options tiled_mlp.num_shards override_config",
-        R: "_target_ mode temperature top_k top_p do_sample ignore_eos enforce_eager cudagraph_capture_sizes "
+        R: "n_gpus_per_node full_determinism moe_load_balance_metrics_interval "
+        "_target_ mode temperature top_k top_p do_sample ignore_eos enforce_eager cudagraph_capture_sizes "
         "max_num_batched_tokens max_model_len max_num_seqs enable_chunked_prefill enable_prefix_caching logprobs_mode "
         "scheduling_policy load_format disable_log_stats over_sample_rate multi_stage_wake_up calculate_log_probs "
         "skip_rollout skip_dump_dir skip_tokenizer_init layered_summon prompt_length response_length limit_images seed "
         "disable_mm_preprocessor_cache enable_rollout_routing_replay mtp log_prob_micro_batch_size "
         "log_prob_micro_batch_size_per_gpu",
         REF: "_target_ rollout_n strategy use_torch_compile entropy_from_logits_with_chunking entropy_checkpointing "
-        "model log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu",
+        "entropy_from_logits_chunk_size model log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu",
         "actor_rollout_ref.": "hybrid_engine nccl_timeout",
     }.items()
     for name in names.split()
@@ -65,21 +79,22 @@ OF_OTHERS = (
     *(f"{REF}{name}." for name in ("profiler", "router_replay", "fsdp_config", "tiled_mlp", "megatron")),
     *(f"{R}{name}." for name in ("val_kwargs", "multi_turn", "agent", "trace", "profiler", "prometheus", "mtp")),
     *("distillation.", "sandbox_fusion.", "skip.", f"{R}disaggregation.", f"{R}skip.", f"{FSDP}qat."),
-    *(f"{R}engine_kwargs.", f"{R}checkpoint_engine.", f"{M}mtp.", f"{A}megatron."),
+    *(f"{R}engine_kwargs.", f"{R}checkpoint_engine.", f"{M}mtp.", f"{A}megatron.", f"{M}lora."),
+    *(f"{FSDP}turbo_config.",),
 )
 """How keys begin of what has no effect on a step's memory and time beside the keys that are read."""
 
 
 KEYS: Final = Keys(
     trainer=VERL,
-    task_trainer=TaskTrainer.VERL,
+    task_trainer=TaskTrainer.VERL_ENGINE,
     model=f"{M}path",
     answers=f"{R}n",
     rank=f"{M}lora_rank",
     alpha=f"{M}lora_alpha",
     default_alpha=16,
     adapters=M,
-    freezes_vision=f"{A}freeze_vision_tower",
+    freezes_vision="",
     checkpoints=f"{M}enable_gradient_checkpointing",
     clipping=f"{A}grad_clip",
     estimator="gae",
@@ -93,12 +108,23 @@ KEYS: Final = Keys(
     default_memory=0.5,
     tensor_parallel=f"{R}tensor_model_parallel_size",
 )
+LEGACY_KEYS: Final = replace(
+    KEYS, trainer=LEGACY, task_trainer=TaskTrainer.VERL, freezes_vision=f"{A}freeze_vision_tower"
+)
 
 
 def read_verl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What verl makes of these keys. Raises InputError with everything that is wrong."""
-    options, method = shared_options(settings, model, around, KEYS)
+    _refuse_other_engines(settings)
+    is_legacy = settings.text(OF_LEGACY, "") != ""
+    keys = LEGACY_KEYS if is_legacy else KEYS
+    options, method = shared_options(settings, model, around, keys)
     _refuse_what_has_no_plan(settings)
+    if not is_legacy:
+        settings.note(WHICH_WORKER)
+        if settings.flag(f"{A}freeze_vision_tower", False):
+            settings.note(FROZEN_BY_NONE.format(key=f"{A}freeze_vision_tower"))
+        options |= {"sync_each_batch": False, "loss": LossKind.VERL_QUOTIENT.value}
     num_gpus = num_gpus_of(settings, around)
     options |= _batches(settings, options, settings.count(KEYS.answers, 1, least=1), num_gpus)
     options |= _weight_types(settings, options, method) | _sharding(settings, model, options, num_gpus)
@@ -113,7 +139,15 @@ def read_verl(settings: Settings, model: ModelFiles | None, around: Surroundings
     options["expandable_segments"] = True  # ``rollout_mode`` sets it, with vLLM in a process of its own
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHERS)
-    return found_config(settings, KEYS, options)
+    return found_config(settings, keys, options)
+
+
+def _refuse_other_engines(settings: Settings) -> None:
+    """Raise InputError where Megatron or another engine trains, whose other keys are of no use then."""
+    for key, planned in (("model_engine", ("dp",)), (f"{A}strategy", (FSDP1, FSDP2))):
+        engine = settings.text(key, "")
+        if engine not in ("", *planned):
+            raise InputError(f"{settings.source}: {key} is {engine}, which is not planned; {' and '.join(planned)} are")
 
 
 def _refuse_what_has_no_plan(settings: Settings) -> None:
@@ -121,9 +155,11 @@ def _refuse_what_has_no_plan(settings: Settings) -> None:
     settings.only("critic.enable", f"a critic: {NOT_PLANNED}")
     settings.only("reward_model.enable reward_model.enable_resource_pool", f"a reward model: {NOT_PLANNED}")
     settings.only("trainer.device", "GPUs of CUDA are planned", "cuda")
-    settings.only("trainer.use_legacy_worker_impl", f"the newer worker: {NOT_PLANNED}", "auto", "enable")
-    settings.only(f"{A}ulysses_sequence_parallel_size", f"samples that GPUs share: {NOT_PLANNED}", "1")
-    settings.only(f"{REF}ulysses_sequence_parallel_size", f"samples that GPUs share: {NOT_PLANNED}", "1")
+    settings.only(OF_LEGACY, f"the engines of verl 0.7 and 0.8: {NOT_PLANNED}", "auto", "enable")
+    settings.only(f"{A}pad_to_length {REF}pad_to_length {FSDP}pad_to_length {R}qat {M}lora.merge", NOT_PLANNED)
+    settings.only(f"{R}nnodes", f"answers from GPUs of their own: {NOT_PLANNED}")
+    shared = [f"{prefix}{name}ulysses_sequence_parallel_size" for prefix in (A, REF) for name in ("", "fsdp_config.")]
+    settings.only(" ".join(shared), f"samples that GPUs share: {NOT_PLANNED}", "1")
     settings.only(
         f"{A}entropy_coeff {A}calculate_entropy",
         f"a gradient or metric of the entropy in the update: {NOT_PLANNED}",
@@ -229,8 +265,6 @@ def _sharding(
     settings: Settings, model: ModelFiles | None, options: dict[str, Value], num_gpus: int
 ) -> dict[str, Value]:
     strategy = settings.text(f"{A}strategy", FSDP1)
-    if strategy not in (FSDP1, FSDP2):
-        settings.refuse_whole(f"{A}strategy is {strategy}; {FSDP1} and {FSDP2} are planned")
     settings.only(f"{FSDP}wrap_policy.min_num_params", "units of layers are planned")
     found = sharding_options(settings, model, num_gpus, KEYS)
     prefetches = settings.flag(f"{FSDP}forward_prefetch", False)
