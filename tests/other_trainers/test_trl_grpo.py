@@ -27,6 +27,9 @@ from trl import GRPOConfig, GRPOTrainer
 arguments = GRPOConfig(output_dir="out", num_generations=6, max_completion_length=96, max_prompt_length=32, bf16=True)
 GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=count, args=arguments, train_dataset=data).train()
 """
+OWN = """parser.add_argument("--answers", type=int, default=4)
+args = parser.parse_args()
+"""
 
 
 @pytest.fixture
@@ -64,6 +67,20 @@ def test_a_program_is_read(read):
     assert (config.options["num_generations"], config.options["max_completion_tokens"]) == (6, 96)
     assert config.options["seq_len"] == 32 + 96
     assert config.options["weight_dtype"] == "float32"  # create_model_from_path
+
+
+def test_options_of_a_program_are_taken_at_their_defaults(read):
+    named = PROGRAM.replace("num_generations=6", "num_generations=args.answers").replace(
+        "arguments =", OWN + "arguments ="
+    )
+    config = read(named, "train.py")
+    assert config.options["num_generations"] == 4
+    assert "options of the program are taken at their defaults: args.answers" in config.notes
+
+
+def test_keys_of_open_r1_are_known(read):
+    config = read(GRPO | {"system_prompt": "Think.", "dataset_prompt_column": "question"})
+    assert any("dataset_prompt_column and system_prompt are of open-r1's scripts" in note for note in config.notes)
 
 
 def test_a_program_that_loads_its_model_with_unsloth_is_not(read):

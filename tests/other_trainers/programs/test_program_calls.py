@@ -34,6 +34,9 @@ def value(code: str):
         ("f(a=['q', 'k'])", ["q", "k"]),
         ("f(a=2e-4 if True else 1)", 2e-4),
         ("org = 'unsloth'\nf(a=f'{org}/x')", "unsloth/x"),
+        ("n = 4\nf(a=n)\nn = 8", 4),
+        ("n = 4\nn = 2 * n\nf(a=n)", 8),
+        ("def other(n):\n    n = 3\nn = 4\nn = 8\nf(a=n)", 8),
         ("options = dict(a=3)\nf(**options)", 3),
         ("options = {'a': 3}\nf(**options)", 3),
     ],
@@ -46,7 +49,10 @@ def test_what_an_expression_is_worth_follows_from_its_text(code: str, worth):
     "code",
     [
         "f(a=args.rank)",
-        "n = 4\nn = 8\nf(a=n)",
+        "n = 4\nif x:\n    n = 8\nf(a=n)",
+        "n = 4\nn = 8\ndef train():\n    f(a=n)\nn = 9",
+        "def other():\n    global n\n    n = 2\nn = 4\nn = 8\nf(a=n)",
+        "f(a=n)\nn = 4\nn = 8",
         "for n in (1, 2):\n    f(a=n)",
         "def train(n=4):\n    f(a=n)",
         "n = 4\nn += 1\nf(a=n)",
@@ -58,6 +64,32 @@ def test_what_an_expression_is_worth_follows_from_its_text(code: str, worth):
 )
 def test_what_only_running_tells_is_worth_nothing(code: str):
     assert value(code) is None
+
+
+OPTIONS = """
+parser = argparse.ArgumentParser()
+parser.add_argument("-r", "--lora-rank", type=int, default=16)
+parser.add_argument("--name", dest="model", default="a/b")
+parser.add_argument("--data")
+parser.add_argument("--bf16", action="store_true", default=True)
+parser.add_argument("--twice", default=1)
+parser.add_argument("--twice", default=2)
+def main():
+    args = parser.parse_args()
+    f(a=args.{name})
+"""
+
+
+@pytest.mark.parametrize(("name", "worth"), [("lora_rank", 16), ("model", "a/b")])
+def test_an_option_of_the_program_is_worth_its_default_and_that_is_said(name: str, worth):
+    found = keyword(OPTIONS.replace("{name}", name)).worth
+    assert found is not None
+    assert (found.value, found.is_default) == (worth, True)
+
+
+@pytest.mark.parametrize("name", ["data", "bf16", "twice", "other"])
+def test_an_option_without_one_default_is_what_running_tells(name: str):
+    assert value(OPTIONS.replace("{name}", name)) is None
 
 
 def test_places_are_characters_of_the_text_whatever_its_alphabet():

@@ -2,13 +2,13 @@
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.programs.literals import Literals, UnknownValueError, Worth, last_name
+from vlmplan.other_trainers.programs.bindings import Bindings, last_name
+from vlmplan.other_trainers.programs.literals import Literals, UnknownValueError, Worth
 
 LINE_ENDS = re.compile(r"\r\n|\r|\n")
 MAX_SHOWN = 60
@@ -63,8 +63,8 @@ class Program:
         self._line_texts = [code[a:b] for a, b in zip(self._lines, [*self._lines[1:], len(code)], strict=True)]
         self._renamed = _renamed(self.tree)
         statements = list(_statements(self.tree))
-        self.assigned = _assigned_once(statements)
-        self.literals = Literals(self.assigned)
+        self._bindings = Bindings(self.tree, statements)
+        self.literals = Literals(self._bindings)
         self._statements = statements
 
     def span(self, node: ast.expr | ast.keyword) -> Span:
@@ -85,7 +85,7 @@ class Program:
     def call_of(self, node: ast.expr | None) -> Call | None:
         """The call that an expression is, or that the name it is was bound to."""
         if isinstance(node, ast.Name):
-            node = self.assigned.get(node.id)
+            node = self._bindings.of(node)
         return self._call(node) if isinstance(node, ast.Call) else None
 
     def name_of(self, function: ast.expr) -> str:
@@ -131,7 +131,7 @@ class Program:
 
     def _unpack(self, node: ast.expr, keywords: dict[str, Keyword]) -> bool:
         """Take the entries of a dict that is written in the program; False for another."""
-        holder = self.assigned.get(node.id) if isinstance(node, ast.Name) else node
+        holder = self._bindings.of(node) if isinstance(node, ast.Name) else node
         if isinstance(holder, ast.Call) and last_name(holder.func) == "dict" and not holder.args:
             entries = [(one.arg, one.value) for one in holder.keywords]
         elif isinstance(holder, ast.Dict):
@@ -175,29 +175,3 @@ def _renamed(tree: ast.AST) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom):
             found |= {one.asname: one.name for one in node.names if one.asname is not None}
     return found
-
-
-def _bound(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """The names that an assignment binds, part by part where both sides are written as several."""
-    if isinstance(target, ast.Name):
-        yield target.id, value
-    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        for one, part in zip(target.elts, value.elts, strict=True):
-            yield from _bound(one, part)
-
-
-def _assigned_once(statements: list[ast.AST]) -> dict[str, ast.expr]:
-    """Names that one assignment binds and nothing else does: one that is bound twice is worth what running tells."""
-    values: dict[str, ast.expr] = {}
-    counts: Counter[str] = Counter()
-    for node in statements:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            values |= {name: value for one in targets for name, value in _bound(one, node.value)}
-        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            counts[node.id] += 1
-        elif isinstance(node, ast.arg):
-            counts[node.arg] += 2
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            counts[node.target.id] += 1
-    return {name: value for name, value in values.items() if counts[name] == 1}

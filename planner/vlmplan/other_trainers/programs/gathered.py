@@ -97,10 +97,13 @@ class Gathered:
         return next((call for call in reversed(calls) if call.span < self.trainer.span), None)
 
     def notes(self) -> tuple[str, ...]:
-        asks = [one for one in self.keywords.values() if one.worth is not None and one.worth.asks_for_bf16]
-        if not asks:
-            return ()
-        return (
-            f"{asks[0].text} is taken as on a GPU that computes in bf16; --precision fp16 plans one that does not, "
-            f"such as a T4",
-        )
+        known = [one for one in self.keywords.values() if one.worth is not None]
+        asks = [one.text for one in known if one.worth is not None and one.worth.asks_for_bf16]
+        options = [one.text for one in known if one.worth is not None and one.worth.is_default]
+        notes = [
+            f"{text} is taken as on a GPU that computes in bf16; --precision fp16 plans one that does not, such as a T4"
+            for text in asks[:1]
+        ]
+        if options:
+            notes.append(f"options of the program are taken at their defaults: {', '.join(dict.fromkeys(options))}")
+        return tuple(notes)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from vlmplan.other_trainers.programs.bindings import Bindings, last_name
+
 MAX_DEPTH = 50
 DTYPES = frozenset(("bfloat16", "float16", "float32", "half", "float", "uint8"))
 """Of ``torch``, which keys of configurations name as text."""
@@ -33,31 +35,38 @@ class Worth(NamedTuple):
     value: Any
     written: ast.expr
     asks_for_bf16: bool = False
+    is_default: bool = False
+    """Of an option of the program's own, which its user may give otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Literals:
-    """The names of a program that are bound once, to what they are bound to."""
+    """Values of expressions of a program with these ``bindings``."""
 
-    names: Mapping[str, ast.expr]
+    bindings: Bindings
 
     def worth(self, node: ast.expr, depth: int = 0) -> Worth:
         """The value of an expression. Raises UnknownValueError."""
         if depth > MAX_DEPTH:
             raise UnknownValueError
         if isinstance(node, ast.Name):
-            if node.id not in self.names:
-                raise UnknownValueError
-            return self.worth(self.names[node.id], depth + 1)
+            return self._of_name(self.bindings.of(node), depth)
         if isinstance(node, ast.Constant):
             return Worth(node.value, node)
         if isinstance(node, ast.Attribute) and node.attr in DTYPES:
             return Worth({"half": "float16", "float": "float32"}.get(node.attr, node.attr), node)
+        if isinstance(node, ast.Attribute):
+            return self._of_name(self.bindings.of_option(node), depth)._replace(is_default=True)
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
             return Worth([self.worth(part, depth + 1).value for part in node.elts], node)
         if isinstance(node, ast.Dict):
             return Worth(self._table(node, depth), node)
         return self._computed(node, depth)
+
+    def _of_name(self, value: ast.expr | None, depth: int) -> Worth:
+        if value is None:
+            raise UnknownValueError
+        return self.worth(value, depth + 1)
 
     def _table(self, node: ast.Dict, depth: int) -> dict[Any, Any]:
         table: dict[Any, Any] = {}
@@ -110,10 +119,3 @@ def _number(value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UnknownValueError
     return value
-
-
-def last_name(node: ast.expr) -> str:
-    """What a function is called, without where it is from."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vlmplan.data_rules import OF_TRL, DataRules, Learnt, LearntRule
-from vlmplan.notes import Caveat
+from vlmplan.notes import Caveat, listed
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
@@ -47,6 +47,16 @@ WITHOUT_EFFECT = frozenset(
     lora_task_type bnb_4bit_quant_type env config accelerate_config num_processes
     data_seed multi_gpu num_machines machine_rank main_process_ip main_process_port""".split()
 )
+OF_OPEN_R1 = frozenset(
+    """benchmarks callbacks chat_template hub_model_revision overwrite_hub_revision push_to_hub_revision system_prompt
+    wandb_log_unique_prompts wandb_entity wandb_project wandb_run_group dataset_mixture dataset_prompt_column
+    cosine_min_value_wrong cosine_max_value_wrong cosine_min_value_correct cosine_max_value_correct cosine_max_len
+    repetition_n_grams repetition_max_penalty code_language code_eval_test_batch_size code_eval_scoring_mode
+    parallel_code_exec_per_proc e2b_router_url morph_router_url code_provider ioi_provider max_completion_len
+    soft_punish_cache""".split()
+)
+"""Of the scripts of huggingface/open-r1 (``src/open_r1/configs.py``, 2025), which are built on TRL's: prompts, rewards
+and where results go, none of which changes memory or time."""
 OF_ADAPTERS = tuple(
     """lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save use_rslora use_dora
     lora_target_parameters torch_dtype""".split()
@@ -118,6 +128,7 @@ def of_any_task(
     options |= {**_offloaded_activations(settings, arguments), **own}
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore(OF_ADAPTERS)
+    _note_open_r1(settings)
     doubles = settings.flag("use_bnb_nested_quant", False) if method is Method.QLORA else None
     settings.ignore(("use_bnb_nested_quant",))
     meaning = Meaning(
@@ -135,6 +146,13 @@ def of_any_task(
         upcasts_frozen=program.upcasts_frozen,
     )
     return assembled(settings, arguments, meaning, around)
+
+
+def _note_open_r1(settings: Settings) -> None:
+    found = sorted(key for key in OF_OPEN_R1 if key in settings)
+    if found:
+        settings.note(f"{listed(found)} {'are' if len(found) > 1 else 'is'} of open-r1's scripts, not of TRL's own")
+    settings.ignore(OF_OPEN_R1)
 
 
 def _leave_evaluation_out(settings: Settings, arguments: Arguments) -> None:
