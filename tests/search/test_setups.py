@@ -18,11 +18,13 @@ from vlmplan.recipe.choices import (
     SEARCHED_LOSSES,
     SEARCHED_METHODS,
     AttentionImplementation,
+    FlatParameters,
     LossKind,
     Method,
     Offload,
     OptimizerKind,
     Precision,
+    ShardUnits,
 )
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import Severity, model_facts, problems
@@ -283,6 +285,20 @@ def test_nothing_that_breaks_a_rule_is_proposed(gpu_id: str, alias: str, num_gpu
         found = problems(setup.recipe, cluster=on, model=facts, global_batch=product)
         assert not [problem for problem in found if problem.severity is Severity.ERROR]
     assert setups or refusal(where, on).sentence
+
+
+def test_flat_parameters_on_the_host_get_gradients_once_a_step():
+    flat = {"method": Method.FULL, "fsdp": True, "flat_parameters": FlatParameters.ON_DEMAND}
+    fixed = flat | {"shard_units": ShardUnits.LAYERS, "offload_params": Offload.CPU, "micro_batch": 1}
+    where, on = space(seq_len=256, fixed=fixed), cluster(card(), 2)
+    facts = model_facts(where.workload.model)
+    recipes = [setup.recipe for setup in bounded_setups(where, on)]
+    assert recipes
+    for recipe in recipes:
+        assert recipe.grad_accum > 1
+        product = recipe.micro_batch * recipe.grad_accum * 2
+        found = problems(recipe, cluster=on, model=facts, global_batch=product)
+        assert not [problem for problem in found if problem.severity is Severity.ERROR]
 
 
 FIXED = [

@@ -139,6 +139,8 @@ class RecipeChoices:
         if key not in self._made:
             stage, optimizer, params, hpz = engine
             recipe = bare.with_changes(zero_stage=stage, offload_optimizer=optimizer, offload_params=params, hpz=hpz)
+            if recipe.is_flat and params is not Offload.NONE and self._fixed.sync_each_batch is None:
+                recipe = recipe.with_changes(sync_each_batch=False)  # FSDP1 cannot add to gradients on the host
             self._made[key] = tuple([self._as_the_trainer_does(switches.apply(recipe)) for switches in self.switches])
         return self._made[key]
 
