@@ -9,7 +9,7 @@ from vlmplan.engines.flat_units import flat_units
 from vlmplan.estimation import Estimator
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import FlatParameters, Offload, Precision, ShardUnits
+from vlmplan.recipe.choices import FlatParameters, Method, Offload, Precision, ShardUnits
 
 BF16, FP32 = 2, 4
 LAYERS = 3
@@ -119,3 +119,39 @@ def test_what_is_not_resharded_is_gathered_once_in_a_step_that_reduces_once():
     engine = engine_of(LLAMA.table, recipe, num_ranks=4)
     gathers = [one for one in engine.collectives(LLAMA.trace(recipe, (8, 0))) if one.kind is CollectiveKind.ALL_GATHER]
     assert [(one.phase, one.count) for one in gathers] == [(StepPhase.FORWARD, LAYERS + 1)]
+
+
+ADAPTED = FLAT.with_changes(method=Method.LORA, lora_rank=16)
+LORA = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), ADAPTED)
+FACTORS = 16 * (4 * WIDTH + 2 * (WIDTH + KEYS) + 3 * (WIDTH + INNER))
+
+
+def lora_phases(**changes: object) -> dict[str, Phase]:
+    found = LORA.timeline_of_tensors(ADAPTED.with_changes(**changes), cluster(num_gpus=4)).phases
+    return {phase.name: phase for phase in found}
+
+
+def test_frozen_shards_have_16_bit_and_adapters_float32_with_their_states_and_gradients():
+    found = lora_phases()
+    assert found["init"].resident.total == BF16 * PSI // 4 + FP32 * LAYERS * FACTORS // 4
+    assert found["save"].resident.total - found["init"].resident.total == 3 * FP32 * LAYERS * FACTORS // 4
+
+
+def test_frozen_layers_are_whole_while_they_run_and_the_root_to_the_end_of_backward():
+    found = lora_phases()
+    at_rest = found["init"].resident.weights
+    assert found["forward"].resident.weights == at_rest + BF16 * ROOT
+    assert found["backward"].resident.weights == at_rest
+
+
+def test_each_factor_is_gathered_and_reduced_by_itself():
+    engine = engine_of(LORA.table, ADAPTED.with_changes(activation_checkpointing=False), num_ranks=4)
+    found = {
+        (one.kind, one.phase): (one.count, one.num_bytes) for one in engine.collectives(LORA.trace(ADAPTED, (8, 0)))
+    }
+    gather = CollectiveKind.ALL_GATHER
+    assert found == {
+        (gather, StepPhase.FORWARD): (LAYERS * (1 + 7 * 2) + 1, BF16 * (PSI + LAYERS * FACTORS)),
+        (gather, StepPhase.BACKWARD): (LAYERS * (1 + 7 * 2), BF16 * LAYERS * (LAYER + FACTORS)),
+        (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD): (LAYERS * 7 * 2, BF16 * LAYERS * FACTORS),
+    }

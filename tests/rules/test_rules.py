@@ -308,9 +308,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(FLAT.with_changes(shard_units=ShardUnits.ENDS_TOO))],
         [case(FLAT), case(FLAT.with_changes(shard_units=ShardUnits.LANGUAGE_LAYERS)), case(FSDP)],
     ),
-    "flat_parameters_are_of_whole_models": (
-        [case(FLAT.with_changes(method=method)) for method in (Method.LORA, Method.QLORA)],
-        [case(FLAT), case(FSDP.with_changes(method=Method.LORA))],
+    "flat_adapters_are_factors_of_linear_layers": (
+        [
+            case(FLAT.with_changes(method=Method.QLORA)),
+            case(FLAT.with_changes(method=Method.LORA, use_dora=True)),
+            case(FLAT.with_changes(method=Method.LORA, train_embeddings=True)),
+            case(FLAT.with_changes(method=Method.LORA, loraplus_lr_ratio=16.0)),
+        ],
+        [case(FLAT), case(FLAT.with_changes(method=Method.LORA)), case(FSDP.with_changes(method=Method.QLORA))],
     ),
     "flat_parameters_need_several_ranks": (
         [case(FLAT, cluster(1))],

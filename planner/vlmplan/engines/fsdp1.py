@@ -1,4 +1,4 @@
-"""FSDP1: ``torch.distributed.fsdp.FullyShardedDataParallel``, of models all of whose weights are trained.
+"""FSDP1: ``torch.distributed.fsdp.FullyShardedDataParallel``, of whole models and of adapters.
 
 Each unit (``flat_units``: a layer, and the root with all else) has one flat parameter, of which a rank keeps a shard.
 With p, m and g bytes of a weight, of a shard of it and of a gradient, and S elements of a unit on N ranks:
@@ -14,6 +14,10 @@ With p, m and g bytes of a weight, of a shard of it and of a gradient, and S ele
 - reduced: into gS/N, which are cast to mS/N and added to an earlier one. The flat gradient stays until that is done.
   In another type (``MixedPrecision.reduce_dtype``) it is cast whole before, beside itself.
 - Until the last micro batch of a step (``no_sync``) the flat gradients stay whole, those of later ones are added.
+- adapters: each factor is a unit of its own, flattened and reduced when its gradient is there. While a layer is whole
+  the largest of its factors is counted with it; without resharding all are. The weights around them are a unit without
+  gradients, which goes when its inputs have theirs (``_post_backward_reshard_only_hook``), and the first adapter of a
+  layer gathers what comes ahead of the layer.
 
 Sources (torch 2.13, ``torch/distributed/fsdp``): ``_flat_param.py`` (``FlatParamHandle``), ``_runtime_utils.py``
 (``_pre_forward``, ``_post_forward``, ``_pre_backward_hook``, ``_post_backward_hook``,
@@ -21,91 +25,101 @@ Sources (torch 2.13, ``torch/distributed/fsdp``): ``_flat_param.py`` (``FlatPara
 ``split_with_sizes_backward`` in ``torch/csrc/autograd/FunctionsManual.cpp`` and ``accumulate_grad.h``.
 """
 
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 
+from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Run, Trace
-from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
-from vlmplan.engines.components import Components
-from vlmplan.engines.engine import ModelStates, weight
+from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
-from vlmplan.engines.flat_units import FlatUnit, flat_units
+from vlmplan.engines.flat_units import FlatUnit
+from vlmplan.engines.fsdp1_formulas import FlatShardFormulas
 from vlmplan.engines.layer_groups import ROOT, backward_order
-from vlmplan.engines.layer_shards import LayerShards
-from vlmplan.engines.optimizer_states import update_bytes
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import FlatParameters
+from vlmplan.recipe.choices import FlatParameters, Method
+
+Key = int | tuple[str, int]
+"""A unit: the number of a group, or ``adapter`` and the ordinal of its weight."""
 
 
-class FlatShard(LayerShards):
+class FlatShard(FlatShardFormulas):
     """A rank with shards of flat parameters. The root stays whole until the backward that follows."""
 
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
-        self.units = flat_units(table, recipe, num_ranks)
-        self._computed, self._held = recipe.trained_dtype.num_bytes, recipe.held_dtype.num_bytes
-        self._reduced = recipe.reduce_dtype.num_bytes
-        self._waits: set[int] = set()
+        self._waits: set[Key] = set()
         """Units with whole flat gradients of earlier micro batches."""
+        self._num_adapted: dict[int, int] = {}
+        """How many adapters of each group have had their gradients in this micro batch."""
         self._is_updated = False
         """Whether the shards' gradients are those of a step that was made."""
-
-    @property
-    def _numbers(self) -> list[int]:
-        """Of all units with weights, in the order in which they are made."""
-        return [*range(len(self.units.layers)), *([ROOT] if self.units.root.weights else [])]
 
     # -- load and build ------------------------------------------------------------------------------------------
 
     def load(self, *, is_on_cpu: bool) -> None:
-        """Weights come to host memory in the types in which they are sharded."""
-        if is_on_cpu:
-            for number in self._numbers:
-                self._load_whole(number)
+        """Weights come to host memory in the types in which they are sharded; beside packed ones, which the device
+        packs, all come to the device."""
+        if self.recipe.method is Method.QLORA:
+            self._load_weights()
+        elif is_on_cpu:
+            for unit in self.units.all:
+                self._load_whole(unit)
             self._is_loaded = True
 
+    def loaded_bytes(self, entry: NamedParameter) -> int:
+        return entry.parameter.numel * self.groups.held_dtype(entry).num_bytes
+
     def build(self) -> None:
-        for number in self._numbers:
-            unit = self.units[number]
+        for place, unit in enumerate(self.units.all):
             if not self._is_loaded:
-                self._load_whole(number)
-            self.sink.allocate("flat", Component.WEIGHTS, unit.numel * self._held)
-            num_bytes = unit.shard_numel * self._held
+                self._load_whole(unit)
+            self.sink.allocate("flat", Component.WEIGHTS, unit.numel * unit.held)
             if self.offloads_weights:
-                self.sink.transient(Component.WEIGHTS, [num_bytes])
+                self.sink.transient(Component.WEIGHTS, [unit.shard_bytes])
             else:
-                self.sink.allocate(("shard", number), Component.WEIGHTS, num_bytes)
+                self.sink.allocate(("shard", place), Component.WEIGHTS, unit.shard_bytes)
             self.sink.free("flat")
             for entry in unit.weights:
                 self.sink.free(weight(entry))
 
-    def _load_whole(self, number: int) -> None:
-        for entry in self.units[number].weights:
-            self.sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.numel * self._held)
+    def _load_whole(self, unit: FlatUnit) -> None:
+        for entry in unit.weights:
+            self.sink.allocate(weight(entry), Component.WEIGHTS, self.loaded_bytes(entry))
 
     def use_first(self) -> None:
         """What is gathered into is made and freed, in the type of the shards too (``init_flat_param_attributes``)."""
-        for number in self._numbers:
-            for width in {self._computed, self._held}:
-                self.sink.transient(Component.WEIGHTS, [self.units[number].padded_numel * width])
+        for unit in self.units.all:
+            for width in {unit.computed, unit.held}:
+                self.sink.transient(Component.WEIGHTS, [unit.padded_numel * width])
 
     # -- forward -------------------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
+        super().begin_micro_batch(accumulates=accumulates, is_last=is_last)
+        self._num_adapted.clear()
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """Earlier gradients are in shards, or whole; so are weights that are not resharded until a reduction."""
         self._free_updated()
-        for number in {self.groups.number_of_ordinal[ordinal] for ordinal in ordinals}:
+        for key in dict.fromkeys(self._key_of(ordinal) for ordinal in ordinals):
             if self.recipe.sync_each_batch:
-                self._keep_shard(number)
+                self._keep_shard(key)
                 continue
-            self.sink.allocate("arriving", Component.GRADIENTS, self.units[number].numel * self._computed)
-            self._keep_flat(number)
-            if not self.recipe.reshard_after_forward:
+            unit = self._unit(key)
+            self.sink.allocate("arriving", Component.GRADIENTS, unit.numel * unit.computed)
+            self._keep_flat(key)
+        if not self.recipe.sync_each_batch and not self.recipe.reshard_after_forward:
+            for number in (*range(len(self.groups.layers)), ROOT):
                 self._unshard(number)
+
+    def _key_of(self, ordinal: int) -> Key:
+        """The unit of a trained weight."""
+        return ("adapter", ordinal) if ordinal in self.units.adapters else self.groups.number_of_ordinal[ordinal]
+
+    def _unit(self, key: Key) -> FlatUnit:
+        return self.units[key] if isinstance(key, int) else self.units.adapters[key[1]]
 
     def begin_forward(self, trace: Trace) -> None:
         """Gradients of weights that the optimizer has let go are still those of the flat parameters until now
@@ -121,10 +135,11 @@ class FlatShard(LayerShards):
             return
         if not is_backward:
             self._unshard(number)
-            self._prefetch_forward(self._order.forward_order.index(number) + 1)
+            if not self._adapters(number):
+                self._prefetch_forward(self._order.forward_order.index(number) + 1)
         elif number in self._order.with_output:
             self._unshard(number)
-            if self.recipe.flat_parameters is FlatParameters.BACKWARD_PRE:
+            if self.recipe.flat_parameters is FlatParameters.BACKWARD_PRE and not self._adapters(number):
                 self._prefetch_before(number)
 
     def leave(self, run: Run, *, is_backward: bool) -> None:
@@ -133,23 +148,33 @@ class FlatShard(LayerShards):
             return
         if is_backward:
             self._end_behind(number)
-        elif self.recipe.reshard_after_forward:
+            return
+        if self._adapters(number):  # the last of them gathers what comes next
+            self._prefetch_forward(self._order.forward_order.index(number) + 1)
+        if self.recipe.reshard_after_forward:
             self._reshard(number)
+
+    def _adapters(self, number: int) -> Sequence[FlatUnit]:
+        return self.units.adapters_by_number[number]
 
     def _unshard(self, number: int) -> None:
         """A shard that has another type is cast first, or comes from the host (``pre_unshard``)."""
         unit = self.units[number]
-        if number in self._whole or not unit.weights:
+        if number in self._whole:
             return
-        buffers, casts = Component.COMMUNICATION_BUFFERS, self._computed != self._held
-        if casts or self.offloads_weights:
-            self.sink.allocate("cast", buffers, unit.shard_numel * self._computed, Stream.GATHER)
-        if casts and self.offloads_weights:
-            self.sink.transient(buffers, [unit.shard_numel * self._held], Stream.GATHER)
-        whole = unit.padded_numel * self._computed
-        self.sink.allocate(("whole", number), Component.WEIGHTS, whole, Stream.GATHER)
-        self.sink.free("cast")
         self._whole.add(number)
+        sizes = [one.whole_bytes for one in self._adapters(number)]
+        adapters = max(sizes, default=0) if self.recipe.reshard_after_forward else sum(sizes)
+        self.sink.allocate(("adapters", number), Component.WEIGHTS, adapters, Stream.GATHER)
+        if not unit.weights:
+            return
+        buffers, casts = Component.COMMUNICATION_BUFFERS, unit.computed != unit.held
+        if casts or self.offloads_weights:
+            self.sink.allocate("cast", buffers, unit.shard_numel * unit.computed, Stream.GATHER)
+        if casts and self.offloads_weights:
+            self.sink.transient(buffers, [unit.shard_bytes], Stream.GATHER)
+        self.sink.allocate(("whole", number), Component.WEIGHTS, unit.whole_bytes, Stream.GATHER)
+        self.sink.free("cast")
 
     def _prefetch_forward(self, place: int) -> None:
         """The unit whose forward comes so many after the first, from the second iteration on."""
@@ -158,6 +183,7 @@ class FlatShard(LayerShards):
 
     def _reshard(self, number: int) -> None:
         self.sink.free(("whole", number))
+        self.sink.free(("adapters", number))
         self._whole.discard(number)
 
     # -- backward ------------------------------------------------------------------------------------------------
@@ -175,10 +201,23 @@ class FlatShard(LayerShards):
         if place >= 0 and self._order.forward_order[place] in self._order.with_output:
             self._unshard(self._order.forward_order[place])
 
+    def take_gradient(self, ordinal: int) -> None:
+        """Autograd keeps it until the flat one is made: that of an adapter at once."""
+        if ordinal not in self.units.adapters:
+            super().take_gradient(ordinal)
+            return
+        number = self.groups.number_of_ordinal[ordinal]
+        self._num_adapted[number] = self._num_adapted.get(number, 0) + 1
+        is_last = self._num_adapted[number] == len(self._adapters(number)) and number != ROOT
+        if is_last and self.recipe.flat_parameters is not FlatParameters.ON_DEMAND:
+            self._prefetch_before(number)
+        self._flatten(("adapter", ordinal), [ordinal])
+        self._reduce(("adapter", ordinal))
+
     def end_backward(self) -> None:
         """The units that wait, the root last, and those that are whole though no hook has freed them
         (``_catch_all_reshard``)."""
-        for number in (*range(len(self.units.layers)), ROOT):
+        for number in (*range(len(self.groups.layers)), ROOT):
             self._end_unit(number)
             if self._frees_in_backward:
                 self._reshard(number)
@@ -194,6 +233,10 @@ class FlatShard(LayerShards):
         """The backward of this unit's operations is over. What makes the flat gradient comes next in autograd's order,
         that of the forward turned round; where forward has gathered ahead, it was made before the operations of the
         unit in front, and waits for their backward."""
+        if self.recipe.trains_adapters:
+            if number in self._order.with_input and self._frees_in_backward:
+                self._reshard(number)
+            return
         if not self.recipe.prefetches_forward:
             self._end_unit(number)
             return
@@ -206,55 +249,65 @@ class FlatShard(LayerShards):
         arrived = self._arrived.pop(number, [])
         if not arrived:
             return
-        sink, unit, buffers = self.sink, self.units[number], Component.COMMUNICATION_BUFFERS
-        given = sum([self.table.numels[ordinal] for ordinal in arrived])
-        sink.allocate("zeros", Component.GRADIENTS, (unit.numel - given) * self._computed)
-        sink.allocate("arriving", Component.GRADIENTS, unit.numel * self._computed)
-        sink.free("zeros")
-        for ordinal in arrived:
-            sink.free(ordinal)
+        self._flatten(number, arrived)
         if self._frees_in_backward:
             self._reshard(number)
         if self.recipe.flat_parameters is FlatParameters.BACKWARD_POST and number != ROOT:
             self._prefetch_before(number)
+        self._reduce(number)
+
+    def _flatten(self, key: Key, arrived: Sequence[int]) -> None:
+        """The flat gradient of a unit takes the place of those of its weights."""
+        sink, unit = self.sink, self._unit(key)
+        given = sum([self.table.numels[ordinal] for ordinal in arrived])
+        sink.allocate("zeros", Component.GRADIENTS, (unit.numel - given) * unit.computed)
+        sink.allocate("arriving", Component.GRADIENTS, unit.numel * unit.computed)
+        sink.free("zeros")
+        for ordinal in arrived:
+            sink.free(ordinal)
+
+    def _reduce(self, key: Key) -> None:
+        """It is reduced, or waits for the last micro batch."""
+        sink, unit, buffers = self.sink, self._unit(key), Component.COMMUNICATION_BUFFERS
         if not self._reduces:
-            self._keep_flat(number)
+            self._keep_flat(key)
             return
-        if self._reduced != self._computed:
-            sink.allocate("cast gradient", buffers, unit.numel * self._reduced, Stream.REDUCTION)
+        reduced = self.recipe.reduce_dtype.num_bytes
+        if reduced != unit.computed:
+            sink.allocate("cast gradient", buffers, unit.numel * reduced, Stream.REDUCTION)
         if unit.padded_numel != unit.numel:
-            sink.allocate("padded", buffers, unit.padded_numel * self._reduced, Stream.REDUCTION)
-        if self._reduced != self._held:
-            sink.allocate("reduced", buffers, unit.shard_numel * self._reduced, Stream.REDUCTION)
-        self._keep_shard(number)
-        for owner in ("reduced", "padded", "cast gradient", "arriving", ("flat", number)):
+            sink.allocate("padded", buffers, unit.padded_numel * reduced, Stream.REDUCTION)
+        if reduced != unit.held:
+            sink.allocate("reduced", buffers, unit.shard_numel * reduced, Stream.REDUCTION)
+        self._keep_shard(key)
+        for owner in ("reduced", "padded", "cast gradient", "arriving", ("flat", key)):
             sink.free(owner)
-        self._waits.discard(number)
+        self._waits.discard(key)
 
-    def _keep_flat(self, number: int) -> None:
+    def _keep_flat(self, key: Key) -> None:
         """The flat gradient waits for the last micro batch, or is added to the one that does."""
-        if number in self._waits:
+        if key in self._waits:
             self.sink.free("arriving")
-        self.sink.rename("arriving", ("flat", number))
-        self._waits.add(number)
+        self.sink.rename("arriving", ("flat", key))
+        self._waits.add(key)
 
-    def _keep_shard(self, number: int) -> None:
+    def _keep_shard(self, key: Key) -> None:
         """This rank's part, which stays or is added to an earlier one; the host has a copy, behind which it stays
         until backward is over."""
-        num_bytes = self.units[number].shard_numel * self._held
-        if number in self._has_shards:
+        num_bytes = self._unit(key).shard_bytes
+        if key in self._has_shards:
             self.sink.transient(Component.GRADIENTS, [num_bytes], Stream.REDUCTION)
             return
-        self.sink.allocate(("gradients", number), Component.GRADIENTS, num_bytes, Stream.REDUCTION)
-        self._has_shards.add(number)
+        self.sink.allocate(("gradients", key), Component.GRADIENTS, num_bytes, Stream.REDUCTION)
+        self._has_shards.add(key)
 
     # -- the update ----------------------------------------------------------------------------------------------
 
     def step(self, *, is_first: bool) -> None:
-        if not self.offloads_weights:
+        for shapes in () if self.offloads_weights else self._shapes_of_groups:
             if is_first:
-                self._keep_states(self._shapes, self.recipe.held_dtype)
-            self._update(self._shapes, self.recipe.held_dtype)
+                self._keep_states(shapes, self.recipe.held_dtype)
+            self._update(shapes, self.recipe.held_dtype)
         self._is_updated = self.recipe.uses_orig_params
         if not self._is_updated:
             self._free_shards()
@@ -265,90 +318,6 @@ class FlatShard(LayerShards):
 
     def _free_shards(self) -> None:
         self._is_updated = False
-        for number in self._has_shards:
-            self.sink.free(("gradients", number))
+        for key in self._has_shards:
+            self.sink.free(("gradients", key))
         self._has_shards.clear()
-
-    # -- in closed form ------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _updated(self) -> list[FlatUnit]:
-        """Units that get a gradient: zeros of weights that get none."""
-        number_of_ordinal = self.groups.number_of_ordinal
-        numbers = {number_of_ordinal[ordinal] for ordinal in self.table.reduced_ordinals}
-        return [self.units[number] for number in self._numbers if number in numbers]
-
-    @cached_property
-    def _shapes(self) -> list[tuple[int, ...]]:
-        """What the optimizer has on this rank: parts of weights, or flat parameters."""
-        if not self.recipe.uses_orig_params:
-            return [(unit.shard_numel,) for unit in self._updated]
-        return [(numel,) for unit in self._updated for numel in unit.own_numels(self.rank)]
-
-    @cached_property
-    def _gradient_bytes(self) -> int:
-        """All gradients in shards."""
-        return sum([unit.shard_numel for unit in self._updated]) * self._held
-
-    def states(self) -> ModelStates:
-        """mΨ/N shards, mΦ/N gradients, sΦ/N states."""
-        building = before = 0
-        for unit in self.units.all:
-            own = unit.shard_numel * self._held
-            building = max(building, before + (unit.weights_numel + unit.numel) * self._held + own)
-            before += 0 if self.offloads_weights else own
-        updates = update_bytes(self.recipe, self._shapes, self.recipe.held_dtype)
-        used = Components(gradients=self._gradient_bytes, temporaries=updates)
-        return self._model_states(resting=before, building=building, shapes=self._shapes, used=used)
-
-    def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
-        """The root and three units whole, or all, and a shard cast; beside them gradients of the root and of three
-        units, one more that is padded, two shards of one and all shards. Where the reduction is in another type, one
-        that is cast, and padded, beside."""
-        recipe, units = self.recipe, self.units.all
-        largest, every = max(unit.padded_numel for unit in units), sum([unit.padded_numel for unit in units])
-        shard = -(-largest // self.num_ranks) * (self._computed + self._held)
-        kept = self.units.root.padded_numel + 3 * largest if recipe.reshard_after_forward else every
-        live = kept * self._computed + shard
-        earlier = self._gradient_bytes if recipe.sync_each_batch else every * self._computed
-        before = earlier if accumulates else 0
-        wait = 0 if recipe.sync_each_batch else every
-        gradients = (self.units.root.padded_numel + 4 * largest + wait) * self._computed + shard + self._gradient_bytes
-        if self._reduced != self._computed:
-            gradients += 2 * largest * self._reduced
-        return profile.forward_peak + live + before, profile.dropped_peak + live + before + gradients
-
-    def loading_bound(self, states: ModelStates) -> int:
-        """All weights whole, in host memory, where that is the device."""
-        del states
-        return self.table.num_params * self._held
-
-    def collectives(self, trace: Trace) -> Iterable[Collectives]:
-        """An all-gather of each unit forward, and of each layer backward where it was resharded; a reduce-scatter of
-        each with gradients, in every micro batch or in the last. What is not resharded stays until a reduction."""
-        recipe, often = self.recipe, self.recipe.grad_accum
-        order, reductions = backward_order(trace, self.groups), often if recipe.sync_each_batch else 1
-        forward = [self.units[number].padded_numel for number in order.forward_order]
-        forward += [self.units.root.padded_numel] if self.units.root.weights else []
-        backward: list[int] = []
-        if recipe.reshard_after_forward:
-            backward = [
-                self.units[number].padded_numel for number in order.forward_order if number in order.with_output
-            ]
-        reduced = [unit.padded_numel for unit in self._updated]
-        parts = (
-            (
-                CollectiveKind.ALL_GATHER,
-                StepPhase.FORWARD,
-                often if recipe.reshard_after_forward else reductions,
-                forward,
-            ),
-            (CollectiveKind.ALL_GATHER, StepPhase.BACKWARD, often, backward),
-            (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD, reductions, reduced),
-        )
-        widths = {CollectiveKind.ALL_GATHER: self._computed, CollectiveKind.REDUCE_SCATTER: self._reduced}
-        return [
-            Collectives(kind, phase, times * len(numels), times * sum(numels) * widths[kind])
-            for kind, phase, times, numels in parts
-            if numels
-        ]

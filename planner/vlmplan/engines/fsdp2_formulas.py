@@ -44,7 +44,9 @@ class FullyShardFormulas(LayerShards):
         """mΨ/N shards (frozen ones in their own type), mΦ/N gradients, sΦ/N states."""
         groups, recipe = self.groups.all, self.recipe
         is_there = recipe.method is Method.QLORA  # before the first group is made
-        building = before = self._packed_bytes + (sum([group.arriving_bytes for group in groups]) if is_there else 0)
+        building = before = self.unsharded_packed_bytes + (
+            sum([group.arriving_bytes for group in groups]) if is_there else 0
+        )
         for group in groups:
             own = self._largest_shard(group) if self.offloads_weights else group.shard_bytes
             building = max(building, before + (0 if is_there else group.arriving_bytes) + own)
@@ -54,15 +56,6 @@ class FullyShardFormulas(LayerShards):
         most = max([*norm_sizes(recipe, {recipe.held_dtype: self._shapes}), *updates])
         used = Components(gradients=self._gradient_bytes, temporaries=most)
         return self._model_states(resting=before, building=building, shapes=self._shapes, used=used)
-
-    @cached_property
-    def _packed_bytes(self) -> int:
-        """Of 4-bit weights what no group has: their scales, or all of them."""
-        found = 0
-        for one, count in self.table.kinds:
-            if one.stored_bytes is not None:
-                found += count * (one.num_bytes - (0 if self.recipe.leaves_out_packed else -(-one.numel // 2)))
-        return found
 
     @cached_property
     def _gradient_bytes(self) -> int:
@@ -95,7 +88,7 @@ class FullyShardFormulas(LayerShards):
         whole = sum([group.arriving_bytes for group in self.groups.all])
         if self.recipe.method is not Method.QLORA:
             return whole
-        return whole + self._packed_bytes + 5 * self.table.largest_bytes
+        return whole + self.unsharded_packed_bytes + 5 * self.table.largest_bytes
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
         """An all-gather of each group with weights forward, and again backward where it was resharded; a reduce-scatter

@@ -1,6 +1,7 @@
 """What FSDP1 and FSDP2 share: units that are gathered and reduced one by one, on streams of their own."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from functools import cached_property
 
 from vlmplan.architecture.trace import Run
 from vlmplan.engines.components import Components, higher
@@ -30,8 +31,8 @@ class LayerShards(Engine):
         self._whole: set[int] = set()
         self._arrived: dict[int, list[int]] = {}
         """Of each group the gradients of this micro batch that wait for the others."""
-        self._has_shards: set[int] = set()
-        """Groups with gradients in shards."""
+        self._has_shards: set[Hashable] = set()
+        """What has gradients in shards."""
 
     @staticmethod
     def overlapped_micro_batches(recipe: Recipe) -> int:
@@ -75,3 +76,12 @@ class LayerShards(Engine):
         return ModelStates(
             at_start=start, resident=resident, init_peak=higher(start, init_peak), step_peak=resident + used
         )
+
+    @cached_property
+    def unsharded_packed_bytes(self) -> int:
+        """Of 4-bit weights what no group has: their scales, or all of them."""
+        found = 0
+        for one, count in self.table.kinds:
+            if one.stored_bytes is not None:
+                found += count * (one.num_bytes - (0 if self.recipe.leaves_out_packed else -(-one.numel // 2)))
+        return found

@@ -40,7 +40,7 @@ class TracedModel:
                 f"{workload.model.id} has no layers that vlmplan knows by name, which --fsdp shards one by one; "
                 f"give --zero-stage 3"
             )
-        if recipe.is_flat and self.table.frozen_bytes:
+        if recipe.is_flat and not recipe.trains_adapters and self.table.frozen_bytes:
             raise InputError(
                 f"weights of {workload.model.id} are frozen, which FSDP1 (--flat-parameters) makes gradients for where "
                 f"others of the same unit are trained: that is not planned; train all parts, or give "

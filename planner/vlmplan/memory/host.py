@@ -151,8 +151,11 @@ def _fsdp_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     if recipe.is_flat:
         from vlmplan.engines.flat_units import flat_units
 
-        numel = sum([unit.shard_numel for unit in flat_units(table, recipe, num_ranks).all])
-        return 2 * numel * recipe.held_dtype.num_bytes + state_bytes(recipe, [(numel,)], recipe.held_dtype)
+        units = flat_units(table, recipe, num_ranks).all
+        trained = [(unit.shard_numel,) for unit in units if unit.ordinals]
+        states = state_bytes(recipe, trained, recipe.held_dtype)
+        gradients = sum([numel for (numel,) in trained]) * recipe.held_dtype.num_bytes
+        return sum([unit.shard_bytes for unit in units]) + gradients + states
     from vlmplan.engines.layer_groups import layer_groups
 
     groups = layer_groups(table, recipe, num_ranks)

@@ -44,10 +44,9 @@ is not set too, as it is FULL_SHARD then (``FullyShardedDataParallelPlugin.__pos
 OF_FSDP1 = frozenset(("use_orig_params", "backward_prefetch", LAUNCHED_STRATEGY))
 """What FSDP2 does not ask for."""
 FLAT_ADAPTERS: Final = (
-    "adapters are not planned under FSDP1, where peft's wrapping makes a unit of every matrix of an adapter; a whole "
-    "model is, and DeepSpeed's stage 3 shards adapters as much"
+    "adapters are not planned under FSDP1 out of a file; say it by options (--method lora --fsdp --flat-parameters "
+    "backward-pre), or let the file name fsdp_version: 2 or DeepSpeed's stage 3"
 )
-"""``fsdp_auto_wrap_policy`` in peft's ``utils/other.py``."""
 PREFETCHES: Mapping[str, FlatParameters] = {
     "NO_PREFETCH": FlatParameters.ON_DEMAND,
     "BACKWARD_PRE": FlatParameters.BACKWARD_PRE,

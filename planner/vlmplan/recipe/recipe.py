@@ -248,10 +248,17 @@ class Recipe(RecipeSettings):
         return self.shard_units is not ShardUnits.ENDS_TOO
 
     @property
+    def gathers_adapters_alone(self) -> bool:
+        """Whether FSDP2 has each matrix of an adapter by itself, or FSDP1, which never has them otherwise."""
+        return self.trains_adapters and self.fsdp and (self.is_flat or self.shard_units is ShardUnits.ADAPTERS_TOO)
+
+    @property
     def seen_adapter_dtype(self) -> DType | None:
-        """Element type that peft sees of an adapter's matrices where FSDP2 has each by itself: they are shards until
-        they run, and what they get is cast to that first. None: they are whole with their layer."""
-        return self.held_dtype if self.fsdp and self.shard_units is ShardUnits.ADAPTERS_TOO else None
+        """Element type that peft sees of an adapter's matrices where FSDP has each by itself: they are shards until
+        they run, and what they get is cast to that first. None: they are whole with their layer, or FSDP1 shows peft
+        what it has gathered before and freed (views that are no parameters, without ``use_orig_params``)."""
+        shows_shards = self.gathers_adapters_alone and not (self.is_flat and not self.uses_orig_params)
+        return self.held_dtype if shows_shards else None
 
     @property
     def held_dtype(self) -> DType:

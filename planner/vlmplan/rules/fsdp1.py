@@ -2,6 +2,7 @@
 
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, OptimizerKind, ShardUnits
+from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules.base import RuleBook, RuleContext
 
@@ -33,16 +34,30 @@ def flat_units_are_layers(context: RuleContext) -> str | None:
 
 
 @FSDP1_RULES.error(
-    "transformers 5.23 distributed/fsdp.py update_fsdp_plugin_peft: every leaf that is trained is a unit"
+    "peft 0.21 utils/other.py fsdp_auto_wrap_policy: every module without children that is trained is a unit"
 )
-def flat_parameters_are_of_whole_models(context: RuleContext) -> str | None:
-    method = context.recipe.method
-    if not context.recipe.is_flat or method is Method.FULL:
+def flat_adapters_are_factors_of_linear_layers(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.is_flat or not recipe.trains_adapters:
         return None
-    return (
-        f"--method {method.value} is not planned with {OF_FLAT}, under which every matrix of an adapter is gathered by "
-        f"itself, or gets gradients of all weights around it; give --method full, or --flat-parameters none for FSDP2"
-    )
+    if recipe.method is not Method.LORA:
+        name = recipe.method.value
+        return f"--method {name} is not planned with {OF_FLAT}; give --method lora, or --flat-parameters none"
+    said = {
+        "--use-dora": recipe.use_dora,
+        "--train-embeddings": recipe.train_embeddings,
+        "--full-vision and --full-projector": recipe.trains_full_parts,
+        "--loraplus-lr-ratio": recipe.loraplus_lr_ratio is not None,
+        "--lora-targets of embeddings and stacked experts": "embed" in recipe.lora_targets
+        or bool(stacked_targets(recipe.lora_targets)),
+    }
+    for option, is_set in said.items():
+        if is_set:
+            return (
+                f"{option} is not planned with {OF_FLAT}, under which each factor of an adapter on a linear layer is a "
+                f"flat parameter; leave it off, or give --flat-parameters none for FSDP2"
+            )
+    return None
 
 
 @FSDP1_RULES.error("torch _init_utils.py _init_core_state: a rank that is alone gets NO_SHARD", counts_gpus=True)

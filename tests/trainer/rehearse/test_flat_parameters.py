@@ -26,6 +26,9 @@ KINDS = {
     "reduced once": ONCE,
     "reduced each time": {"grad_accum": 3},
     "unchecked": {"activation_checkpointing": False, "loss": "full"},
+    "adapters": {"method": "lora"},
+    "adapters ahead": {"method": "lora", "flat_parameters": "backward-pre", "uses_orig_params": False},
+    "adapters kept": {"method": "lora", "activation_checkpointing": False, "reshard_after_forward": False, **ONCE},
 }
 EXACT = {"precision": "fp32", "grad_accum": 2}
 RUNS = {
@@ -33,6 +36,9 @@ RUNS = {
     "flat": {**FLAT, **EXACT},
     "flat views": {**FLAT, **EXACT, "sync_each_batch": False, "flat_parameters": "backward-pre"},
     "flat alone": {**FLAT, **EXACT, "uses_orig_params": False},
+    "adapted": {**EXACT, "method": "lora"},
+    "adapted flat": {**FLAT, **EXACT, "method": "lora"},
+    "adapted flat alone": {**FLAT, **EXACT, "method": "lora", "uses_orig_params": False},
 }
 
 
@@ -58,13 +64,14 @@ def outcomes(model, tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("name", ["flat", "flat views", "flat alone"])
+@pytest.mark.parametrize("name", ["flat", "flat views", "flat alone", "adapted flat", "adapted flat alone"])
 def test_flat_parameters_take_the_steps_of_whole_ones_and_leave_the_same(outcomes, name):
-    whole, found = outcomes["whole"], outcomes[name]
+    whole, found = outcomes["adapted" if "adapted" in name else "whole"], outcomes[name]
     assert (whole.code, found.code) == (0, 0), whole.err + found.err
     assert len(found.losses) == len(whole.losses) > 3
     assert found.losses == pytest.approx(whole.losses, rel=1e-4)
-    [expected], [made] = ([*(one.folder / "model").glob("*.safetensors")] for one in (whole, found))
+    left = "adapter" if "adapted" in name else "model"
+    [expected], [made] = ([*(one.folder / left).glob("*.safetensors")] for one in (whole, found))
     expected, made = load_file(expected), load_file(made)
     assert made.keys() == expected.keys()
     for key, weight in expected.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -44,6 +44,7 @@ class FlatEngine(ShardedEngine):
         first: dict[int, str] = {}
         named = module.model.state_dict(keep_vars=True)
         self._first_name = {name: first.setdefault(id(weight), name) for name, weight in named.items()}
+        self._trained_names = {name for name, weight in named.items() if weight.requires_grad}
         return flat_sharded(module, recipe, device)
 
     def backward(self, loss: Tensor) -> None:
@@ -53,7 +54,8 @@ class FlatEngine(ShardedEngine):
     @property
     def _shards(self) -> list[Tensor]:
         units = FullyShardedDataParallel.fsdp_modules(self._module)
-        return [unit._handle.flat_param.data for unit in units if unit._handle is not None]
+        flat = [unit._handle.flat_param for unit in units if unit._handle is not None]
+        return [one.data for one in flat if one.requires_grad]
 
     def save(self, folder: Path) -> None:
         """Every rank writes its shards."""
@@ -80,18 +82,24 @@ class FlatEngine(ShardedEngine):
         dtype = torch_dtype(self._recipe.trained_dtype)
         for name, first in self._first_name.items():
             weight = whole[f"model.{first}"]
-            found[name] = found[first] if first in found else weight.to(dtype if weight.is_floating_point() else None)
+            found[name] = found[first] if first in found else weight.to(dtype if name in self._trained_names else None)
         return found
 
     def _clipped_norm(self) -> float:
         return float(self._root.clip_grad_norm_(self._recipe.gradient_clipping))
 
 
+def is_trained_leaf(module: nn.Module) -> bool:
+    """Whether peft's policy makes a unit of it (0.21 ``fsdp_auto_wrap_policy``): one factor of an adapter."""
+    weight: Any = getattr(module, "weight", None)
+    return not any(True for _ in module.children()) and weight is not None and weight.requires_grad
+
+
 def flat_sharded(module: LossModule, recipe: Recipe, device: torch.device) -> FullyShardedDataParallel:
     layers = set(units_of(module, recipe))
 
     def wraps(module: Any, recurse: bool, **_: Any) -> bool:
-        return recurse or module in layers
+        return recurse or module in layers or (recipe.trains_adapters and is_trained_leaf(module))
 
     types = None
     if recipe.precision.is_mixed:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vlmplan_trainer.rehearse.replaced import replaced
@@ -29,10 +30,18 @@ def deriving_shapes_unseen() -> Iterator[None]:
 @contextmanager
 def counting_bytes_as_addresses() -> Iterator[None]:
     """FSDP1 looks at its address whether a weight is there (``_data_ptr_allocated`` in ``_flat_param.py``, torch 2.13),
-    and fake tensors have none: here the bytes that it has say so."""
+    and whether it is a shard (``_catch_all_reshard`` in ``_runtime_utils.py``), and fake tensors have none: here the
+    bytes that it has say the one, its storage the other."""
     import torch.distributed.fsdp._flat_param as flat
 
-    with replaced(flat, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().size() > 0):
+    def address(tensor: Any) -> int:
+        return tensor.untyped_storage()._cdata
+
+    with (
+        replaced(flat, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().size() > 0),
+        replaced(flat.FlatParameter, "data_ptr", address),
+        replaced(FakeTensor, "data_ptr", address),
+    ):
         yield
 
 

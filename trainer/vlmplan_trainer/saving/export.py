@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from vlmplan.errors import UnavailableError
 from vlmplan.files import READABLE
@@ -25,6 +26,8 @@ from vlmplan_trainer.models.adapters import converted_config, with_what_was_take
 from vlmplan_trainer.models.load import LoadedModel, Processing, load_base
 from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_classes, say_speech
 
+FSDP_WRAPPED = "_fsdp_wrapped_module"
+"""What a wrapper of FSDP1 calls the module that it wraps."""
 SAFETENSORS_WEIGHTS_NAME = "adapter_model.safetensors"
 OF_PEFT = "base_model.model."
 """What peft puts before the names of the model in its own."""
@@ -99,10 +102,30 @@ def _umask() -> int:
 def _write_adapter(model: Any, processing: Processing, folder: Path, weights: dict[str, Any]) -> None:
     for config in model.peft_config.values():  # random weights have no name of their own
         config.base_model_name_or_path, config.revision = processing.source.name, processing.source.revision
-    model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
+    with without_wrappers(model):
+        model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
     copy_files({name: path for name, path in processing.files.items() if name != GENERATION}, folder)
     say_speech(folder, processing.speech)
     name_classes(folder, processing.processor)
+
+
+@contextmanager
+def without_wrappers(model: nn.Module) -> Iterator[None]:
+    """FSDP1's wrappers out of the tree: peft 0.21 tells the weights of adapters by the names of their modules, which
+    have the wrappers' names in them (``_get_tuner_state_dict_key_prefixes``)."""
+    wrappers = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if FSDP_WRAPPED in dict(child.named_children())
+    ]
+    for parent, name, child in wrappers:
+        parent.register_module(name, child.get_submodule(FSDP_WRAPPED))
+    try:
+        yield
+    finally:
+        for parent, name, child in wrappers:
+            parent.register_module(name, child)
 
 
 def _write_model(model: Any, processing: Processing, folder: Path, **more: Any) -> None:
