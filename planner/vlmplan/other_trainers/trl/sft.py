@@ -55,8 +55,8 @@ OF_OPEN_R1 = frozenset(
     parallel_code_exec_per_proc e2b_router_url morph_router_url code_provider ioi_provider max_completion_len
     soft_punish_cache""".split()
 )
-"""Of the scripts of huggingface/open-r1 (``src/open_r1/configs.py``, 2025), which are built on TRL's: prompts, rewards
-and where results go, none of which changes memory or time."""
+"""Of the scripts of huggingface/open-r1 (``src/open_r1/configs.py``, at 1416fa0c), which are built on TRL's: prompts,
+rewards and where results go, none of which changes memory or time."""
 OF_ADAPTERS = tuple(
     """lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save use_rslora use_dora
     lora_target_parameters torch_dtype""".split()
