@@ -141,3 +141,10 @@ def test_a_plan_of_one_gpu_is_asked_for_again_without_the_buckets_of_several():
     for num_gpus, said in ((1, None), (2, True)):
         plan = gpu_plan(Recipe(), num_gpus=num_gpus)
         assert request_of(plan, model="smollm2-135m", gpu=f"rtx-4090:{num_gpus}").recipe.gradient_as_bucket_view is said
+
+
+def test_a_trainer_without_flat_parameters_says_so_and_names_no_units_that_nobody_gave():
+    words = ("--model", "smollm2-135m", "--gpu", "l4:2", "--method", "full", "--fsdp", "--flat-parameters", "on-demand")
+    found = call("estimate", *words, "--for", "trl")
+    assert found.code == MENDABLE
+    assert "give --flat-parameters none for FSDP2" in found.err

@@ -120,17 +120,17 @@ COMMON_LIMITS: tuple[Limit, ...] = (
         "alone where _find_final_norm finds none; losses that do not call it have no forward hook",
     ),
     Limit(
+        field="flat_parameters",
+        allowed=always(FlatParameters.NONE),
+        sentence="FSDP1 is planned for files that have it, and written for none; give --flat-parameters none for FSDP2",
+        source="transformers 5.23 training_args.py _process_fsdp_args: FSDP1 is deprecated",
+    ),
+    Limit(
         field="shard_units",
         allowed=always(ShardUnits.ENDS_TOO),
         sentence="its FSDP2 gathers embedding and head by themselves too (--shard-units layers-and-ends)",
         source="accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model",
         is_behaviour=True,
-    ),
-    Limit(
-        field="flat_parameters",
-        allowed=always(FlatParameters.NONE),
-        sentence="FSDP1 is planned for files that have it, and written for none; give --flat-parameters none for FSDP2",
-        source="transformers 5.23 training_args.py _process_fsdp_args: FSDP1 is deprecated",
     ),
     Limit(
         field="reduces_in_float32",
