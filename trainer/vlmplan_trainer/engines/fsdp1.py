@@ -42,9 +42,10 @@ class FlatEngine(ShardedEngine):
 
     def _sharded(self, module: LossModule, recipe: Recipe, device: torch.device) -> FullyShardedDataParallel:
         first: dict[int, str] = {}
-        named = module.model.state_dict(keep_vars=True)
-        self._first_name = {name: first.setdefault(id(weight), name) for name, weight in named.items()}
-        self._trained_names = {name for name, weight in named.items() if weight.requires_grad}
+        weights = module.model.state_dict(keep_vars=True)
+        self._first_name = {name: first.setdefault(id(weight), name) for name, weight in weights.items()}
+        self._trained_names = {name for name, weight in weights.items() if weight.requires_grad}
+        weights.clear()  # which would hold all of them whole while they are sharded one by one
         return flat_sharded(module, recipe, device)
 
     def backward(self, loss: Tensor) -> None:
