@@ -234,4 +234,4 @@ def test_other_lengths_are_refused_to_a_run_that_goes_on(tmp_path, samples):
     model = write_model(tmp_path / "model", "bart")
     before, now = (planned(model, num_ranks=1, method="full", seq_len=48, target_len=length) for length in (16, 24))
     [said] = plan_problems(before, now, tmp_path)
-    assert "target_len 16" in said
+    assert "--target-len 16" in said
