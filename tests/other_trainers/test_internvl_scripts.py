@@ -1,27 +1,13 @@
 """What InternVL's own scripts make of their options, and what vlmplan makes of those."""
 
-from pathlib import Path
-
 import pytest
 
 from vlmplan.errors import InputError
-from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
 
 RUN = "torchrun --nproc_per_node=8 internvl/train/internvl_chat_finetune.py --per_device_train_batch_size 4 --bf16 True"
 IMAGES = "--dynamic_image_size True --use_thumbnail True --max_dynamic_patch 6 --force_image_size 448"
 TUNED = f"{RUN} --model_name_or_path OpenGVLab/InternVL3-2B {IMAGES} --max_seq_length 16384 --freeze_backbone True"
 ADAPTED = f"{TUNED} --freeze_llm True --freeze_mlp True --use_llm_lora 16"
-
-
-@pytest.fixture
-def read(tmp_path: Path):
-    def config(text: str, model: str | None = None) -> TrainerConfig:
-        path = tmp_path / "run.sh"
-        path.write_text(text, encoding="utf-8")
-        return read_trainer_config(path, Asked(model=model, num_gpus=8, find_model=find_model))
-
-    return config
 
 
 def test_internvl_trains_the_parts_that_are_not_frozen_on_images_of_as_many_tiles_as_there_may_be(read):

@@ -1,12 +1,8 @@
 """What LLaVA's own scripts make of their options, and what vlmplan makes of those."""
 
-from pathlib import Path
-
 import pytest
 
 from vlmplan.errors import InputError
-from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
 
 BATCH = "--per_device_train_batch_size 16 --bf16 True --gradient_checkpointing True --model_max_length 2048"
 MODEL = "--model_name_or_path lmsys/vicuna-13b-v1.5 --vision_tower openai/clip-vit-large-patch14-336"
@@ -14,16 +10,6 @@ ARGUMENTS = f"{BATCH} {MODEL} --version v1 --mm_projector_type mlp2x_gelu --mm_u
 TUNED = f"deepspeed llava/train/train_mem.py {ARGUMENTS} --group_by_modality_length True --mm_vision_select_layer -2"
 ADAPTED = f"{TUNED} --lora_enable True --lora_r 128 --lora_alpha 256 --mm_projector_lr 2e-5"
 PARTS = ("train_vision", "train_projector", "train_language")
-
-
-@pytest.fixture
-def read(tmp_path: Path):
-    def config(text: str, model: str | None = None) -> TrainerConfig:
-        path = tmp_path / "run.sh"
-        path.write_text(text, encoding="utf-8")
-        return read_trainer_config(path, Asked(model=model, num_gpus=8, find_model=find_model))
-
-    return config
 
 
 def test_llava_trains_decoder_and_projector_behind_a_frozen_tower_with_flash_attention(read):
