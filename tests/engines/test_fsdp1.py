@@ -155,3 +155,14 @@ def test_each_factor_is_gathered_and_reduced_by_itself():
         (gather, StepPhase.BACKWARD): (LAYERS * (1 + 7 * 2), BF16 * LAYERS * (LAYER + FACTORS)),
         (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD): (LAYERS * 7 * 2, BF16 * LAYERS * FACTORS),
     }
+
+
+def test_without_original_parameters_what_the_first_forward_casts_for_adapters_is_planned_too():
+    """peft sees float32 shards in it, and every projection keeps a copy of its own of what its adapter gets."""
+    recipe = ADAPTED.with_changes(activation_checkpointing=False, uses_orig_params=False)
+    alone = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), recipe)
+    found = {phase.name: phase for phase in alone.timeline_of_tensors(recipe, cluster(num_gpus=4)).phases}
+    assert (
+        found["forward"].resident.activations
+        == lora_phases(activation_checkpointing=False)["forward"].resident.activations
+    )

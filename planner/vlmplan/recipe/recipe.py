@@ -255,10 +255,10 @@ class Recipe(RecipeSettings):
     @property
     def seen_adapter_dtype(self) -> DType | None:
         """Element type that peft sees of an adapter's matrices where FSDP has each by itself: they are shards until
-        they run, and what they get is cast to that first. None: they are whole with their layer, or FSDP1 shows peft
-        what it has gathered before and freed (views that are no parameters, without ``use_orig_params``)."""
-        shows_shards = self.gathers_adapters_alone and not (self.is_flat and not self.uses_orig_params)
-        return self.held_dtype if shows_shards else None
+        they run, and what they get is cast to that first. None: they are whole with their layer. Without
+        ``use_orig_params`` FSDP1 shows them so in the first forward alone, later what it has gathered before and freed
+        (views that are no parameters): that forward takes the most."""
+        return self.held_dtype if self.gathers_adapters_alone else None
 
     @property
     def held_dtype(self) -> DType:
