@@ -34,6 +34,12 @@ def test_shards_and_states_are_float32_and_gradients_stay_until_the_next_forward
     assert found["save"].resident.total == (FP32 + 2 * FP32 + FP32) * PSI // 4
 
 
+def test_forward_begins_beside_the_gradients_of_the_step_before():
+    """Shards in float32 of two ranks are more than what it gathers and keeps."""
+    found = phases(2)
+    assert found["forward"].peak == found["save"].resident
+
+
 def test_flat_parameters_of_the_optimizer_lose_their_gradients_with_the_step():
     assert phases(4, uses_orig_params=False)["save"].resident.total == (FP32 + 2 * FP32) * PSI // 4
 

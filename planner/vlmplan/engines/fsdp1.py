@@ -304,6 +304,8 @@ class FlatShard(FlatShardFormulas):
     # -- the update ----------------------------------------------------------------------------------------------
 
     def step(self, *, is_first: bool) -> None:
+        if is_first and not self.offloads_weights:
+            self._keep_all_shards()
         for shapes in () if self.offloads_weights else self._shapes_of_groups:
             if is_first:
                 self._keep_states(shapes, self.recipe.held_dtype)
@@ -311,6 +313,12 @@ class FlatShard(FlatShardFormulas):
         self._is_updated = self.recipe.uses_orig_params
         if not self._is_updated:
             self._free_shards()
+
+    def _keep_all_shards(self) -> None:
+        """Gradients of the first step, whose backward may not have been walked: the next forward begins beside them."""
+        for key in dict.fromkeys(self._key_of(ordinal) for ordinal in self.table.reduced_ordinals):
+            if key not in self._has_shards:
+                self._keep_shard(key)
 
     def _free_updated(self) -> None:
         if self._is_updated:
