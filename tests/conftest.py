@@ -38,8 +38,8 @@ IS_LEFT_OUT = pytest.StashKey[bool]()
 """Whether a case is in the sweep though its test is in every run."""
 LEAST_CASES = 4
 """Of a test that is thinned out elsewhere. A choice."""
-ONE_IN = 3
-"""Of the cases of such a test so many are in every run. A choice: all of them would take twice as long."""
+ONE_IN = 4
+"""One of so many cases of such a test is in every run. A choice: all of them would take twice as long."""
 
 
 @pytest.fixture(scope="session", autouse=True)

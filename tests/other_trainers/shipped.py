@@ -4,12 +4,13 @@
 TRL@f2cd5771, axolotl@067b021c, all Apache License 2.0): every example of supervised fine-tuning or pre-training, of
 axolotl every one, and every file of DeepSpeed and accelerate that those name. ``python tests/other_trainers/shipped.py
 FOLDER`` collects them anew, from a folder that holds the repositories as ``llamafactory``, ``swift``, ``trl`` and
-``axolotl``; without FOLDER it prints the table of the documents.
+``axolotl``; with FOLDER or without it keeps how each is read now, and prints the table of the documents.
 """
 
 import json
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,14 +163,12 @@ def main() -> None:
     if len(sys.argv) > 1:
         lines = (json.dumps(one, ensure_ascii=False) for one in _collected(Path(sys.argv[1])))
         SHIPPED.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        import tempfile
-
-        with tempfile.TemporaryDirectory() as name:
-            files, folder = shipped(), Path(name)
-            write_all(files, folder)
-            found = {f"{one.trainer}/{one.path}": outcome(one, folder) for one in files if one.is_run}
-        KEPT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print("\n".join(table(json.loads(KEPT.read_text(encoding="utf-8")))))
+    files = shipped()
+    with tempfile.TemporaryDirectory() as name:
+        write_all(files, Path(name))
+        found = {f"{one.trainer}/{one.path}": outcome(one, Path(name)) for one in files if one.is_run}
+    KEPT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print("\n".join(table(found)))
 
 
 if __name__ == "__main__":
