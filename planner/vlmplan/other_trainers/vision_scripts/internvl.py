@@ -120,6 +120,7 @@ def read_internvl(settings: Settings, model: ModelFiles | None, around: Surround
         options |= {"lora_rank": rank, "lora_alpha": 2 * rank, "lora_dropout": LORA_DROPOUT, "lora_targets": ALL_LINEAR}
     _check_tower(settings, model)
     _check_types(settings, arguments)
+    settings.only("use_liger_kernel liger_kernel_config", "the script has use_liger for it")
     settings.ignore(WITHOUT_EFFECT)
     settings.note(OF_4_37)
     if method is Method.LORA and _has_one_query(model):

@@ -96,6 +96,7 @@ def read_llava(settings: Settings, model: ModelFiles | None, around: Surrounding
         **parts,
     }
     _check_projector(settings)
+    settings.only("use_liger_kernel liger_kernel_config", "transformers 4.37, which the script is for, has no such key")
     settings.ignore(("lora_r", "lora_alpha", "lora_dropout", "lora_bias", *WITHOUT_EFFECT))
     settings.note(OF_4_37)
     if settings.flag("group_by_modality_length", False):
