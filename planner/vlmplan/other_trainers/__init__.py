@@ -5,14 +5,17 @@ read, whose       whose a file is, by its keys
 settings          keys by kind, each accounted for
 shell, scripts    the training command of a shell script, which is never run
 hugging_face      what TRL, LLaMA-Factory, ms-swift and axolotl have in common: ``TrainingArguments``
+named_files       files and folders that a configuration names
 assembled         the engine and the types of weights that follow
-axolotl, llama_factory, ms_swift, trl, unsloth
+axolotl, llama_factory, ms_swift, trl, unsloth, verl
                   a trainer each, with what is its alone
+vision_scripts    scripts that are published with vision-language models, around Hugging Face's Trainer
 programs          what of a Python program says how it trains
 """
 
-from vlmplan.other_trainers.assembled import deepspeed_optimizer, found_folder
+from vlmplan.other_trainers.assembled import deepspeed_optimizer
 from vlmplan.other_trainers.contradictions import refuse_contradictions
+from vlmplan.other_trainers.named_files import found_folder
 from vlmplan.other_trainers.read import Asked, OpenedConfig, open_trainer_config, read_opened, read_trainer_config
 from vlmplan.other_trainers.record import Setting, TrainerConfig
 

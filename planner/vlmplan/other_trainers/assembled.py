@@ -25,6 +25,7 @@ from vlmplan.other_trainers.fsdp import (
     unread_losses,
 )
 from vlmplan.other_trainers.hugging_face import Arguments, is_reentrant, plain_options
+from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import AdapterDtype, CheckpointKind, Method, Precision, ShardUnits, WeightDtype
@@ -35,9 +36,6 @@ LOADED_WIDE = (
     "weights are loaded in float32 and then cast by DeepSpeed: every process has the whole model in float32 in host "
     "memory first, which loading it in 16 bit avoids"
 )
-MAX_BYTES = 2**20
-ADVICE = {"deepspeed": "; give the file with --ds-config"}
-"""On a file that is not there, by the key that names it."""
 HUGE_IMAGE_SIZES = tuple((8192, 8192 * wide // high) for wide, high in ((1, 1), (4, 3), (3, 2), (2, 1), (3, 1), (6, 1)))
 """Of which processors have their most: the largest limits are 12.8 million pixels, tiles are chosen by proportions. A
 choice."""
@@ -323,43 +321,6 @@ def _ds_config(value: object, settings: Settings, around: Surroundings) -> DsCon
         settings.note(f"deepspeed is {name}, which is no file from here: {settings.trainer}'s own is taken")
         return settings_from_ds_config(content, name=f"{name} of {settings.trainer}")
     return settings_from_ds_config(file)
-
-
-def found_file(name: str, folder: Path | None, source: str, key: str) -> Path:
-    """The file that a configuration names: from here, from its own ``folder``, or from those above it.
-
-    Raises InputError where there is none, and where the configuration came without a folder: nothing is opened then.
-    """
-    if folder is None:
-        raise InputError(f"{source}: {key} is {name}, a file that did not come with it" + ADVICE.get(key, ""))
-    with suppress(OSError):  # a name that no file can have
-        for place in _places(name, folder):
-            if place.is_file():
-                return place
-    raise InputError(
-        f"{source}: {key} is {name}, which is no file from here, from the folder of {source} or from those "
-        f"above it" + ADVICE.get(key, "")
-    )
-
-
-def found_folder(name: str, folder: Path, source: str, key: str) -> Path:
-    """The folder that a configuration names, looked for as ``found_file`` does; InputError where there is none."""
-    with suppress(OSError):
-        for place in _places(name, folder):
-            if place.is_dir():
-                return place
-    raise InputError(
-        f"{source}: {key} is {name}, which is no folder from here, from the folder of {source} or from those above it"
-    )
-
-
-def _places(name: str, folder: Path) -> list[Path]:
-    """The paths of ``name`` from here, from a configuration's own folder, and from those above it; none for a name that
-    no file can have."""
-    with suppress(OSError, RuntimeError):  # RuntimeError: a home that nobody has
-        path = Path(name).expanduser()
-        return [path] if path.is_absolute() else [path, *(parent / path for parent in (folder, *folder.parents))]
-    return []
 
 
 def _count_samples(settings: Settings, options: dict[str, Value], around: Surroundings) -> None:

@@ -10,9 +10,10 @@ from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict, parse_json_object, shown
 from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accelerate
-from vlmplan.other_trainers.assembled import Surroundings, found_file
+from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
+from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.programs import UNSLOTH_DPO_RUN, UNSLOTH_RUN, ProgramRun, program_source, run_of_program
 from vlmplan.other_trainers.readers import MODEL_KEYS, NAMES, NESTED, READERS, SAME_MODELS, SHIPPED_FILES
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten
@@ -25,7 +26,6 @@ from vlmplan.recipe.choices import Method, Precision
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
-MAX_BYTES = 2**20
 MAX_NOTEBOOK_BYTES = 16 * 2**20
 """A notebook has the pictures that its cells drew in it. A choice."""
 NOTEBOOK_SUFFIX = ".ipynb"

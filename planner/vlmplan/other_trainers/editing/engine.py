@@ -9,8 +9,8 @@ from typing import Any, cast
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict, parse_json_object
-from vlmplan.other_trainers.assembled import found_file
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED, zero_file
+from vlmplan.other_trainers.named_files import found_file
 from vlmplan.other_trainers.read import OpenedConfig
 from vlmplan.other_trainers.readers import SHIPPED_FILES
 from vlmplan.recipe import Recipe

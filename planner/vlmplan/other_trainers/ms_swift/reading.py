@@ -14,11 +14,9 @@ from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import (
-    MAX_BYTES,
     Meaning,
     Surroundings,
     assembled,
-    found_file,
     largest_image,
     sees,
     without_limit,
@@ -35,6 +33,7 @@ from vlmplan.other_trainers.hugging_face import (
 )
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.ms_swift.datasets import dataset_samples
+from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe.choices import (
