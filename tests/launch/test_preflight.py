@@ -17,7 +17,7 @@ from vlmplan.launch.preflight import disk_bytes, preflight
 from vlmplan.machine.host import free_bytes_at, host_ram_bytes
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import AttentionImplementation, Method, OptimizerKind
+from vlmplan.recipe.choices import AttentionImplementation, CheckpointKind, InputGradients, Method, OptimizerKind
 from vlmplan.run.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB, MIB
 from vlmplan.versions import CHECKED_VERSIONS, installed_version, needed_packages
@@ -55,6 +55,19 @@ def test_every_problem_is_named_at_once(tmp_path):
     facts = sound_facts(free_disk_bytes=0, available_ram_bytes=0, driver=driver(a100(0)))
     result = found(gpu_plan(), tmp_path, facts, train_data=tmp_path / "none.jsonl")
     assert len(result.problems) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"input_gradients": InputGradients.ALL}, "--input-gradients"),
+        ({"checkpoint_kind": CheckpointKind.REENTRANT}, "--checkpoint-kind"),
+        ({"liger_layers": True}, "--liger-layers"),
+    ],
+)
+def test_what_is_planned_for_other_trainers_alone_is_refused_before_machines_are_rented(changes, option, tmp_path):
+    recipe = Recipe(zero_stage=2, micro_batch=2).with_changes(**changes)
+    only(found(gpu_plan(recipe), tmp_path).problems, option, "planned for other trainers")
 
 
 def test_samples_with_sound_are_launched(tmp_path):

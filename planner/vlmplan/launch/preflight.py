@@ -22,6 +22,7 @@ from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.launch.task_runs import task_problems
 from vlmplan.plan import Plan
+from vlmplan.plan.unlaunched import recipe_problems
 from vlmplan.recipe.choices import AttentionImplementation
 from vlmplan.run.saving import Interval, Saving
 from vlmplan.run.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, monitor_problems
@@ -51,6 +52,7 @@ def preflight(
     is_here = runs_here(plan, facts, hostfile)
     problems = [
         *_verdict_problems(plan),
+        *(recipe_problems(plan.recipe) if plan.recipe.task is None else ()),
         *task_problems(plan, options),
         *_package_problems(plan, facts),
         *monitor_problems(options.monitor, lambda package: facts.packages.get(package) is not None),

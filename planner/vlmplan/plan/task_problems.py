@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from vlmplan.plan.record import Plan
+from vlmplan.plan.unlaunched import recipe_problems
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import CheckpointKind, InputGradients, Precision
+from vlmplan.recipe.choices import Precision
 from vlmplan.recipe.task import Generation, TrainingTask
 
 
@@ -23,12 +24,7 @@ def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
     name = f"--task {task.kind.value}"
     if task.reentrant_checkpoints:
         yield "--reentrant-checkpoints is planned for TRL's own script; launch checkpoints without it: leave it off"
-    if recipe.input_gradients is not InputGradients.NONE:
-        yield "--input-gradients is planned for other trainers; launch checkpoints without them: leave it off"
-    if recipe.checkpoint_kind is not CheckpointKind.NON_REENTRANT:
-        yield "--checkpoint-kind reentrant is planned for other trainers; launch checkpoints without: leave it off"
-    if recipe.liger_layers:
-        yield f"--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off with {name}"
+    yield from recipe_problems(recipe)
     if recipe.precision is Precision.FP16 and recipe.zero_stage == 0:
         yield (
             f"--precision fp16 does not go with --zero-stage 0 and {name}: DeepSpeed does not scale the loss there; "

@@ -7,7 +7,8 @@ import torch
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
-from vlmplan.recipe.choices import CheckpointKind, InputGradients, Offload, Precision
+from vlmplan.plan.unlaunched import recipe_problems
+from vlmplan.recipe.choices import Offload, Precision
 from vlmplan.units import counted
 from vlmplan_trainer.engines.base import Engine, LossModule
 from vlmplan_trainer.engines.ddp import DdpEngine
@@ -115,12 +116,8 @@ def make_engine(
 
     Raises InputError for what only other trainers have.
     """
-    if plan.recipe.liger_layers:
-        raise InputError("--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off")
-    if plan.recipe.input_gradients is not InputGradients.NONE:
-        raise InputError("--input-gradients is planned for other trainers; this one checkpoints without: leave it off")
-    if plan.recipe.checkpoint_kind is not CheckpointKind.NON_REENTRANT:
-        raise InputError("--checkpoint-kind reentrant is planned for other trainers; this one's are not: leave it off")
+    for problem in recipe_problems(plan.recipe):
+        raise InputError(problem)
     module = LossModule(model, loss=plan.recipe.loss)
     if plan.ds_config is None:
         if plan.recipe.is_flat:

@@ -1,0 +1,16 @@
+"""What is planned of a recipe for other trainers alone, and refused by the bundled one, whatever it trains."""
+
+from collections.abc import Iterator
+
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import CheckpointKind, InputGradients
+
+
+def recipe_problems(recipe: Recipe) -> Iterator[str]:
+    """Why the bundled trainer does not train it; sentences."""
+    if recipe.input_gradients is not InputGradients.NONE:
+        yield "--input-gradients is planned for other trainers; launch checkpoints without them: leave it off"
+    if recipe.checkpoint_kind is not CheckpointKind.NON_REENTRANT:
+        yield "--checkpoint-kind reentrant is planned for other trainers; launch checkpoints without: leave it off"
+    if recipe.liger_layers:
+        yield "--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off"
