@@ -1,4 +1,4 @@
-"""Latent attention against transformers: DeepSeek-V2, V3, GLM-4.7-Flash, Youtu-LLM, MiniCPM 3 and Mistral 4."""
+"""Latent attention against transformers: DeepSeek-V2, V3, A.X-K1, GLM-4.7-Flash, Youtu-LLM, MiniCPM 3 and Mistral 4."""
 
 import pytest
 
@@ -43,6 +43,14 @@ CONFIGS = {
     "deepseek-v2": DEEPSEEK_V2,
     "the best experts of the best groups": LIMITED,
     "deepseek-v3": DEEPSEEK,
+    "a.x-k1": {"model_type": "axk1", **LATENT, **EXPERTS},
+    "a.x-k1 with experts in every other layer": {
+        "model_type": "axk1",
+        **LATENT,
+        **EXPERTS,
+        "first_k_dense_replace": 0,
+        "moe_layer_freq": 2,
+    },
     "glm-4.7-flash": {"model_type": "glm4_moe_lite", **LATENT, **EXPERTS},
     "dense layers by name": {
         "model_type": "glm4_moe_lite",

@@ -6,9 +6,11 @@ layers are all dense. The layer of published checkpoints that predicts more than
 DeepSeek and GLM-4.7 for those of Qwen2-MoE's in transformers 4; it knows none of Mistral 4.
 """
 
+from collections.abc import Sequence
+
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
+from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, stack_of_kinds
 from vlmplan.architecture.families.moe import sparse_by_name
@@ -51,12 +53,19 @@ def latent_decoder_shape(config: Config, latent: LatentShape) -> DecoderShape:
 
 
 def decoder(config: Config) -> Decoder:
+    return latent_decoder(config, sparse_layers(config))
+
+
+def latent_decoder(
+    config: Config, is_sparse: Sequence[bool], block: type[SharedExpertsBlock] = SharedExpertsBlock
+) -> Decoder:
+    """``is_sparse``: whether each layer has experts; ``block`` is what they and their router are held by."""
     latent = latent_shape(config)
     shape = latent_decoder_shape(config, latent)
     layers = stack_of_kinds(
-        sparse_layers(config),
+        is_sparse,
         lambda sparse: DecoderLayer(
-            shape, attention=LatentAttention(latent), mlp=shared_experts_block(config, shape) if sparse else None
+            shape, attention=LatentAttention(latent), mlp=shared_experts_block(config, shape, block) if sparse else None
         ),
     )
     kind = ComplexDecoder if latent.rotates_complex else Decoder

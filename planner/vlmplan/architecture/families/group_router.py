@@ -149,7 +149,9 @@ class SharedExpertsBlock(Module):
         return ops.add(routed, self.shared_experts(x))
 
 
-def shared_experts_block(config: Config, shape: DecoderShape) -> SharedExpertsBlock:
+def shared_experts_block(
+    config: Config, shape: DecoderShape, block: type[SharedExpertsBlock] = SharedExpertsBlock
+) -> SharedExpertsBlock:
     """The mixture of experts of a text configuration (deepseek_v3, glm4_moe, mistral4, solar_open, ...)."""
     routed_key, shared_key = EXPERT_KEYS.get(config.model_type, ("n_routed_experts", "n_shared_experts"))
     num_experts = config.integer(routed_key)
@@ -159,7 +161,7 @@ def shared_experts_block(config: Config, shape: DecoderShape) -> SharedExpertsBl
     # Others have no key mlp_bias, or a class that does not read it here.
     bias = config.model_type in DEEPSEEK_V2 and shape.mlp_bias
     shared = GatedMlp(shape.hidden_size, inner, activation=shape.activation, bias=bias)
-    return SharedExpertsBlock(_router(config, num_experts, shape.hidden_size), experts, shared)
+    return block(_router(config, num_experts, shape.hidden_size), experts, shared)
 
 
 def _router(config: Config, num_experts: int, hidden_size: int) -> GroupRouter | GreedyRouter:

@@ -16,6 +16,7 @@ TEXT_FAMILIES = {
     "apertus": "apertus",
     "arcee": "arcee",
     "aria_text": "aria_text",
+    "axk1": "axk1",
     "bamba": "bamba",
     "bert": "bert",
     "bert-generation": "bert_generation",
