@@ -46,6 +46,7 @@ TASKS = st.builds(
     completion_tokens=st.none() | st.integers(1, 4096),
     num_generations=st.integers(2, 64),
     steps_per_generation=st.none() | st.integers(1, 16),
+    num_iterations=st.integers(1, 4),
     generation=st.sampled_from(Generation),
     vllm_memory=st.floats(0.05, 0.95),
     vllm_sleep_level=st.integers(0, 2),

@@ -78,6 +78,7 @@ GRPO_CHANGES: list[dict[str, Any]] = [
     {"completion_tokens": 77},
     {"num_generations": 4},
     {"steps_per_generation": 4},
+    {"num_iterations": 2},
     {"generation": Generation.SERVER},
     {"generation": Generation.VLLM},
     {"generation": Generation.VLLM, "vllm_memory": 0.4},

@@ -29,6 +29,12 @@ def test_answers_are_generated_before_the_forward_and_nothing_is_looked_up_by_it
     assert names == ["load", "init", "generate", "forward", "backward", "step", "save"]
 
 
+def test_answers_that_are_trained_on_twice_have_old_probabilities_looked_up_and_are_generated_between_steps():
+    once, twice = phases(for_grpo()), phases(for_grpo(num_iterations=2))
+    assert list(twice) == ["load", "init", "generate", "reference", "forward", "backward", "step", "save"]
+    assert {name: twice[name] for name in once} == once
+
+
 def test_generation_holds_keys_and_values_of_all_answers():
     """The last token's are not needed any more; the longest cache is on top of what the step leaves."""
     recipe = for_grpo()

@@ -121,6 +121,8 @@ def test_answers_that_are_generated_at_once_are_said_in_either_way(read):
 def test_max_steps_are_of_so_many_prompts(read):
     options = read(GRPO | {"max_steps": 10, "num_generations": 8}).options
     assert (options["num_samples"], options["epochs"]) == (10 * 4 * 6 * 2 / 8, 1.0)
+    options = read(GRPO | {"max_steps": 10, "num_generations": 8, "num_iterations": 3}).options
+    assert (options["num_samples"], options["num_iterations"]) == (10 * 4 * 6 * 2 / 8 / 3, 3)
 
 
 def test_what_is_not_counted_is_said(read):
@@ -132,7 +134,6 @@ def test_what_is_not_counted_is_said(read):
 @pytest.mark.parametrize(
     "value",
     [
-        {"num_iterations": 2},
         {"sync_ref_model": True},
         {"entropy_coef": 0.01},
         {"use_adaptive_entropy": True},

@@ -40,6 +40,7 @@ MERGED = """actor_rollout_ref:
   actor:
     strategy: fsdp2
     ppo_mini_batch_size: 64
+    ppo_epochs: 2
     use_dynamic_bsz: true
     ppo_max_token_len_per_gpu: 8192
     fsdp_config: {param_offload: true, optimizer_offload: true, model_dtype: fp32}
@@ -116,6 +117,7 @@ def test_the_merged_settings_are_read_with_what_they_refer_to(read):
     assert of(found, "micro_batch", "grad_accum") == (micro_batch, rows_of_step // micro_batch)
     assert of(found, "scoring_batch") == (min(16384 // 2048, rows_of_rollout),)
     assert of(found, "idle_offload", "reference", "loss") == ("all", None, "verl-fused")
+    assert of(found, "num_iterations") == (2,)
 
 
 def test_a_file_of_easyr1_moves_what_is_idle_and_has_its_reference_on_the_host(read):
@@ -123,6 +125,7 @@ def test_a_file_of_easyr1_moves_what_is_idle_and_has_its_reference_on_the_host(r
     assert of(found, "micro_batch", "grad_accum", "steps_per_generation", "scoring_batch") == (1, 80, 320, 2)
     assert of(found, "idle_offload", "reference", "reference_shards") == ("all", "copy", "host")
     assert of(found, "task_trainer", "shard_units", "vllm_sleep_level") == ("easyr1", "layers", 1)
+    assert of(found, "num_iterations") == (1,)
     assert of(found, "flat_parameters", "uses_orig_params", "uses_autocast") == ("backward-pre", False, False)
 
 

@@ -141,6 +141,11 @@ def test_a_generation_that_lasts_several_steps_is_shared_by_them():
     assert found.generation == pytest.approx(generation_seconds(work_of(), RATES, Scenario.EXPECTED) * 2 / 4)
 
 
+def test_answers_that_are_trained_on_twice_are_generated_half_as_often():
+    once, twice = (estimated(grpo(num_iterations=count)).step_time for count in (1, 2))
+    assert twice.generation == once.generation / 2
+
+
 @given(st.integers(2, 400), st.integers(1, 200), st.sampled_from([False, True]))
 def test_longer_answers_take_longer(tokens: int, more: int, is_vllm: bool):
     one, other = (work_of(new_tokens=length, is_vllm=is_vllm) for length in (tokens, tokens + more))

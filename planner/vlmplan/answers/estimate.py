@@ -361,7 +361,7 @@ def workload_text(estimate: Estimate) -> str:
         with_them += f", answers of {workload.target_tokens:,}"
     entries, task = counted(workload.num_samples, "sample"), estimate.recipe.task
     if task is not None and task.is_grpo:
-        entries = f"{counted(workload.num_samples, 'prompt')} with {task.samples_per_prompt} answers each, rows"
+        entries = f"{counted(workload.num_samples, 'prompt')} with {task.num_generations} answers each, rows"
     elif task is not None:
         entries = f"{counted(workload.num_samples, 'pair')}, rows"
     if workload.model.hears_prompt:

@@ -131,6 +131,7 @@ def task_words(recipe: Recipe) -> list[str]:
         return words
     at_once = recipe.micro_batches_at_once * recipe.micro_batch
     words.append(f"{task.num_generations} answers a prompt, {at_once} generated at once")
+    words += [f"trained on {task.num_iterations} times"] if task.num_iterations > 1 else []
     words.append(_generation_text(task))
     if task.reward_params:
         words.append(f"reward models of {task.reward_params:,} parameters")

@@ -165,6 +165,7 @@ class TaskOptions(TypedDict, total=False):
     max_completion_tokens: int | None
     num_generations: int | None
     steps_per_generation: int | None
+    num_iterations: int | None
     generation: Literal["transformers", "vllm", "server"] | None
     vllm_memory_utilization: float | None
     vllm_sleep_level: int | None

@@ -31,6 +31,7 @@ TASK = under(
     count(
         "--steps-per-generation", "GRPO: micro batches whose answers are generated together.  [default: --grad-accum]"
     ),
+    count("--num-iterations", "GRPO: times that generated answers are trained on.  [default: 1]"),
     click.option(
         "--generation",
         type=one_of(("transformers", "vllm", "server")),

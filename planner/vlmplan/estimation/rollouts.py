@@ -69,7 +69,7 @@ class RolloutRuns:
             whole_bytes=whole_bytes(self._table, recipe, num_ranks) if generated is not None else 0,
             sync_bytes=None if generated is not None else sync_bytes(self._table, recipe, num_ranks),
             idle_offload=task.idle_offload,
-            is_within_step=recipe.micro_batches_at_once % recipe.grad_accum != 0,
+            is_within_step=recipe.micro_batches_per_generation % recipe.grad_accum != 0,
         )
 
     def inference_engine(self, recipe: Recipe, backend: AttentionBackend, gpu: Gpu) -> InferenceEngine | None:
@@ -100,7 +100,7 @@ class RolloutRuns:
         is_sharded = recipe.zero_stage == 3 and num_ranks > 1
         slept_bytes = 2 * weight_bytes if task.uses_vllm_here and task.vllm_sleep_level == 1 else 0
         return RolloutWork(
-            num_micro_batches=recipe.micro_batches_at_once,
+            num_micro_batches=recipe.micro_batches_per_generation,
             num_passes=-(-rows // (task.scoring_batch or recipe.micro_batch)),
             generation=self._generation_work(recipe, backend, rows),
             passes=[one.trace for one in self._looked_up(recipe, backend)],

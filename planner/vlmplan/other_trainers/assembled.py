@@ -333,9 +333,11 @@ def _count_samples(settings: Settings, options: dict[str, Value], around: Surrou
     if around.num_gpus is None or not isinstance(micro_batch, int) or not isinstance(grad_accum, int):
         settings.note(f"max_steps is {steps:.0f}: time and money are those of the epochs, not of so many steps")
         return
-    answers = options.get("num_generations", 1)  # to a prompt of GRPO, each of which is a sample of a micro batch
+    # A sample of a micro batch is an answer to a prompt of GRPO, as often as it is trained on.
+    answers, iterations = options.get("num_generations", 1), options.get("num_iterations", 1)
     assert isinstance(answers, int)
-    options["num_samples"] = max(1, int(steps) * micro_batch * grad_accum * around.num_gpus // answers)
+    assert isinstance(iterations, int)
+    options["num_samples"] = max(1, int(steps) * micro_batch * grad_accum * around.num_gpus // (answers * iterations))
     options["epochs"] = 1.0
 
 

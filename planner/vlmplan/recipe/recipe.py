@@ -85,12 +85,19 @@ class Recipe(RecipeSettings):
         return self.grad_accum if self.task.steps_per_generation is None else self.task.steps_per_generation
 
     @property
+    def micro_batches_per_generation(self) -> int:
+        """Micro batches that GRPO trains from one generation of answers to the next (``generate_every`` of TRL's
+        ``grpo_trainer.py``)."""
+        assert self.task is not None
+        return self.micro_batches_at_once * self.task.num_iterations
+
+    @property
     def looks_up_old_probabilities(self) -> bool:
         """Whether GRPO looks up log-probabilities of answers before it trains on them, where those are not of the model
-        as it is or not by itself (TRL 1.16: with vLLM always, and where a generation is not of one step)."""
+        as it is or not by itself (TRL 1.16: with vLLM always, and where a step trains on no whole generations)."""
         assert self.task is not None
         is_of_others = self.task.generation is not Generation.TRANSFORMERS
-        return is_of_others or self.grad_accum % self.micro_batches_at_once != 0
+        return is_of_others or self.grad_accum % self.micro_batches_per_generation != 0
 
     @property
     def reference(self) -> Reference:

@@ -119,6 +119,8 @@ class TrainingTask:
     """Answers to each prompt, over all GPUs."""
     steps_per_generation: int | None = None
     """Micro batches whose answers are generated together; None: those of an optimizer step (``grad_accum``)."""
+    num_iterations: int = 1
+    """Times that generated answers are trained on before the next are (``num_iterations``; verl's ``ppo_epochs``)."""
     generation: Generation = Generation.TRANSFORMERS
     vllm_memory: float | None = None
     """Part of a GPU's whole memory that vLLM takes (``vllm_gpu_memory_utilization``); None: what its weights and all
@@ -144,7 +146,7 @@ class TrainingTask:
 
     def __post_init__(self) -> None:
         least = {"completion_tokens": 1, "num_generations": 2, "steps_per_generation": 1, "vllm_tensor_parallel": 1}
-        least |= {"scoring_batch": 1, "num_generations": 1 if self.is_of_verl else 2}
+        least |= {"num_iterations": 1, "scoring_batch": 1, "num_generations": 1 if self.is_of_verl else 2}
         most = dict.fromkeys([*least, "reward_params", "sync_buffer_mib"], MAX_COUNT) | {"reward_params": 10**13}
         for name in most:
             value = getattr(self, name)
@@ -181,8 +183,8 @@ class TrainingTask:
 
     @property
     def samples_per_prompt(self) -> int:
-        """Samples that one entry of the dataset makes."""
-        return self.num_generations if self.is_grpo else 1
+        """Samples that one entry of the dataset makes: its answers, as often as they are trained on."""
+        return self.num_generations * self.num_iterations if self.is_grpo else 1
 
     @property
     def uses_vllm_here(self) -> bool:
@@ -213,6 +215,7 @@ TASK_OPTION_NAMES = {
     "completion_tokens": "--max-completion-tokens",
     "num_generations": "--num-generations",
     "steps_per_generation": "--steps-per-generation",
+    "num_iterations": "--num-iterations",
     "generation": "--generation",
     "vllm_memory": "--vllm-memory-utilization",
     "vllm_sleep_level": "--vllm-sleep-level",
@@ -249,6 +252,7 @@ def task_from_json(section: JsonObject) -> TrainingTask:
         completion_tokens=section.maybe("completion_tokens", section.count),
         num_generations=section.count("num_generations"),
         steps_per_generation=section.maybe("steps_per_generation", section.count),
+        num_iterations=section.count("num_iterations") if "num_iterations" in section else 1,
         generation=Generation(section.choice("generation", [member.value for member in Generation])),
         vllm_memory=section.maybe("vllm_memory", section.number),
         vllm_sleep_level=section.count("vllm_sleep_level"),

@@ -1,6 +1,7 @@
 """What is asked of ``python -m vlmplan_trainer.rehearse``: the plan, samples as the estimate counts them, the rank."""
 
 from dataclasses import asdict
+from itertools import count
 
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, packed_samples
@@ -34,6 +35,14 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
         )
     if plan.recipe.task is not None:
         _refuse_task(plan, plan.recipe.task)
+    generating = generating_step(plan.recipe, num_steps or LEAST_STEPS)
+    if num_steps is None and generating != LEAST_STEPS:
+        num_steps = generating
+    elif num_steps is not None and generating != num_steps:
+        raise InputError(
+            f"--steps is {num_steps}, a step on answers of an earlier one, and the last step is compared; give "
+            f"{generating}, in which answers are generated"
+        )
     _refuse_evaluation(plan.recipe.evaluation)
     workload, gpu = estimate.workload, estimate.cluster.node.gpu  # a plan of a file knows no more than the files
     request: JsonDict = {
@@ -99,6 +108,25 @@ def card_json(gpu: Gpu) -> JsonDict | None:
     }
 
 
+def generating_step(recipe: Recipe, least: int) -> int:
+    """The first optimizer step, from ``least`` on, in which GRPO generates answers, beside gradients of earlier micro
+    batches where some step does; ``least`` of other runs.
+
+    >>> from vlmplan.recipe.task import TaskKind, TrainingTask
+    >>> recipe = Recipe(grad_accum=2, task=TrainingTask(kind=TaskKind.GRPO, num_iterations=3))
+    >>> [generating_step(recipe, least) for least in (1, 2, 3, 4, 5)]
+    [1, 4, 4, 4, 7]
+    """
+    if recipe.task is None or not recipe.task.is_grpo:
+        return least
+    accum, every = recipe.grad_accum, recipe.micro_batches_per_generation
+    is_within_step = every % accum != 0
+    starts = (
+        place for place in count((least - 1) * accum) if place % every == 0 and (place % accum or not is_within_step)
+    )
+    return next(starts) // accum + 1
+
+
 def num_phases(plan: Plan, num_steps: int | None) -> int:
     """Phases that the process will name: load, init, those of every step, evaluation, save. Behind an evaluation under
     ZeRO-3 there is a further step, and another evaluation."""
@@ -107,4 +135,5 @@ def num_phases(plan: Plan, num_steps: int | None) -> int:
     # GRPO's answers, their log-probabilities and rewards; DPO's reference, which divides backward
     of_task = 0 if task is None else 3 if task.is_grpo else 2 * plan.recipe.grad_accum
     per_step = 2 * plan.recipe.grad_accum + 1 + of_task
-    return 3 + is_evaluated + further + per_step * ((num_steps or LEAST_STEPS) + further)
+    steps = num_steps or generating_step(plan.recipe, LEAST_STEPS)
+    return 3 + is_evaluated + further + per_step * (steps + further)

@@ -59,11 +59,11 @@ def peaks_together(setups: Sequence[Setup], say: Callable[[str], None]) -> list[
 
 
 def _request(setup: Setup) -> "tuple[JsonDict, Plan]":
-    from vlmplan.rehearsal.request import LEAST_STEPS, request_json
+    from vlmplan.rehearsal.request import LEAST_STEPS, generating_step, request_json
 
     plan = plan_from_estimate(setup.estimate)
     request = request_json(plan, setup.estimate, rank=setup.estimate.timeline.rank)
-    request["num_steps"] = LEAST_STEPS - 1  # nobody asks what is alive at a peak
+    request["num_steps"] = generating_step(plan.recipe, LEAST_STEPS - 1)  # nobody asks what is alive at a peak
     if setup.most_operations is not None:
         request["most_operations"] = setup.most_operations
     return request, plan

@@ -220,6 +220,7 @@ class TaskRequest:
     completion_tokens: int | None = None
     num_generations: int | None = None
     steps_per_generation: int | None = None
+    num_iterations: int | None = None
     generation: Generation | None = None
     vllm_memory: float | None = None
     vllm_sleep_level: int | None = None

@@ -56,7 +56,8 @@ class GenerationWork(NamedTuple):
 
 
 class RolloutWork(NamedTuple):
-    """What one rank does before the steps of ``num_micro_batches`` micro batches, whose answers come at once.
+    """What one rank does before it trains ``num_micro_batches`` micro batches: those of one generation of answers, as
+    often as they are trained on.
 
     ``generation`` is None where a server generates. ``whole_bytes`` are weights that have to be gathered before
     transformers generates, before vLLM gets them, and in each of ``passes``, forwards of one micro batch for

@@ -48,6 +48,13 @@ def test_old_probabilities_leave_an_order_without_a_backward():
     assert loses_order_at(recipe) is Lost.AT_BACKWARD
 
 
+def test_answers_that_are_trained_on_twice_leave_a_recorded_order_to_the_second_time():
+    recipe = grpo(1, num_iterations=2)
+    assert recipe.looks_up_old_probabilities
+    assert loses_order_at(recipe) is Lost.AT_BACKWARD
+    assert loses_order_at(grpo(1, num_iterations=3)) is Lost.NEVER
+
+
 def test_vllm_takes_no_hooks_away():
     assert loses_order_at(grpo(1, generation=Generation.VLLM)) is Lost.NEVER
     assert loses_order_at(grpo(1, generation=Generation.VLLM, reference=OFF)) is Lost.AT_ADAPTERS

@@ -27,6 +27,7 @@ BESIDE = TrainingTask(
     vllm_sleep_level=2,
     vllm_tensor_parallel=2,
     steps_per_generation=12,
+    num_iterations=3,
     reward_params=10**9,
     completion_tokens=96,
 )

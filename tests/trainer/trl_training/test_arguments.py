@@ -102,5 +102,7 @@ def test_steps_are_those_of_trls_samplers():
     plan = replace(plan, workload=replace(plan.workload, epochs=7))
     assert num_prompts_at_once(plan, GRPO) == 2 * 3 * 5 // 5
     assert steps_of(plan, GRPO, 6 * 4 + 5) == 7 * 4  # a generation is one step
-    twice = replace(GRPO, steps_per_generation=10)
-    assert steps_of(plan, twice, 12 * 4 + 11) == 7 * 4 * 2  # a generation is two steps
+    plan = plan_of(replace(GRPO, steps_per_generation=10, num_iterations=3))
+    plan = replace(plan, workload=replace(plan.workload, epochs=7))
+    assert steps_of(plan, plan.recipe.task, 12 * 4 + 11) == 7 * 4 * 2 * 3  # two steps on a generation, three times
+    assert arguments(plan)["num_iterations"] == 3

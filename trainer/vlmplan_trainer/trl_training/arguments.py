@@ -77,15 +77,16 @@ def _of_grpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[st
         "temperature": options.temperature,
         "num_generations": task.num_generations,
         "max_completion_length": task.answer_tokens(plan.workload.seq_len),
-        "steps_per_generation": task.steps_per_generation or plan.recipe.grad_accum,
+        "steps_per_generation": plan.recipe.micro_batches_at_once,
+        "num_iterations": task.num_iterations,
     }
 
 
 def num_prompts_at_once(plan: Plan, task: TrainingTask) -> int:
     """Prompts whose answers are generated together, over all ranks: ``generation_batch_size`` by
     ``num_generations``."""
-    micro_batches = task.steps_per_generation or plan.recipe.grad_accum
-    return plan.recipe.micro_batch * plan.hardware.num_gpus * micro_batches // task.num_generations
+    answers = plan.recipe.micro_batch * plan.recipe.micro_batches_at_once * plan.hardware.num_gpus
+    return answers // task.num_generations
 
 
 def steps_of(plan: Plan, task: TrainingTask, num_rows: int) -> int:
@@ -96,5 +97,5 @@ def steps_of(plan: Plan, task: TrainingTask, num_rows: int) -> int:
     """
     recipe, epochs = plan.recipe, plan.workload.epochs
     at_once = num_prompts_at_once(plan, task) if task.is_grpo else recipe.micro_batch * plan.hardware.num_gpus
-    micro_batches = num_rows // at_once * (task.steps_per_generation or recipe.grad_accum if task.is_grpo else 1)
+    micro_batches = num_rows // at_once * (recipe.micro_batches_per_generation if task.is_grpo else 1)
     return max(1, round(epochs * micro_batches / recipe.grad_accum))

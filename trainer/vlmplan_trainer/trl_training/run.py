@@ -301,9 +301,9 @@ def _dataset(planned: PlannedRun, data: TaskData, task: TrainingTask) -> Any:
 
 
 def _train(made: TaskRun, found: FoundCheckpoint | None, progress: ProgressReporter) -> None:
-    planned, options = made.planned, made.options
+    planned, options, recipe = made.planned, made.options, made.plan.recipe
     if made.ranks.rank == 0:
-        keep_record(options, made.plan.recipe.method.value)
+        keep_record(options, recipe.method.value)
         lengths = "".join(f"{length}\n" for length in made.data.lengths)
         write_atomically(options.output_dir / LENGTHS_FILE, lengths, force=True)
     for sentence in _about_run(made):
@@ -317,6 +317,10 @@ def _train(made: TaskRun, found: FoundCheckpoint | None, progress: ProgressRepor
             place = str(found.place / f"checkpoint-{planned.position.step}")
             reading.enter_context(data_only(found.place))
         made.follows.on_loaded = reading.close
+        if (
+            recipe.task is not None and recipe.task.is_grpo
+        ):  # TRL counts micro batches from 0 again (grpo_trainer.py 1.16)
+            made.trainer._step = planned.position.step * recipe.grad_accum
         made.trainer.train(resume_from_checkpoint=place)
     if made.follows.stopped_by is not None:
         name = signal.Signals(made.follows.stopped_by).name

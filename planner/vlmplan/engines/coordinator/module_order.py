@@ -46,7 +46,7 @@ def loses_order_at(recipe: Recipe) -> Lost:
     if task.generation is not Generation.TRANSFORMERS and not is_switched:
         return Lost.NEVER
     runs_before = is_switched or recipe.looks_up_old_probabilities
-    if recipe.micro_batches_at_once >= 2 + runs_before:
+    if recipe.micro_batches_per_generation >= 2 + runs_before:
         return Lost.NEVER
     if not runs_before:
         return Lost.AT_START

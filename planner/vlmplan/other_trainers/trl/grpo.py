@@ -59,6 +59,7 @@ def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     """What the keys of ``GRPOConfig`` mean that ``SFTConfig`` has not."""
     own: dict[str, Value] = {"task": TaskKind.GRPO.value, **_lengths(settings)}
     own["num_generations"] = settings.count("num_generations", 8, least=2)
+    own["num_iterations"] = settings.count("num_iterations", 1, least=1)
     own |= _generated_at_once(settings, around) | _generation(settings)
     if settings.number("beta", 0.0):
         own["reference"] = (Reference.COPY if method_of(settings) is Method.FULL else Reference.ADAPTER_OFF).value
@@ -127,7 +128,6 @@ def _generation(settings: Settings) -> dict[str, Value]:
 
 
 def _refuse_what_has_no_plan(settings: Settings) -> None:
-    settings.only("num_iterations", f"answers that are trained on more than once: {NOT_PLANNED}", 1)
     settings.only("sync_ref_model", f"a reference that follows the model: {NOT_PLANNED}")
     settings.only("entropy_coef", f"a loss with entropies, which need a gradient: {NOT_PLANNED}")
     settings.only("use_adaptive_entropy", f"a loss with entropies, which need a gradient: {NOT_PLANNED}")

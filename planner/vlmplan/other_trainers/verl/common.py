@@ -53,6 +53,8 @@ class Keys:
     model: str
     answers: str
     """Answers to each prompt."""
+    iterations: str
+    """Times that they are trained on."""
     rank: str
     alpha: str
     default_alpha: int
@@ -130,6 +132,7 @@ def shared_options(
     options |= {"model": name} if name else {}
     options |= {
         "num_generations": settings.count(keys.answers, 1, least=1),
+        "num_iterations": settings.count(keys.iterations, 1, least=1),
         "epochs": settings.number("trainer.total_epochs", keys.epochs),
         "activation_checkpointing": settings.flag(keys.checkpoints, True),
         "task_trainer": keys.task_trainer.value,

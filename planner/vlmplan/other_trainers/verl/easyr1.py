@@ -33,7 +33,7 @@ FSDP = f"{A}fsdp."
 WITHOUT_EFFECT = tuple(
     f"{prefix}{name}"
     for prefix, names in {
-        A: "clip_ratio_low clip_ratio_high clip_ratio_dual loss_avg_mode loss_type ppo_epochs use_torch_compile "
+        A: "clip_ratio_low clip_ratio_high clip_ratio_dual loss_avg_mode loss_type use_torch_compile "
         "tau_positive tau_negative dynamic_batching fsdp.enable_rank0_init fsdp.mp_buffer_dtype",
         M: "tokenizer_path trust_remote_code override_config",
         R: "temperature top_p top_k seed limit_images ignore_eos enforce_eager enable_chunked_prefill max_model_len "
@@ -56,6 +56,7 @@ KEYS: Final = Keys(
     task_trainer=TaskTrainer.EASYR1,
     model=f"{M}model_path",
     answers=f"{R}n",
+    iterations=f"{A}ppo_epochs",
     rank=f"{M}lora.rank",
     alpha=f"{M}lora.alpha",
     default_alpha=64,

@@ -51,7 +51,7 @@ WITHOUT_EFFECT = tuple(
         "fsdp_config.pad_to_length_bucket "
         "_target_ rollout_n clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c tau_pos tau_neg loss_agg_mode "
         "loss_scale_factor kl_loss_coef kl_loss_type shuffle data_loader_seed use_fused_kernels "
-        "ppo_epochs loss_mode use_rollout_log_probs use_remove_padding entropy_from_logits_with_chunking "
+        "loss_mode use_rollout_log_probs use_remove_padding entropy_from_logits_with_chunking "
         "entropy_checkpointing use_kl_loss fsdp_config.strategy fsdp_config._target_ "
         "fsdp_config.seed fsdp_config.full_determinism fsdp_config.use_torch_compile fsdp_config.forward_only "
         ""
@@ -90,6 +90,7 @@ KEYS: Final = Keys(
     task_trainer=TaskTrainer.VERL_ENGINE,
     model=f"{M}path",
     answers=f"{R}n",
+    iterations=f"{A}ppo_epochs",
     rank=f"{M}lora_rank",
     alpha=f"{M}lora_alpha",
     default_alpha=16,

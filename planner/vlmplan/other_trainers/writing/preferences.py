@@ -44,6 +44,7 @@ def _grpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[s
         "max_completion_length": task.answer_tokens(workload.seq_len),
         "num_generations": task.num_generations,
         **({} if task.steps_per_generation is None else {"steps_per_generation": task.steps_per_generation}),
+        **({} if task.num_iterations == 1 else {"num_iterations": task.num_iterations}),
         **({} if recipe.reference is Reference.NONE else {"beta": GRPO_BETA}),
         **_generation_keys(task),
     }
