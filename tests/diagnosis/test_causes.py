@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.diagnosis.causes import OWN_OVERHEAD_BYTES, Cause, balance_of, cause_of
+from vlmplan.memory.overhead import reserve_bytes
 from vlmplan.memory_messages import Kind, MemoryMessage
 from vlmplan.units import GIB, MIB
 
@@ -38,6 +39,19 @@ def test_what_is_unused_in_pieces_is_fragmentation():
         cause(message(requested=2, free=0.5, allocated=60, reserved=78, in_use_bytes=79 * GIB)) is Cause.FRAGMENTATION
     )
     assert cause(message(requested=2, free=0.5, allocated=76.75, reserved=78, in_use_bytes=79 * GIB)) is Cause.TRUE_NEED
+
+
+def test_pieces_that_joined_would_leave_a_plan_no_reserve_are_a_full_card():
+    """huggingface/trl#2819 (3.80 GiB), axolotl#1717 (4-bit weights of 70 B that fill 23.68 GiB), stanford_alpaca#76."""
+    small = message(150 / 1024, 130.31 / 1024, 3.52, 3.52 + 53.87 / 1024, total=3.8, in_use_bytes=round(3.66 * GIB))
+    loading = message(112 / 1024, 60.31 / 1024, 23.15, 23.15 + 64.54 / 1024, 23.68, in_use_bytes=round(23.61 * GIB))
+    old = message(388 / 1024, 315.69 / 1024, 21.91, 22.09, 23.7)
+    for found in (small, loading, old):
+        assert balance_of(found).missing_bytes == 0
+        assert 0 < balance_of(found).left_bytes < reserve_bytes(found.total_bytes)
+        assert cause(found) is Cause.FULL_CARD
+    """abacaj/fine-tune-mistral#3: 2.06 GiB in pieces for 0.71."""
+    assert cause(message(732 / 1024, 0, 20.62, 22.68, 24)) is Cause.FRAGMENTATION
 
 
 def test_without_other_processes_it_would_have_been_granted():
@@ -104,8 +118,10 @@ def test_a_cause_is_named_only_where_the_numbers_bear_it(
     )
     named, balance = cause(found), balance_of(found)
     assert balance.missing_bytes is not None
-    if named is Cause.FRAGMENTATION:
+    if named in (Cause.FRAGMENTATION, Cause.FULL_CARD):
         assert unused >= requested + 0.25
+        is_left = (unused - requested - 0.25) * GIB >= reserve_bytes(found.total_bytes)
+        assert is_left == (named is Cause.FRAGMENTATION)
     elif named is Cause.OTHER_PROCESSES:
         assert others * GIB > OWN_OVERHEAD_BYTES
         assert others >= requested + 0.25

@@ -36,6 +36,11 @@ LOSS = [
     (f"{SITE}/transformers/loss/loss_utils.py", 36, "ForCausalLMLoss", "logits = logits.float()"),
 ]
 OLD_LOSS = [(LLAMA, 1208, "forward", "logits = logits.float()")]
+SHIFTED = [(QWEN, 1192, "forward", "shift_logits = logits[..., :-1, :].contiguous()")]
+MOVED = [
+    (f"{SITE}/torch/nn/modules/module.py", 1159, "convert", "return t.to("),
+    (f"{SITE}/bitsandbytes/nn/modules.py", 330, "to", "super().to(device=device, dtype=dtype)"),
+]
 BACKWARD = [
     (f"{SITE}/accelerate/accelerator.py", 2237, "backward", "loss.backward(**kwargs)"),
     (f"{SITE}/torch/_tensor.py", 581, "backward", "torch.autograd.backward("),
@@ -127,6 +132,8 @@ def place(frames: Frames) -> Place:
         ([*TRAINER, STEP, CALL, LAYER, EAGER], Phase.FORWARD, Part.ATTENTION),
         ([*TRAINER, STEP, CALL, *LOSS], Phase.LOSS, Part.LOGITS),
         ([*TRAINER, STEP, CALL, *OLD_LOSS], Phase.LOSS, Part.LOGITS),
+        ([*TRAINER, STEP, CALL, *SHIFTED], Phase.LOSS, Part.LOGITS),
+        (MOVED, Phase.LOAD, Part.WEIGHTS),
         ([*TRAINER, STEP, *BACKWARD], Phase.BACKWARD, None),
         ([*TRAINER, STEP, *BACKWARD, RECOMPUTED, LAYER, CALL, MLP], Phase.BACKWARD, Part.MLP),
         ([*TRAINER, *ADAMW], Phase.STEP, Part.OPTIMIZER_STATES),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from vlmplan.diagnosis import Cause, Diagnosis, Evidence, Part, Phase
+from vlmplan.memory.overhead import reserve_bytes
 from vlmplan.memory_messages import Kind
 from vlmplan.units import gib_text
 
@@ -111,6 +112,15 @@ def _fragmentation(found: Diagnosis) -> str:
     )
 
 
+def _full_card(found: Diagnosis) -> str:
+    total = found.evidence.message.total_bytes or 0
+    return (
+        f"A full card: with all that torch kept unused in one piece the request would have found room and left "
+        f"{gib_text(found.balance.left_bytes or 0)}, less than the {gib_text(reserve_bytes(total))} that 'fits' keeps "
+        f"free; take it as a true need, which {SEGMENTS} would only have put off"
+    )
+
+
 def _others(found: Diagnosis) -> str:
     return (
         f"Other processes: {gib_text(found.balance.other_bytes)} of the GPU were theirs; without them the request "
@@ -173,6 +183,7 @@ def _unknown(found: Diagnosis) -> str:
 CAUSES = {
     Cause.TRUE_NEED: _true_need,
     Cause.FRAGMENTATION: _fragmentation,
+    Cause.FULL_CARD: _full_card,
     Cause.OTHER_PROCESSES: _others,
     Cause.MEMORY_LIMIT: _limit,
     Cause.SMALLER_CARD: _smaller_card,

@@ -11,7 +11,7 @@ class DiagnoseResult(WithWayOut):
     """Why a run ran out of memory: what ``vlmplan diagnose`` answers (schema ``vlmplan.diagnosis/1``)."""
 
     cause = Value[str](
-        "``true_need``, ``fragmentation``, ``other_processes`` and the like, as the document names them."
+        "``true_need``, ``fragmentation``, ``full_card``, ``other_processes`` and the like, as the document names them."
     )
     phase = Value[str | None]("The phase of the run in which memory ran out; None where nothing says it.")
     part = Value[str | None]("What was being made: ``logits``, ``weights`` and the like; None where nothing says it.")

@@ -1,7 +1,8 @@
 """Why memory ran out, as far as the message alone proves it: how the GPU was divided when nothing was left.
 
 By torch's ``CUDACachingAllocator.cpp``: before it gives up, the allocator has given back to the driver every cached
-block that is not split, so that what is reserved but unallocated lies between tensors in use. ``Process N`` are the
+block that is not split, so that what is reserved but unallocated lies between tensors in use. Some always does: pieces
+are the reason only where joined they would also have left what a plan that fits keeps free. ``Process N`` are the
 processes on the GPU by NVML; the one with this process's pid is called "this process", but in a container pids differ,
 and then this one is among the others.
 """
@@ -9,6 +10,7 @@ and then this one is among the others.
 from dataclasses import dataclass
 from enum import Enum
 
+from vlmplan.memory.overhead import reserve_bytes
 from vlmplan.memory_messages import Kind, MemoryMessage
 from vlmplan.units import GIB
 
@@ -20,6 +22,8 @@ buffers. Assumed: 0.3 to 1.5 GiB are seen in the published messages that name it
 class Cause(Enum):
     TRUE_NEED = "true_need"
     FRAGMENTATION = "fragmentation"
+    FULL_CARD = "full_card"
+    """In one piece there would have been room for the request, and next to none after it."""
     OTHER_PROCESSES = "other_processes"
     MEMORY_LIMIT = "memory_limit"
     SMALLER_CARD = "smaller_card"
@@ -44,13 +48,15 @@ class Balance:
     """The GPU when the request failed; None is what the message does not tell.
 
     ``overhead_bytes`` are this process's beside torch's allocator, ``other_bytes`` other processes', ``pids`` theirs
-    where they are known. ``missing_bytes`` would have had to be free besides.
+    where they are known. ``missing_bytes`` would have had to be free besides; ``left_bytes`` would have been left, had
+    all that torch kept unused been one piece with what was free.
     """
 
     overhead_bytes: int | None = None
     other_bytes: int = 0
     pids: tuple[int, ...] = ()
     missing_bytes: int | None = None
+    left_bytes: int | None = None
 
 
 def balance_of(message: MemoryMessage) -> Balance:
@@ -62,11 +68,13 @@ def balance_of(message: MemoryMessage) -> Balance:
         unlisted = message.total_bytes - message.free_bytes - other_bytes - (reserved if own is None else own)
         if unlisted > OWN_OVERHEAD_BYTES:
             other_bytes += unlisted
+    left = _left(message)
     return Balance(
         overhead_bytes=None if own is None or reserved is None else own - reserved,
         other_bytes=other_bytes,
         pids=tuple(pid for pid, _ in others),
-        missing_bytes=_missing(message),
+        missing_bytes=None if left is None else max(0, -left),
+        left_bytes=None if left is None else max(0, left),
     )
 
 
@@ -82,10 +90,11 @@ def _own_and_others(message: MemoryMessage, reserved: int | None) -> tuple[int |
     return mine[1], [one for one in others if one is not mine]
 
 
-def _missing(message: MemoryMessage) -> int | None:
+def _left(message: MemoryMessage) -> int | None:
+    """Of what was free and what torch kept unused, after the request; below 0 where that was too little."""
     if message.requested_bytes is None or message.free_bytes is None:
         return None
-    return max(0, message.requested_bytes - message.free_bytes - (message.unallocated_bytes or 0))
+    return message.free_bytes + (message.unallocated_bytes or 0) - message.requested_bytes
 
 
 def cause_of(message: MemoryMessage, balance: Balance) -> Cause:
@@ -100,8 +109,9 @@ def cause_of(message: MemoryMessage, balance: Balance) -> Cause:
         return Cause.MEMORY_LIMIT
     if free is None:
         return Cause.UNKNOWN
-    if message.unallocated_bytes and balance.missing_bytes == 0:
+    has_pieces = bool(message.unallocated_bytes) and balance.missing_bytes == 0
+    if has_pieces and (message.total_bytes is None or (balance.left_bytes or 0) >= reserve_bytes(message.total_bytes)):
         return Cause.FRAGMENTATION
     if balance.other_bytes and free + balance.other_bytes >= requested:
         return Cause.OTHER_PROCESSES
-    return Cause.TRUE_NEED
+    return Cause.FULL_CARD if has_pieces else Cause.TRUE_NEED

@@ -90,12 +90,18 @@ AROUND: tuple[tuple[Phase, re.Pattern[str]], ...] = (
 )
 STEP_FILES = re.compile(r"/optim/|deepspeed/runtime/(?:zero|bf16_optimizer|fp16)|accelerate/optimizer|bitsandbytes")
 STEPS = re.compile(r"_?(?:take_model_)?step|_(?:multi|single)_tensor_\w+|_fused_\w+|_init_group|update_step")
+MOVES_FILES = re.compile(r"torch/nn/modules/module\.py|bitsandbytes/nn/modules\.py")
+MOVES = re.compile(r"_apply|convert|to|cuda|_quantize")
+"""A model's weights go to the GPU, where bitsandbytes quantises them as they come."""
 BACKWARD_FILES = re.compile(r"torch/_tensor\.py|torch/autograd|accelerat|deepspeed|torch/utils/checkpoint")
 DATA_FILES = re.compile(
     r"image_processing|video_processing|processing_\w+\.py|utils/data/|vision_process|/PIL/|datasets/"
 )
 LOSSES = re.compile(r"cross_entropy|\w*loss_function|ForCausalLMLoss|nll_loss|log_softmax|selective_log_softmax")
-LOGITS_CODE = re.compile(r"logits\.float\(\)|\blogits\s*=|logits\.to\(|lm_head\(|output_layer\(")
+LOGITS_CODE = re.compile(
+    r"logits\.float\(\)|\b(?:shift_)?logits\s*=|logits\.to\(|lm_head\(|output_layer\(|\bloss_fct\("
+)
+"""Models of transformers before 4.46 shifted logits in their own forward, and called ``loss_fct`` there."""
 SCORES = re.compile(r"scaled_dot_product_attention|sdpa_attention_forward|eager_attention_forward|softmax")
 SCORES_CODE = re.compile(r"softmax\(|torch\.(?:matmul|bmm)\((?:q|attn)|scaled_dot_product_attention\(")
 MLP_CODE = re.compile(r"(?:gate|up|down)_proj\(|act_fn\(|activation_fn\(|\bfc[12]\(|\bw[123]\(")
@@ -158,6 +164,8 @@ def _around(frames: Sequence[Frame]) -> Phase | None:
                 return Phase.GENERATION if phase is Phase.EVALUATION and is_generating else phase
     if any(frame.function == "generate" for frame in frames):
         return Phase.GENERATION
+    if any(MOVES.fullmatch(frame.function) and MOVES_FILES.search(frame.file) for frame in frames[-INNERMOST:]):
+        return Phase.LOAD
     return Phase.DATA if any(DATA_FILES.search(frame.file) for frame in frames[-3:]) else None
 
 

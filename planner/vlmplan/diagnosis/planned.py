@@ -177,7 +177,7 @@ def _smaller_card_bytes(found: Diagnosis, present: Estimate) -> int | None:
     """Memory of the card that it ran on, where that is the reason: the setup fits on the planned one, which is larger;
     None where it is not."""
     total, usable = found.evidence.message.total_bytes, present.device.usable_bytes
-    if found.cause is not Cause.TRUE_NEED or total is None or total >= usable * OTHER_CARD_RATIO:
+    if found.cause not in (Cause.TRUE_NEED, Cause.FULL_CARD) or total is None or total >= usable * OTHER_CARD_RATIO:
         return None
     return None if present.verdict is Verdict.DOES_NOT_FIT else total
 
