@@ -40,6 +40,17 @@ EXAONE = {
     "num_shared_experts": 2,
     "moe_intermediate_size": 48,
 }
+KOLIBRI = {
+    "model_type": "kolibri1",
+    **{key: value for key, value in SIZES.items() if key != "intermediate_size"},
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "sliding_window": 64,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
 FLEX = {"model_type": "flex_olmo", **SIZES, "num_experts": 8, "num_experts_per_tok": 2}
 MINIMAX = {
     "model_type": "minimax_m2",
@@ -189,6 +200,12 @@ CONFIGS = {
         **EXAONE,
         "layer_types": ["full_attention"] * 4,
         "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+    },
+    "kolibri1": KOLIBRI,
+    "kolibri1 with normed scores, whose layers all see everything": {
+        **KOLIBRI,
+        "norm_topk_prob": True,
+        "layer_types": ["full_attention"] * 5,
     },
     "flex_olmo": FLEX,
     "flex_olmo with normed scores": {**FLEX, "norm_topk_prob": True, "attention_bias": True},

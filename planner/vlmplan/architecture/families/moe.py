@@ -216,10 +216,12 @@ class TopKRouter(AdaptableModule):
         return logits, scores, indices
 
 
-def top(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``torch.topk(x, count, dim=-1)``: values and indices; saves the indices."""
+def top(x: Tensor, count: int, *, gathers: bool = False) -> tuple[Tensor, Tensor]:
+    """``torch.topk(x, count, dim=-1)``: values and indices; saves the indices. ``gathers``: something else has chosen
+    them, and ``x.gather(-1, indices)`` takes the values, which saves x too."""
     tape = x.tape
-    node = tape.node((x,), written_anew, meta=(x.shape, x.dtype))
+    saved = (x.detached(),) if gathers and x.requires_grad else ()
+    node = tape.node((x,), written_anew, saved, (x.shape, x.dtype))
     shape = (*x.shape[:-1], count)
     values, indices = tape.tensor(shape, x.dtype, node), tape.tensor(shape, DType.INT64)
     tape.save(node, indices)
