@@ -31,6 +31,7 @@ from vlmplan_trainer.rehearse.shapes import (
     remembered,
     signature,
 )
+from vlmplan_trainer.rehearse.special_operations import known_sizes
 
 aten = torch.ops.aten
 VALUE = "_probed_value"
@@ -109,6 +110,8 @@ class ByteCounter(TorchDispatchMode):
             return read_number(args[0])
         if func is aten.index.Tensor:
             args = (args[0], [position for index in args[1] for position in self.as_positions(index)], *args[2:])
+        if func is aten.split_with_sizes.default:
+            args = (args[0], known_sizes(args[0].shape[args[2] if len(args) > 2 else 0], args[1]), *args[2:])
         known = all(map(is_known, tensors_in((*args, *kwargs.values()))))
         try:
             result = self.shaped(func, args, kwargs)

@@ -138,12 +138,16 @@ def _split_among_experts(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     """Rows that are sorted by expert and split by how many each got (JetMoE): numbers that are not known read as zeros.
     Each expert gets as many; bytes of all together do not depend on it."""
     x, sizes, *dims = args
-    num_rows = x.shape[dims[0] if dims else 0]
+    even = known_sizes(x.shape[dims[0] if dims else 0], sizes)
+    return NotImplemented if even == sizes else mode.__torch_dispatch__(func, (), (x, even, *dims), kwargs)
+
+
+def known_sizes(num_rows: int, sizes: list[int]) -> list[int]:
+    """``sizes`` of the pieces of ``num_rows``, as equal as they can be where all read as zeros."""
     if any(sizes) or not num_rows:
-        return NotImplemented
+        return sizes
     share, rest = divmod(num_rows, len(sizes))
-    even = [share + (place < rest) for place in range(len(sizes))]
-    return mode.__torch_dispatch__(func, (), (x, even, *dims), kwargs)
+    return [share + (place < rest) for place in range(len(sizes))]
 
 
 SPECIAL: dict[Any, Special] = {

@@ -82,6 +82,7 @@ TEXT_FAMILIES = {
     "jais2": "jais2",
     "jamba": "jamba",
     "kimi_linear": "kimi_linear",
+    "jetmoe": "jetmoe",
     "kolibri1": "kolibri1",
     "laguna": "laguna",
     "lfm2": "lfm2",
