@@ -1,10 +1,12 @@
 """DeepSeek-V4 against transformers: residual streams, compressed attention with and without an indexer, its experts."""
 
 import json
+from functools import partial
 
 import pytest
 
 from tape_probe import predicted_step
+from text_steps import assert_parameters_match, assert_step
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.compressed_layers import CHOOSING, HEAVY, SLIDING, attention_kinds
 from vlmplan.architecture.config import Config
@@ -75,17 +77,10 @@ ONE_SAMPLE = Batch(micro_batch=1, num_tokens=192)
     ids=["class's keys", "published keys", "nested positions", "defaults"],
 )
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config, attention="eager")
+    assert_parameters_match(config, attention="eager")
 
 
-def step(config, batch, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, batch, text_inputs(batch), attention="eager", tolerance=0.002, **options)
+step = partial(assert_step, attention="eager", tolerance=0.002)
 
 
 @pytest.mark.one_in(4)

@@ -1,7 +1,10 @@
+from functools import partial
+
 import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from text_steps import assert_parameters_match, assert_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Linear
@@ -43,30 +46,27 @@ def test_counts_are_those_of_the_published_checkpoints(alias):
 
 @pytest.mark.parametrize("config", [GPT_OSS, *ALTERED.values()], ids=["20b", *ALTERED])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config, attention="eager")
+    assert_parameters_match(config, attention="eager")
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize(("config", "batch"), [(GPT_OSS, BATCH), (WIDE, WIDE_BATCH)], ids=["attention", "experts"])
 def test_a_step_keeps_and_peaks_as_in_transformers(config, batch, checkpoints):
-    assert_step(config, batch, checkpoints=checkpoints)
+    assert_eager_step(config, batch, checkpoints=checkpoints)
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("config", ALTERED.values(), ids=ALTERED)
 def test_a_step_of_an_altered_model_keeps_and_peaks_as_in_transformers(config):
-    assert_step(config, BATCH)
+    assert_eager_step(config, BATCH)
 
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_frozen_experts_keep_what_transformers_keeps(checkpoints):
     frozen = [f"model.layers.{index}.mlp.experts" for index in range(4)]
-    assert_step(WIDE, WIDE_BATCH, checkpoints=checkpoints, frozen=["model.embed_tokens", *frozen])
+    assert_eager_step(WIDE, WIDE_BATCH, checkpoints=checkpoints, frozen=["model.embed_tokens", *frozen])
 
 
 def test_whatever_attention_is_asked_for_eager_runs():
@@ -79,8 +79,4 @@ def test_only_attention_is_linear():
     assert {name.rpartition(".")[2] for name in names} == {"q_proj", "k_proj", "v_proj", "o_proj", "lm_head"}
 
 
-def assert_step(config, batch, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, batch, text_inputs(batch), attention="eager", tolerance=0.001, **options)
+assert_eager_step = partial(assert_step, attention="eager")

@@ -3,8 +3,10 @@ from importlib.resources import files
 
 import pytest
 
+import text_steps
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from text_steps import assert_parameters_match
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
 
@@ -71,10 +73,7 @@ def test_counts_are_those_of_the_published_checkpoints(alias):
 
 @pytest.mark.parametrize("config", [*map(packaged_config, ALIASES), *ALTERED.values()], ids=[*ALIASES, *ALTERED])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config)
+    assert_parameters_match(config)
 
 
 def assert_step(alias, shape, *, micro_batch=1, num_text_tokens=40, config=None, tolerance=0.002, **options):
@@ -172,11 +171,7 @@ def test_features_of_a_tower_in_float32_are_cast_for_a_decoder_in_16_bit():
 
 
 def test_a_step_without_images_is_that_of_the_decoder():
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    batch = Batch(micro_batch=2, num_tokens=300)
-    assert_step_matches(small("smolvlm-256m"), batch, text_inputs(batch), tolerance=0.002)
+    text_steps.assert_step(small("smolvlm-256m"), Batch(micro_batch=2, num_tokens=300), tolerance=0.002)
 
 
 def test_pictures_of_different_sizes_cost_a_mask_and_a_bias_in_every_layer():

@@ -1,8 +1,11 @@
 """Kimi Linear against transformers: Kimi delta attention written out in chunks, latent attention without positions."""
 
+from functools import partial
+
 import pytest
 
 from tape_probe import predicted_step
+from text_steps import assert_parameters_match, assert_step
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.families.kimi_linear import layer_types, sparse_layers
@@ -48,17 +51,10 @@ BATCH = Batch(micro_batch=2, num_tokens=192)
 
 @pytest.mark.parametrize("config", [CONFIG, OTHER, NARROW], ids=["published keys", "class's keys", "no delta"])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config)
+    assert_parameters_match(config)
 
 
-def step(config, batch, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, batch, text_inputs(batch), tolerance=0.002, **options)
+step = partial(assert_step, tolerance=0.002)
 
 
 @pytest.mark.one_in(4)

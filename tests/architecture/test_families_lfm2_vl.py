@@ -11,6 +11,7 @@ import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from text_steps import assert_parameters_match
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
@@ -65,10 +66,7 @@ WHOLE = pytest.param(packaged_config(ALIAS), marks=pytest.mark.sweep)
 
 @pytest.mark.parametrize("config", [WHOLE, CONFIG, PLAIN], ids=[ALIAS, "defaults", "plain"])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config)
+    assert_parameters_match(config)
 
 
 def step(config, size, **options):

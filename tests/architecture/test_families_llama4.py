@@ -9,6 +9,7 @@ import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from text_steps import assert_checkpointed_step, assert_parameters_match, assert_step
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.families.llama4 import sum_of_experts
@@ -75,10 +76,7 @@ WHOLE = pytest.param(packaged_config(ALIAS), marks=pytest.mark.sweep)
 
 @pytest.mark.parametrize("config", [WHOLE, *CONFIGS.values()], ids=[ALIAS, *CONFIGS])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config)
+    assert_parameters_match(config)
 
 
 @pytest.mark.one_in(2)
@@ -86,17 +84,11 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     ("config", "attention"), [(TEXT, "eager"), (INTERLEAVED, "sdpa"), (CHUNKED, "sdpa"), (UNTUNED, "sdpa")]
 )
 def test_a_step_keeps_and_peaks_as_in_transformers(config, attention):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, BATCH, text_inputs(BATCH), attention=attention, tolerance=0.001)
+    assert_step(config, BATCH, attention=attention)
 
 
 def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers():
-    pytest.importorskip("transformers")
-    from family_checks import assert_checkpointed_step_matches, text_inputs
-
-    assert_checkpointed_step_matches(CHUNKED, BATCH, text_inputs(BATCH))
+    assert_checkpointed_step(CHUNKED, BATCH)
 
 
 @pytest.mark.one_in(3)

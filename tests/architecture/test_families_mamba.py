@@ -3,6 +3,7 @@
 import pytest
 
 from tape_probe import predicted_step
+from text_steps import assert_checkpointed_step, assert_parameters_match, assert_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.errors import InputError
@@ -24,10 +25,7 @@ EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 @EACH
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config, attention="eager")
+    assert_parameters_match(config, attention="eager")
 
 
 @pytest.mark.one_in(5)
@@ -36,24 +34,16 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
 @EACH
 def test_a_step_keeps_and_peaks_as_in_transformers(config, sizes, checkpoints):
     """Rows of one sample are multiplied as they lie; those of several are copied."""
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
     batch = Batch(micro_batch=sizes[0], num_tokens=sizes[1])
-    kept = 0.01 if checkpoints else 0.001
-    ways = {"attention": "eager", "checkpoints": checkpoints, "backward_tolerance": 0.001}
-    assert_step_matches(config, batch, text_inputs(batch), **ways, tolerance=kept)
+    assert_one = assert_checkpointed_step if checkpoints else assert_step
+    assert_one(config, batch, attention="eager")
 
 
 @pytest.mark.parametrize("names", [("A_log",), ("x_proj", "dt_proj", "out_proj"), ("A_log", "dt_proj", "conv1d")])
 def test_weights_that_are_frozen_keep_less(names):
     frozen = ("backbone.embeddings", *(f"backbone.layers.{layer}.mixer.{name}" for layer in range(3) for name in names))
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    batch = Batch(micro_batch=2, num_tokens=40)
-    ways = {"attention": "eager", "frozen": frozen}
-    assert_step_matches({**MAMBA, "tie_word_embeddings": False}, batch, text_inputs(batch), **ways, tolerance=0.001)
+    untied = {**MAMBA, "tie_word_embeddings": False}
+    assert_step(untied, Batch(micro_batch=2, num_tokens=40), attention="eager", frozen=frozen)
 
 
 def test_states_of_all_tokens_are_kept():

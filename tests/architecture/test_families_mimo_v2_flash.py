@@ -2,7 +2,7 @@
 
 import pytest
 
-from text_steps import assert_step
+from text_steps import assert_parameters_match, assert_step
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.families.mimo_v2_flash import layer_windows
@@ -38,10 +38,7 @@ EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 @EACH
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config, attention="eager")
+    assert_parameters_match(config, attention="eager")
 
 
 @pytest.mark.one_in(3)

@@ -3,8 +3,10 @@ from importlib.resources import files
 
 import pytest
 
+import text_steps
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from text_steps import assert_parameters_match
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.errors import InputError
@@ -70,10 +72,7 @@ def test_counts_are_those_of_the_published_checkpoint():
 
 @pytest.mark.parametrize("config", [packaged_config(ALIAS), *ALTERED.values()], ids=[ALIAS, *ALTERED])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config)
+    assert_parameters_match(config)
 
 
 def batch_of(config, *, micro_batch, num_tokens, num_images):
@@ -132,11 +131,8 @@ def test_frozen_parts_keep_what_transformers_keeps(frozen, attention, checkpoint
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_without_an_image_the_cross_attention_layers_are_skipped(checkpoints):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
     batch = Batch(micro_batch=2, num_tokens=300)
-    assert_step_matches(small(), batch, text_inputs(batch), checkpoints=checkpoints, tolerance=0.002)
+    text_steps.assert_step(small(), batch, checkpoints=checkpoints, tolerance=0.002)
 
 
 def test_checkpointing_does_not_reach_the_tower():

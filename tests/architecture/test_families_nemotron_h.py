@@ -4,6 +4,7 @@ import pytest
 
 from layer_events import one_layer
 from tape_probe import predicted_step
+from text_steps import assert_checkpointed_step, assert_parameters_match, assert_step
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.families.nemotron_h import layer_types
@@ -54,17 +55,11 @@ BATCHES = [
 
 @pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["published keys", "saved keys"])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config)
+    assert_parameters_match(config)
 
 
 def step(config, batch, **options):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, batch, text_inputs(batch), tolerance=0.003, backward_tolerance=0.001, **options)
+    assert_step(config, batch, tolerance=0.003, backward_tolerance=0.001, **options)
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"{batch.micro_batch}x{batch.num_tokens}")
@@ -74,10 +69,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(batch):
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"{batch.micro_batch}x{batch.num_tokens}")
 def test_a_checkpointed_step_keeps_and_peaks_as_in_transformers(batch):
-    pytest.importorskip("transformers")
-    from family_checks import assert_checkpointed_step_matches, text_inputs
-
-    assert_checkpointed_step_matches(CONFIG, batch, text_inputs(batch))
+    assert_checkpointed_step(CONFIG, batch)
 
 
 def test_groups_of_one_head_and_experts_of_a_narrower_copy_keep_and_peak_as_in_transformers():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from seeing_families import DECODER, DEFAULTS, FAMILIES, of_side
+from text_steps import assert_parameters_match
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.images.videos import clip_shape
@@ -21,12 +22,9 @@ NUM_FRAMES = 3
 
 @pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.sweep) for name in DEFAULTS)])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(family):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
     said = FAMILIES[family.removesuffix(" by default")]
     config = said.config if family in FAMILIES else DEFAULTS[family]
-    assert_parameters_and_linears_match(config, attention=said.attention)
+    assert_parameters_match(config, attention=said.attention)
 
 
 @pytest.mark.one_in(4)

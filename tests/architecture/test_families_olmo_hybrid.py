@@ -3,6 +3,7 @@
 import pytest
 
 from layer_events import one_layer
+from text_steps import assert_checkpointed_step, assert_parameters_match, assert_step
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.olmo_hybrid import layer_types
 from vlmplan.architecture.model import Batch
@@ -40,29 +41,20 @@ EACH = pytest.mark.parametrize("name", ALTERED)
 
 @EACH
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(name):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match({**CONFIG, **ALTERED[name]})
+    assert_parameters_match({**CONFIG, **ALTERED[name]})
 
 
 @EACH
 def test_a_step_keeps_and_peaks_as_in_transformers(name):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches({**CONFIG, **ALTERED[name]}, BATCH, text_inputs(BATCH), tolerance=0.001)
+    assert_step({**CONFIG, **ALTERED[name]}, BATCH)
 
 
 @EACH
 def test_a_checkpointed_step_peaks_as_in_transformers(name):
-    pytest.importorskip("transformers")
-    from family_checks import assert_checkpointed_step_matches, text_inputs
-
     altered = ALTERED[name]
     positions = 0 if "rope_theta" in str(altered) else 2 * BATCH.num_tokens * 16 * 4 / 6_800_000
     config = {**CONFIG, **altered}
-    assert_checkpointed_step_matches(config, BATCH, text_inputs(BATCH), backward_tolerance=0.001 + positions)
+    assert_checkpointed_step(config, BATCH, backward_tolerance=0.001 + positions)
 
 
 def test_every_fourth_layer_attends_and_the_last_of_fewer():

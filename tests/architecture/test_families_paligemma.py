@@ -6,6 +6,7 @@ import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from text_steps import assert_parameters_match
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
@@ -47,10 +48,7 @@ def test_counts_are_those_of_the_published_checkpoints(alias):
     "config", [*(packaged_config(alias) for alias in ALIASES), *ALTERED.values()], ids=[*ALIASES, *ALTERED]
 )
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config, attention=attention_of(config))
+    assert_parameters_match(config, attention=attention_of(config))
 
 
 @pytest.mark.one_in(11)

@@ -3,6 +3,7 @@
 import pytest
 
 from tape_probe import predicted_step
+from text_steps import assert_checkpointed_step, assert_parameters_match, assert_step
 from vlmplan.architecture.model import Batch
 from vlmplan.errors import InputError
 
@@ -245,28 +246,19 @@ EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 @EACH
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config)
+    assert_parameters_match(config)
 
 
 @pytest.mark.one_in(3)
 @EACH
 def test_a_step_keeps_and_peaks_as_in_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.0015, backward_tolerance=0.0001)
+    assert_step(config, BATCH, tolerance=0.0015, backward_tolerance=0.0001)
 
 
 @pytest.mark.one_in(3)
 @EACH
 def test_a_checkpointed_step_peaks_as_in_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_checkpointed_step_matches, text_inputs
-
-    assert_checkpointed_step_matches(config, BATCH, text_inputs(BATCH))
+    assert_checkpointed_step(config, BATCH)
 
 
 @pytest.mark.parametrize("key", ["expert_selection_fn", "shared_expert_combination_strategy"])

@@ -4,6 +4,7 @@ import pytest
 
 from layer_events import one_layer
 from tape_probe import predicted_step
+from text_steps import assert_checkpointed_step, assert_parameters_match, assert_step
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import build_model
@@ -81,29 +82,19 @@ def attention(config):
 
 @EACH
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_parameters_and_linears_match
-
-    assert_parameters_and_linears_match(config, attention=attention(config))
+    assert_parameters_match(config, attention=attention(config))
 
 
 @pytest.mark.one_in(3)
 @EACH
 def test_a_step_keeps_and_peaks_as_in_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    assert_step_matches(config, BATCH, text_inputs(BATCH), attention=attention(config), tolerance=0.001)
+    assert_step(config, BATCH, attention=attention(config))
 
 
 @pytest.mark.one_in(3)
 @EACH
 def test_a_checkpointed_step_peaks_as_in_transformers(config):
-    pytest.importorskip("transformers")
-    from family_checks import assert_step_matches, text_inputs
-
-    ways = {"checkpoints": True, "attention": attention(config)}
-    assert_step_matches(config, BATCH, text_inputs(BATCH), **ways, tolerance=0.01, backward_tolerance=0.001)
+    assert_checkpointed_step(config, BATCH, attention=attention(config))
 
 
 def test_zero_3_keeps_what_a_mixer_that_is_called_by_keyword_reads_to_the_end_of_backward():
