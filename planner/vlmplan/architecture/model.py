@@ -19,8 +19,8 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
 from vlmplan.architecture.verl_loss import verl_fused_loss, verl_loss, verl_quotient_loss
-from vlmplan.recipe.choices import LossKind
-from vlmplan.units import Choice, DType
+from vlmplan.recipe.choices import LossKind, Part
+from vlmplan.units import DType
 
 if TYPE_CHECKING:
     from vlmplan.architecture.audio import AudioShape
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 
 Input = tuple[tuple[int, ...], DType]
 """Shape and type of a tensor of a batch."""
-
-
-class Part(Choice):
-    """What can be frozen separately."""
-
-    VISION = "vision"
-    PROJECTOR = "projector"
-    LANGUAGE = "language"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

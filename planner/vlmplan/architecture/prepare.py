@@ -28,7 +28,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     Raises InputError if nothing would be trained or a LoRA target matches nothing.
     """
     model = model if isinstance(model, Model) else build_model(model)
-    frozen, full = frozen_parts(recipe), full_parts(recipe)
+    frozen, full = recipe.frozen_parts, recipe.full_parts
     if recipe.liger_layers:
         use_liger_layers(model)
     mark_tileable_mlps(model)
@@ -101,22 +101,6 @@ def mark_tileable_mlps(model: Model) -> None:
             mlp = layer.modules_by_name.get("mlp")
             if mlp is not None and is_gated_mlp(mlp.modules_by_name):
                 mlp.can_be_tiled = True
-
-
-def frozen_parts(recipe: Recipe) -> frozenset[Part]:
-    """The parts that the recipe leaves alone."""
-    trains = {
-        Part.VISION: recipe.train_vision,
-        Part.PROJECTOR: recipe.train_projector,
-        Part.LANGUAGE: recipe.train_language,
-    }
-    return frozenset(part for part, is_trained in trains.items() if not is_trained)
-
-
-def full_parts(recipe: Recipe) -> frozenset[Part]:
-    """The parts whose own weights are trained beside adapters of others."""
-    is_full = {Part.VISION: recipe.full_vision, Part.PROJECTOR: recipe.full_projector}
-    return frozenset(part for part, is_own in is_full.items() if is_own and recipe.trains_adapters)
 
 
 def _set_types(parameters: Iterable[Parameter], recipe: Recipe) -> None:

@@ -8,6 +8,14 @@ from vlmplan.errors import InputError
 from vlmplan.units import Choice, DType
 
 
+class Part(Choice):
+    """What can be frozen separately."""
+
+    VISION = "vision"
+    PROJECTOR = "projector"
+    LANGUAGE = "language"
+
+
 class Method(Choice):
     FULL = "full"
     LORA = "lora"

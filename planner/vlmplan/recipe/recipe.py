@@ -10,7 +10,7 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 | DeepSpeed | bf16, fp16 | 16 bit | 16 bit | float32 in the optimizer | no |
 | DeepSpeed | bf16-pure | 16 bit | 16 bit | bfloat16 in the optimizer | no |
 | FSDP2 | bf16 | 16 bit | 16 bit | float32 in its shards | no |
-| either | fp32 | float32 | float32 | see the stage | no |
+| any | fp32 | float32 | float32 | see the stage | no |
 
 ``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights
 and for shards of frozen ones.
@@ -34,6 +34,7 @@ from vlmplan.recipe.choices import (
     InputGradients,
     Method,
     OptimizerKind,
+    Part,
     Precision,
     ShardUnits,
     WeightDtype,
@@ -191,9 +192,25 @@ class Recipe(RecipeSettings):
         return DType.FLOAT32 if self.upcasts_frozen else self.copy_dtype
 
     @property
+    def frozen_parts(self) -> frozenset[Part]:
+        """The parts that are not trained."""
+        trains = {
+            Part.VISION: self.train_vision,
+            Part.PROJECTOR: self.train_projector,
+            Part.LANGUAGE: self.train_language,
+        }
+        return frozenset(part for part, is_trained in trains.items() if not is_trained)
+
+    @property
+    def full_parts(self) -> frozenset[Part]:
+        """The parts whose own weights are trained beside adapters of others."""
+        is_full = {Part.VISION: self.full_vision, Part.PROJECTOR: self.full_projector}
+        return frozenset(part for part, is_own in is_full.items() if is_own and self.trains_adapters)
+
+    @property
     def trains_full_parts(self) -> bool:
         """Whether weights of the model itself are trained beside adapters."""
-        return self.trains_adapters and (self.full_vision or self.full_projector)
+        return bool(self.full_parts)
 
     @property
     def changes_base(self) -> bool:

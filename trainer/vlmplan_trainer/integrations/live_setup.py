@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from vlmplan.errors import InputError
-from vlmplan.recipe.choices import ALL_LINEAR, REGEX
+from vlmplan.recipe.choices import ALL_LINEAR, REGEX, Part
 from vlmplan_trainer.models.base_model import base_model
-from vlmplan_trainer.models.parts import Part, Parts
+from vlmplan_trainer.models.parts import Parts
 
 OWN_KEYS = ("output_dir", "logging_dir", "hub_token", "deepspeed", "use_cpu", "accelerator_config", "fsdp_config")
 """Keys without effect on a plan, or whose values are read elsewhere."""

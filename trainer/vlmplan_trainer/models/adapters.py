@@ -16,10 +16,10 @@ from torch import nn
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import ALL_LINEAR, DEFAULT_INIT, REGEX
+from vlmplan.recipe.choices import ALL_LINEAR, DEFAULT_INIT, REGEX, Part
 from vlmplan.recipe.lora_targets import layer_targets, listed_targets, stacked_targets, unpacked_linears
 from vlmplan.run.training import adapter_problem
-from vlmplan_trainer.models.parts import Part, Parts, frozen_parts, full_parts
+from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.probe import kind_of, name_of
 
 ATTENTION = "attention"
@@ -254,7 +254,7 @@ def _embedding_names(model: Any) -> list[str]:
 def _excluded_pattern(parts: Parts, recipe: Recipe) -> str | None:
     """A regular expression of the names of all modules in parts that are frozen or trained in full, and of those that
     the recipe leaves out; None where there are none."""
-    closed = frozen_parts(recipe) | full_parts(recipe)
+    closed = recipe.frozen_parts | recipe.full_parts
     patterns = [_pattern(prefix, parts) for prefix, part in parts.prefixes.items() if part in closed]
     if Part.LANGUAGE in closed:  # the part of names without a prefix
         others = "|".join(re.escape(prefix) for prefix in parts.prefixes)

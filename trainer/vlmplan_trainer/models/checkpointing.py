@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Part
 from vlmplan_trainer.models.offloading import offloading_checkpoint
-from vlmplan_trainer.models.parts import Part, Parts
+from vlmplan_trainer.models.parts import Parts
 
 
 def set_checkpointing(model: Any, parts: Parts, recipe: Recipe) -> None:

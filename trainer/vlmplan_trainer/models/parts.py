@@ -4,23 +4,14 @@ The same cut as the planner's (``PARTS`` of its families), made on transformers'
 """
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 from torch import nn
 
 from vlmplan.model_types.encoder_decoder import HEARING_TYPES
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Part
 from vlmplan_trainer.probe import PROJECTOR_WORDS, name_of, text_names, vision_names
-
-
-class Part(Enum):
-    """What can be frozen separately."""
-
-    VISION = "vision"
-    PROJECTOR = "projector"
-    LANGUAGE = "language"
-
 
 INNER_PROJECTOR_WORDS = (*PROJECTOR_WORDS, "merger", "downsample")
 """Parts of the names of modules inside a tower that are projectors, as the planner has them (``generic_tree.py``)."""
@@ -90,26 +81,10 @@ def _add_what_stands_between(module: nn.Module, name: str, prefixes: dict[str, P
         _add_what_stands_between(child, prefix + child_name, prefixes, known)
 
 
-def frozen_parts(recipe: Recipe) -> frozenset[Part]:
-    """The parts that the recipe leaves alone."""
-    trains = {
-        Part.VISION: recipe.train_vision,
-        Part.PROJECTOR: recipe.train_projector,
-        Part.LANGUAGE: recipe.train_language,
-    }
-    return frozenset(part for part, is_trained in trains.items() if not is_trained)
-
-
-def full_parts(recipe: Recipe) -> frozenset[Part]:
-    """The parts whose own weights are trained beside adapters of others."""
-    is_full = {Part.VISION: recipe.full_vision, Part.PROJECTOR: recipe.full_projector}
-    return frozenset(part for part, is_own in is_full.items() if is_own and recipe.trains_adapters)
-
-
 def full_modules(model: nn.Module, parts: Parts, recipe: Recipe) -> list[str]:
-    """The names of the largest modules that have weights of ``full_parts`` alone, but for lists of modules, which peft
-    does not take for ``modules_to_save``."""
-    full = full_parts(recipe)
+    """The names of the largest modules that have weights of ``Recipe.full_parts`` alone, but for lists of modules,
+    which peft does not take for ``modules_to_save``."""
+    full = recipe.full_parts
     found: list[str] = []
 
     def look(module: nn.Module, name: str) -> None:
@@ -129,7 +104,7 @@ def full_modules(model: nn.Module, parts: Parts, recipe: Recipe) -> list[str]:
 def freeze(model: nn.Module, parts: Parts, recipe: Recipe) -> None:
     """Let what the recipe trains of the model's own weights need gradients: all parts but the frozen ones, or where
     adapters will be those that are trained in full beside them."""
-    frozen, full = frozen_parts(recipe), full_parts(recipe)
+    frozen, full = recipe.frozen_parts, recipe.full_parts
     constants = {
         id(parameter)
         for module in model.modules()

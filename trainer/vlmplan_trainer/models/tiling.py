@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import is_gated_mlp, num_tiles
-from vlmplan_trainer.models.parts import Part, Parts
+from vlmplan.recipe.choices import Part, is_gated_mlp, num_tiles
+from vlmplan_trainer.models.parts import Parts
 
 
 def tile_mlps(model: nn.Module, recipe: Recipe, seq_len: int) -> None:
