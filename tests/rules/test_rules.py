@@ -212,11 +212,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_3.with_changes(zero=ZeroSettings(allgather_bucket_size=7))),
         ],
     ),
-    "second_copies_need_stage_3": (
+    "hpz_needs_stage_3": (
         [case(Recipe(zero_stage=stage, hpz=2)) for stage in (None, 0, 1, 2)],
         [case(ZERO_3.with_changes(hpz=2)), case(ZERO_2)],
     ),
-    "second_copies_divide_the_gpus": (
+    "hpz_divides_the_gpus": (
         [case(ZERO_3.with_changes(hpz=3), cluster(4)), case(ZERO_3.with_changes(hpz=8), cluster(2, num_nodes=2))],
         [
             case(ZERO_3.with_changes(hpz=2), cluster(2, num_nodes=3)),
@@ -224,7 +224,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_3.with_changes(hpz=3)),
         ],
     ),
-    "second_copies_stay_on_the_gpu": (
+    "hpz_weights_stay_on_the_gpu": (
         [case(ZERO_3.with_changes(hpz=2, offload_params=device)) for device in (Offload.CPU, Offload.NVME)],
         [case(ZERO_3.with_changes(hpz=2, **CPU_OFFLOAD)), case(ZERO_3.with_changes(offload_params=Offload.CPU))],
     ),
@@ -802,7 +802,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(SHARED, cluster(2), QWEN), case(SHARED, cluster(2), GEMMA_2), case(SHARED, cluster(2), QWEN_3_5)],
         [case(SHARED, cluster(2), LLAMA), case(ZERO_3, cluster(2), QWEN)],
     ),
-    "ranks_of_a_sample_divide_the_gpus": (
+    "sequence_parallel_ranks_divide_the_gpus": (
         [case(SHARED, cluster(7))],
         [case(SHARED, cluster(6)), case(ZERO_3, cluster(7))],
     ),
@@ -810,23 +810,23 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(SHARED.with_changes(sequence_parallel=size), None, LLAMA) for size in (3, 12, 64)],
         [case(SHARED.with_changes(sequence_parallel=size), None, LLAMA) for size in (2, 8, 16, 32)],
     ),
-    "ranks_of_a_sample_need_zero": (
+    "sequence_parallelism_needs_zero": (
         [case(PLAIN.with_changes(sequence_parallel=2)), case(SHARED.with_changes(zero_stage=0))],
         [case(SHARED.with_changes(zero_stage=stage)) for stage in (1, 2, 3)],
     ),
-    "shared_attention_has_no_mask": (
+    "ulysses_attention_has_no_mask": (
         [case(SHARED.with_changes(attention=EAGER)), case(SHARED, None, SLIDING)],
         [case(SHARED.with_changes(attention=FLASH), None, SLIDING), case(ZERO_3, None, SLIDING)],
     ),
-    "shared_samples_have_the_bundled_losses": (
+    "sequence_parallelism_needs_bundled_losses": (
         [case(SHARED.with_changes(loss=LossKind.MODEL)), case(SHARED.with_changes(loss=LossKind.TRL))],
         [case(SHARED.with_changes(loss=LossKind.FULL)), case(ZERO_3.with_changes(loss=LossKind.MODEL))],
     ),
-    "shared_samples_have_no_second_copies": (
+    "sequence_parallelism_excludes_hpz": (
         [case(SHARED.with_changes(hpz=2))],
         [case(SHARED), case(ZERO_3.with_changes(hpz=2))],
     ),
-    "shared_samples_are_evaluated_as_trained": (
+    "sequence_parallelism_evaluates_as_it_trains": (
         [
             case(SHARED.with_changes(evaluation=Evaluation(batch=3))),
             case(SHARED.with_changes(evaluation=Evaluation(batch=1, kept=Kept.PREDICTIONS), loss=LossKind.FULL)),

@@ -1,4 +1,4 @@
-"""One rehearsal: its document, and for people each phase beside its estimate, the peak, messages, memory over time."""
+"""One rehearsal: its document, and for people its phases beside the estimate, peak, collectives, memory over time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -101,7 +101,7 @@ def allocation_json(allocation: Allocation) -> JsonDict:
 
 
 def collectives(found: RehearsedDevice) -> JsonDict:
-    """Bytes of one step's messages, and by kind with their number; the larger side of each on this rank."""
+    """Bytes of one step's collectives, and by kind with their number; the larger side of each on this rank."""
     kinds: dict[str, dict[str, int]] = {}
     for one in found.rehearsed.step_collectives:
         kind = kinds.setdefault(one.kind, {"count": 0, "bytes": 0})

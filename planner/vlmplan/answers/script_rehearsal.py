@@ -1,4 +1,4 @@
-"""A script's rehearsal: its document, and for people phases, the peak, messages and memory over time."""
+"""A script's rehearsal: its document, and for people phases, the peak, collectives and memory over time."""
 
 import shlex
 from collections.abc import Iterator
@@ -121,7 +121,7 @@ def verdict_line(found: ScriptRehearsal) -> str:
 
 
 def tables(found: ScriptRehearsal) -> Iterator[Table]:
-    """Phases, the peak by component, its largest storages, and messages where there are any."""
+    """Phases, the peak by component, its largest storages, and collectives where there are any."""
     yield phases_table(found)
     yield components_table(found)
     yield largest_table(found)

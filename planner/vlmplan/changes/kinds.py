@@ -256,7 +256,7 @@ ON_SEVERAL: tuple[Engine, ...] = (
 
 
 def engine_changes(at: RequestedSetup) -> Iterator[Change]:
-    """Other ZeRO stages and what is offloaded, and the present ones without hpZ's second copies of the weights.
+    """Other ZeRO stages and what is offloaded, and the present ones without hpZ's secondary partition of the weights.
 
     Where a file decides the engine, the changed command does without it; a gradient clipping that no option can name
     keeps it.

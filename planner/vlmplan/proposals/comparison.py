@@ -95,7 +95,7 @@ def _beside_a_file(
 
 
 def _engines(num_gpus: int, decided: DecidedRecipe) -> Iterator[tuple[str, Options]]:
-    """Every engine without what belongs to another that is asked for: FSDP2, and second copies of weights."""
+    """Every engine without what belongs to another that is asked for: FSDP2, and hpZ."""
     if decided.fsdp:
         yield "FSDP2", {}
     engines = [*((stage, Offload.NONE, Offload.NONE) for stage in STAGES), *OFFLOADS]

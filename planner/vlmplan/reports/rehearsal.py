@@ -57,4 +57,4 @@ def rehearsal_svg(found: Comparison) -> str:
 def _messages(found: Comparison) -> str:
     if not found.rehearsed.step_collectives:
         return ""
-    return section("messages", "Messages of a step", table(collectives_table(found), "Messages of a step"))
+    return section("collectives", "Collectives of a step", table(collectives_table(found), "Collectives of a step"))

@@ -31,8 +31,8 @@ def script_report(found: ScriptRehearsal, *, command_text: str) -> str:
         section("largest", "Largest at the peak", table(largest_table(found), "Largest storages at the peak")),
     ]
     if found.rehearsed.step_collectives:
-        messages = table(collectives_table(found), "Messages of a step")
-        sections.append(section("messages", "Messages of a step", messages))
+        collectives = table(collectives_table(found), "Collectives of a step")
+        sections.append(section("collectives", "Collectives of a step", collectives))
     sections.append(said("details", "In words", [*remaining_lines(found)]))
     sections.append(command_section(command_text))
     return page("Rehearsal of a script", heading(found), sections, {"timeline": packed(found)})

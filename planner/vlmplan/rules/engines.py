@@ -130,7 +130,7 @@ def allgather_bucket_is_even(context: RuleContext) -> str | None:
 
 
 @ENGINE_RULES.error("runtime/engine.py _configure_zero_optimizer: only stage 3 is handed zero_hpz_partition_size")
-def second_copies_need_stage_3(context: RuleContext) -> str | None:
+def hpz_needs_stage_3(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.hpz == 1 or recipe.zero_stage == 3:
         return None
@@ -141,7 +141,7 @@ def second_copies_need_stage_3(context: RuleContext) -> str | None:
 @ENGINE_RULES.error(
     "utils/groups.py _create_zero_param_parallel_group: groups of equal size, or an assertion", counts_gpus=True
 )
-def second_copies_divide_the_gpus(context: RuleContext) -> str | None:
+def hpz_divides_the_gpus(context: RuleContext) -> str | None:
     hpz, num_gpus = context.recipe.hpz, context.num_gpus
     if hpz == 1 or num_gpus is None or num_gpus % hpz == 0:
         return None
@@ -151,7 +151,7 @@ def second_copies_divide_the_gpus(context: RuleContext) -> str | None:
 
 
 @ENGINE_RULES.error("zero/partition_parameters.py _partition_param_sec: the copy would be made in host memory too")
-def second_copies_stay_on_the_gpu(context: RuleContext) -> str | None:
+def hpz_weights_stay_on_the_gpu(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.hpz == 1 or recipe.offload_params is Offload.NONE:
         return None

@@ -34,7 +34,7 @@ def tokens_are_mixed_in_attention_alone(context: RuleContext) -> str | None:
 @SEQUENCE_RULES.error(
     "deepspeed runtime/sequence_parallel/parallel_state_sp.py initialize_sequence_parallel", counts_gpus=True
 )
-def ranks_of_a_sample_divide_the_gpus(context: RuleContext) -> str | None:
+def sequence_parallel_ranks_divide_the_gpus(context: RuleContext) -> str | None:
     size, num_gpus = context.recipe.sequence_parallel, context.num_gpus
     if size == 1 or num_gpus is None or num_gpus % size == 0:
         return None
@@ -56,7 +56,7 @@ def heads_are_shared_evenly(context: RuleContext) -> str | None:
 
 
 @SEQUENCE_RULES.error("deepspeed ulysses_sp.py: its groups are DeepSpeed's; vlmplan plans stages 1 to 3")
-def ranks_of_a_sample_need_zero(context: RuleContext) -> str | None:
+def sequence_parallelism_needs_zero(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.sequence_parallel == 1 or recipe.partitions_states:
         return None
@@ -67,7 +67,7 @@ def ranks_of_a_sample_need_zero(context: RuleContext) -> str | None:
 
 
 @SEQUENCE_RULES.error("deepspeed ulysses_sp.py register_with_transformers: eager is refused, masks are thrown away")
-def shared_attention_has_no_mask(context: RuleContext) -> str | None:
+def ulysses_attention_has_no_mask(context: RuleContext) -> str | None:
     recipe, model = context.recipe, context.model
     if recipe.sequence_parallel == 1:
         return None
@@ -85,7 +85,7 @@ def shared_attention_has_no_mask(context: RuleContext) -> str | None:
 
 
 @SEQUENCE_RULES.error("vlmplan_trainer: labels are shifted before samples are cut, which a model would do again")
-def shared_samples_have_the_bundled_losses(context: RuleContext) -> str | None:
+def sequence_parallelism_needs_bundled_losses(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.sequence_parallel == 1 or recipe.loss in WHOLE_LOSSES:
         return None
@@ -96,7 +96,7 @@ def shared_samples_have_the_bundled_losses(context: RuleContext) -> str | None:
 
 
 @SEQUENCE_RULES.error("vlmplan: groups of hpZ and of sequence parallelism are not planned together")
-def shared_samples_have_no_second_copies(context: RuleContext) -> str | None:
+def sequence_parallelism_excludes_hpz(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.sequence_parallel == 1 or recipe.hpz == 1:
         return None
@@ -107,7 +107,7 @@ def shared_samples_have_no_second_copies(context: RuleContext) -> str | None:
 
 
 @SEQUENCE_RULES.error("deepspeed ulysses_sp.py required_query_shape: attention is made for micro batches of one size")
-def shared_samples_are_evaluated_as_trained(context: RuleContext) -> str | None:
+def sequence_parallelism_evaluates_as_it_trains(context: RuleContext) -> str | None:
     recipe = context.recipe
     evaluation, size = recipe.evaluation, recipe.sequence_parallel
     if size == 1 or evaluation is None:

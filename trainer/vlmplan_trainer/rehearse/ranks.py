@@ -1,4 +1,4 @@
-"""ZeRO-3's loops over ranks, answered without: the same bytes and messages in a time that does not grow with ranks.
+"""ZeRO-3's loops over ranks, answered without: the same bytes and collectives in a time that does not grow with ranks.
 
 For every message DeepSpeed makes a view of each rank's part (and in reduce_scatter of each rank's part of each
 gradient), which with 512 ranks is most of what it does. The parts of other ranks are only put together again, so that
