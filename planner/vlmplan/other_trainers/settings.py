@@ -212,6 +212,11 @@ class Settings:
                 self.refuse(key, why)
         self.ignore(keys.split())
 
+    def only_true(self, key: str, why: str) -> None:
+        """Refuse ``key``, whose default is true, at false."""
+        if not self.flag(key, True):
+            self.refuse(key, f"{why}; true is needed")
+
     def is_on(self, key: str) -> bool:
         """Whether its value is anything but false, 0 or empty."""
         value = self.value(key)

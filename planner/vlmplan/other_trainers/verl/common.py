@@ -81,6 +81,11 @@ class Keys:
     tensor_parallel: str
 
 
+def prefixed(names: Mapping[str, str]) -> tuple[str, ...]:
+    """Keys by their common beginning: ``{"a.": "b c"}`` is a.b and a.c."""
+    return tuple(f"{prefix}{name}" for prefix, rest in names.items() for name in rest.split())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Answers of one GPU: in a micro batch, in an optimizer step, and of all that are generated at once."""

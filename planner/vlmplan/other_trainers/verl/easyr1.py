@@ -18,6 +18,7 @@ from vlmplan.other_trainers.verl.common import (
     flat_options,
     found_config,
     num_gpus_of,
+    prefixed,
     reference_of,
     rows_per_gpu,
     sharding_options,
@@ -30,9 +31,8 @@ from vlmplan.workload import ModelFiles
 EASYR1: Final = "EasyR1 0.3"
 A, M, R, REF = "worker.actor.", "worker.actor.model.", "worker.rollout.", "worker.ref."
 FSDP = f"{A}fsdp."
-WITHOUT_EFFECT = tuple(
-    f"{prefix}{name}"
-    for prefix, names in {
+WITHOUT_EFFECT = prefixed(
+    {
         A: "clip_ratio_low clip_ratio_high clip_ratio_dual loss_avg_mode loss_type use_torch_compile "
         "tau_positive tau_negative dynamic_batching fsdp.enable_rank0_init fsdp.mp_buffer_dtype",
         M: "tokenizer_path trust_remote_code override_config",
@@ -41,16 +41,13 @@ WITHOUT_EFFECT = tuple(
         REF: "strategy fsdp.enable_full_shard fsdp.enable_rank0_init fsdp.use_orig_params fsdp.fsdp_size "
         "fsdp.mp_param_dtype fsdp.mp_reduce_dtype fsdp.mp_buffer_dtype offload.offload_optimizer",
         "worker.": "hybrid_engine",
-    }.items()
-    for name in names.split()
+    }
 )
 OF_OTHERS = (
     *("data.", "trainer.", "algorithm.", "worker.reward.", "worker.critic.", f"{A}optim.", f"{R}val_override_config."),
     *(f"{M}override_config.",),
 )
 """How keys begin of what has no effect on a step's memory and time beside the keys that are read."""
-
-
 KEYS: Final = Keys(
     trainer=EASYR1,
     task_trainer=TaskTrainer.EASYR1,
@@ -106,8 +103,7 @@ def _refuse_what_has_no_plan(settings: Settings) -> None:
     settings.only(f"{REF}fsdp.torch_dtype", "bf16 is planned", *TYPES_OF_BFLOAT16)
     settings.only(f"{A}optim.strategy", "adamw is planned", "adamw")
     settings.only(f"{R}name", "vllm is planned", "vllm")
-    if not settings.flag(f"{A}padding_free", True):
-        settings.refuse(f"{A}padding_free", "rows without padding are planned; true is needed")
+    settings.only_true(f"{A}padding_free", "rows without padding are planned")
 
 
 def _batches(settings: Settings, answers: int, num_gpus: int) -> dict[str, Value]:

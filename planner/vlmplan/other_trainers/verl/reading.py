@@ -22,6 +22,7 @@ from vlmplan.other_trainers.verl.common import (
     flat_options,
     found_config,
     num_gpus_of,
+    prefixed,
     reference_of,
     rows_per_gpu,
     sharding_options,
@@ -44,9 +45,8 @@ FSDP1, FSDP2 = "fsdp", "fsdp2"
 A, M, R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 REF = "actor_rollout_ref.ref."
 FSDP = f"{A}fsdp_config."
-WITHOUT_EFFECT = tuple(
-    f"{prefix}{name}"
-    for prefix, names in {
+WITHOUT_EFFECT = prefixed(
+    {
         A: "entropy_from_logits_chunk_size fsdp_config.entropy_from_logits_chunk_size "
         "fsdp_config.pad_to_length_bucket "
         "_target_ rollout_n clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c tau_pos tau_neg loss_agg_mode "
@@ -54,7 +54,6 @@ WITHOUT_EFFECT = tuple(
         "loss_mode use_rollout_log_probs use_remove_padding entropy_from_logits_with_chunking "
         "entropy_checkpointing use_kl_loss fsdp_config.strategy fsdp_config._target_ "
         "fsdp_config.seed fsdp_config.full_determinism fsdp_config.use_torch_compile fsdp_config.forward_only "
-        ""
         "fsdp_config.entropy_from_logits_with_chunking fsdp_config.entropy_checkpointing clip_grad "
         "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu",
         M: "_target_ hf_config_path tokenizer_path use_shm trust_remote_code custom_chat_template external_lib "
@@ -69,8 +68,7 @@ WITHOUT_EFFECT = tuple(
         REF: "_target_ rollout_n strategy use_torch_compile entropy_from_logits_with_chunking entropy_checkpointing "
         "entropy_from_logits_chunk_size model log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu",
         "actor_rollout_ref.": "hybrid_engine nccl_timeout",
-    }.items()
-    for name in names.split()
+    }
 )
 OF_OTHERS = (
     *("data.", "trainer.", "algorithm.", "reward_manager.", "custom_reward_function.", "global_profiler.", "critic."),
@@ -83,8 +81,6 @@ OF_OTHERS = (
     *(f"{FSDP}turbo_config.",),
 )
 """How keys begin of what has no effect on a step's memory and time beside the keys that are read."""
-
-
 KEYS: Final = Keys(
     trainer=VERL,
     task_trainer=TaskTrainer.VERL_ENGINE,
@@ -166,8 +162,7 @@ def _refuse_what_has_no_plan(settings: Settings) -> None:
         f"a gradient or metric of the entropy in the update: {NOT_PLANNED}",
         "0.0",
     )
-    if not settings.flag(f"{A}use_torch_compile", True):
-        settings.refuse(f"{A}use_torch_compile", f"entropies that are not compiled: {NOT_PLANNED}; true is needed")
+    settings.only_true(f"{A}use_torch_compile", f"entropies that are not compiled: {NOT_PLANNED}")
     settings.only(f"{A}calculate_sum_pi_squared {A}use_prefix_grouper {A}sum_pi_squared_checkpointing", NOT_PLANNED)
     settings.only(f"{M}fused_kernel_options.impl_backend", "torch is planned", "torch")
     settings.only(f"{M}enable_activation_offload", f"activations in host memory by verl: {NOT_PLANNED}")
@@ -180,8 +175,7 @@ def _refuse_what_has_no_plan(settings: Settings) -> None:
     settings.only(f"{A}optim.optimizer", "AdamW is planned", "adamw")
     settings.only(f"{A}optim.optimizer_impl", "torch.optim is planned", "torch.optim")
     settings.only(f"{A}optim.override_optimizer_config", NOT_PLANNED)
-    if not settings.flag(f"{M}use_remove_padding", True):
-        settings.refuse(f"{M}use_remove_padding", "rows without padding are planned; true is needed")
+    settings.only_true(f"{M}use_remove_padding", "rows without padding are planned")
 
 
 def _batches(settings: Settings, options: dict[str, Value], answers: int, num_gpus: int) -> dict[str, Value]:

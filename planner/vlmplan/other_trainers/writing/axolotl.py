@@ -36,7 +36,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     no_stacked_experts,
     peft_adapters,
 )
-from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always, model_loss_limit
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
@@ -196,12 +196,8 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         "planned for --method full with --activation-checkpointing",
         source="loaders/model.py _apply_activation_checkpointing",
     ),
-    Limit(
-        field="loss",
-        allowed=always(LossKind.MODEL, LossKind.LIGER),
-        sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger)",
-        source="core/trainers/base.py compute_loss; integrations/liger/plugin.py, as which its cut cross entropy is "
-        "planned",
+    model_loss_limit(
+        "core/trainers/base.py compute_loss; integrations/liger/plugin.py, as which its cut cross entropy is planned"
     ),
     Limit(
         field="precision",

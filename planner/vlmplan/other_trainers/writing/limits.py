@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Precision
+from vlmplan.recipe.choices import LossKind, Part, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +62,18 @@ def behaving(limits: Iterable[Limit], context: LimitContext) -> dict[str, Any]:
 def always(*values: Any) -> Allowed:
     """These, whatever else is set."""
     return lambda _: values
+
+
+def part_limits(allowed: Allowed, *, sentence: str, source: str) -> tuple[Limit, ...]:
+    """The same limit of whether each part of a model is trained."""
+    return tuple(Limit(field=f"train_{part.value}", allowed=allowed, sentence=sentence, source=source) for part in Part)
+
+
+def model_loss_limit(source: str) -> Limit:
+    """The loss of a trainer that calls the model with labels."""
+    return Limit(
+        field="loss",
+        allowed=always(LossKind.MODEL, LossKind.LIGER),
+        sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger)",
+        source=source,
+    )

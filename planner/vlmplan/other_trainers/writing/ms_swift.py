@@ -36,7 +36,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     one_type,
     peft_adapters,
 )
-from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, model_loss_limit, part_limits
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, LossKind, Method
@@ -68,21 +68,12 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
     ),
     LIGER_AS_A_WHOLE,
     NO_ACTIVATIONS_ON_HOST,
-    Limit(
-        field="loss",
-        allowed=always(LossKind.MODEL, LossKind.LIGER),
-        sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger)",
-        source="trainers/seq2seq_trainer.py compute_loss; use_liger_kernel",
-    ),
-    *(
-        Limit(
-            field=f"train_{part}",
-            allowed=_named_parts,
-            sentence="modules that target_modules names are adapted in every part of the model; give --lora-targets "
-            "all-linear to leave parts out",
-            source="pipelines/train/tuner.py get_target_modules: freeze_vit and its like are asked of all-linear alone",
-        )
-        for part in ("vision", "projector", "language")
+    model_loss_limit("trainers/seq2seq_trainer.py compute_loss; use_liger_kernel"),
+    *part_limits(
+        _named_parts,
+        sentence="modules that target_modules names are adapted in every part of the model; give --lora-targets "
+        "all-linear to leave parts out",
+        source="pipelines/train/tuner.py get_target_modules: freeze_vit and its like are asked of all-linear alone",
     ),
     Limit(
         field="weight_dtype",

@@ -29,7 +29,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     one_type,
     peft_adapters,
 )
-from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, model_loss_limit, part_limits
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import DEFAULT_INIT, LossKind, Method, Precision, WeightDtype
@@ -70,21 +70,8 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
     ),
     LIGER_AS_A_WHOLE,
     NO_ACTIVATIONS_ON_HOST,
-    Limit(
-        field="loss",
-        allowed=always(LossKind.MODEL, LossKind.LIGER),
-        sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger)",
-        source="transformers 5.23 loss/loss_utils.py ForCausalLMLoss",
-    ),
-    *(
-        Limit(
-            field=f"train_{part}",
-            allowed=all_parts_trained,
-            sentence=FREEZES_NOTHING,
-            source="the script beside training_args.yaml",
-        )
-        for part in ("vision", "projector", "language")
-    ),
+    model_loss_limit("transformers 5.23 loss/loss_utils.py ForCausalLMLoss"),
+    *part_limits(all_parts_trained, sentence=FREEZES_NOTHING, source="the script beside training_args.yaml"),
     Limit(
         field="precision",
         allowed=lambda context: (Precision.BF16,) if context.recipe.fsdp and context.recipe.trains_adapters else None,

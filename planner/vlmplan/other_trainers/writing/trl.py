@@ -38,7 +38,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     has_wide_shards,
     is_casting_full,
 )
-from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always, part_limits
 from vlmplan.other_trainers.writing.preferences import task_keys, task_options
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
@@ -98,7 +98,6 @@ def _offloads_activations(context: LimitContext) -> tuple[bool, ...] | None:
 FREEZES_NOTHING = (
     "it freezes no part of a model; --freeze-vision, --freeze-projector and --freeze-language are not to be had"
 )
-PARTS_SOURCE = "trl/scripts/sft.py: the model goes into SFTTrainer as it is loaded"
 TRL_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     BATCHES_OF_A_STEP,
@@ -126,9 +125,10 @@ TRL_LIMITS: tuple[Limit, ...] = (
         sentence="its head and loss are one fused operation (loss_type nll), --loss trl; no other is to be had",
         source="trl/trainer/sft_config.py loss_type; chunked_nll is the same",
     ),
-    *(
-        Limit(field=f"train_{part}", allowed=all_parts_trained, sentence=FREEZES_NOTHING, source=PARTS_SOURCE)
-        for part in ("vision", "projector", "language")
+    *part_limits(
+        all_parts_trained,
+        sentence=FREEZES_NOTHING,
+        source="trl/scripts/sft.py: the model goes into SFTTrainer as it is loaded",
     ),
     Limit(
         field="weight_dtype",
