@@ -238,7 +238,7 @@ def _fill_in_demo(ctx: click.Context, given: ClickValues, trainer_options: Click
 
 def _demo_model(trainer: TrainerOptions, folder: Path) -> str:
     """The demo's model, newly written under ``folder``; that of the run where one is resumed."""
-    from vlmplan.launch.demo import MODEL_FOLDER, write_demo_model
+    from vlmplan.launch.demo import MODEL_FOLDER, refuse_without_packages, write_demo_model
     from vlmplan.launch.run_folder import held_run_problem
 
     problem = None if trainer.resume else held_run_problem(trainer.output_dir)
@@ -246,6 +246,7 @@ def _demo_model(trainer: TrainerOptions, folder: Path) -> str:
         raise InputError(problem)
     model = trainer.output_dir / MODEL_FOLDER
     if not (trainer.resume and (model / "config.json").is_file()):
+        refuse_without_packages()
         tell("writing the demo's model, for which torch and transformers are loaded")
         model = write_demo_model(folder / MODEL_FOLDER)
     return str(model.absolute())

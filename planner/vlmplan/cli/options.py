@@ -18,7 +18,7 @@ PRICING = ("on_demand", "reserved", "community", "marketplace", "interruptible",
 def _model_unless_configured(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """What ``required=True`` does, unless a file of another trainer may name the model."""
     if value is None and ctx.params.get("config") is None:
-        raise click.MissingParameter(ctx=ctx, param=param)
+        raise click.MissingParameter("Name one, such as --model qwen2-vl-2b", ctx=ctx, param=param)
     return value
 
 

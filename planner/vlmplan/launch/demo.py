@@ -49,14 +49,15 @@ def _is_taken(folder: Path) -> bool:
     return held_run_problem(folder) is not None or any(entry.name not in left for entry in folder.iterdir())
 
 
-def write_demo_model(folder: Path) -> Path:
-    """Write the tiny model into ``folder``, which is made; the folder, absolute.
-
-    Raises MissingPackageError where the training packages are not installed, UnavailableError where it fails.
-    """
+def refuse_without_packages() -> None:
+    """Raise MissingPackageError where packages that the demo trains with are not installed."""
     missing = [name for name in NEEDED if installed_version(name) is None]
     if missing:
         raise MissingPackageError(f"training needs {', '.join(missing)}, not installed here: {INSTALL}")
+
+
+def write_demo_model(folder: Path) -> Path:
+    """Write the tiny model into ``folder``, which is made; the folder, absolute. UnavailableError where that fails."""
     folder = folder.absolute()
     done = run_python(["-c", WRITE_MODEL, str(folder)])
     if done.returncode:
