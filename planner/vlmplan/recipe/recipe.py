@@ -194,12 +194,7 @@ class Recipe(RecipeSettings):
     @property
     def frozen_parts(self) -> frozenset[Part]:
         """The parts that are not trained."""
-        trains = {
-            Part.VISION: self.train_vision,
-            Part.PROJECTOR: self.train_projector,
-            Part.LANGUAGE: self.train_language,
-        }
-        return frozenset(part for part, is_trained in trains.items() if not is_trained)
+        return frozenset(part for part in Part if not getattr(self, f"train_{part.value}"))
 
     @property
     def full_parts(self) -> frozenset[Part]:
