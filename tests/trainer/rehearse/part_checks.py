@@ -17,7 +17,7 @@ from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.device_shims import dequantising_for_products
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.ledger import NAMED_BYTES
-from vlmplan_trainer.rehearse.special_operations import TAKES_ALL
+from vlmplan_trainer.rehearse.special_operations import CHOOSES_EXPERTS, TAKES_ALL
 from vlmplan_trainer.rehearse.values import value_of
 
 TURING = (7, 5)
@@ -356,6 +356,17 @@ def rows_of_experts(mode: Rehearsal) -> list[int]:
     return [part.shape[0] for part in gpu(7, 2).split(counts)]
 
 
+def tokens_of_experts(mode: Rehearsal) -> list[list[int]]:
+    """How many tokens each expert is asked for, that a class of transformers has chosen by what is not known."""
+    file, function = CHOOSES_EXPERTS
+    source = f"def {function}(scores):\n    return torch.topk(scores, k=2, dim=-1, sorted=False)[1]\n"
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(source, file, "exec"), names)
+    mask = torch.nn.functional.one_hot(names[function](gpu(6, 4)), num_classes=4).permute(2, 1, 0)
+    hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero(as_tuple=False)
+    return [[int(expert), torch.where(mask[int(expert)].squeeze(0))[1].numel()] for expert in hit]
+
+
 def in_world(check: Callable[[Rehearsal], Any], capability: tuple[int, int] = AMPERE) -> Any:
     with rehearsing(capability=capability) as mode:
         return check(mode)
@@ -380,6 +391,7 @@ CHECKS = {
             values,
             groups_without_padding,
             rows_of_experts,
+            tokens_of_experts,
             collectives,
         )
     },

@@ -31,6 +31,7 @@ CHECKS = [
     "values",
     "groups_without_padding",
     "rows_of_experts",
+    "tokens_of_experts",
     "collectives",
     "attention on ampere",
     "attention on turing",
@@ -222,6 +223,10 @@ def test_a_mask_that_is_not_known_picks_every_group_of_keys_of_samples_without_p
 
 def test_rows_that_are_split_among_experts_by_unknown_numbers_are_shared_evenly(found):
     assert found["rows_of_experts"] == [3, 2, 2]
+
+
+def test_experts_that_a_loop_asks_for_their_tokens_get_as_many_each(found):
+    assert found["tokens_of_experts"] == [[0, 3], [1, 3], [2, 3], [3, 3]]
 
 
 def test_messages_are_counted_by_their_larger_side(found):

@@ -142,6 +142,21 @@ def _split_among_experts(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented if even == sizes else mode.__torch_dispatch__(func, (), (x, even, *dims), kwargs)
 
 
+CHOOSES_EXPERTS = "modeling_longcat_flash.py", "get_topk_indices"
+"""What chooses experts of a mixture that asks for each which tokens it gets."""
+
+
+def _chosen(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The experts of each token, which are not known: one after another, so that all get as many tokens."""
+    if not _runs_inside(*CHOOSES_EXPERTS):
+        return NotImplemented
+    result = mode.counted(func(*args, **kwargs), func)
+    indices, num_experts = result[1], args[0].shape[-1]
+    with unset_fake_temporarily():
+        give_value(indices, (torch.arange(indices.numel()) % num_experts).view(indices.shape))
+    return result
+
+
 def known_sizes(num_rows: int, sizes: list[int]) -> list[int]:
     """``sizes`` of the pieces of ``num_rows``, as equal as they can be where all read as zeros."""
     if any(sizes) or not num_rows:
@@ -160,5 +175,6 @@ SPECIAL: dict[Any, Special] = {
     aten.is_pinned.default: _is_pinned,
     aten.add.Tensor: _summed,
     aten.split_with_sizes.default: _split_among_experts,
+    aten.topk.default: _chosen,
     aten.empty.memory_format: _empty,
 }
