@@ -27,7 +27,7 @@ EAGER_TOWER_TYPES = frozenset({"gemma4"})
 ``Gemma4AudioModel`` is False in transformers 5.23."""
 MAX_AUDIO_SECONDS = 86_400
 """A day."""
-TYPES_WITHOUT_CHECKPOINTS = frozenset({"gpt_neox_japanese", "jetmoe", "openai-gpt"})
+TYPES_WITHOUT_CHECKPOINTS = frozenset({"ctrl", "gpt_neox_japanese", "jetmoe", "openai-gpt"})
 """Families whose class does not say ``supports_gradient_checkpointing``."""
 LEAST_TEXT_TOKENS = 256
 """Room for text beside images and sounds that take more than the default length, which is then a multiple of this.

@@ -29,6 +29,7 @@ TEXT_FAMILIES = {
     "cohere2": "cohere",
     "cohere2_moe": "cohere2_moe",
     "cohere_compass_text": "cohere_compass_text",
+    "ctrl": "ctrl",
     "cwm": "cwm",
     "data2vec-text": "bert",
     "deepseek_v2": "deepseek_v3",
