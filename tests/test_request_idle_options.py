@@ -48,17 +48,9 @@ def answer(*words: str) -> dict[str, Any] | None:
     return {name: value for name, value in document.items() if name != "recipe"}
 
 
-IN_EVERY_RUN = {("FSDP2", "full")}
-
-
-@pytest.mark.parametrize(
-    ("engine", "method"),
-    [
-        pytest.param(engine, method, marks=() if (engine, method) in IN_EVERY_RUN else pytest.mark.sweep)
-        for engine in ENGINES
-        for method in ("full", "lora", "qlora")
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_a_switch_is_refused_named_or_changes_the_plan(engine: str, method: str):
     base = (*ENGINES[engine], "--method", method)
     if answer(*base) is None:

@@ -39,8 +39,8 @@ def test_an_estimate_is_the_command_line_s_to_the_byte(isolated, capsys, options
 
 
 @pytest.mark.sweep
-def test_twenty_estimates_are_the_command_line_s_to_the_byte(isolated, capsys):
-    for options in setups(20):
+def test_ten_estimates_are_the_command_line_s_to_the_byte(isolated, capsys):
+    for options in setups(10):
         assert_says_what_the_command_line_says(capsys, options)
 
 

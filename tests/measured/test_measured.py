@@ -24,6 +24,7 @@ def test_a_setup_fits_where_it_ran_and_does_not_where_it_ran_out_of_memory(case)
     assert (answer_of(case)["verdict"] != "does_not_fit") == case["ran"]
 
 
+@pytest.mark.sweep
 def test_the_table_is_up_to_date():
     assert TABLE.read_text() == table()
 

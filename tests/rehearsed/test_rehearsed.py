@@ -42,6 +42,7 @@ cannot be added to in place, and a rehearsal does not see what a product with pa
 """
 
 
+@pytest.mark.sweep
 def test_what_the_native_allocator_reserves_is_mostly_within_five_percent_and_three_below():
     errors = {case: reserved_error(case) for case in NAMES}
     assert median(map(abs, errors.values())) <= RESERVED_MEDIAN_ERROR

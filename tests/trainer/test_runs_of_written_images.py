@@ -57,6 +57,7 @@ def test_a_run_learns_goes_on_and_leaves_what_answers(family: str, method: str, 
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["blip-2", "instructblip"])
 def test_sharded_query_tokens_are_whole_when_their_gradient_is_added(family: str, tmp_path: Path):
     """They are the model's own, which ZeRO-3 brings before the backward of its result; the loss is of the head's."""

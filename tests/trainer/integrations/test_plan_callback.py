@@ -70,6 +70,7 @@ def test_on_two_ranks_it_is_too(folder: Path, tmp_path: Path, method: str, stage
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "num_ranks", "accumulation"), [(None, 2, 1), (3, 2, None)])
 def test_evaluation_with_all_logits_kept_is_within_a_hundredth_too(
     folder: Path, tmp_path: Path, stage: int | None, num_ranks: int, accumulation: int | None

@@ -112,17 +112,16 @@ def asked():
     return found
 
 
-IN_EVERY_RUN = ("qwen2_5_vl",)
+IN_EVERY_SWEEP = ("qwen2_5_vl",)
 NEED_TIMM = set() if find_spec("timm") else {"gemma3n"}
 """Whose towers are timm's, where that is not installed."""
-IN_SWEEPS = tuple(family for family in CASES if family not in IN_EVERY_RUN and family not in NEED_TIMM)
-SWEPT = (pytest.mark.sweep, pytest.mark.long)
-FAMILIES = [*IN_EVERY_RUN, *(pytest.param(family, marks=SWEPT) for family in IN_SWEEPS)]
+IN_LONG_SWEEPS = tuple(family for family in CASES if family not in IN_EVERY_SWEEP and family not in NEED_TIMM)
+FAMILIES = [*IN_EVERY_SWEEP, *(pytest.param(family, marks=pytest.mark.long) for family in IN_LONG_SWEEPS)]
 
 
 @pytest.fixture(scope="module")
 def outcomes(asked, tmp_path_factory):
-    """What was found of each family; those of every run share a process, and so do those of sweeps."""
+    """What was found of each family; those of every sweep share a process, and so do the others."""
     folder = tmp_path_factory.mktemp("asked")
     for family, content in asked.items():
         (folder / f"{family}.json").write_text(json.dumps(content))
@@ -133,9 +132,10 @@ def outcomes(asked, tmp_path_factory):
             patch.setenv("FOLDER", str(folder))
             return outcomes_of(HERE / "batch_checks.py", families)
 
-    return lambda family: found(IN_EVERY_RUN if family in IN_EVERY_RUN else IN_SWEEPS)[family]
+    return lambda family: found(IN_EVERY_SWEEP if family in IN_EVERY_SWEEP else IN_LONG_SWEEPS)[family]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", FAMILIES)
 def test_model_takes_the_micro_batch(asked, outcomes, family):
     assert "found" in outcomes(family), outcomes(family)
@@ -143,6 +143,7 @@ def test_model_takes_the_micro_batch(asked, outcomes, family):
     assert found["logits"][:2] == found["input_ids"] == [samples["micro_batch"], samples["num_tokens"]]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_micro_batch_is_gone_once_it_has_been_used_as_a_data_loaders_is(outcomes, family):
     assert outcomes(family)["found"]["num_kept"] == 0

@@ -86,11 +86,13 @@ def outcomes():
     return outcomes_of(HERE / "shim_checks.py", [*ANSWERS, *(f"no {name}" for name in WITHOUT)])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ANSWERS)
 def test_shim_does_what_it_is_for(outcomes, name):
     assert outcomes[name] == {"found": ANSWERS[name]}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", WITHOUT)
 def test_shim_is_still_needed(outcomes, name):
     outcome, expected = outcomes[f"no {name}"], WITHOUT[name]
