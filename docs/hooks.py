@@ -13,6 +13,7 @@ from mkdocs.structure.files import File, Files
 REPORTS = {
     "tests/measured/README.md": "reports/measured.md",
     "tests/measured/rehearsed.md": "reports/measured-rehearsed.md",
+    "tests/measured/later.md": "reports/measured-later.md",
     "tests/rehearsed/README.md": "reports/rehearsed.md",
     "tests/timing/README.md": "reports/timing.md",
     "tests/claims/README.md": "reports/claims.md",
