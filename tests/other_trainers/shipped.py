@@ -37,7 +37,13 @@ BESIDE = {
     "trl": ("trl/accelerate_configs/*.yaml", "examples/accelerate_configs/*.yaml"),
     "axolotl": ("deepspeed_configs/*.json",),
 }
-FAMILIES = ((r"gemma-3-\d+b", "gemma-3-4b"), (r"llama-?3[.-]\d*[.-]?\d*-?\d+b", "llama-3.2-1b"))
+FAMILIES = (
+    (r"gemma-3-\d+b", "gemma-3-4b"),
+    (r"llama-?3[.-]\d*[.-]?\d*-?\d+b", "llama-3.2-1b"),
+    (r"llama-2-\d+b", "tinyllama-1.1b"),
+    (r"mistral-7b|magistral", "mistral-7b"),
+    (r"qwen3-\d+b", "qwen3-0.6b"),
+)
 """Models whose layers files name, by names of their kind."""
 TITLES = {"llamafactory": "LLaMA-Factory", "swift": "ms-swift", "trl": "TRL", "axolotl": "axolotl"}
 TRAINS = re.compile(r"swift (sft|pt)\b|cli/(sft|pt)\.py|swift\.cli\.(sft|pt)\b|llamafactory-cli train")

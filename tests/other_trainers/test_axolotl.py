@@ -420,6 +420,11 @@ def test_without_a_version_it_is_fsdp1_whose_shards_are_float32(read):
     options = read(FULL | {"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": section}).options
     told = {"flat_parameters": "on-demand", "uses_orig_params": False, "offload_params": "cpu", "precision": "bf16"}
     assert {name: options[name] for name in told} == told
+    packed = LORA | {"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": section, "adapter": "qlora"}
+    options = read(packed | {"load_in_4bit": True, "peft_autocast_adapter_dtype": False}).options
+    assert {name: options[name] for name in told} == told
+    assert (options["method"], options["shard_units"], options["shards_packed"]) == ("qlora", "layers", True)
+    assert "adapter_dtype" not in options
 
 
 def test_each_matrix_of_an_adapter_is_a_unit_under_fsdp2(read):

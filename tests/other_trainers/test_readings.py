@@ -600,7 +600,6 @@ def test_ms_swift_names_a_file_or_writes_it(read, name):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"version": 1}, ("adapters are not planned under FSDP1",)),
         ({"version": 3}, ("version is 3", "1 and 2 are planned")),
         ({"auto_wrap_policy": "SIZE_BASED_WRAP"}, ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")),
         ({"transformer_layer_cls_to_wrap": "Qwen2MLP"}, ("Qwen2DecoderLayer", "are planned")),
@@ -649,6 +648,20 @@ def test_fsdp1_of_accelerate_is_planned_with_its_strategy_and_what_it_gathers_ah
     assert flat(found) == FLAT | ahead
     hybrid = ACCELERATE_FSDP1 | {"fsdp_sharding_strategy": "HYBRID_SHARD"}
     refused(read, values | {"fsdp_config": hybrid}, "of FSDP1 FULL_SHARD and SHARD_GRAD_OP are planned")
+
+
+def test_adapters_of_fsdp1_are_flat_parameters_in_float32(read):
+    """Whatever peft makes them in: ``prepare_model`` of accelerate."""
+    config = {"version": 1, "transformer_layer_cls_to_wrap": "Qwen2DecoderLayer"}
+    found = read(TRL_BF16 | {"fsdp": True, "fsdp_config": config})
+    assert flat(found) == FLAT
+    assert "adapter_dtype" not in found.options
+    packed = TRL_BF16 | {"fsdp": True, "fsdp_config": config, "load_in_4bit": True}
+    refused(read, packed, "FSDP1 flattens no bytes", "bnb_4bit_quant_storage: bfloat16")
+    kept = read(packed | {"bnb_4bit_quant_storage": "bfloat16"})
+    assert (kept.options["method"], kept.options["shards_packed"]) == ("qlora", True)
+    assert "adapter_dtype" not in kept.options
+    refused(read, packed | {"bnb_4bit_quant_storage": "float16"}, "FSDP1 flattens weights of one type")
 
 
 def test_training_arguments_say_a_strategy_of_fsdp1_that_accelerate_does_not_take(read):

@@ -98,6 +98,7 @@ PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
 FSDP = Recipe(fsdp=True)
 UNITS_OF_ADAPTERS = FSDP.with_changes(method=Method.LORA, shard_units=ShardUnits.ADAPTERS_TOO)
 FLAT = FSDP.with_changes(flat_parameters=FlatParameters.ON_DEMAND, shard_units=ShardUnits.LAYERS)
+FLAT_QLORA = FLAT.with_changes(method=Method.QLORA)
 LORA = Recipe(method=Method.LORA)
 WIDE_QLORA = Recipe(method=Method.QLORA, upcasts_frozen=True)
 ZERO_3_LORA = Recipe(method=Method.LORA, zero_stage=3)
@@ -310,12 +311,26 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "flat_adapters_are_factors_of_linear_layers": (
         [
-            case(FLAT.with_changes(method=Method.QLORA)),
+            case(FLAT.with_changes(method=Method.LORA_8BIT)),
             case(FLAT.with_changes(method=Method.LORA, use_dora=True)),
             case(FLAT.with_changes(method=Method.LORA, train_embeddings=True)),
-            case(FLAT.with_changes(method=Method.LORA, loraplus_lr_ratio=16.0)),
         ],
-        [case(FLAT), case(FLAT.with_changes(method=Method.LORA)), case(FSDP.with_changes(method=Method.QLORA))],
+        [case(FLAT), case(FLAT.with_changes(method=Method.LORA, loraplus_lr_ratio=16.0)), case(FLAT_QLORA)],
+    ),
+    "flat_packed_weights_have_the_type_of_the_others": (
+        [
+            case(FLAT_QLORA.with_changes(shards_packed=False)),
+            case(FLAT_QLORA.with_changes(weight_dtype=WeightDtype.FLOAT32)),
+            case(FLAT_QLORA.with_changes(upcasts_frozen=True)),
+        ],
+        [case(FLAT_QLORA), case(FSDP.with_changes(method=Method.QLORA, shards_packed=False))],
+    ),
+    "flat_packed_weights_are_resharded_or_alone": (
+        [case(FLAT_QLORA.with_changes(reshard_after_forward=False))],
+        [
+            case(FLAT_QLORA.with_changes(reshard_after_forward=False, uses_orig_params=False)),
+            case(FLAT.with_changes(method=Method.LORA, reshard_after_forward=False)),
+        ],
     ),
     "flat_parameters_need_several_ranks": (
         [case(FLAT, cluster(1))],

@@ -16,9 +16,9 @@ from vlmplan.files.json_reader import parse_json_object
 from vlmplan.models import context_length
 from vlmplan.notes import listed
 from vlmplan.other_trainers.fsdp import (
-    FLAT_ADAPTERS,
     OF_ACCELERATE,
     Sharding,
+    flat_packed_option,
     is_first_version,
     packed_option,
     read_fsdp,
@@ -208,7 +208,7 @@ def deepspeed_optimizer(ds_config: DsConfig) -> dict[str, Value]:
 def _sharded(
     settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings, method: Method
 ) -> dict[str, Value]:
-    """The options of FSDP2, whose shards of trained weights are float32 in mixed precision, however they are loaded."""
+    """The options of FSDP, whose shards of trained weights are float32 in mixed precision, however they are loaded."""
     if arguments.deepspeed is not None and around.shards is None:
         settings.refuse("fsdp", "and deepspeed is set too; one of the two is needed")
     section: Mapping[str, object] = {}
@@ -217,12 +217,11 @@ def _sharded(
     config = None if meaning.model is None else meaning.model.config
     sharding = meaning.sharding
     is_flat = is_first_version(arguments.fsdp or True, section, sharding)
-    refused = meaning.without_fsdp if not is_flat else FLAT_ADAPTERS if method is not Method.FULL else None
-    if refused is not None:
-        settings.refuse_whole(refused)
+    if meaning.without_fsdp is not None and not is_flat:
+        settings.refuse_whole(meaning.without_fsdp)
         return {}
     options, checkpoints = read_fsdp(settings, arguments.fsdp or True, section, config, sharding)
-    if sharding.has_adapters_apart and method is not Method.FULL:
+    if sharding.has_adapters_apart and method is not Method.FULL and not is_flat:
         options["shard_units"] = _units_with_adapters(settings, meaning, options["shard_units"])
     if checkpoints and arguments.options.get("activation_checkpointing"):
         settings.refuse_whole(
@@ -240,9 +239,23 @@ def _sharded(
     said = arguments.precision or meaning.without_autocast
     precision = said if is_flat else sharding.precision(said, method)
     if method is not Method.FULL and precision is Precision.BF16_PURE:
-        settings.refuse_whole("adapters in float32 beside 16-bit weights are not planned under FSDP2; set bf16: true")
-    options |= _types_of_shards(settings, meaning, method, precision)
+        settings.refuse_whole("adapters in float32 beside 16-bit weights are not planned under FSDP; set bf16: true")
+    types_of_shards = _types_of_flat_shards if is_flat else _types_of_shards
+    options |= types_of_shards(settings, meaning, method, precision)
     return options | {"precision": precision.value}
+
+
+def _types_of_flat_shards(
+    settings: Settings, meaning: Meaning, method: Method, precision: Precision
+) -> dict[str, Value]:
+    """The options of frozen weights' types under FSDP1, where accelerate makes shards of trained weights float32, those
+    of adapters too, and leaves others as they are (``prepare_model``)."""
+    options: dict[str, Value] = {}
+    if method is not Method.FULL and meaning.weights is WeightDtype.FLOAT32 and precision is Precision.BF16:
+        options["weight_dtype"] = WeightDtype.FLOAT32.value
+    if method is Method.QLORA:
+        options |= flat_packed_option(settings, meaning.packed_storage, precision)
+    return options
 
 
 def _types_of_shards(settings: Settings, meaning: Meaning, method: Method, precision: Precision) -> dict[str, Value]:

@@ -43,10 +43,6 @@ is not set too, as it is FULL_SHARD then (``FullyShardedDataParallelPlugin.__pos
 ``accelerator.py``; 1.11 to 1.15)."""
 OF_FSDP1 = frozenset(("use_orig_params", "backward_prefetch", LAUNCHED_STRATEGY))
 """What FSDP2 does not ask for."""
-FLAT_ADAPTERS: Final = (
-    "adapters are not planned under FSDP1 out of a file; say it by options (--method lora --fsdp --flat-parameters "
-    "backward-pre), or let the file name fsdp_version: 2 or DeepSpeed's stage 3"
-)
 PREFETCHES: Mapping[str, FlatParameters] = {
     "NO_PREFETCH": FlatParameters.ON_DEMAND,
     "BACKWARD_PRE": FlatParameters.BACKWARD_PRE,
@@ -131,6 +127,20 @@ def packed_option(settings: Settings, storage: str | None, precision: Precision)
         settings.refuse_whole(
             f"4-bit weights are kept in {storage} and gathered in {precision.dtype.torch_name}, which changes them; "
             f"set bnb_4bit_quant_storage: {precision.dtype.torch_name}"
+        )
+    return {"shards_packed": True}
+
+
+def flat_packed_option(settings: Settings, storage: str | None, precision: Precision) -> dict[str, Value]:
+    """The same of FSDP1, which flattens floating-point weights of one type (``_validate_tensors_to_flatten``)."""
+    name = precision.dtype.torch_name
+    if storage is None:
+        settings.note(f"4-bit weights are taken to be in {name}, as FSDP1 flattens no bytes")
+    elif storage != name:
+        what = "no bytes" if storage == "uint8" else "weights of one type"
+        settings.refuse_whole(
+            f"4-bit weights are kept in {storage} and the others in {name}, but FSDP1 flattens {what}; set "
+            f"bnb_4bit_quant_storage: {name}"
         )
     return {"shards_packed": True}
 

@@ -103,7 +103,8 @@ def fsdp_gathers_matrices_of_adapters_one_by_one(context: RuleContext) -> str | 
     "'CB'; accelerate 1.15 fsdp2_prepare_model leaves out Params4bit alone"
 )
 def fsdp_shards_no_eight_bit_weights(context: RuleContext) -> str | None:
-    if not context.recipe.fsdp or context.recipe.method is not Method.LORA_8BIT:
+    recipe = context.recipe
+    if not recipe.fsdp or recipe.is_flat or recipe.method is not Method.LORA_8BIT:
         return None
     return (
         "--method lora-8bit does not go with --fsdp: the weight that FSDP gathers is none of bitsandbytes', whose "

@@ -40,14 +40,20 @@ def flat_adapters_are_factors_of_linear_layers(context: RuleContext) -> str | No
     recipe = context.recipe
     if not recipe.is_flat or not recipe.trains_adapters:
         return None
-    if recipe.method is not Method.LORA:
-        name = recipe.method.value
-        return f"--method {name} is not planned with {OF_FLAT}; give --method lora, or --flat-parameters none"
+    if recipe.method not in (Method.LORA, Method.QLORA):
+        return (
+            f"--method {recipe.method.value} does not go with {OF_FLAT}, which flattens floating-point weights alone; "
+            f"give --method lora or qlora"
+        )
+    if recipe.use_dora:
+        return (
+            f"--use-dora does not go with {OF_FLAT}: peft reads shape and type of each factor while it is a shard, "
+            f"which stops the first forward with original parameters, and a checkpoint's second forward without them; "
+            f"leave it off, or give --flat-parameters none for FSDP2"
+        )
     said = {
-        "--use-dora": recipe.use_dora,
         "--train-embeddings": recipe.train_embeddings,
         "--full-vision and --full-projector": recipe.trains_full_parts,
-        "--loraplus-lr-ratio": recipe.loraplus_lr_ratio is not None,
         "--lora-targets of embeddings and stacked experts": "embed" in recipe.lora_targets
         or bool(stacked_targets(recipe.lora_targets)),
     }
@@ -58,6 +64,44 @@ def flat_adapters_are_factors_of_linear_layers(context: RuleContext) -> str | No
                 f"flat parameter; leave it off, or give --flat-parameters none for FSDP2"
             )
     return None
+
+
+@FSDP1_RULES.error("torch _flat_param.py _validate_tensors_to_flatten: floating-point, and all of one type")
+def flat_packed_weights_have_the_type_of_the_others(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.is_flat or recipe.method is not Method.QLORA:
+        return None
+    if not recipe.shards_packed:
+        return (
+            f"{OF_FLAT} flattens no bytes, which --no-shard-packed keeps 4-bit weights in; give --shard-packed "
+            f"(bnb_4bit_quant_storage: {recipe.precision.dtype.torch_name})"
+        )
+    if recipe.frozen_held_dtype is not recipe.precision.dtype:
+        name = recipe.precision.dtype.torch_name
+        option = "--upcast-frozen" if recipe.upcasts_frozen else "--weight-dtype float32"
+        return (
+            f"{option} makes what is not packed {recipe.frozen_held_dtype.torch_name}, but {OF_FLAT} flattens a "
+            f"layer's weights into one parameter of one type, and 4-bit weights are kept in {name}; leave it off "
+            f"(dtype: {name})"
+        )
+    return None
+
+
+@FSDP1_RULES.error(
+    "bitsandbytes 0.50 nn/modules.py fix_4bit_weight_quant_state_from_module sets another weight; torch _flat_param.py "
+    "_writeback_orig_params: 'FSDP does not support changing the parameters between forward and backward'"
+)
+def flat_packed_weights_are_resharded_or_alone(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.is_flat or recipe.method is not Method.QLORA:
+        return None
+    if recipe.reshard_after_forward or not recipe.uses_orig_params:
+        return None
+    return (
+        f"--method qlora with {OF_FLAT} and --no-reshard-after-forward (SHARD_GRAD_OP) needs --no-orig-params: in "
+        f"forward bitsandbytes puts a weight of its own in place of the gathered one, and torch refuses to go on in "
+        f"backward"
+    )
 
 
 @FSDP1_RULES.error("torch _init_utils.py _init_core_state: a rank that is alone gets NO_SHARD", counts_gpus=True)

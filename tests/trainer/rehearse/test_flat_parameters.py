@@ -28,6 +28,8 @@ KINDS = {
     "unchecked": {"activation_checkpointing": False, "loss": "full"},
     "adapters": {"method": "lora"},
     "adapters ahead": {"method": "lora", "flat_parameters": "backward-pre", "uses_orig_params": False},
+    "adapters in groups": {"method": "lora", "loraplus_lr_ratio": 16.0},
+    "packed": {"method": "qlora", "flat_parameters": "backward-pre", "uses_orig_params": False},
     "adapters kept": {"method": "lora", "activation_checkpointing": False, "reshard_after_forward": False, **ONCE},
 }
 EXACT = {"precision": "fp32", "grad_accum": 2}
@@ -39,6 +41,15 @@ RUNS = {
     "adapted": {**EXACT, "method": "lora"},
     "adapted flat": {**FLAT, **EXACT, "method": "lora"},
     "adapted flat alone": {**FLAT, **EXACT, "method": "lora", "uses_orig_params": False},
+    "packed": {**EXACT, "method": "qlora"},
+    "packed flat": {**FLAT, **EXACT, "method": "qlora"},
+    "packed flat alone": {
+        **FLAT,
+        **EXACT,
+        "method": "qlora",
+        "uses_orig_params": False,
+        "reshard_after_forward": False,
+    },
 }
 
 
@@ -64,13 +75,16 @@ def outcomes(model, tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("name", ["flat", "flat views", "flat alone", "adapted flat", "adapted flat alone"])
+OF_WHOLE = {"flat": "whole", "adapted": "adapted", "packed": "packed"}
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "flat" in name])
 def test_flat_parameters_take_the_steps_of_whole_ones_and_leave_the_same(outcomes, name):
-    whole, found = outcomes["adapted" if "adapted" in name else "whole"], outcomes[name]
+    whole, found = outcomes[OF_WHOLE[name.split()[0]]], outcomes[name]
     assert (whole.code, found.code) == (0, 0), whole.err + found.err
     assert len(found.losses) == len(whole.losses) > 3
     assert found.losses == pytest.approx(whole.losses, rel=1e-4)
-    left = "adapter" if "adapted" in name else "model"
+    left = "model" if name.startswith("flat") else "adapter"
     [expected], [made] = ([*(one.folder / left).glob("*.safetensors")] for one in (whole, found))
     expected, made = load_file(expected), load_file(made)
     assert made.keys() == expected.keys()

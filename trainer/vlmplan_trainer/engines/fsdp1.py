@@ -43,6 +43,8 @@ class FlatEngine(ShardedEngine):
     def _sharded(self, module: LossModule, recipe: Recipe, device: torch.device) -> FullyShardedDataParallel:
         first: dict[int, str] = {}
         weights = module.model.state_dict(keep_vars=True)
+        for name in weights.keys() - _names(module.model):  # scales of 4-bit weights, which FSDP's dictionary lacks
+            del weights[name]
         self._first_name = {name: first.setdefault(id(weight), name) for name, weight in weights.items()}
         self._trained_names = {name for name, weight in weights.items() if weight.requires_grad}
         weights.clear()  # which would hold all of them whole while they are sharded one by one
@@ -88,6 +90,12 @@ class FlatEngine(ShardedEngine):
 
     def _clipped_norm(self) -> float:
         return float(self._root.clip_grad_norm_(self._recipe.gradient_clipping))
+
+
+def _names(model: nn.Module) -> set[str]:
+    """Names of parameters and buffers, those of shared ones too."""
+    weights, buffers = (named(remove_duplicate=False) for named in (model.named_parameters, model.named_buffers))
+    return {name for name, _ in (*weights, *buffers)}
 
 
 def is_trained_leaf(module: nn.Module) -> bool:

@@ -172,6 +172,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning.is_reentrant = method is Method.LORA_8BIT and settings.flag("use_reentrant_gc", True)
     meaning.data_rules = _data_rules(settings, packs=stage == "pt")
     meaning.model, meaning.sharding = model, SHARDING
+    meaning.packed_storage = (arguments.precision or Precision.FP32).dtype.torch_name
     meaning.without_fsdp = PACKED_SHARDS if (around.method or method) is Method.QLORA else None
     meaning.grows_on_several = _lets_segments_grow(around.environment)
     return assembled(settings, arguments, meaning, around)
