@@ -13,7 +13,7 @@ from planned import workload
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.request import parse
-from vlmplan.request.habits import requested_saving
+from vlmplan.request.saving_and_loading import requested_saving
 from vlmplan.run.saving import Interval, Saving, run_disk, saving_of
 
 

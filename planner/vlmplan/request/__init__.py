@@ -1,15 +1,16 @@
 """What a user asked for, typed, and the setup that it means.
 
-parts     samples, machines, and what a search looks for
-record    ``Request``; how every option of the command line is read and written
-parsing   the request of options, and of the configuration of another trainer beside them
-videos    videos of samples, as images
-machines  the cluster of a request
-habits    what its trainer does around the steps: when it saves, and which processes open images
-mistakes  errors of a setup, told with the file of another trainer that means it
-idle_options: options that mean nothing in a setup
-samples   the workload of a request
-setup     workload and recipe of a request, completed by defaults; not handed out here, as it takes long to import
+parts                samples, machines, and what a search looks for
+record               ``Request``; how every option of the command line is read and written
+parsing              the request of options, and of the configuration of another trainer beside them
+videos               videos of samples, as images
+machines             the cluster of a request
+saving_and_loading   when its trainer saves, and which processes open images
+trainer_behaviour    what its trainer does of a setup by itself, and what it cannot do
+mistakes             errors of a setup, told with the file of another trainer that means it
+idle_options         options that mean nothing in a setup
+samples              the workload of a request
+setup                workload and recipe of a request, completed by defaults; not handed out here: it imports slowly
 """
 
 from vlmplan.request.machines import network_notes, requested_cluster

@@ -1,4 +1,4 @@
-"""What the trainer that is planned for does around its steps: when it saves, and which processes open images."""
+"""When a run saves, and which processes open its images: as asked, or as the trainer that is planned for does it."""
 
 from dataclasses import replace
 

@@ -17,11 +17,11 @@ from vlmplan.recipe.decided import DecidedRecipe, Stage
 from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.settings import option_name
 from vlmplan.recipe.task import TrainingTask
-from vlmplan.request.habits import requested_loader_workers, requested_saving
 from vlmplan.request.idle_options import idle_notes, typed_recipe, with_engine_of_options
 from vlmplan.request.record import Request
 from vlmplan.request.samples import length_notes, workload_of
-from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
+from vlmplan.request.saving_and_loading import requested_loader_workers, requested_saving
+from vlmplan.request.trainer_behaviour import as_its_trainer, refuse_beyond_trainer, with_trainer_defaults
 from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, losses, model_facts
 from vlmplan.sample_images import sample_image
 from vlmplan.units import counted
@@ -87,7 +87,7 @@ def resolved_recipe(
         raise InputError(in_words_of_file(sentence, ds_config, given))
     try:
         if made_for is not None:
-            refuse_what_is_beyond(made_for, recipe, model)
+            refuse_beyond_trainer(made_for, recipe, model)
         warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
     except InputError as error:
         raise InputError(in_words_of_file(str(error), ds_config, given)) from None
@@ -113,7 +113,7 @@ def _completed(
 ) -> DecidedRecipe:
     """What the user decided, completed by the trainer that it is made for, by the stage of a DeepSpeed file and by
     defaults, in this order."""
-    decided = as_usual(decided, made_for, model)
+    decided = with_trainer_defaults(decided, made_for, model)
     if ds_config is not None:
         decided = decided.completed(DecidedRecipe(zero_stage=ds_config.zero_stage or 0))
     decided = decided.completed(_defaults(decided, cluster, facts))
@@ -167,7 +167,7 @@ def _defaults(decided: DecidedRecipe, cluster: Cluster, facts: ModelFacts) -> De
 def _default_loss(decided: DecidedRecipe, facts: ModelFacts) -> LossKind:
     """The one that takes least memory; of those that make logits, where an evaluation keeps them."""
     keeps_logits = decided.evaluation is not None and decided.evaluation.kept is not Kept.LOSS
-    return [one for one in losses(facts) if not (keeps_logits and one is LossKind.CHUNKED)][-1]
+    return [loss for loss in losses(facts) if not (keeps_logits and loss is LossKind.CHUNKED)][-1]
 
 
 def _plain_defaults(decided: DecidedRecipe) -> DecidedRecipe:
@@ -253,7 +253,7 @@ def fixed_recipe(request: Request, model: ModelFiles) -> DecidedRecipe:
 
     Raises InputError with every contradiction between the two.
     """
-    decided, config = as_usual(as_its_trainer(request, model), request.made_for, model), request.ds_config
+    decided, config = with_trainer_defaults(as_its_trainer(request, model), request.made_for, model), request.ds_config
     if request.configured is not None:
         decided = decided.completed(DecidedRecipe(vision_activation_checkpointing=decided.activation_checkpointing))
     if config is None:

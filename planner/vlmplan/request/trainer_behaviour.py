@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
 
 
-def as_usual(decided: DecidedRecipe, made_for: "Tool | None", model: ModelFiles) -> DecidedRecipe:
+def with_trainer_defaults(decided: DecidedRecipe, made_for: "Tool | None", model: ModelFiles) -> DecidedRecipe:
     """What is open as the trainer that it is made for has it in every setup."""
     if made_for is None:
         return decided
@@ -63,7 +63,7 @@ def _refuse_two_texts(trainer: str) -> None:
         raise InputError(objection_to_two_texts(tool))
 
 
-def refuse_what_is_beyond(tool: "Tool", recipe: Recipe, model: ModelFiles) -> None:
+def refuse_beyond_trainer(tool: "Tool", recipe: Recipe, model: ModelFiles) -> None:
     """Raise InputError for what the trainer cannot do."""
     from vlmplan.other_trainers.writing import objection
 

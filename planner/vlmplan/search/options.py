@@ -13,9 +13,9 @@ from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import SEARCHED_METHODS
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import Request, SearchRequest, network_notes
-from vlmplan.request.habits import requested_loader_workers, requested_saving
 from vlmplan.request.idle_options import idle_notes_of_search, typed_recipe
 from vlmplan.request.samples import length_notes, workload_of
+from vlmplan.request.saving_and_loading import requested_loader_workers, requested_saving
 from vlmplan.request.setup import file_notes, fixed_recipe, samples_per_step, with_task
 from vlmplan.search import Limits, Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, candidates
