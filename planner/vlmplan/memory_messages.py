@@ -308,7 +308,7 @@ def _detailed(message: MemoryMessage, window: str) -> MemoryMessage:
         requested_bytes=requested,
         requested_rounding_bytes=rounding,
         reserved_bytes=reserved,
-        processes=tuple(one for one in processes if one[1] < MOST_BYTES),
+        processes=tuple(process for process in processes if process[1] < MOST_BYTES),
         **sizes,
     )
 

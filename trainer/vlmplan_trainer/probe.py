@@ -196,7 +196,7 @@ def attention_names(model: Any) -> list[str]:
     """The values of ``attn_implementation`` that the model takes, or that either of its parts does where it is made of
     two models (``attention_of_parts``)."""
     parts = [model] if model.config.model_type not in MADE_OF_MODELS else [model.encoder, model.decoder]
-    supported = {"sdpa": any(one._supports_sdpa for one in parts), "flash_attention_2": any(map(has_flash, parts))}
+    supported = {"sdpa": any(part._supports_sdpa for part in parts), "flash_attention_2": any(map(has_flash, parts))}
     return ["eager", *(name for name, is_supported in supported.items() if is_supported)]
 
 

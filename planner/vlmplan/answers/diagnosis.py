@@ -83,7 +83,7 @@ def _planned_json(planned: Planned) -> JsonDict:
         "host_bytes_per_node": estimate.host.peak_bytes,
         "verdict": estimate.verdict.value,
         "seq_len": estimate.workload.seq_len,
-        "tensors": [asdict(one) | {"part": one.part.name.lower()} for one in planned.tensors],
+        "tensors": [asdict(tensor) | {"part": tensor.part.name.lower()} for tensor in planned.tensors],
         "weight": None if planned.weight is None else asdict(planned.weight) | {"shape": list(planned.weight.shape)},
         "unplanned_bytes": planned.unplanned_bytes,
         "longer_samples": None if longer is None else asdict(longer),

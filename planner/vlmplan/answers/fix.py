@@ -27,7 +27,7 @@ def document(found: Fixes) -> list[JsonDict]:
     ``costs`` are of the run before and after, on known samples as they are; seconds and usd are null where a speed or a
     price is not known.
     """
-    return [_fix_json(found, one) for one in found.fixes]
+    return [_fix_json(found, fix) for fix in found.fixes]
 
 
 def _fix_json(found: Fixes, one: Fix) -> JsonDict:

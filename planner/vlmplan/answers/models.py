@@ -47,7 +47,7 @@ def models_report(
     document = {
         **_head(size),
         "models": [_facts_json(facts) for facts in rows],
-        "siblings": [{"id": one.alias, "hub_id": one.hub_id, "model": one.folder} for one in siblings],
+        "siblings": [{"id": sibling.alias, "hub_id": sibling.hub_id, "model": sibling.folder} for sibling in siblings],
         "unsupported": [
             {"id": m.id, "hub_id": m.hub_id, "model_type": m.model_type, "reason": why_unsupported(m)}
             for m in unsupported
@@ -59,7 +59,7 @@ def models_report(
 def _siblings(rows: Sequence[ModelFacts]) -> "list[PackagedModel]":
     """The packaged checkpoints with the files of a model in the list that are not in it themselves."""
     shown = {facts.model.id for facts in rows}
-    return [one for one in packaged_models().values() if one.folder in shown and one.alias not in shown]
+    return [model for model in packaged_models().values() if model.folder in shown and model.alias not in shown]
 
 
 def _models_table(rows: Sequence[ModelFacts]) -> Table:

@@ -28,11 +28,11 @@ def document(found: Estimate) -> JsonDict:
     recipe = found.recipe
     estimator = Estimator(found.workload, recipe)
     rows: dict[str, JsonDict] = {}
-    for one in estimator.model.parameters():
-        row = _row(rows, module_kind(one.name).rpartition(".")[0].removesuffix(WRAPPED))
-        row["num_params"] += one.parameter.numel
-        row["num_trained"] += one.parameter.numel if one.parameter.requires_grad else 0
-        row["bytes"] += one.parameter.num_bytes
+    for entry in estimator.model.parameters():
+        row = _row(rows, module_kind(entry.name).rpartition(".")[0].removesuffix(WRAPPED))
+        row["num_params"] += entry.parameter.numel
+        row["num_trained"] += entry.parameter.numel if entry.parameter.requires_grad else 0
+        row["bytes"] += entry.parameter.num_bytes
     tape = tape_for(ModuleTape, recipe)
     with followed(estimator.model, tape):
         trace = estimator.run(tape, recipe, found.cluster.node.gpu.compute_capability)

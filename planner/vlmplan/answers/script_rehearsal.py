@@ -190,7 +190,7 @@ def remaining_lines(found: ScriptRehearsal) -> Iterator[str]:
             f"note: {place} decides by a value that is unknown, {counted(one.count, 'time')}: taken as False; "
             f"--assume '{place}=True' takes the other way"
         )
-    others = sum(one.count for one in found.unknown) - sum(one.count for one in found.decisions)
+    others = sum(one.count for one in found.unknown) - sum(decision.count for decision in found.decisions)
     if others:
         yield f"note: {counted(others, 'unknown value')} read as zero, as losses that are logged are (--json has where)"
     for one in found.bounded:

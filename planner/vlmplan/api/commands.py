@@ -40,7 +40,7 @@ def _with_keywords(options: type, **defaults: Any) -> Callable[[Function], Funct
 
     def shown(function: Function) -> Function:
         own, kind = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
-        named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        named = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         more = [
             inspect.Parameter(name, kind, annotation=hint, default=defaults.get(name, _left_out(hint)))
             for name, hint in options.__annotations__.items()

@@ -59,7 +59,7 @@ class Module(WeightUser):
         if not tape.fetches_weights:
             return self.forward(*args, **kwargs)
         if self.modules_by_name:
-            has_input_grad = any(isinstance(one, Tensor) and one.requires_grad for one in args)
+            has_input_grad = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
             has_input_grad = has_input_grad and not self.takes_keywords
             return call_container(tape, self, partial(self.forward, *args, **kwargs), has_input_grad=has_input_grad)
         tape.modules.append(self)

@@ -146,11 +146,11 @@ class Said:
     """A chat as a template gets it: messages with what they say beside their content, and tools."""
 
     def __init__(self, messages: Sequence[JsonDict], tools: Sequence[str]) -> None:
-        self.messages, self.tools = list(messages), [json.loads(one) for one in tools]
+        self.messages, self.tools = list(messages), [json.loads(tool) for tool in tools]
 
     @property
     def has_tools(self) -> bool:
-        return bool(self.tools) or any(one["role"] == "tool" or CALLS in one for one in self.messages)
+        return bool(self.tools) or any(message["role"] == "tool" or CALLS in message for message in self.messages)
 
 
 def refuse_unwritten(said: Said, render: Callable[[Said], str]) -> None:
@@ -165,8 +165,8 @@ def refuse_unwritten(said: Said, render: Callable[[Said], str]) -> None:
         marks[name] = what
         return name
 
-    tools = [_named(one, mark("a tool that may be called")) for one in said.tools]
-    messages = [_marked(one, mark) for one in said.messages]
+    tools = [_named(tool, mark("a tool that may be called")) for tool in said.tools]
+    messages = [_marked(message, mark) for message in said.messages]
     changed = Said(messages, ())
     changed.tools = tools
     text = render(changed)

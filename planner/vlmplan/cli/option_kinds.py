@@ -104,7 +104,7 @@ def count(flag: str, help_text: str) -> Decorator:
 
 def under(heading: str, *decorators: Decorator) -> tuple[Decorator, ...]:
     """Options that stand below ``heading`` in the help of a ``SectionedCommand``."""
-    return tuple(partial(_added_under, heading, one) for one in decorators)
+    return tuple(partial(_added_under, heading, decorator) for decorator in decorators)
 
 
 def _added_under(heading: str, decorator: Decorator, command: Any) -> Any:
@@ -137,7 +137,7 @@ class SectionedCommand(click.Command):
     few need unless ``--help-all`` asks for it."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        hidden = sum(not _is_everyday(one) for one in self.params)
+        hidden = sum(not _is_everyday(param) for param in self.params)
         return [*super().get_params(ctx), _help_all(hidden)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -55,7 +55,7 @@ def form() -> JsonDict:
 
     return {
         "version": __version__,
-        "models": [{"alias": one.alias, "hub_id": one.hub_id} for one in packaged_models().values()],
+        "models": [{"alias": model.alias, "hub_id": model.hub_id} for model in packaged_models().values()],
         "gpus": [
             {"id": gpu.id, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "most": gpu.max_gpus_per_node}
             for gpu in load_catalog().gpus

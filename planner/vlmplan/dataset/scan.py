@@ -180,12 +180,12 @@ def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
     counted = iter(counter.counts([sample for _, _, samples in read for sample in samples]))
     for place, form, samples in read:
         tokens = [next(counted) for _ in samples]
-        problem = next((one for one in tokens if isinstance(one, InputError)), None)
+        problem = next((token for token in tokens if isinstance(token, InputError)), None)
         if problem is not None:
             bad[place] = str(problem)
             continue
         found.forms[form] += 1
-        found.samples.append(_size(samples[0], [one for one in tokens if not isinstance(one, InputError)]))
+        found.samples.append(_size(samples[0], [token for token in tokens if not isinstance(token, InputError)]))
         found.marks |= _marks(samples[0], found.marks)
     found.num_bad = len(bad)
     found.sentences = [bad[place] for place in sorted(bad)[:MAX_SENTENCES]]
@@ -220,7 +220,7 @@ def _size(sample: Sample, tokens: Sequence[TextTokens | PairTokens]) -> SampleSi
         return found._replace(text_tokens=first.prompt, answer_tokens=first.answer)
     if len(tokens) == 1:
         return found._replace(text_tokens=first.text, learnt_tokens=first.learnt)
-    lengths = [one.text for one in tokens if isinstance(one, TextTokens)]
+    lengths = [token.text for token in tokens if isinstance(token, TextTokens)]
     return found._replace(text_tokens=max(lengths), shorter_tokens=min(lengths))
 
 

@@ -83,11 +83,11 @@ def _own_and_others(message: MemoryMessage, reserved: int | None) -> tuple[int |
     others, own = list(message.processes), message.in_use_bytes
     if own is not None and (reserved is None or own >= reserved):
         return own, others
-    able = [one for one in others if reserved is not None and one[1] >= reserved]
+    able = [other for other in others if reserved is not None and other[1] >= reserved]
     if not able:
         return None, others
     mine = min(able, key=lambda one: one[1])
-    return mine[1], [one for one in others if one is not mine]
+    return mine[1], [other for other in others if other is not mine]
 
 
 def _left(message: MemoryMessage) -> int | None:

@@ -170,13 +170,13 @@ def filled(fillings: Iterable[Filling], first_bytes: int, other_bytes: int) -> l
     """
     buckets: list[list[Filling]] = []
     last: dict[DType, _LastBucket] = {}
-    for one in fillings:
-        bucket = last.get(one.dtype)
+    for filling in fillings:
+        bucket = last.get(filling.dtype)
         if bucket is None or bucket.room_bytes <= 0:
-            bucket = last[one.dtype] = _LastBucket([], first_bytes if bucket is None else other_bytes)
+            bucket = last[filling.dtype] = _LastBucket([], first_bytes if bucket is None else other_bytes)
             buckets.append(bucket.fillings)
-        bucket.fillings.append(one)
-        bucket.room_bytes -= one.num_bytes
+        bucket.fillings.append(filling)
+        bucket.room_bytes -= filling.num_bytes
     return buckets
 
 

@@ -76,7 +76,7 @@ class GroupedZero12(Zero12):
     @cached_property
     def _idle(self) -> list[list[int]]:
         """The parameters of each group that reach into the rank's partition and get no gradient."""
-        return [[one for one in ordinals if one in self.table.idle] for ordinals in self._reached]
+        return [[ordinal for ordinal in ordinals if ordinal in self.table.idle] for ordinals in self._reached]
 
     @cached_property
     def _reached(self) -> list[Sequence[int]]:
@@ -122,7 +122,7 @@ class GroupedZero12(Zero12):
             ranks = [
                 type(self)(self.table, self.recipe, num_ranks=self.num_ranks, rank=n) for n in range(self.num_ranks)
             ]
-            self.table.memo[key] = max([sum(one._owned) * one.weight_bytes + one.zero_bytes for one in ranks])
+            self.table.memo[key] = max([sum(rank._owned) * rank.weight_bytes + rank.zero_bytes for rank in ranks])
         return int(self.table.memo[key])
 
     # -- the walk ------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class GroupedZero12(Zero12):
 
     @property
     def _flat_order(self) -> Iterable[int]:
-        return [one for group in self.groups for one in group.ordinals if one not in self.table.idle]
+        return [ordinal for group in self.groups for ordinal in group.ordinals if ordinal not in self.table.idle]
 
     def _make_updates(self) -> None:
         """Group by group zeros, those of a later micro batch until the next group has its own (``avg_new``)."""

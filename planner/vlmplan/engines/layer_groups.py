@@ -145,7 +145,7 @@ class LayerGroups:
     def padded_bytes(self, ordinals: Sequence[int], dtype: DType) -> int:
         """Bytes of the gradients of these weights, each padded to equal shards."""
         trained = self._table.trained_entries
-        return sum([self._num_ranks * self.shard_numel(trained[one]) for one in ordinals]) * dtype.num_bytes
+        return sum([self._num_ranks * self.shard_numel(trained[ordinal]) for ordinal in ordinals]) * dtype.num_bytes
 
     def _group(self, entries: Sequence[NamedParameter], *, stays_whole: bool = False) -> LayerGroup:
         numbers = self._table.ordinals
@@ -283,7 +283,7 @@ def final_norm(table: ParameterTable) -> str | None:
     base, _, _ = table.embedding_path.rpartition(".")
     if "." in base:
         return None
-    children = [one for one in table.entries if re.fullmatch(re.escape(base) + r"\.\w+\.weight", one.name)]
+    children = [entry for entry in table.entries if re.fullmatch(re.escape(base) + r"\.\w+\.weight", entry.name)]
     norms = [one.name for one in children if len(one.parameter.shape) == 1]
     return norms[-1] if norms else None
 

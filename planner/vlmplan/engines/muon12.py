@@ -76,7 +76,7 @@ class MuonZero12(GroupedZero12):
             ranks = [
                 MuonZero12(self.table, self.recipe, num_ranks=self.num_ranks, rank=n) for n in range(self.num_ranks)
             ]
-            self.table.memo[key] = max([one._muon_elements for one in ranks])
+            self.table.memo[key] = max([rank._muon_elements for rank in ranks])
         return int(self.table.memo[key])
 
     # -- the walk ------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def shares(table: ParameterTable, num_ranks: int) -> Sequence[Share]:
     if key not in table.memo:
         partitions = [partition_of(table.num_trained, num_ranks, rank) for rank in range(num_ranks)]
         table.memo[key] = [
-            Share(owned_elements(table, one), idle_elements(table, one), largest_slice(table, one))
-            for one in partitions
+            Share(owned_elements(table, partition), idle_elements(table, partition), largest_slice(table, partition))
+            for partition in partitions
         ]
     return cast(Sequence[Share], table.memo[key])

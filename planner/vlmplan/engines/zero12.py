@@ -296,7 +296,7 @@ class Zero12(Zero12Formulas):
         has_beside = not self._is_contiguous or self.table.largest_trained > self._bucket_elements
         if (has_beside and self.recipe.zero_stage == 1) or self.offloads_optimizer or self.table.idle:
             return None
-        return min([places[one] for one in self._own_ordinals if one in places], default=len(places))
+        return min([places[ordinal] for ordinal in self._own_ordinals if ordinal in places], default=len(places))
 
     def _is_beside_bucket(self, ordinal: int) -> bool:
         """Whether a gradient is reduced where it is, and not out of the bucket."""

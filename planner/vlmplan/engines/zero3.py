@@ -109,7 +109,7 @@ class Zero3(Zero3Formulas):
         """Sizes of what a gather of ``parameters`` together makes."""
         if self._is_read(len(parameters)) and not self.offloads_weights:
             return []
-        return [self._gathered_bytes(one) for one in parameters]
+        return [self._gathered_bytes(parameter) for parameter in parameters]
 
     def _gathered_bytes(self, parameter: Parameter) -> int:
         return self.num_ranks * self.shards.shard_bytes(parameter)

@@ -267,7 +267,7 @@ def data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
             continue
         try:
             problem = next(
-                (found for one in data_files(path, takes=EVERYTHING) if (found := _file_problem(one.path))), None
+                (found for file in data_files(path, takes=EVERYTHING) if (found := _file_problem(file.path))), None
             )
             if problem is not None:
                 yield f"{flag} {problem}"

@@ -184,7 +184,7 @@ def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: 
     states = partition_size(table.num_trained, num_ranks) * (4 * m + p) + table.largest_trained * p
     if recipe.zero_stage == 1 or recipe.grad_accum == 1 or recipe.precision is Precision.BF16_PURE:
         return states
-    return states + max([one.owned - one.idle for one in shares(table, num_ranks)]) * p
+    return states + max([share.owned - share.idle for share in shares(table, num_ranks)]) * p
 
 
 def _offloaded_weight_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

@@ -229,9 +229,9 @@ def _without(space: Space, change: Change) -> Space:
 
     return Space(
         kinds=tuple(levels for levels in space.kinds if all(map(is_other, levels))),
-        engines=tuple(one for one in space.engines if one.name != change.name),
-        results=tuple(one for one in space.results if all(map(is_other, one))),
-        samples=tuple(one for one in space.samples if all(map(is_other, one))),
+        engines=tuple(engine for engine in space.engines if engine.name != change.name),
+        results=tuple(result for result in space.results if all(map(is_other, result))),
+        samples=tuple(sample for sample in space.samples if all(map(is_other, sample))),
     )
 
 

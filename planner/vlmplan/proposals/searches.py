@@ -46,7 +46,7 @@ class Searches:
             return []
         if request.configured is None:
             return list(recommend(replace(query, limits=Limits())).plans)
-        names = {one.cluster.node.num_gpus: one.cluster.node.gpu.id for one in query.candidates}
+        names = {candidate.cluster.node.num_gpus: candidate.cluster.node.gpu.id for candidate in query.candidates}
         plans = [
             plan
             for num_gpus, name in names.items()

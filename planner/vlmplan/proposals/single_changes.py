@@ -73,8 +73,8 @@ def lean_changes(at: RequestedSetup) -> Iterator[Sequence[Change]]:
     yield from (levels for levels in space.kinds if set(levels[0].options) <= OWN_TO_NOBODY)
     yield from (result for result in space.results if len(result) == 1)
     sizes = list(sample_changes(at, SHARES))
-    yield [one for one in sizes if "image_size" not in one.options]
-    yield [one for one in sizes if "image_size" in one.options]
+    yield [size for size in sizes if "image_size" not in size.options]
+    yield [size for size in sizes if "image_size" in size.options]
 
 
 def searched_changes(at: RequestedSetup, request: Request, samples_per_step: int | None) -> Space:
@@ -84,7 +84,7 @@ def searched_changes(at: RequestedSetup, request: Request, samples_per_step: int
     pinned = [levels for levels in space.kinds if set(levels[0].options) <= OWN_TO_NOBODY]
     results = space.results
     if request.recipe.method is None:  # the search tries them all
-        results = tuple(one for one in results if not any("method" in change.options for change in one))
+        results = tuple(result for result in results if not any("method" in change.options for change in result))
     kinds = (*((change,) for change in freed_changes(request, samples_per_step)), *pinned)
     return Space(kinds=kinds, results=results, samples=space.samples)
 

@@ -122,7 +122,7 @@ class Rehearsed:
     @property
     def step_collectives(self) -> list[RehearsedCollectives]:
         """The collectives of the last step."""
-        return [one for one in self.collectives if one.step == self.num_steps]
+        return [collective for collective in self.collectives if collective.step == self.num_steps]
 
     @property
     def host_peak_bytes(self) -> int:

@@ -179,9 +179,9 @@ class Recommendation:
 
     def refuse_rules(self) -> None:
         """Raise InputError where rules refuse every machine, with their one sentence, or that of each machine."""
-        if self.plans or not self.rejected or not all(one.is_rule for one in self.rejected):
+        if self.plans or not self.rejected or not all(rejection.is_rule for rejection in self.rejected):
             return
-        reasons = {one.reason: one.label for one in self.rejected}
+        reasons = {rejection.reason: rejection.label for rejection in self.rejected}
         if len(reasons) == 1:
             raise InputError(self.rejected[0].reason)
         shown = "; ".join(f"{label}: {reason}" for reason, label in list(reasons.items())[:SHOWN_REASONS])

@@ -35,9 +35,9 @@ def explanation(plans: Sequence[RankedPlan], objective: Objective) -> str | None
     differences = list(_differences(winner, rival, objective))
     if not differences:
         return f"{label(winner)}: neither price nor speed tell it from {label(rival)}"
-    sames = [one.same for one in differences if not one.sign]
-    gains = [f"{one.amount} less{one.where}" for one in differences if one.sign < 0]
-    pains = [f"{one.amount} more{one.where}" for one in differences if one.sign > 0]
+    sames = [difference.same for difference in differences if not difference.sign]
+    gains = [f"{difference.amount} less{difference.where}" for difference in differences if difference.sign < 0]
+    pains = [f"{difference.amount} more{difference.where}" for difference in differences if difference.sign > 0]
     if not differences[0].sign and gains:
         text = f"{sames[0]} as {label(rival)}, and {' and '.join(gains)}"
     elif gains:

@@ -68,7 +68,7 @@ def _of_least_needs(
 ) -> Recommendation:
     """What was ``found``, with what machines lack where everything that makes room is tried, if they lack less then."""
     tried = listed([option_text(name, getattr(fixed, name)) for name in names])
-    others = {one.cluster: one for one in stretched.rejected}
+    others = {rejection.cluster: rejection for rejection in stretched.rejected}
 
     def least(one: Rejection) -> Rejection:
         other = others.get(one.cluster)
@@ -136,7 +136,7 @@ def _has_tiles(query: SearchQuery) -> bool:
 
 def _sizes(query: SearchQuery) -> list[int]:
     """Powers of two that the model's attention and some of the machines can be shared by."""
-    most = max(one.cluster.num_gpus for one in query.candidates)
+    most = max(candidate.cluster.num_gpus for candidate in query.candidates)
     sizes = [2**power for power in range(1, most.bit_length())]
     return [size for size in sizes if _is_allowed(query, {"sequence_parallel": size})]
 

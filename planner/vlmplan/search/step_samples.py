@@ -78,7 +78,7 @@ def refuse_other_steps(workload: Workload, fixed: DecidedRecipe, clusters: Seque
 def step_notes(plans: Sequence[RankedPlan], asked: int | None) -> list[str]:
     """What the global batch that was ``asked`` for became where it does not divide by the GPUs: of the first plan as a
     caveat, of the others as notes."""
-    samples = {one.estimate.cluster.num_gpus: one.estimate.samples_per_step for one in reversed(plans)}
+    samples = {plan.estimate.cluster.num_gpus: plan.estimate.samples_per_step for plan in reversed(plans)}
     first = plans[0].estimate.cluster.num_gpus if plans else 0
     notes: list[str] = []
     for num_gpus, planned in reversed(samples.items()):

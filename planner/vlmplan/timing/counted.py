@@ -79,14 +79,14 @@ def timed_work(
 ) -> TimedStep | None:
     """The last of ``num_steps`` steps, what comes between steps as on average; None if a speed is not known, or a kind
     of collective."""
-    known = [found for one in collectives if (found := _collectives(one)) is not None]
+    known = [found for collective in collectives if (found := _collectives(collective)) is not None]
     communication = communication_seconds(tuple(known), cluster)
     if communication is None or not works or len(known) < len(collectives):
         return None
     steps: dict[Scenario, StepTime] = {}
     busy, waiting = BusySeconds(), 0.0
     for scenario in Scenario:
-        phases = [(one, _phase(one, cluster.node.gpu, scenario)) for one in works]
+        phases = [(work, _phase(work, cluster.node.gpu, scenario)) for work in works]
         if any(seconds is None for _, seconds in phases):
             return None
         timed = [(one, seconds) for one, seconds in phases if seconds is not None]

@@ -199,7 +199,7 @@ def _launch_seconds(speed: Rates, trace: Trace, recipe: Recipe) -> PhaseSeconds:
     first, again = first + num_again * speed.checkpoints.forward, again + num_again * speed.checkpoints.backward
     if recipe.zero_stage == 3:
         calls = hooked_calls(trace, recipe.zero.stage3_param_persistence_threshold)
-        in_forward, in_recompute, in_backward = (one.seconds(speed.hooks) for one in calls)
+        in_forward, in_recompute, in_backward = (call.seconds(speed.hooks) for call in calls)
         first, again, back = first + in_forward, again + in_recompute, back + in_backward
     return first, again, back
 

@@ -122,10 +122,10 @@ def bandwidth(device: torch.device, limit_seconds: float) -> Found:
     ]
     return {
         "memory_bandwidth": Measured(
-            statistics.median(one.value for one in rates),
-            min(one.low for one in rates),
-            max(one.high for one in rates),
-            sum(one.repetitions for one in rates),
+            statistics.median(rate.value for rate in rates),
+            min(rate.low for rate in rates),
+            max(rate.high for rate in rates),
+            sum(rate.repetitions for rate in rates),
         ),
         "optimizer_bandwidth": _adamw(elements // 4, device, limit_seconds / 2),
     }

@@ -128,7 +128,7 @@ def run_parts(job: Job, say: Callable[[str], None], parts: tuple[Part, ...] = PA
                 reason = f"it took more than the {allowed:.0f} s that it may take"
             except (RuntimeError, OSError, ImportError, ValueError) as error:
                 causes = [error, *([error.__cause__] if error.__cause__ else [])]
-                reason = "; ".join(" ".join(f"{type(one).__name__}: {one}".split())[:200] for one in causes)
+                reason = "; ".join(" ".join(f"{type(cause).__name__}: {cause}".split())[:200] for cause in causes)
             finally:
                 _tidy(job.device)
         if reason is not None:

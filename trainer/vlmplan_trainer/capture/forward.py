@@ -57,9 +57,9 @@ def captured_forward(
             del result
     if not capture.has_met:
         raise InputError(f"nothing of the images gets into the language model of {kind.__name__}")
-    if any(one.op == "enter" and one.values["by"] == "cat" for one in capture.instructions):
+    if any(instruction.op == "enter" and instruction.values["by"] == "cat" for instruction in capture.instructions):
         raise InputError(f"the images of {kind.__name__} stand beside its tokens, not in the place of some")
-    if not any(one.op == "language" for one in capture.instructions):
+    if not any(instruction.op == "language" for instruction in capture.instructions):
         raise InputError(f"the language model of {kind.__name__} was not told from what sees")
     return capture.instructions, numbers, frozenset(capture.made)
 

@@ -89,4 +89,4 @@ def unit_layers(module: nn.Module) -> list[nn.Module]:
 def around_embedding(model: Any) -> nn.Module:
     """The module that the input embedding is a child of: the language model."""
     table = model.get_input_embeddings()
-    return next(one for one in model.modules() if any(child is table for child in one.children()))
+    return next(module for module in model.modules() if any(child is table for child in module.children()))

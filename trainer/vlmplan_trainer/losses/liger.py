@@ -95,7 +95,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        kept = [None if one is None else one.mul_(grad) for one in ctx.saved_tensors]
+        kept = [None if saved_tensor is None else saved_tensor.mul_(grad) for saved_tensor in ctx.saved_tensors]
         return (*kept, None, None, None)
 
 

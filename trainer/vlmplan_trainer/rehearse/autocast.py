@@ -92,7 +92,7 @@ def _all_cast(args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
     ``(*F)(cached_cast(...)...)``: backward comes to the cast of the first argument first. Lists are cast in order."""
     cast = lambda one: tree_map(lambda item: _cast(item, dtype), one)  # noqa: E731
     named = {name: cast(kwargs[name]) for name in reversed(kwargs)}
-    return tuple([cast(one) for one in reversed(args)][::-1]), named
+    return tuple([cast(arg) for arg in reversed(args)][::-1]), named
 
 
 def _lower_precision(op: Any) -> Callable[..., Any]:

@@ -107,7 +107,7 @@ class Owners:
         for one in handles:
             self._shapes |= {tuple(shape) for shape in one.flat_param._shapes}
             self._shapes.add(tuple(one.flat_param._unpadded_unsharded_size))
-        return [one.flat_param for one in handles]
+        return [handle.flat_param for handle in handles]
 
     def _weights(self) -> Iterator[Tensor | None]:
         for parameter in self._model.parameters():

@@ -100,7 +100,7 @@ def _tensors(item: Any) -> Iterator[torch.Tensor]:
 def _is_view(func: Any) -> bool:
     """Whether all that it returns are other views of what it is given."""
     aliases = [one.alias_info for one in func._schema.returns]
-    return bool(aliases) and all(one is not None and not one.is_write for one in aliases)
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -80,7 +80,7 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
     start = time.perf_counter()
     notes, ledger = Notes(), prepared(request.card)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # imports what looks at torch.cuda as it is
-    unknowns = Unknowns(tuple(Assumption(*one) for one in request.assumptions))
+    unknowns = Unknowns(tuple(Assumption(*assumption) for assumption in request.assumptions))
     attribution = ScriptAttribution()
     with ExitStack() as stack:
         place = {"card": request.card, "rank": request.rank, "num_ranks": request.num_ranks}

@@ -122,7 +122,7 @@ class TileCounts:
         self._num_tiles = num_tiles
 
     def __call__(self, images: Any, **named: Any) -> dict[str, torch.Tensor]:
-        count = sum(len(one) for one in images)
+        count = sum(len(image) for image in images)
         tiles = torch.tensor([self._num_tiles] * count)
         return {"num_patches": tiles, "image_rows": tiles, "image_cols": torch.ones_like(tiles)}
 

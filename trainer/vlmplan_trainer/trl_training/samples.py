@@ -164,7 +164,7 @@ def preference_dataset(datasets: Any, rows: Sequence[Row]) -> Any:
     as structures of Arrow every one would have the keys of all, with None where it says nothing."""
     answers = ("prompt", "chosen", "rejected")
     messages = [one for row in rows for key in answers if isinstance(row[key], list) for one in row[key]]
-    says_more = any("tools" in row for row in rows) or any(one.keys() - {"role", "content"} for one in messages)
+    says_more = any("tools" in row for row in rows) or any(message.keys() - {"role", "content"} for message in messages)
     if not says_more:
         return datasets.Dataset.from_list(rows)
     columns = dict.fromkeys(name for row in rows for name in row)

@@ -120,7 +120,7 @@ def _last_uses(program: Program) -> dict[int, int]:
     for place, one in enumerate(program.instructions):
         places.update(dict.fromkeys((*numbers(one.inputs), *one.freed), place))
         freed.update(one.freed)
-    made = (output.slot for one in program.instructions for output in one.outputs)
+    made = (output.slot for instruction in program.instructions for output in instruction.outputs)
     places.update((slot, len(program.instructions)) for slot in made if slot not in freed)
     return places
 

@@ -150,7 +150,7 @@ class GatheredBytes:
         if self._secondary_among == 1:
             return 0
         weights = [self._weights[key] for key in keys]
-        return sum([one.aligned_bytes // self._secondary_among for one in weights if one.is_trained])
+        return sum([weight.aligned_bytes // self._secondary_among for weight in weights if weight.is_trained])
 
     def _make_secondary(self, weight: GatheredWeight) -> None:
         num_bytes = weight.aligned_bytes // self._secondary_among

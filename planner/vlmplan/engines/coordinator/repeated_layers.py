@@ -161,7 +161,7 @@ def _numel(uses: SectionUses) -> int:
     counted between two uses of others' weights."""
     modules = [event.module for event in uses.forward if isinstance(event, Fetch)]
     counted = [module for module in modules if not module.is_leaf]
-    return sum([one.numel for module in counted or modules for one in module.parameters_by_name.values()])
+    return sum([parameter.numel for module in counted or modules for parameter in module.parameters_by_name.values()])
 
 
 def _used(uses: SectionUses) -> list[Any]:
