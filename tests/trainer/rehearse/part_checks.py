@@ -358,7 +358,7 @@ def rows_of_experts(mode: Rehearsal) -> list[int]:
 
 def tokens_of_experts(mode: Rehearsal) -> list[list[int]]:
     """How many tokens each expert is asked for, that a class of transformers has chosen by what is not known."""
-    file, function = CHOOSES_EXPERTS
+    file, function = CHOOSES_EXPERTS[0]
     source = f"def {function}(scores):\n    return torch.topk(scores, k=2, dim=-1, sorted=False)[1]\n"
     names: dict[str, Any] = {"torch": torch}
     exec(compile(source, file, "exec"), names)

@@ -142,13 +142,17 @@ def _split_among_experts(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented if even == sizes else mode.__torch_dispatch__(func, (), (x, even, *dims), kwargs)
 
 
-CHOOSES_EXPERTS = "modeling_longcat_flash.py", "get_topk_indices"
-"""What chooses experts of a mixture that asks for each which tokens it gets."""
+CHOOSES_EXPERTS = (
+    ("modeling_longcat_flash.py", "get_topk_indices"),
+    ("modeling_dbrx.py", "route_tokens_to_experts"),
+    ("modeling_step3p7.py", "forward"),
+)
+"""What chooses experts of mixtures that ask for each which tokens it gets."""
 
 
 def _chosen(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     """The experts of each token, which are not known: one after another, so that all get as many tokens."""
-    if not _runs_inside(*CHOOSES_EXPERTS):
+    if not any(_runs_inside(*place) for place in CHOOSES_EXPERTS):
         return NotImplemented
     result = mode.counted(func(*args, **kwargs), func)
     indices, num_experts = result[1], args[0].shape[-1]
