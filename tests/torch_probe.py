@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from vlmplan_trainer.rehearse.kernels import PASSING
+from vlmplan_trainer.rehearse.kernels import FUSED_RMS_NORM, PASSING, never_taken_apart
 from vlmplan_trainer.rehearse.shapes import (
     KnownOutputs,
     UnknownShapeError,
@@ -38,6 +38,7 @@ VALUE = "_probed_value"
 """The attribute of a fake tensor that holds its real value."""
 FAKE_MODE = FakeTensorMode(allow_non_fake_inputs=True)
 FAKE_MODE.cache_enabled = False
+never_taken_apart(FUSED_RMS_NORM, "CPU")  # as on CUDA; nothing real asks for them
 FILLS = frozenset((aten.normal_.default, aten.uniform_.default, aten.fill_.Scalar, aten.zero_.default))
 """What gives weights their first values: of no shape but their own."""
 SHAPES: dict[Any, KnownOutputs] = {}

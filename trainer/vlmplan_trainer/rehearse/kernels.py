@@ -5,7 +5,7 @@ torch 2.13: ``aten/src/ATen/native/transformers/attention.cpp``, ``cuda/sdp_util
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,9 @@ ROWS_PER_THREAD = 10
 NORM_PIECE = 65_536
 """Elements of a tensor whose squares one block of threads adds up (``kChunkSize`` in ``cuda/MultiTensorApply.cuh``)."""
 
-ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward")
+FUSED_RMS_NORM = ("_fused_rms_norm", "_fused_rms_norm_backward")
+"""What ``F.rms_norm`` is on CUDA, and its gradient."""
+ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward", *FUSED_RMS_NORM)
 """Operations that torch takes apart (``CompositeImplicitAutograd``) where a device has no kernel of its own."""
 
 
@@ -74,7 +76,12 @@ def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> No
     operators.impl("aten::scaled_dot_product_attention", keys, attention)
     for name, kernel in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
         operators.impl(f"aten::{name}", keys, _casting_inside(kernel))
-    for name in ONE_KERNEL_ON_CUDA:
+    never_taken_apart(ONE_KERNEL_ON_CUDA, backend)
+
+
+def never_taken_apart(names: Iterable[str], backend: str) -> None:
+    """Operations of these names are one kernel of the ``backend`` each."""
+    for name in names:
         operators.impl(f"aten::{name}", backend, _never_run)
 
 

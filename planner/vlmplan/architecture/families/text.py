@@ -36,6 +36,7 @@ TEXT_FAMILIES = {
     "deepseek_v3": "deepseek_v3",
     "deepseek_v32": "deepseek_v32",
     "deepseek_v4": "deepseek_v4",
+    "diffllama": "diffllama",
     "doge": "doge",
     "dots1": "dots1",
     "electra": "electra",

@@ -63,7 +63,7 @@ from vlmplan.architecture.ops.layout import (
 )
 from vlmplan.architecture.ops.liger import liger_rms_norm, liger_rotate, liger_silu_mul
 from vlmplan.architecture.ops.matmuls import linear, matmul, weight_product
-from vlmplan.architecture.ops.norms import layer_norm, maximum_last, mean, mean_last, softmax, total
+from vlmplan.architecture.ops.norms import layer_norm, maximum_last, mean, mean_last, rms_norm, softmax, total
 
 __all__ = [
     "ACTIVATIONS",
@@ -108,6 +108,7 @@ __all__ = [
     "relu",
     "resample",
     "rewritten_backward",
+    "rms_norm",
     "rotate",
     "rotate_half",
     "scale",
