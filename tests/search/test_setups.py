@@ -299,6 +299,12 @@ def test_flat_parameters_on_the_host_get_gradients_once_a_step():
         product = recipe.micro_batch * recipe.grad_accum * 2
         found = problems(recipe, cluster=on, model=facts, global_batch=product)
         assert not [problem for problem in found if problem.severity is Severity.ERROR]
+    every = fixed | {"sync_each_batch": True}
+    one = space(seq_len=256, fixed={name: value for name, value in every.items() if name != "micro_batch"})
+    assert {setup.recipe.grad_accum for setup in bounded_setups(one, on)} == {1}
+    several = space(seq_len=256, fixed=every)
+    assert not bounded_setups(several, on)
+    assert "FSDP1 (--flat-parameters) cannot add" in refusal(several, on).sentence
 
 
 FIXED = [

@@ -30,7 +30,6 @@ from vlmplan.recipe.choices import (
     AttentionImplementation,
     BatchesOnGpu,
     CheckpointKind,
-    FlatParameters,
     InputGradients,
     Method,
     OptimizerKind,
@@ -255,11 +254,6 @@ class Recipe(RecipeSettings):
     def reduce_dtype(self) -> DType:
         """Element type in which FSDP reduces gradients."""
         return DType.FLOAT32 if self.reduces_in_float32 else self.trained_dtype
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether FSDP1 shards."""
-        return self.fsdp and self.flat_parameters is not FlatParameters.NONE
 
     @property
     def has_ends_in_root(self) -> bool:

@@ -151,6 +151,17 @@ class RecipeSettings:
         if self.gradient_clipping < 0:
             raise InputError(f"gradient_clipping is {self.gradient_clipping}; 0 (off) or more is needed")
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether FSDP1 shards."""
+        return self.fsdp and self.flat_parameters is not FlatParameters.NONE
+
+    @property
+    def can_accumulate(self) -> bool:
+        """Whether a step may have several micro batches: FSDP1 cannot add to gradients that the host has
+        (``prepare_gradient_for_backward`` in torch's ``_flat_param.py``)."""
+        return not (self.is_flat and self.sync_each_batch and self.offload_params is not Offload.NONE)
+
     def _check_adapters(self) -> None:
         if self.lora_alpha is not None and not 1 <= self.lora_alpha <= MAX_COUNT:
             raise InputError(f"--lora-alpha is {self.lora_alpha}; a whole number from 1 to {MAX_COUNT:,} is needed")

@@ -1,7 +1,7 @@
 """FSDP1 (``torch.distributed.fsdp.FullyShardedDataParallel``, torch 2.13): what is planned of it."""
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method, Offload, OptimizerKind, ShardUnits
+from vlmplan.recipe.choices import Method, OptimizerKind, ShardUnits
 from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules.base import RuleBook, RuleContext
@@ -122,10 +122,7 @@ def flat_gradients_are_reduced_as_they_are(context: RuleContext) -> str | None:
 
 @FSDP1_RULES.error("torch _flat_param.py prepare_gradient_for_backward: accumulating on the host does not work")
 def flat_gradients_on_the_host_are_reduced_once(context: RuleContext) -> str | None:
-    recipe = context.recipe
-    if not recipe.is_flat or recipe.offload_params is Offload.NONE:
-        return None
-    if not recipe.sync_each_batch or recipe.grad_accum == 1:
+    if context.recipe.can_accumulate or context.recipe.grad_accum == 1:
         return None
     return f"{OF_FLAT} cannot add to gradients that the host has; give --no-sync-each-batch"
 

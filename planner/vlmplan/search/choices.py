@@ -16,7 +16,7 @@ from vlmplan.rules import default_attention, default_lora_exclude, losses, model
 from vlmplan.rules.base import Rule
 from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
 from vlmplan.search.combined_traces import Switches
-from vlmplan.search.step_samples import step_objection
+from vlmplan.search.step_samples import least_accumulation, step_objection
 from vlmplan.workload import Workload
 
 if TYPE_CHECKING:
@@ -130,18 +130,27 @@ class RecipeChoices:
         gpu = cluster.node.gpu
         precision = Precision.BF16 if gpu.supports_bf16 else Precision.FP16
         bare = self._simplest(method, precision, grows=not self._grows_on_several or cluster.num_gpus > 1)
+        least = least_accumulation(self._workload, self._fixed, cluster.num_gpus)
         for stage, optimizer, params in self._stages(cluster):
             for hpz in self._partition_sizes(cluster, stage, params):
-                yield self._engine(bare, stage, optimizer, params, hpz)
+                engine = self._engine(bare, stage, optimizer, params, hpz)
+                yield engine if least == 1 or engine[0].can_accumulate else self._accumulating(engine, least)
 
     def _engine(self, bare: Recipe, *engine: Any) -> Engine:
         key = (id(bare), *engine)
         if key not in self._made:
             stage, optimizer, params, hpz = engine
             recipe = bare.with_changes(zero_stage=stage, offload_optimizer=optimizer, offload_params=params, hpz=hpz)
-            if recipe.is_flat and params is not Offload.NONE and self._fixed.sync_each_batch is None:
-                recipe = recipe.with_changes(sync_each_batch=False)  # FSDP1 cannot add to gradients on the host
+            if not recipe.can_accumulate and self._fixed.sync_each_batch is None:
+                recipe = recipe.with_changes(sync_each_batch=False)
             self._made[key] = tuple([self._as_the_trainer_does(switches.apply(recipe)) for switches in self.switches])
+        return self._made[key]
+
+    def _accumulating(self, engine: Engine, grad_accum: int) -> Engine:
+        """With what the user's batch needs, and a rule refuses."""
+        key = (id(engine), grad_accum)
+        if key not in self._made:
+            self._made[key] = tuple([recipe.with_changes(grad_accum=grad_accum) for recipe in engine])
         return self._made[key]
 
     def _simplest(self, method: Method, precision: Precision, *, grows: bool) -> Recipe:

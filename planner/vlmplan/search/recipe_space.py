@@ -87,9 +87,8 @@ class RecipeSpace:
 
     def of_any_host(self, recipe: Recipe, cluster: Cluster) -> list[Recipe]:
         """The recipe with all that decides how much host memory it takes: sizes, and whether gradients accumulate."""
-        sizes = {
-            grad_accum > 1: (micro_batch, grad_accum) for micro_batch, grad_accum in self.batch_sizes(cluster.num_gpus)
-        }
+        tried = self.sizes_of(recipe, cluster.num_gpus)
+        sizes = {grad_accum > 1: (micro_batch, grad_accum) for micro_batch, grad_accum in tried}
         profiles = (False, True) if self._has_profiles(recipe) else (False,)
         sized = {id(one): one for one in (self._sized(recipe, cluster, low_memory=low) for low in profiles)}
         return [self.models.with_batch(one, size) for one in sized.values() for size in sizes.values()]
@@ -103,6 +102,11 @@ class RecipeSpace:
             whole = self.workload.samples_per_entry
             self._batch_sizes[num_gpus] = step_sizes(self.fixed, self.global_batch, num_gpus, samples_per_entry=whole)
         return self._batch_sizes[num_gpus]
+
+    def sizes_of(self, recipe: Recipe, num_gpus: int) -> Sequence[BatchSize]:
+        """Those that the recipe can have: there is one (``RecipeChoices``)."""
+        sizes = self.batch_sizes(num_gpus)
+        return sizes if recipe.can_accumulate else [size for size in sizes if size[1] == 1]
 
 
 def _heaviest(engine: Engine) -> list[Recipe]:

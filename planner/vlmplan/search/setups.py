@@ -96,7 +96,7 @@ class SetupSpace(RecipeSpace):
 
     def _ways(self, engine: Engine, cluster: Cluster, room: int) -> Iterator[RecipeCandidate]:
         """The recipes of one engine, whose micro batch may take ``room`` bytes."""
-        gpu, sizes = cluster.node.gpu, self.batch_sizes(cluster.num_gpus)
+        gpu, sizes = cluster.node.gpu, self.sizes_of(engine[0], cluster.num_gpus)
         rest = self.models.besides_computing(engine[0], cluster, sizes[-1], sends=False)
         num_steps = self.models.num_steps(cluster, sizes[-1])
         places = range(len(sizes) - 1, -1, -1)
@@ -130,7 +130,7 @@ class SetupSpace(RecipeSpace):
     def _largest(self, recipe: Recipe, cluster: Cluster, below: float) -> Iterator[BoundedSetup]:
         """The largest micro batch that fits, and larger ones that may; then those of the low-memory sizes, where they
         let a still larger one fit."""
-        sizes = self.batch_sizes(cluster.num_gpus)
+        sizes = self.sizes_of(recipe, cluster.num_gpus)
         place = -1
         for low_memory in (False, True) if self._has_profiles(recipe) else (False,):
             sized = self._sized(recipe, cluster, low_memory=low_memory)
@@ -198,10 +198,7 @@ class SetupSpace(RecipeSpace):
         With the native allocator every micro batch: it may keep less for a larger one.
         """
         found: list[BoundedSetup] = []
-        sizes = self.batch_sizes(cluster.num_gpus)
-        for engine, size in product(self.choices.engines(cluster, method), sizes):
-            if engine[0].expandable_segments and size not in (sizes[0], sizes[-1]):
-                continue
+        for engine, size in self._sized_engines(cluster, method):
             for recipe in self._heaviest(engine):
                 for low_memory in (False, True) if self._has_profiles(recipe) else (False,):
                     setup = self._attempt(recipe, cluster, size, low_memory=low_memory)
@@ -221,8 +218,15 @@ class SetupSpace(RecipeSpace):
         ]
 
     def _ends(self, cluster: Cluster, method: Method) -> Iterator[tuple[Engine, BatchSize]]:
-        sizes = self.batch_sizes(cluster.num_gpus)
-        yield from product(self.choices.engines(cluster, method), dict.fromkeys((sizes[0], sizes[-1])))
+        for engine in self.choices.engines(cluster, method):
+            sizes = self.sizes_of(engine[0], cluster.num_gpus)
+            yield from product((engine,), dict.fromkeys((sizes[0], sizes[-1])))
+
+    def _sized_engines(self, cluster: Cluster, method: Method) -> Iterator[tuple[Engine, BatchSize]]:
+        for engine in self.choices.engines(cluster, method):
+            sizes = self.sizes_of(engine[0], cluster.num_gpus)
+            ends = engine[0].expandable_segments
+            yield from product((engine,), dict.fromkeys((sizes[0], sizes[-1])) if ends else sizes)
 
     def _attempt(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, low_memory: bool) -> BoundedSetup:
         sized = self._sized(recipe, cluster, low_memory=low_memory)
@@ -279,7 +283,7 @@ class SetupSpace(RecipeSpace):
 
     def smaller(self, setup: BoundedSetup, cluster: Cluster) -> BoundedSetup | None:
         """The setup with the next smaller micro batch; None where there is none."""
-        sizes = self.batch_sizes(cluster.num_gpus)
+        sizes = self.sizes_of(setup.recipe, cluster.num_gpus)
         place = sizes.index((setup.recipe.micro_batch, setup.recipe.grad_accum))
         if place == 0:
             return None

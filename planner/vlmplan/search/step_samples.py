@@ -43,6 +43,13 @@ def samples_of_step(fixed: DecidedRecipe, global_batch: int, num_gpus: int, *, s
     return micro_batch * grad_accum * _num_groups(fixed, num_gpus)
 
 
+def least_accumulation(workload: Workload, fixed: DecidedRecipe, num_gpus: int) -> int:
+    """The fewest micro batches of a step that what is ``fixed`` leaves."""
+    global_batch, whole = workload.global_batch or DEFAULT_GLOBAL_BATCH, workload.samples_per_entry
+    sizes = step_sizes(fixed, global_batch, num_gpus, samples_per_entry=whole)
+    return min(grad_accum for _, grad_accum in sizes)
+
+
 def samples_of_every_step(workload: Workload, fixed: DecidedRecipe, clusters: Iterable[Cluster]) -> int | None:
     """Samples of a step on each of the clusters; None where they differ from one to another."""
     global_batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
