@@ -48,7 +48,11 @@ def predicted_step(
     tape = Tape(autocast=autocast, caches_casts=caches_casts, follows_weights=False, **ways)
     of_backend = {"has_workspaces": False, "gets_mask": True} | of_backend
     backend = AttentionBackend(implementation=implementation, **of_backend)
-    trace = tree.run(tape, batch, backend, loss=loss)
+    return step_of(tree.run(tape, batch, backend, loss=loss), keeps_gradients=keeps_gradients)
+
+
+def step_of(trace: Trace, *, keeps_gradients: bool = False) -> Predicted:
+    """A micro batch that has run, summed up."""
     result = Predicted(trace=trace)
     live = peak = 0
     for _, section in trace.forward():
@@ -72,4 +76,4 @@ def predicted_step(
     return result
 
 
-__all__ = ["Batch", "Part", "Predicted", "predicted_step"]
+__all__ = ["Batch", "Part", "Predicted", "predicted_step", "step_of"]

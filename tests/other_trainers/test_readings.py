@@ -760,7 +760,7 @@ def test_what_is_wrong_with_a_file_comes_before_a_model_that_cannot_be_had(tmp_p
         raise UnavailableError(f"{name} cannot be reached")
 
     path = tmp_path / "train.json"
-    path.write_text(json.dumps({**LLAMA_FACTORY, "stage": "dpo", "model_name_or_path": "a/b"}), encoding="utf-8")
+    path.write_text(json.dumps({**LLAMA_FACTORY, "stage": "rm", "model_name_or_path": "a/b"}), encoding="utf-8")
     with pytest.raises(InputError, match="stage is"):
         read_trainer_config(path, Asked(num_gpus=1, find_model=nowhere))
     path.write_text(json.dumps({**LLAMA_FACTORY, "model_name_or_path": "a/b"}), encoding="utf-8")

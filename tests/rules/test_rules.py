@@ -140,6 +140,8 @@ VERL = Recipe(
     loss=LossKind.VERL,
     task=OF_VERL,
 )
+LLAMA_FACTORYS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.LLAMA_FACTORY)
+OF_LLAMA_FACTORY = PLAIN.with_changes(task=LLAMA_FACTORYS, loss=LossKind.LOG_SOFTMAX)
 REENTRANT = for_task(TaskKind.DPO, reentrant_checkpoints=True).with_changes(
     method=Method.LORA, zero_stage=3, activation_checkpointing=True
 )
@@ -929,6 +931,17 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(VERL), case(PLAIN.with_changes(loss=LossKind.FULL))],
     ),
+    "llama_factory_has_one_loss": (
+        [
+            case(PLAIN.with_changes(loss=LossKind.LOG_SOFTMAX)),
+            case(DPO.with_changes(loss=LossKind.LOG_SOFTMAX)),
+            case(OF_LLAMA_FACTORY.with_changes(loss=LossKind.MODEL)),
+            case(
+                OF_LLAMA_FACTORY.with_changes(task=TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.LLAMA_FACTORY))
+            ),
+        ],
+        [case(OF_LLAMA_FACTORY), case(DPO), case(PLAIN.with_changes(loss=LossKind.MODEL))],
+    ),
     "a_reference_has_no_trained_weights_of_its_own": (
         [case(DPO.with_changes(method=Method.LORA, full_projector=True))],
         [case(DPO.with_changes(method=Method.LORA)), case(LORA.with_changes(full_projector=True))],
@@ -955,7 +968,15 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "preferences_need_a_reference": (
         [case(for_task(TaskKind.DPO, reference=Reference.NONE))],
-        [case(for_task(TaskKind.GRPO, reference=Reference.NONE)), case(DPO)],
+        [
+            case(for_task(TaskKind.GRPO, reference=Reference.NONE)),
+            case(DPO),
+            case(OF_LLAMA_FACTORY.with_changes(task=replace(LLAMA_FACTORYS, reference=Reference.NONE))),
+        ],
+    ),
+    "llama_factory_computes_while_it_trains": (
+        [case(OF_LLAMA_FACTORY.with_changes(task=replace(LLAMA_FACTORYS, reference=Reference.PRECOMPUTED)))],
+        [case(OF_LLAMA_FACTORY), case(for_task(TaskKind.DPO, reference=Reference.PRECOMPUTED))],
     ),
     "generated_answers_are_not_known_before": (
         [case(for_task(TaskKind.GRPO, reference=Reference.PRECOMPUTED))],

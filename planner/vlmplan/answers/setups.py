@@ -27,6 +27,7 @@ LOSS_WORDS = {
     LossKind.VERL: "verl's loss of all logits",
     LossKind.VERL_QUOTIENT: "verl's loss of a quotient of all logits",
     LossKind.VERL_FUSED: "verl's loss in chunks",
+    LossKind.LOG_SOFTMAX: "LLaMA-Factory's log-probabilities of all logits",
 }
 UNIT_WORDS = {
     ShardUnits.LAYERS: "ends gathered with the root",

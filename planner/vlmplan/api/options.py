@@ -141,7 +141,9 @@ class RecipeOptions(TypedDict, total=False):
     batching: Literal["padded", "padding-free", "packed"] | None
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
     linear_attention: Literal["torch", "fla"] | None
-    loss: Literal["chunked", "full", "model", "trl", "liger", "verl", "verl-quotient", "verl-fused"] | None
+    loss: (
+        Literal["chunked", "full", "model", "trl", "liger", "verl", "verl-quotient", "verl-fused", "log-softmax"] | None
+    )
     liger_layers: bool | None
 
 
@@ -172,7 +174,7 @@ class TaskOptions(TypedDict, total=False):
     vllm_tensor_parallel: int | None
     reward_model_parameters: int | None
     reentrant_checkpoints: bool | None
-    task_trainer: Literal["trl", "verl", "verl-engine", "easyr1"] | None
+    task_trainer: Literal["trl", "verl", "verl-engine", "llamafactory", "easyr1"] | None
     scoring_batch: int | None
     idle_offload: Literal["none", "weights", "optimizer", "all"] | None
     reference_shards: Literal["gpu", "host", "host-float32"] | None

@@ -10,15 +10,14 @@ from typing import NamedTuple
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import KeyCache
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.fused_head import fused_loss
-from vlmplan.architecture.liger_loss import liger_loss
+from vlmplan.architecture.log_softmax_loss import log_softmax_loss, widened
 from vlmplan.architecture.loss import chunked_loss, whole_logits
-from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.read_weights import begin_forward, end_forward
+from vlmplan.architecture.model import LOSSES_OF_HIDDEN, LOSSES_OUTSIDE, Batch, Model
+from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
-from vlmplan.architecture.verl_loss import look_up_entropy, verl_fused_loss
+from vlmplan.architecture.verl_loss import look_up_entropy
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
@@ -56,15 +55,14 @@ def evaluation_pass(
     with tape.section("head"):
         if loss is LossKind.CHUNKED:
             end_forward(reader, chunked_loss(hidden, model.head, adds=model.added_dtype), returns_it=False)
-        elif loss is LossKind.TRL:
-            fused_loss(hidden, model.reader(tape), scored_tokens=batch.scored_tokens)
-        elif loss is LossKind.LIGER:
-            liger_loss(hidden, model.head, model=reader)
-        elif loss is LossKind.VERL_FUSED:
-            verl_fused_loss(hidden, model.head)
+        elif loss in LOSSES_OF_HIDDEN:
+            model.loss_of_hidden(tape, hidden, batch, loss, reader)
+        elif loss is LossKind.LOG_SOFTMAX:
+            made, hidden = [hidden], None
+            _look_up_log_softmax(model, made, reader)
         else:
             logits = end_forward(reader, whole_logits(hidden, model.head, **model.logit_changes))
-            is_outside = loss in (LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT)
+            is_outside = loss in LOSSES_OUTSIDE
             if is_outside or model.calls_head_inside:
                 hidden = None
             if is_outside:
@@ -81,6 +79,15 @@ def evaluation_pass(
     trace = tape.trace()
     del pixels, ids, others
     return EvaluationPass(trace, input_bytes, num_bytes, num_elements)
+
+
+def _look_up_log_softmax(model: Model, made: list[Tensor], reader: ReadHead | None) -> None:
+    """Log-probabilities as a preference loss has them, of hidden states that are ``made`` and leave that list."""
+    tape = made[0].tape
+    narrow = [end_forward(reader, whole_logits(made.pop(), model.head, **model.logit_changes))]
+    tape.leave_model()
+    log_softmax_loss(widened(narrow))
+    tape.cloned.clear()
 
 
 def _score(model: Model, logits: Tensor, loss: LossKind | None, *, with_entropy: bool) -> None:

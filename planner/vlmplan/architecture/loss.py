@@ -70,15 +70,15 @@ def full_loss(logits: Tensor, *, widens: bool = True) -> Tensor:
     ``cross_entropy_loss`` tells the type of its result (``fp32_set_opt_dtype`` in torch 2.13
     ``aten/src/ATen/autocast_mode.h``): both results stay for backward."""
     with logits.tape.charged_to(Kind.LOGITS):
-        log_probabilities = _log_softmax(ops.to(logits, DType.FLOAT32) if widens else logits)
+        log_probabilities = log_softmax(ops.to(logits, DType.FLOAT32) if widens else logits)
         is_cast = logits.tape.autocast is not None
         return _nll_loss(ops.to(log_probabilities, DType.FLOAT32) if is_cast else log_probabilities)
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
+def log_softmax(logits: Tensor) -> Tensor:
     """It saves its result."""
     tape = logits.tape
-    node = tape.node((logits,), _whole_gradient, meta=(logits.shape, logits.dtype, 3))
+    node = tape.node((logits,), whole_gradient, meta=(logits.shape, logits.dtype, 3))
     out = tape.tensor(logits.shape, logits.dtype, node)
     tape.move(2 * logits.num_bytes)
     tape.save(node, out)
@@ -88,12 +88,12 @@ def _log_softmax(logits: Tensor) -> Tensor:
 def _nll_loss(log_probabilities: Tensor) -> Tensor:
     """It saves what it is given."""
     tape, dtype = log_probabilities.tape, log_probabilities.dtype
-    node = tape.node((log_probabilities,), _whole_gradient, meta=(log_probabilities.shape, dtype, 1))
+    node = tape.node((log_probabilities,), whole_gradient, meta=(log_probabilities.shape, dtype, 1))
     tape.save(node, log_probabilities)
     return tape.tensor((), dtype, node)
 
 
-def _whole_gradient(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+def whole_gradient(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """One as large as the logits, made by reading and writing so many of its size."""
     tape = ops.only(grads).tape
     shape, dtype, num_passes = node.meta

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.batch import Batch
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.liger_loss import liger_loss
+from vlmplan.architecture.log_softmax_loss import preference_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Module, Stack
-from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
 from vlmplan.architecture.tape import Tape
@@ -22,65 +22,12 @@ from vlmplan.architecture.verl_loss import verl_fused_loss, verl_loss, verl_quot
 from vlmplan.recipe.choices import LossKind, Part
 from vlmplan.units import DType
 
-if TYPE_CHECKING:
-    from vlmplan.architecture.audio import AudioShape
-    from vlmplan.architecture.images import ImageShape
-
 Input = tuple[tuple[int, ...], DType]
 """Shape and type of a tensor of a batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The shape of one micro batch on one GPU.
-
-    ``num_tokens`` are positions of the language model per sample, those of ``images_per_sample`` images of equal shape
-    ``image`` and of ``audios_per_sample`` sounds of equal shape ``audio`` included. ``sequences``: the samples are in
-    one row, one behind the other, and these are their lengths; None: a row for each. ``pixel_dtypes``, of spectrograms
-    too, are as ``Recipe.pixel_dtypes`` has them; none is the type that the model computes in.
-    """
-
-    micro_batch: int
-    num_tokens: int
-    images_per_sample: int = 0
-    image: "ImageShape | None" = None
-    audios_per_sample: int = 0
-    audio: "AudioShape | None" = None
-    sequence_parallel: int = 1
-    """Ranks that share each sample; ``num_tokens`` are those of one."""
-    sequences: PackedLengths | None = None
-    pixel_dtypes: tuple[DType, ...] = ()
-    target_tokens: int = 0
-    """Of each answer that a decoder writes, where ``num_tokens`` are the prompt's; 0: one stack has both."""
-    encodes_images: bool = False
-    """Whether an encoder reads an image alone, and ``num_tokens`` are those of the answer that a decoder writes."""
-    scored_tokens: int | None = None
-    """Tokens of each row that have a label, where TRL's head looks at them alone; None: all but the first."""
-
-    @property
-    def token_shape(self) -> tuple[int, int]:
-        """(rows, tokens) of ``input_ids``."""
-        if self.sequences is None:
-            return self.micro_batch, self.num_tokens
-        return 1, self.micro_batch * self.num_tokens
-
-    def attention(self, backend: AttentionBackend) -> AttentionBackend:
-        """``backend``, whose causal attention is among the tokens of each sample."""
-        return backend if self.sequences is None else replace(backend, sequences=self.sequences)
-
-    @property
-    def num_images(self) -> int:
-        return self.micro_batch * self.images_per_sample
-
-    @property
-    def num_vision_sequences(self) -> int:
-        """Tiles, frames or images that the tower runs on one by one."""
-        assert self.image is not None
-        return self.num_images * self.image.num_vision_sequences
-
-    @property
-    def num_audios(self) -> int:
-        return self.micro_batch * self.audios_per_sample
+LOSSES_OUTSIDE = (LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX)
+"""Those of whole logits that the model has returned."""
+LOSSES_OF_HIDDEN = (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED)
+"""Those of logits that are never all there."""
 
 
 class NamedParameter(NamedTuple):
@@ -285,6 +232,7 @@ class Model(Module):
             pixels, tape.spectrograms = (None if made is None else made.pop() for made in of_floats)
             others += [one for made in of_floats for one in made or ()]
             others += [tape.tensor(*described) for described in integers]
+        tape.cloned += self._clones(tape, batch)
         return ids, pixels, others
 
     def _encoded_inputs(self, batch: Batch) -> tuple[Sequence[tuple[int, ...] | None], list[Input]]:
@@ -315,25 +263,22 @@ class Model(Module):
             if loss is LossKind.CHUNKED:
                 total = end_forward(reader, chunked_loss(hidden, self.head, adds=self.added_dtype), returns_it=False)
                 tape.leave_model()
-            elif loss in (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED):
-                total = self._fused_loss(tape, hidden, batch, loss, reader)
+            elif loss in LOSSES_OF_HIDDEN:
+                total = self.loss_of_hidden(tape, hidden, batch, loss, reader)
                 tape.leave_model()
             else:
                 total = logits = end_forward(reader, whole_logits(hidden, self.head, **self.logit_changes))
                 outputs = logits.detached() if loss is LossKind.FULL else None
                 tape.locals += self._beside_logits(hidden)
-                if loss in (LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT):
+                if loss in LOSSES_OUTSIDE:
                     tape.leave_model()
             hidden = None
             if logits is None:
                 tape.end_forward()
-        if logits is not None:  # a section of its own: backward comes to the head when it has been through the loss
-            with tape.section("loss"):
-                total = self.loss_of_logits(logits, loss)
-                logits = None
-                if loss is LossKind.MODEL:
-                    tape.leave_model()
-                tape.end_forward()
+        if logits is not None:
+            made = [logits]
+            total = logits = None
+            total = self._loss_behind_head(tape, made, loss)
         tape.run_backward(total)
         tape.end_backward()
         del outputs, total
@@ -342,7 +287,35 @@ class Model(Module):
         del pixels, ids, others
         return trace
 
-    def _fused_loss(self, tape: Tape, hidden: Tensor, batch: Batch, loss: LossKind, reader: ReadHead | None) -> Tensor:
+    def _clones(self, tape: Tape, batch: Batch) -> list[Tensor]:
+        """Copies of all inputs, where a forward runs on such (``nested_detach`` of LLaMA-Factory)."""
+        if not batch.is_cloned:
+            return []
+        floats, others = self._encoded_inputs(batch)
+        dtype = batch.pixel_dtypes[-1] if batch.pixel_dtypes else self.compute_dtype(tape)
+        with tape.section("clones"):
+            of_floats = [tape.tensor(shape, dtype) for shape in floats if shape is not None]
+            clones = of_floats + [tape.tensor(*described) for described in (*self.id_inputs(batch), *others)]
+            tape.move(2 * sum(one.num_bytes for one in clones), len(clones))
+        return clones
+
+    def _loss_behind_head(self, tape: Tape, made: list[Tensor], loss: LossKind) -> Tensor:
+        """The loss of whole logits, which are ``made`` and leave that list, in a section of its own: backward comes to
+        the head when it has been through the loss."""
+        if loss is LossKind.LOG_SOFTMAX:
+            return preference_loss(tape, made)
+        with tape.section("loss"):
+            logits: Tensor | None = made.pop()
+            total = self.loss_of_logits(logits, loss)
+            logits = None
+            if loss is LossKind.MODEL:
+                tape.leave_model()
+            tape.end_forward()
+        return total
+
+    def loss_of_hidden(
+        self, tape: Tape, hidden: Tensor, batch: Batch, loss: LossKind, reader: ReadHead | None
+    ) -> Tensor:
         """The loss of logits that are never all there."""
         if loss is LossKind.TRL:
             return fused_loss(hidden, self.reader(tape), scored_tokens=batch.scored_tokens)

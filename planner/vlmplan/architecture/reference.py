@@ -2,7 +2,8 @@
 
 TRL 1.16 (``dpo_trainer.py`` ``_compute_loss``) runs the model, then the reference under ``torch.no_grad`` on the same
 inputs, while all that backward needs of the first forward is alive, then backward. So the reference's sections stand
-behind those of the model, with a forward alone: backward comes through them without doing anything.
+behind those of the model, with a forward alone: backward comes through them without doing anything. LLaMA-Factory does
+the same, and holds the model's logits until the reference is over.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import evaluation_pass
+from vlmplan.architecture.log_softmax_loss import METRICS
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import NO_PARTS, Event, Fetch, Parts, Release, Run, Section, Span, Trace, add_parts
@@ -24,9 +26,9 @@ INPUTS = "batch"
 """The section that makes the inputs, which both forwards read."""
 
 
-def reference_trace(model: Model, tape: Tape, batch: Batch, backend: AttentionBackend) -> Trace:
-    """The reference's forward on ``tape``, which has to be evaluating: log-probabilities of the scored tokens."""
-    return evaluation_pass(model, tape, batch, backend, loss=LossKind.TRL).trace
+def reference_trace(model: Model, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
+    """The reference's forward on ``tape``, which has to be evaluating: log-probabilities, as ``loss`` makes them."""
+    return evaluation_pass(model, tape, batch, backend, loss=loss).trace
 
 
 def with_reference(trace: Trace, reference: Trace, *, is_itself: bool, is_reentrant: bool = False) -> Trace:
@@ -44,10 +46,15 @@ def with_reference(trace: Trace, reference: Trace, *, is_itself: bool, is_reentr
     parts = (sum(one[0] for one in left), sum(one[1] for one in left), sum(one[2] for one in left), 0)
     added[start + END] = Section(forward=[Span(NO_PARTS, (-parts[0], -parts[1], -parts[2], 0))])
     schedule.append(Run(start + END, None))
+    own = [*trace.schedule]
+    if own[-1].key == METRICS:  # behind the reference, whose end it becomes a part of
+        metrics = sections[own.pop().key]
+        added[start + END].forward += metrics.forward
+        added[start + END].forward_work = metrics.forward_work
     return replace(
         trace,
         sections=sections | added,
-        schedule=[*trace.schedule, *schedule],
+        schedule=[*own, *schedule],
         _merged=None,
         _works=None,
         memo={},

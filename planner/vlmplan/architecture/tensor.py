@@ -203,6 +203,8 @@ class ForwardTape(CheckpointRecorder):
         self.parts_of_passes: Mapping[str, GradientPart] = {}
         # What the outermost ``forward`` holds in local variables.
         self.locals: list[Tensor] = []
+        # Copies of the batch that the model's forward and its loss are made of (``Batch.is_cloned``).
+        self.cloned: list[Tensor] = []
         # What the ``forward`` of the layer that runs holds in them, as ``_`` in ``x, _ = self.self_attn(...)``.
         self.layer_locals: list[Tensor] = []
         # Results that need a gradient though nothing before them does, and their gradients.

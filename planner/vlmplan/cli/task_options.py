@@ -52,8 +52,9 @@ TASK = under(
     ),
     click.option(
         "--task-trainer",
-        type=click.Choice(("trl", "verl", "verl-engine", "easyr1")),
-        help="GRPO: whose training is planned; of verl and EasyR1 --config reads scripts and files.  [default: trl]",
+        type=click.Choice(("trl", "verl", "verl-engine", "llamafactory", "easyr1")),
+        help="Whose training is planned: GRPO also verl's and EasyR1's, DPO also LLaMA-Factory's (llamafactory); "
+        "--config reads their scripts and files.  [default: trl]",
     ),
     count("--scoring-batch", "verl: answers per GPU in a forward for log-probabilities.  [default: --micro-batch]"),
     click.option(

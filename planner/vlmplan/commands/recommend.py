@@ -131,12 +131,13 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
     if out is None:
         return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
     from vlmplan.emit import inputs_text, is_for_skypilot, launch_text, sky_problem, write_files
+    from vlmplan.plan.task_problems import plan_problems
     from vlmplan.plan.unlaunched import recipe_problems
 
     plan = plan_of(found.plans[0], request)
     written = write_files(plan, out, force=force)
     problem = sky_problem(plan) if is_for_skypilot(plan) else None
-    refusal = next(recipe_problems(plan.recipe), None)
+    refusal = next(recipe_problems(plan.recipe) if task is None else plan_problems(plan, task), None)
     return [
         f"written: {', '.join(str(path) for path in written)}",
         *([] if refusal is None else [f"vlmplan launch refuses this plan: {refusal}"]),

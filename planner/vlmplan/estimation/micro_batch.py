@@ -33,6 +33,12 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
     return tape
 
 
+def _clones_inputs(recipe: Recipe) -> bool:
+    """LLaMA-Factory 0.9.5 ``train/dpo/trainer.py`` ``concatenated_forward``: where there is a reference."""
+    task = recipe.task
+    return task is not None and task.is_of_llama_factory and recipe.reference is not Reference.NONE
+
+
 def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio: AudioShape | None) -> Batch:
     """The shape of a micro batch on one GPU; ``image`` is that of the workload's images, ``audio`` of its sounds.
 
@@ -51,4 +57,5 @@ def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio
         sequences=packed_samples(recipe, workload),
         pixel_dtypes=recipe.pixel_dtypes,
         scored_tokens=scored_tokens(recipe, workload, image),
+        is_cloned=_clones_inputs(recipe),
     )

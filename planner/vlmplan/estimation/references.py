@@ -15,7 +15,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.shards import Shards
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Offload
+from vlmplan.recipe.choices import LossKind, Offload
 from vlmplan.recipe.task import IdleOffload, Reference, ReferenceShards
 from vlmplan.units import DType
 
@@ -46,15 +46,20 @@ class ReferenceRuns:
         if key not in self._traces:
             tape = tape_for(Tape, recipe, is_evaluating=True)
             tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF
-            self._traces[key] = reference_trace(self.model_of(recipe.reference), tape, self._batch_of(recipe), backend)
+            model = self.model_of(recipe.reference, copy_dtype(recipe))
+            loss = recipe.loss if recipe.task.is_of_llama_factory else LossKind.TRL
+            self._traces[key] = reference_trace(model, tape, self._batch_of(recipe), backend, loss=loss)
         return self._traces[key]
 
-    def model_of(self, reference: Reference) -> Model:
-        """A second model has weights of its own, which ZeRO-3 gathers by themselves."""
+    def model_of(self, reference: Reference, dtype: DType | None = None) -> Model:
+        """A second model has weights of its own, which ZeRO-3 gathers by themselves. ``dtype`` is theirs; None: that of
+        the first's."""
         if reference is not Reference.COPY:
             return self._model
         if self._copy is None:
             self._copy = deepcopy(self._model)
+            for _, weight in self._copy.distinct_parameters():
+                weight.dtype = dtype or weight.dtype
         return self._copy
 
 
@@ -96,9 +101,21 @@ def host_copy_bytes(table: ParameterTable, recipe: Recipe, stored: DType) -> int
     type of the files are those themselves, which ranks share.
     """
     waits = recipe.uses_deepspeed and recipe.zero_stage != 3
-    if recipe.reference is not Reference.COPY or not waits or recipe.loaded_dtype is stored:
+    is_of_llama_factory = recipe.task is not None and recipe.task.is_of_llama_factory
+    dtype = recipe.precision.dtype if is_of_llama_factory else recipe.loaded_dtype
+    if recipe.reference is not Reference.COPY or not waits or dtype is stored:
         return 0
-    return table.num_loaded(recipe) * recipe.loaded_dtype.num_bytes
+    return table.num_loaded(recipe) * dtype.num_bytes
+
+
+def copy_dtype(recipe: Recipe) -> DType | None:
+    """Element type of a second model's weights; None where they are those of the first, or as an engine casts them.
+
+    LLaMA-Factory 0.9.5 ``create_ref_model`` in ``train/trainer_utils.py``: ``load_model`` with ``is_trainable=False``
+    makes nothing of it float32, as ``init_adapter`` does what is trained.
+    """
+    is_own = recipe.task is not None and recipe.task.is_of_llama_factory and not recipe.uses_deepspeed
+    return recipe.precision.dtype if is_own else None
 
 
 def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
@@ -115,8 +132,9 @@ def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     if recipe.fsdp:
         is_here = recipe.task is not None and recipe.task.reference_shards is ReferenceShards.GPU
         return reference_shard_bytes(table, recipe, num_ranks) if is_here else 0
+    dtype = copy_dtype(recipe)
     if recipe.zero_stage != 3:
-        return table.total_bytes
+        return table.total_bytes if dtype is None else table.num_params * dtype.num_bytes
     shards, persistent = Shards(table, recipe, num_ranks).weight_totals
     return persistent + (0 if recipe.offload_params is not Offload.NONE else shards)
 

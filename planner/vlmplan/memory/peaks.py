@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
 from vlmplan.architecture.reference import reference_start
 from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, KeptCast, Parts, Run, Span, Trace, add_parts
 from vlmplan.engines.components import Components
@@ -245,6 +246,8 @@ class MicroBatchReplay:
                 if at_reference is not None and place == at:
                     at_reference()
                 self._run(merged[run.key][phase], run, ())
+                if run.key == AUTOCAST_LEFT:
+                    self.free_casts()
             return
         for place, (run, weights) in enumerate(zip(schedule, gathers.runs(), strict=True)):
             if at_reference is not None and place == at:

@@ -8,6 +8,7 @@ LLaMA-Factory 0.9.5 ``train/sft/workflow.py``; ms-swift 4.6.0 ``arguments/sft_ar
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vlmplan.notes import Caveat
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Kept
@@ -100,6 +101,18 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
         _note_what_differs(settings, kept)
     settings.ignore(KEYS)
     return options
+
+
+def leave_evaluation_out(settings: Settings, options: dict[str, Value]) -> None:
+    """What evaluating preferences and rewards takes is not planned."""
+    evaluation = {name: options.pop(name) for name in [*options] if name.startswith("eval_")}
+    if evaluation:
+        settings.note(
+            Caveat(
+                f"it evaluates {evaluation['eval_batch']} samples of a GPU at a time, which is not planned with this "
+                f"task: where that is more than per_device_train_batch_size it may take more than training"
+            )
+        )
 
 
 def _accumulation(settings: Settings, kept: Kept) -> dict[str, Value]:

@@ -6,12 +6,12 @@ from vlmplan.plan.record import Plan
 from vlmplan.plan.unlaunched import recipe_problems
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Precision
-from vlmplan.recipe.task import Generation, TrainingTask
+from vlmplan.recipe.task import Generation, TaskTrainer, TrainingTask
 
 
 def plan_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:
     """Why the plan's task cannot be run with any options; sentences."""
-    if task.is_of_verl:
+    if task.trainer is not TaskTrainer.TRL:
         name = task.trainer.value
         yield f"--task-trainer {name} is planned, not launched: start {name}'s own script, which plans are read from"
         return

@@ -249,6 +249,9 @@ class LossKind(Choice):
     """The same of verl from 0.9 on, of a quotient beside the logits, which go with the model's output."""
     VERL_FUSED = "verl-fused"
     """verl's of 512 tokens at a time, and once more in backward (``use_fused_kernels``)."""
+    LOG_SOFTMAX = "log-softmax"
+    """LLaMA-Factory's log-probabilities of preferences: of all logits at once, which stay until the reference has run.
+    """
 
 
 SEARCHED_LOSSES = (LossKind.FULL, LossKind.CHUNKED)

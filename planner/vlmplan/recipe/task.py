@@ -53,6 +53,8 @@ class TaskTrainer(Choice):
     VERL_ENGINE = "verl-engine"
     """verl's ``FSDPEngine``, from 0.9 on: gradients of a step's micro batches are added up whole, and vLLM's weights
     are awake before those that are sent are made."""
+    LLAMA_FACTORY = "llamafactory"
+    """LLaMA-Factory's ``CustomDPOTrainer``: its loss is of whole logits, and its second model in 16 bit."""
     EASYR1 = "easyr1"
     """EasyR1's ``FSDPWorker``, made of an earlier one of verl: its forward is not under autocast, and looks up no
     entropy."""
@@ -169,7 +171,11 @@ class TrainingTask:
     @property
     def is_of_verl(self) -> bool:
         """Whether verl trains it, or EasyR1."""
-        return self.trainer is not TaskTrainer.TRL
+        return self.trainer in (TaskTrainer.VERL, TaskTrainer.VERL_ENGINE, TaskTrainer.EASYR1)
+
+    @property
+    def is_of_llama_factory(self) -> bool:
+        return self.trainer is TaskTrainer.LLAMA_FACTORY
 
     @property
     def has_entropies(self) -> bool:
@@ -229,7 +235,7 @@ TASK_OPTION_NAMES = {
     "sync_buffer_mib": "--sync-buffer-mib",
 }
 """The option of the command line for each field."""
-OF_BOTH: Final = ("kind", "reference", "completion_tokens")
+OF_BOTH: Final = ("kind", "reference", "completion_tokens", "trainer")
 """What DPO reads too."""
 OF_DPO: Final = ("reentrant_checkpoints",)
 """What DPO alone reads."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.recipe import PLAIN
-from vlmplan.recipe.choices import Batching, InputGradients
+from vlmplan.recipe.choices import Batching, InputGradients, LossKind
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.switches import option_text
-from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task import TaskTrainer, TrainingTask
 from vlmplan.request.parts import HardwareRequest, VideoRequest, WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
 from vlmplan.run.saving import LAUNCHED_TASK
@@ -103,6 +103,9 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
             other = f"--config {configured}" if own.made_for is None else f"--for {own.made_for.value}"
             raise InputError(f"{name} with --task-trainer verl does not go with {other}; leave one of them off")
         return own
+    is_its = task.is_of_llama_factory or (own.made_for is Tool.LLAMA_FACTORY and own.task.trainer is None)
+    if is_its and task.is_dpo and configured is None and own.made_for in (None, Tool.LLAMA_FACTORY):
+        return _as_llama_factory(own)
     if own.made_for not in (None, Tool.TRL):
         raise InputError(f"{name} is planned as TRL trains it, but --for is {own.made_for.value}; leave --for off")
     if configured is not None:
@@ -114,6 +117,15 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
     if own.made_for is None and own.workload.saving is None:
         own = replace(own, workload=replace(own.workload, saving=LAUNCHED_TASK))
     return replace(own, made_for=Tool.TRL, is_made_for_task=own.made_for is None)
+
+
+def _as_llama_factory(own: Request) -> Request:
+    """Preferences as LLaMA-Factory trains them: its loss is the one that there is."""
+    from vlmplan.other_trainers.writing import Tool
+
+    decided = own.recipe.completed(DecidedRecipe(loss=LossKind.LOG_SOFTMAX))
+    task = replace(own.task, trainer=TaskTrainer.LLAMA_FACTORY)
+    return replace(own, task=task, recipe=decided, made_for=Tool.LLAMA_FACTORY)
 
 
 def _as_trls_scripts(own: Request, task: TrainingTask) -> Request:

@@ -11,6 +11,7 @@ LOSSES_OF_TRAINERS = {
     TaskTrainer.VERL_ENGINE: (LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED),
     TaskTrainer.EASYR1: (LossKind.VERL,),
 }
+OF_LLAMA_FACTORY = (LossKind.LOG_SOFTMAX,)
 OF_VERL = (LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED)
 
 
@@ -79,6 +80,19 @@ def loss_of_verl_is_of_verl(context: RuleContext) -> str | None:
     return f"--loss {recipe.loss.value} is of --task grpo with --task-trainer verl; give --loss chunked, full or model"
 
 
+@TASK_RULES.error("LLaMA-Factory 0.9.5 train/dpo/trainer.py concatenated_forward: log-probabilities of all logits")
+def llama_factory_has_one_loss(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    is_its = recipe.task is not None and recipe.task.is_of_llama_factory
+    if recipe.task is not None and is_its and not recipe.task.is_dpo:
+        return f"--task-trainer llamafactory trains --task dpo, but --task is {recipe.task.kind.value}; leave it off"
+    if is_its == (recipe.loss in OF_LLAMA_FACTORY):
+        return None
+    if is_its:
+        return f"--loss {recipe.loss.value} is not had by --task-trainer llamafactory; give --loss log-softmax"
+    return "--loss log-softmax is of --task dpo with --task-trainer llamafactory; give --loss chunked, full or model"
+
+
 @TASK_RULES.error("peft disable_adapter, by which TRL asks the reference: weights of the model itself stay as trained")
 def a_reference_has_no_trained_weights_of_its_own(context: RuleContext) -> str | None:
     recipe = context.recipe
@@ -131,11 +145,22 @@ def adapters_need_no_copy(context: RuleContext) -> str | None:
 @TASK_RULES.error("trl 1.16 dpo_trainer.py compute_loss: every loss reads the reference")
 def preferences_need_a_reference(context: RuleContext) -> str | None:
     task = context.recipe.task
-    if task is None or not task.is_dpo or task.reference is not Reference.NONE:
+    if task is None or not task.is_dpo or task.is_of_llama_factory or task.reference is not Reference.NONE:
         return None
     return (
         "--reference none is for --task grpo, whose beta may be 0; DPO's loss reads one: give precomputed, copy or "
         "adapter-off"
+    )
+
+
+@TASK_RULES.error("LLaMA-Factory 0.9.5 train/dpo/trainer.py: precompute_ref_log_probs is False")
+def llama_factory_computes_while_it_trains(context: RuleContext) -> str | None:
+    task = context.recipe.task
+    if task is None or not task.is_of_llama_factory or task.reference is not Reference.PRECOMPUTED:
+        return None
+    return (
+        "--reference precomputed is not had by --task-trainer llamafactory; give copy, adapter-off, or none for a loss "
+        "without a reference (orpo, simpo)"
     )
 
 

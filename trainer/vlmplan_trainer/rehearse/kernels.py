@@ -229,6 +229,11 @@ def _in_softmax_backward(grad: Tensor, *args: Any) -> list[int]:
     return [grad.numel() * grad.element_size()]
 
 
+def _in_log_softmax(x: Tensor, *args: Any) -> list[int]:
+    """A copy of what does not lie in one piece (``host_softmax`` in ``cuda/SoftMax.cu``)."""
+    return [] if x.is_contiguous() else [x.numel() * x.element_size()]
+
+
 def _in_embedding_backward(grad: Tensor, ids: Tensor, num_weights: int, *args: Any) -> list[int]:
     """Of more than ``UNSORTED_TOKENS`` tokens: ids and places, sorted; where segments of equal ids begin, their numbers
     of pieces and the places of those; where a piece begins; and a row of float32 for each piece that there may be
@@ -264,6 +269,7 @@ def _in_norms(tensors: Sequence[Tensor], *args: Any) -> list[int]:
 
 PASSING: dict[Any, Callable[..., list[int]]] = {
     aten._foreach_norm.Scalar: _in_norms,
+    aten._log_softmax.default: _in_log_softmax,
     aten._softmax_backward_data.default: _in_softmax_backward,
     aten.embedding_dense_backward.default: _in_embedding_backward,
     aten.masked_scatter.default: _in_masked_scatter,

@@ -22,10 +22,15 @@ from vlmplan.model_types.thinkers import NUMBERED, THINKERS
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.batching import llama_factory_batching
-from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
+from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams, leave_evaluation_out
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.llama_factory.preferences import (
+    PREFERENCES,
+    preference_options,
+    with_reentrant_checkpoints,
+)
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import (
@@ -90,7 +95,7 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
     "fa2": AttentionImplementation.FLASH_ATTENTION_2,
     "disabled": AttentionImplementation.EAGER,
 }
-STAGES = ("sft", "pt")
+STAGES = ("sft", "pt", PREFERENCES)
 HEARS_VIDEOS = frozenset(one.model_type for one in THINKERS.values())
 IMAGE_MAX_PIXELS, IMAGE_MIN_PIXELS = LLAMA_FACTORY_PIXELS
 WITHOUT_EFFECT = frozenset(
@@ -141,20 +146,18 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     around = replace(around, environment=_environment(around))
     stage = settings.text("stage", "sft")
     if stage not in STAGES:
-        settings.refuse("stage", "sft and pt (pre-training) are planned; dpo is as TRL trains it (--task dpo)")
+        settings.refuse("stage", "sft, pt (pre-training) and dpo are planned")
     _check_training(settings)
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, "batches_on_gpu": BatchesOnGpu.STEP.value}
     options["input_gradients"] = InputGradients.PEFT.value
-    options |= _liger(settings, model)
+    options |= _liger(settings, model, fuses_loss=stage != PREFERENCES)
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model)
     options |= attention_option(settings, "flash_attn", ATTENTION)
-    options |= llama_factory_batching(
-        settings, options.get("attention"), arguments.options["micro_batch"], packs=stage == "pt"
-    )
+    options |= _of_stage(settings, stage, options, arguments, method)
     options |= _parts(settings, model)
     options |= _adapters(settings, model) if method is not Method.FULL else {}
     _adapters_without_effect(settings)
@@ -170,12 +173,24 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning = _types(settings, arguments, method, options)
     meaning.use_double_quant = doubles
     meaning.is_reentrant = method is Method.LORA_8BIT and settings.flag("use_reentrant_gc", True)
-    meaning.data_rules = _data_rules(settings, packs=stage == "pt")
+    meaning.data_rules = _data_rules(settings, stage)
     meaning.model, meaning.sharding = model, SHARDING
     meaning.packed_storage = (arguments.precision or Precision.FP32).dtype.torch_name
     meaning.without_fsdp = PACKED_SHARDS if (around.method or method) is Method.QLORA else None
     meaning.grows_on_several = _lets_segments_grow(around.environment)
-    return assembled(settings, arguments, meaning, around)
+    is_reentrant = stage == PREFERENCES and settings.flag("use_reentrant_gc", True)
+    return with_reentrant_checkpoints(assembled(settings, arguments, meaning, around), is_reentrant=is_reentrant)
+
+
+def _of_stage(
+    settings: Settings, stage: str, options: Mapping[str, Value], arguments: Arguments, method: Method
+) -> Mapping[str, Value]:
+    """How rows are made of samples as they are, or what training on preferences is; ``options`` as they are so far."""
+    if stage == PREFERENCES:
+        leave_evaluation_out(settings, arguments.options)
+        return preference_options(settings, method)
+    micro_batch = arguments.options["micro_batch"]
+    return llama_factory_batching(settings, options.get("attention"), micro_batch, packs=stage == "pt")
 
 
 def _environment(around: Surroundings) -> Mapping[str, str]:
@@ -247,11 +262,13 @@ def _most_samples(settings: Settings) -> int | None:
     return None if samples is None else samples * datasets
 
 
-def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
-    """``SupervisedDatasetProcessor``: micro batches are padded to a multiple of 8 (``train/sft/workflow.py``); what is
-    packed drops samples over the limit (``data/processor/supervised.py``). Images are looked for in ``media_dir``, else
-    beside dataset_info.json (``_find_medias`` in ``data/converter.py``)."""
-    is_packed = settings.flag("packing", packs) or settings.flag("neat_packing", False)
+def _data_rules(settings: Settings, stage: str) -> DataRules:
+    """``SupervisedDatasetProcessor``: micro batches are padded to a multiple of 8 (``train/sft/workflow.py``, and
+    ``dpo``); what is packed drops samples over the limit (``data/processor/supervised.py``), which preferences are not
+    (``pairwise.py``). Images are looked for in ``media_dir``, else beside dataset_info.json (``_find_medias`` in
+    ``data/converter.py``)."""
+    packs = stage == "pt"
+    is_packed = stage != PREFERENCES and (settings.flag("packing", packs) or settings.flag("neat_packing", False))
     return DataRules(
         packs=is_packed,
         drops_long=is_packed,
@@ -356,15 +373,16 @@ LIGER_TYPES = frozenset(
 """Of ``apply_liger_kernel`` in ``model/model_utils/liger_kernel.py``."""
 
 
-def _liger(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
-    """``enable_liger_kernel``, which patches some models and warns of others; ``use_liger_kernel`` is the Trainer's."""
-    options = liger_options(settings)
+def _liger(settings: Settings, model: ModelFiles | None, *, fuses_loss: bool) -> dict[str, Value]:
+    """``enable_liger_kernel``, which patches some models and warns of others; ``use_liger_kernel`` is the Trainer's.
+    Not ``fuses_loss``: it wants logits (``require_logits`` in ``model/model_utils/liger_kernel.py``)."""
+    options = liger_options(settings, fuses_loss=fuses_loss)
     if not settings.flag("enable_liger_kernel", False):
         return options
     if model is not None and model.model_type not in LIGER_TYPES:
         settings.note(f"enable_liger_kernel does nothing for {model.model_type}: LLaMA-Factory has no kernels for it")
         return options
-    return {"loss": LossKind.LIGER.value, "liger_layers": True}
+    return {"liger_layers": True, **({"loss": LossKind.LIGER.value} if fuses_loss else {})}
 
 
 def _refuse_techniques(settings: Settings) -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from vlmplan.data_rules import OF_TRL, DataRules, Learnt, LearntRule
-from vlmplan.notes import Caveat, listed
+from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
-from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
+from vlmplan.other_trainers.evaluated import EvaluationRules, leave_evaluation_out, loss_alone
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
     NOT_PLANNED,
@@ -110,7 +110,7 @@ def of_any_task(
     program = program or Program()
     arguments = read_arguments(settings, program.defaults)
     if "task" in own:
-        _leave_evaluation_out(settings, arguments)
+        leave_evaluation_out(settings, arguments.options)
     options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
@@ -153,18 +153,6 @@ def _note_open_r1(settings: Settings) -> None:
     if found:
         settings.note(f"{listed(found)} {'are' if len(found) > 1 else 'is'} of open-r1's scripts, not of TRL's own")
     settings.ignore(OF_OPEN_R1)
-
-
-def _leave_evaluation_out(settings: Settings, arguments: Arguments) -> None:
-    """What evaluating preferences and rewards takes is not planned."""
-    evaluation = {name: arguments.options.pop(name) for name in [*arguments.options] if name.startswith("eval_")}
-    if evaluation:
-        settings.note(
-            Caveat(
-                f"it evaluates {evaluation['eval_batch']} samples of a GPU at a time, which is not planned with this "
-                f"task: where that is more than per_device_train_batch_size it may take more than training"
-            )
-        )
 
 
 def _length(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:

@@ -5,12 +5,14 @@ from typing import Any, Final
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import CheckpointKind, InputGradients, Method
+from vlmplan.recipe.task import TaskTrainer
 
 
 def _input_gradients(kind: InputGradients, words: str, source: str) -> Limit:
     def allowed(context: LimitContext) -> tuple[InputGradients, ...]:
-        # DPO and GRPO go through TRL, launched with checkpoints that do without, or by TRL's own script.
-        return (kind,) if context.recipe.task is None else (InputGradients.NONE, kind)
+        # TRL's DPO and GRPO are launched with checkpoints that do without, or by TRL's own script.
+        task = context.recipe.task
+        return (InputGradients.NONE, kind) if task is not None and task.trainer is TaskTrainer.TRL else (kind,)
 
     return Limit(
         field="input_gradients",

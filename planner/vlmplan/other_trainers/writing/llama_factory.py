@@ -4,10 +4,13 @@ Sources: ``hparams/*.py`` for keys, ``hparams/parser.py`` for what they do not g
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
+from vlmplan.other_trainers.llama_factory.preferences import PREFERENCES, WITHOUT_REFERENCE
 from vlmplan.other_trainers.llama_factory.reading import ATTENTION, LLAMA_FACTORY, PACKED_SHARDS
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.checkpoints import (
@@ -60,6 +63,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.task import Reference
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
@@ -97,6 +101,23 @@ def _initial(context: LimitContext) -> tuple[str, ...] | None:
     return None if allows else (DEFAULT_INIT,)
 
 
+def _is_of_preferences(context: LimitContext) -> bool:
+    return context.recipe.task is not None
+
+
+def _batches(context: LimitContext) -> tuple[BatchesOnGpu, ...]:
+    return (BatchesOnGpu.STEP_FLOAT32 if _is_of_preferences(context) else BatchesOnGpu.STEP,)
+
+
+def _losses(context: LimitContext) -> tuple[LossKind, ...]:
+    return (LossKind.LOG_SOFTMAX,) if _is_of_preferences(context) else (LossKind.MODEL, LossKind.LIGER)
+
+
+def _ligers_layers(context: LimitContext) -> tuple[Any, ...] | None:
+    """Of preferences with Liger's layers or without them."""
+    return None if _is_of_preferences(context) else LIGER_AS_A_WHOLE.allowed(context)
+
+
 LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
     *(limit for limit in COMMON_LIMITS if limit.field != "shard_units"),
     LAYERS_AS_UNITS,
@@ -114,11 +135,11 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         field="batches_on_gpu",
-        allowed=always(BatchesOnGpu.STEP),
-        sentence="all micro batches of a step are on the GPU at once, with pixels in 16 bit; --batches-on-gpu step is "
-        "what it has",
+        allowed=_batches,
+        sentence="all micro batches of a step are on the GPU at once, with pixels in 16 bit (--batches-on-gpu step), "
+        "those of preferences in float32 (step-float32)",
         source="transformers 5.23 trainer.py get_batch_samples; data/collator.py SFTDataCollatorWith4DAttentionMask "
-        "casts what is no whole number to compute_dtype",
+        "casts what is no whole number to compute_dtype, PairwiseDataCollatorWithPadding does not",
         is_behaviour=True,
     ),
     GRADIENTS_BY_PEFT,
@@ -139,13 +160,14 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         "--lora-init",
         source="model/adapter.py: pissa_init; hparams/parser.py: 'Please use scripts/pissa_init.py'",
     ),
-    LIGER_AS_A_WHOLE,
+    replace(LIGER_AS_A_WHOLE, allowed=_ligers_layers),
     NO_ACTIVATIONS_ON_HOST,
     Limit(
         field="loss",
-        allowed=always(LossKind.MODEL, LossKind.LIGER),
-        sentence="it has no loss in chunks: logits are made at once (--loss model), or by Liger's loss (liger)",
-        source="train/sft/trainer.py compute_loss: the model's own; enable_liger_kernel",
+        allowed=_losses,
+        sentence="it has no loss in chunks: logits are made at once (--loss model), or by Liger's loss (liger); of "
+        "preferences it has one alone (log-softmax)",
+        source="train/sft/trainer.py compute_loss: the model's own; enable_liger_kernel; train/dpo/trainer.py",
     ),
     Limit(
         field="precision",
@@ -182,11 +204,13 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
 def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``llamafactory-cli train``, in the order of the file."""
     checkpointing = {} if recipe.activation_checkpointing else {"disable_gradient_checkpointing": True}
-    checkpointing |= {"use_reentrant_gc": False} if is_told_kind(recipe, CheckpointKind.REENTRANT) else {}
+    is_told = is_told_kind(recipe, CheckpointKind.REENTRANT) or _is_told_by_task(recipe)
+    checkpointing |= {"use_reentrant_gc": False} if is_told else {}
     return {
         "model_name_or_path": model_name(workload.model),
         **attention_setting("flash_attn", recipe, workload.model, ATTENTION),
-        "stage": "sft",
+        "stage": "sft" if recipe.task is None else PREFERENCES,
+        **_preference_keys(recipe),
         "do_train": True,
         **_adapter_settings(recipe, workload),
         **(_frozen(recipe) if sees(workload.model) else {}),
@@ -199,6 +223,21 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **({"pure_bf16": True} if _is_pure(recipe) else {}),
         **checkpointing,
     }
+
+
+def _preference_keys(recipe: Recipe) -> dict[str, Any]:
+    """A loss without a reference is one of two, which take the same. Raises InputError for other tasks."""
+    task = recipe.task
+    if task is not None and not task.is_of_llama_factory:
+        raise InputError(f"{LLAMA_FACTORY} trains preferences its own way, --task dpo --task-trainer llamafactory")
+    is_alone = task is not None and recipe.reference is Reference.NONE
+    return {"pref_loss": WITHOUT_REFERENCE[0]} if is_alone else {}
+
+
+def _is_told_by_task(recipe: Recipe) -> bool:
+    """Whether checkpoints that are not reentrant are told apart by what is trained for: of adapters under ZeRO-3."""
+    is_sharded = recipe.trains_adapters and recipe.zero_stage == 3 and recipe.activation_checkpointing
+    return recipe.task is not None and is_sharded and not recipe.task.reentrant_checkpoints
 
 
 def _fsdp(recipe: Recipe, workload: Workload) -> dict[str, Any]:
