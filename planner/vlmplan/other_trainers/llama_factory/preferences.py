@@ -5,10 +5,13 @@ Sources: ``FinetuningArguments`` in ``hparams/finetuning_args.py`` and the check
 ``PairwiseDataCollatorWithPadding`` in ``data/collator.py``, which leaves pixels as processors make them.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.batching import llama_factory_batching
+from vlmplan.other_trainers.evaluated import leave_evaluation_out
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import BatchesOnGpu, LossKind, Method
@@ -23,7 +26,18 @@ OF_SAMPLES_ALONE: Final = ("neat_packing", "predict_with_generate", "train_on_pr
 """What the parser refuses with any stage but sft."""
 
 
-def preference_options(settings: Settings, method: Method) -> dict[str, Value]:
+def of_stage(
+    settings: Settings, stage: str, options: Mapping[str, Value], arguments: Arguments, method: Method
+) -> Mapping[str, Value]:
+    """How rows are made of samples as they are, or what training on preferences is; ``options`` as they are so far."""
+    if stage == PREFERENCES:
+        leave_evaluation_out(settings, arguments.options)
+        return _preference_options(settings, method)
+    micro_batch = arguments.options["micro_batch"]
+    return llama_factory_batching(settings, options.get("attention"), micro_batch, packs=stage == "pt")
+
+
+def _preference_options(settings: Settings, method: Method) -> dict[str, Value]:
     """What its keys mean."""
     own: dict[str, Value] = {
         "task": TaskKind.DPO.value,

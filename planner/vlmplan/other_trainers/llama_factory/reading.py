@@ -21,14 +21,13 @@ from vlmplan.errors import InputError
 from vlmplan.model_types.thinkers import NUMBERED, THINKERS
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
-from vlmplan.other_trainers.batching import llama_factory_batching
-from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams, leave_evaluation_out
+from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.llama_factory.preferences import (
     PREFERENCES,
-    preference_options,
+    of_stage,
     with_reentrant_checkpoints,
 )
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -150,14 +149,17 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     _check_training(settings)
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)
-    options: dict[str, Value] = {"loss": LossKind.MODEL.value, "batches_on_gpu": BatchesOnGpu.STEP.value}
-    options["input_gradients"] = InputGradients.PEFT.value
+    options: dict[str, Value] = {
+        "loss": LossKind.MODEL.value,
+        "batches_on_gpu": BatchesOnGpu.STEP.value,
+        "input_gradients": InputGradients.PEFT.value,
+    }
     options |= _liger(settings, model, fuses_loss=stage != PREFERENCES)
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model)
     options |= attention_option(settings, "flash_attn", ATTENTION)
-    options |= _of_stage(settings, stage, options, arguments, method)
+    options |= of_stage(settings, stage, options, arguments, method)
     options |= _parts(settings, model)
     options |= _adapters(settings, model) if method is not Method.FULL else {}
     _adapters_without_effect(settings)
@@ -180,17 +182,6 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning.grows_on_several = _lets_segments_grow(around.environment)
     is_reentrant = stage == PREFERENCES and settings.flag("use_reentrant_gc", True)
     return with_reentrant_checkpoints(assembled(settings, arguments, meaning, around), is_reentrant=is_reentrant)
-
-
-def _of_stage(
-    settings: Settings, stage: str, options: Mapping[str, Value], arguments: Arguments, method: Method
-) -> Mapping[str, Value]:
-    """How rows are made of samples as they are, or what training on preferences is; ``options`` as they are so far."""
-    if stage == PREFERENCES:
-        leave_evaluation_out(settings, arguments.options)
-        return preference_options(settings, method)
-    micro_batch = arguments.options["micro_batch"]
-    return llama_factory_batching(settings, options.get("attention"), micro_batch, packs=stage == "pt")
 
 
 def _environment(around: Surroundings) -> Mapping[str, str]:
