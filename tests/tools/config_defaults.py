@@ -22,8 +22,8 @@ afmoe apertus arcee aria aria_text axk1 aya_vision bamba bart bert bert-generati
 blenderbot-small blip-2 bloom camembert clip_vision_model codegen cohere cohere2 cohere2_moe cohere2_vision
 cohere_compass cohere_compass_text cosmos3_omni ctrl cwm data2vec-text deepseek_ocr2 deepseek_v2 deepseek_v3
 deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4
-exaone4_5 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4
-gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm46v glm4_moe glm4_moe_lite glm4v glm4v_moe glm_moe_dsa
+exaone4_5 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo flint gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text
+gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm46v glm4_moe glm4_moe_lite glm4v glm4v_moe glm_moe_dsa
 glm_ocr glmga got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granite4_vision
 granite_docling granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense
 hunyuan_v1_moe hunyuan_vl hy_v3 hyperclovax hyperclovax_vision_v2 idefics2 idefics3 instructblip internlm3 internvl

@@ -17,18 +17,18 @@ from vlmplan.units import DType
 MODEL_RULES = RuleBook()
 
 TYPES_WITHOUT_SDPA = frozenset(
-    """bloom codegen deepseek_v4 falcon_mamba gemma2 got_ocr2 gpt_neo gpt_neox_japanese gpt_oss gptj granite_swa
+    """bloom codegen deepseek_v4 falcon_mamba flint gemma2 got_ocr2 gpt_neo gpt_neox_japanese gpt_oss gptj granite_swa
     granitemoe_swa mamba mamba2 megatron-bert mimo_v2_flash mpt openai-gpt pp_chart2table rembert roformer vaultgemma
     xglm""".split()
 )
 TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
-    """blip-2 bloom codegen deepseek_ocr2 deepseek_v32 deepseek_v4 deepseek_vl_hybrid doge falcon_mamba gemma3n
+    """blip-2 bloom codegen deepseek_ocr2 deepseek_v32 deepseek_v4 deepseek_vl_hybrid doge falcon_mamba flint gemma3n
     glm_moe_dsa got_ocr2 gpt_neox_japanese gpt_oss granite_swa granitemoe_swa lfm2_vl llama4 llama4_text mamba mamba2
     megatron-bert mimo_v2_flash mllama mpt openai-gpt pp_chart2table rembert roformer xglm""".split()
 )
-"""deepseek_v4: its heads are wider than the kernels take. gpt_oss, Granite SWA and MiMo: transformers puts kernels that
-it downloads in the place of every other flash implementation. deepseek_ocr2, deepseek_vl_hybrid, gemma3n and lfm2_vl:
-the class of the tower refuses it."""
+"""deepseek_v4: its heads are wider than the kernels take. gpt_oss, Flint, Granite SWA and MiMo: transformers puts
+kernels that it downloads in the place of every other flash implementation. deepseek_ocr2, deepseek_vl_hybrid, gemma3n
+and lfm2_vl: the class of the tower refuses it."""
 FLASH_CAPABILITY = (8, 0)
 """The compute capability from which on torch has a flash kernel, which alone takes grouped heads."""
 

@@ -49,6 +49,7 @@ TEXT_FAMILIES = {
     "falcon_h1": "falcon_h1",
     "falcon_mamba": "mamba",
     "flex_olmo": "flex_olmo",
+    "flint": "flint",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
