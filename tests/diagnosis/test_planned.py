@@ -65,6 +65,17 @@ def test_the_length_that_a_sum_of_bytes_needs_is_the_one_that_the_plan_has_it_wi
     assert not longer["is_named"]
 
 
+@pytest.mark.sweep
+def test_without_a_phase_much_more_than_the_highest_is_said():
+    """ms-swift#2010: 75.16 GiB in tensors and no traceback, where a plan without its images has 20."""
+    needed = planned_peak("backward")
+    more = diagnosed(message(500 * MIB, 2 * needed)).document["sentences"]
+    said = [one for one in more if "backward, the highest phase, is planned with" in one]
+    assert len(said) == 1
+    as_planned = diagnosed(message(500 * MIB, needed - 500 * MIB)).document["sentences"]
+    assert not any("the highest phase" in one for one in as_planned)
+
+
 def test_what_is_planned_so_makes_no_sample_longer():
     needed = planned_peak("backward")
     found = diagnosed(message(500 * MIB, needed - 500 * MIB), frames=[*TRAINER, STEP, *BACKWARD]).document

@@ -12,6 +12,7 @@ from vlmplan.answers.diagnosis_sentences import found_sentences
 from vlmplan.answers.estimate import heading, verdict_line
 from vlmplan.diagnosis import BESIDE_TRAINING, Cause, Diagnosis, Planned, TensorSize
 from vlmplan.diagnosis.places import Phase
+from vlmplan.diagnosis.planned import LONGER_RATIO
 from vlmplan.engines.components import Components
 from vlmplan.estimation import evaluation_hints
 from vlmplan.files.json_reader import JsonDict
@@ -137,7 +138,10 @@ def _planned_sentences(found: Diagnosis, planned: Planned) -> Iterator[str]:
 
 def _needed_sentences(planned: Planned) -> Iterator[str]:
     phase, needed = planned.phase, planned.needed_bytes
-    if phase is None or needed is None:
+    if needed is None:
+        return
+    if phase is None:
+        yield from _needed_without_a_phase(planned, needed)
         return
     difference = needed - phase.peak.total
     much = f"{gib_text(difference)} more than planned"
@@ -145,6 +149,16 @@ def _needed_sentences(planned: Planned) -> Iterator[str]:
         f"{phase.name}: planned {gib_text(phase.peak.total)} in tensors ({_components(phase.peak)}), "
         f"{gib_text(needed)} when it ran out{f': {much}' if difference > 0 else ', on the way there'}"
     )
+
+
+def _needed_without_a_phase(planned: Planned, needed: int) -> Iterator[str]:
+    """Where no traceback says in which phase it was, and the plan's highest has much less."""
+    highest = max(planned.estimate.timeline.phases, key=lambda one: one.peak.total)
+    if planned.longer is None and needed > highest.peak.total * LONGER_RATIO:
+        yield (
+            f"{gib_text(needed)} in tensors when it ran out, and {highest.name}, the highest phase, is planned with "
+            f"{gib_text(highest.peak.total)}: its samples are larger than planned, or its setup is another"
+        )
 
 
 def _components(peak: Components) -> str:
