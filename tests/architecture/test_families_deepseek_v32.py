@@ -1,4 +1,4 @@
-"""Attention to the tokens that an indexer chooses, DeepSeek-V3.2's and GLM-5's, against transformers."""
+"""Attention to the tokens that an indexer chooses, DeepSeek-V3.2's, GLM-5's and A.X-K2's, against transformers."""
 
 import pytest
 
@@ -37,6 +37,7 @@ DEEPSEEK = {
 }
 GLM = {**DEEPSEEK, "model_type": "glm_moe_dsa"}
 SHARING = {**GLM, "indexer_types": ["full", "shared", "full", "shared"]}
+AXK2 = {**DEEPSEEK, "model_type": "axk2", "n_group": None, "topk_group": None}
 CONFIGS = {
     "deepseek_v32": DEEPSEEK,
     "deepseek_v32 that chooses everything, layers by name, biases": {
@@ -47,6 +48,14 @@ CONFIGS = {
     },
     "glm_moe_dsa": GLM,
     "glm_moe_dsa that takes over": SHARING,
+    "axk2": AXK2,
+    "axk2 with groups of experts, layers by name, biases": {
+        **AXK2,
+        "n_group": 2,
+        "topk_group": 1,
+        "attention_bias": True,
+        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+    },
 }
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 

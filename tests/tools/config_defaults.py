@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 OUTPUT = Path(__file__).parents[2] / "planner" / "vlmplan" / "data" / "config_defaults.json"
 MODEL_TYPES = """
-afmoe apertus arcee aria aria_text axk1 aya_vision bamba bart bert bert-generation biogpt bitnet blenderbot
+afmoe apertus arcee aria aria_text axk1 axk2 aya_vision bamba bart bert bert-generation biogpt bitnet blenderbot
 blenderbot-small blip-2 bloom camembert clip_vision_model codegen cohere cohere2 cohere2_moe cohere2_vision
 cohere_compass cohere_compass_text cosmos3_omni ctrl cwm data2vec-text deepseek_ocr2 deepseek_v2 deepseek_v3
 deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4

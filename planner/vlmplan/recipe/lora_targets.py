@@ -45,7 +45,7 @@ GROUPED_LINEAR = "o_a_proj"
 where it is added to each (seen)."""
 INDEXER_LINEARS = ("indexer.kv_proj", "indexer.gate_proj", "indexer.q_b_proj", "scorer.weights_proj")
 """Linears of their indexer, whose result are positions: no gradient comes back (seen)."""
-TOKEN_INDEXING_TYPES = frozenset({"deepseek_v32", "glm_moe_dsa"})
+TOKEN_INDEXING_TYPES = frozenset({"axk2", "deepseek_v32", "glm_moe_dsa"})
 """Model types with another indexer, that runs without a graph."""
 TOKEN_INDEXER_LINEARS = ("indexer.wq_b", "indexer.wk", "indexer.weights_proj")
 """Its Linears."""

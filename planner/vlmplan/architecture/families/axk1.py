@@ -38,7 +38,7 @@ class NormedExpertsBlock(SharedExpertsBlock):
 
 
 def decoder(config: Config) -> Decoder:
-    return latent_decoder(config, _sparse_layers(config), NormedExpertsBlock)
+    return latent_decoder(config, sparse_layers(config), NormedExpertsBlock)
 
 
 def causal_lm(decoder: Module, config: Config) -> CausalLM:
@@ -48,7 +48,7 @@ def causal_lm(decoder: Module, config: Config) -> CausalLM:
     return causal
 
 
-def _sparse_layers(config: Config) -> list[bool]:
+def sparse_layers(config: Config) -> list[bool]:
     """Whether each layer has experts: by ``mlp_layer_types``, or by the keys of checkpoints that have not got it."""
     if config.names_by_layer("mlp_layer_types") is not None:
         return sparse_by_name(config)

@@ -173,5 +173,5 @@ def _router(config: Config, num_experts: int, hidden_size: int) -> GroupRouter |
         num_groups = None if method == GREEDY else config.integer("n_group")
         return GreedyRouter(num_experts, hidden_size, num_per_token, num_groups=num_groups)
     router = SoftmaxGroupRouter if config.model_type == "mistral4" else GroupRouter
-    num_groups, normalizes = config.integer("n_group"), config.boolean("norm_topk_prob")
+    num_groups, normalizes = config.integer("n_group", 1), config.boolean("norm_topk_prob")
     return router(num_experts, hidden_size, num_per_token, num_groups=num_groups, normalizes=normalizes)

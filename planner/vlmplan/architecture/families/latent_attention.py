@@ -20,7 +20,7 @@ from vlmplan.architecture.tensor import Tensor
 from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
-INTERLEAVED_TYPES = ("deepseek_v32", "glm_moe_dsa")
+INTERLEAVED_TYPES = ("axk2", "deepseek_v32", "glm_moe_dsa")
 """Types that rotate pairs of elements whatever the file says."""
 
 
@@ -81,7 +81,15 @@ class LatentAttention(Module):
     """``DeepseekV3Attention``."""
 
     def __init__(self, shape: LatentShape) -> None:
-        self.shape = shape
+        self.shape, width = shape, shape.hidden_size
+        self.make_query_projections(shape)
+        self.kv_a_proj_with_mqa = Linear(width, shape.kv_rank + shape.rotary_width, bias=shape.has_bias)
+        self.kv_a_layernorm = RMSNorm(shape.kv_rank)
+        self.kv_b_proj = Linear(shape.kv_rank, shape.num_heads * (shape.plain_width + shape.value_width))
+        self.o_proj = Linear(shape.num_heads * shape.value_width, width, bias=shape.has_bias)
+
+    def make_query_projections(self, shape: LatentShape) -> None:
+        """What makes queries, which comes first in the order of parameters."""
         width, query_width = shape.hidden_size, shape.num_heads * shape.head_dim
         if shape.q_rank is None:
             self.q_proj = Linear(width, query_width)
@@ -89,16 +97,12 @@ class LatentAttention(Module):
             self.q_a_proj = Linear(width, shape.q_rank, bias=shape.has_bias)
             self.q_a_layernorm = RMSNorm(shape.q_rank)
             self.q_b_proj = Linear(shape.q_rank, query_width)
-        self.kv_a_proj_with_mqa = Linear(width, shape.kv_rank + shape.rotary_width, bias=shape.has_bias)
-        self.kv_a_layernorm = RMSNorm(shape.kv_rank)
-        self.kv_b_proj = Linear(shape.kv_rank, shape.num_heads * (shape.plain_width + shape.value_width))
-        self.o_proj = Linear(shape.num_heads * shape.value_width, width, bias=shape.has_bias)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         batch, num_tokens, _ = x.shape
         shape = self.shape
         heads = (batch, shape.num_heads, num_tokens)
-        q, q_latent = self.queries(x)
+        q, q_latent, gates = self.queries(x)
         q_pass, q_rotated = ops.split(q, (*heads, shape.plain_width), (*heads, shape.rotary_width))
         compressed = self.kv_a_proj_with_mqa(x)
         one = (batch, 1, num_tokens)
@@ -114,16 +118,20 @@ class LatentAttention(Module):
         mask, held = self.mask(x, q_latent, context)
         out = attend(context.backend, queries, k, v, is_causal=True, mask=mask, scores=shape.scores, is_cached=False)
         out = heads_together(context.backend, queries, k, out, has_mask=mask is not None, value_dim=shape.value_width)
-        out = self.o_proj(out)
+        out = self.output(out, gates)
         del held
         return out
 
-    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The queries, of shape (batch, tokens, heads * head_dim), and the narrow tensor of which they are made, where
-        something else reads that."""
+    def output(self, x: Tensor, gates: Sequence[Tensor]) -> Tensor:
+        """What becomes of what attention has found."""
+        return self.o_proj(x)
+
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
+        """The queries, of shape (batch, tokens, heads * head_dim), the narrow tensor of which they are made, where
+        something else reads that, and what ``output`` is given, too."""
         if self.shape.q_rank is None:
-            return self.q_proj(x), None
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))), None
+            return self.q_proj(x), None, ()
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))), None, ()
 
     def mask(
         self, x: Tensor, q_latent: Tensor | None, context: RotaryContext

@@ -130,9 +130,9 @@ class SparseLatentAttention(LatentAttention):
         super().__init__(shape)
         self.indexer = None if indexer is None else TokenIndexer(indexer)
 
-    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
         q_latent = self.q_a_layernorm(self.q_a_proj(x))
-        return self.q_b_proj(q_latent), q_latent
+        return self.q_b_proj(q_latent), q_latent, ()
 
     def mask(
         self, x: Tensor, q_latent: Tensor | None, context: RotaryContext

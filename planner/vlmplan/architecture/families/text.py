@@ -17,6 +17,7 @@ TEXT_FAMILIES = {
     "arcee": "arcee",
     "aria_text": "aria_text",
     "axk1": "axk1",
+    "axk2": "axk2",
     "bamba": "bamba",
     "bert": "bert",
     "bert-generation": "bert_generation",
