@@ -23,7 +23,7 @@ def test_freezing_is_the_same_setup_with_its_vision_encoder_frozen():
     assert saved.seconds_change == again.step_seconds / found.step_seconds - 1 < -NOTICEABLE_FRACTION
     (hint,) = freezing_hints(saved)
     assert gib_text(again.device.device_bytes) in hint
-    assert f"({100 * saved.seconds_change:+.0f} %)" in hint
+    assert f"({100 * saved.seconds_change:+.0f}%)" in hint
 
 
 @pytest.mark.parametrize("chooses_sizes", [False, True])

@@ -182,7 +182,7 @@ def test_unknown_speed_is_said_and_leaves_no_time(capsys):
     slow = card("rtx-4090", memory_bandwidth_bytes_per_second=None)
     found = estimate(workload("smollm2-135m"), PLAIN, cluster_of(slow))
     text = printed(found, capsys)
-    assert "time: not known for this hardware" in text
+    assert "time: not known of bf16 on this hardware" in text
     assert "samples/s" not in text
 
 
@@ -292,6 +292,8 @@ def test_checkpointing_of_one_part_is_said_where_the_other_part_runs():
             "bf16 (4-bit weights, others fp32, fp32 adapters, autocast)",
         ),
         (Recipe(method=Method.LORA, zero_stage=3), "bf16 (bf16 weights, bf16 adapters, fp32 master copy)"),
+        (Recipe(fsdp=True), "bf16 (bf16 weights in fp32 shards)"),
+        (Recipe(fsdp=True, method=Method.LORA), "bf16 (bf16 weights, bf16 adapters in fp32 shards)"),
     ],
 )
 def test_precision_in_words_says_the_types_of_weights_and_of_what_is_trained(recipe: Recipe, text: str):

@@ -41,7 +41,7 @@ QUANTITIES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
 ALWAYS_STORED = ("peak_device_gib", "usable_gib")
 OPEN = "open"
 TOLERANCE_FRACTION = 0.2
-"""How far a figure may lie from the guide's and still hold. Most guides write "~"; GB and GiB are 7 % apart."""
+"""How far a figure may lie from the guide's and still hold. Most guides write "~"; GB and GiB are 7% apart."""
 
 
 def guides() -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ INTRODUCTION = """\
 Five guides on fine-tuning vision-language and language models say what fits on which GPU. Each claim is here as a
 command, with the tool's answer and the reason where the two differ. The sizes are of the fullest GPU: what
 `nvidia-smi` would show at the peak, of what a process can get of the card. A claim that something fits **holds** if
-it fits or is tight, a figure if the answer lies within 20 % of it. Below the answer are those to variants: the
+it fits or is tight, a figure if the answer lies within 20% of it. Below the answer are those to variants: the
 options shown, added to the command. An option that comes again takes the place of the earlier one.
 
 The guides train with the loop of Transformers, whose loss makes all logits at once, so most commands say `--loss

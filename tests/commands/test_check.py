@@ -59,6 +59,14 @@ def test_a_configuration_is_estimated_as_the_options_that_mean_the_same(config: 
     assert numbers(theirs) == numbers(ours)
 
 
+def test_check_says_whether_it_fits_before_it_lists_keys(config: Path):
+    lines = call("check", str(config), *GPU).out.splitlines()
+    assert lines[0] == "train.yaml: read as LLaMA-Factory 0.9.5 reads it"
+    places = [next(place for place, line in enumerate(lines) if lead in line) for lead in ("fits: ", "from the file: ")]
+    assert places == sorted(places)
+    assert places[0] <= 2
+
+
 def test_recommend_and_advise_take_it_too(config: Path):
     theirs = call("recommend", "--config", str(config), *GPU, "--json").document
     ours = call("recommend", *SAME, *GPU, "--json").document

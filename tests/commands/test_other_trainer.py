@@ -123,6 +123,17 @@ def test_what_no_plan_knows_is_named_in_the_file_and_in_the_answer():
     assert "train with: bash out/train.sh" in found.out
 
 
+def test_a_plan_that_launch_refuses_leads_to_the_trainer_that_trains_it():
+    Path("train.yaml").write_text("model_name_or_path: smollm2-135m\nstage: sft\nbf16: true\n", encoding="utf-8")
+    for out in ((), ("--out", "out")):
+        found = call("recommend", "--config", "train.yaml", "--gpu", "rtx-4090", *out).out
+        says(found, "vlmplan launch refuses this plan", "LLaMA-Factory 0.9.5 trains it: --for llamafactory --out DIR")
+        assert "train with" not in found
+        assert "add --out" not in found
+    own = call("recommend", "--model", "smollm2-135m", "--gpu", "rtx-4090", "--out", "own").out
+    assert "train with: bash own/launch.sh" in own
+
+
 def test_a_configuration_of_another_trainer_is_not_written_as_this_ones():
     Path("train.yaml").write_text("model_name_or_path: smollm2-135m\nstage: sft\nbf16: true\n", encoding="utf-8")
     words = ("recommend", "--config", "train.yaml", "--gpu", "rtx-4090", "--for")

@@ -38,7 +38,7 @@ the host time that is not planned.
 
 Torch counts a tensor's whole block, unless more than 1 MiB of it would be left over (`should_split` in
 `CUDACachingAllocator.cpp`). Planned and rehearsed are tensors alone, so allocated bytes of models with odd widths are
-measured up to 1.1 % above them; the replay of the allocator, from which reserved and device bytes come, counts them.
+measured up to 1.1% above them; the replay of the allocator, from which reserved and device bytes come, counts them.
 """
 LAUNCHED = """
 ## Tasks
@@ -273,7 +273,7 @@ def _gib(num_bytes: int | None) -> str:
 
 
 def _percent(error: float | None) -> str:
-    return "-" if error is None else f"{100 * error:+.2f} %"
+    return "-" if error is None else f"{100 * error:+.2f}%"
 
 
 def report() -> str:

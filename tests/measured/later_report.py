@@ -108,7 +108,7 @@ def compared(case: dict[str, Any]) -> Iterator[Compared]:
 
 
 def is_explained(case: dict[str, Any]) -> bool:
-    """Whether a figure that is more than 10 % off says why, and none else does."""
+    """Whether a figure that is more than 10% off says why, and none else does."""
     is_close = all(abs(one.error) <= PROMISED_ERROR for one in compared(case))
     return is_close != ("because" in case)
 
@@ -142,7 +142,7 @@ def row(one: Compared, mark: str = "") -> str:
     now = f"{one.least:.2f} to {one.most:.2f}" if one.varies else f"{one.most:.2f}"
     return (
         f"| {one.run} | {source_of(one.source)} | {one.counter} | {one.published:.2f} | {first} | {now} | "
-        f"{100 * one.error:+.1f} %{mark} |"
+        f"{100 * one.error:+.1f}%{mark} |"
     )
 
 
@@ -163,8 +163,8 @@ def summary(found: list[Compared]) -> list[str]:
         worst = max(several, key=lambda one: abs(one.error)).error
         lines.append(
             f"| {source_of(source) if source != 'all' else 'all'} | {'vary' if varies else 'known'} | {len(several)} | "
-            f"{100 * median(sizes):.1f} % | {100 * mean(sizes):.1f} % | {100 * worst:+.1f} % | "
-            f"{100 * median(firsts):.1f} % | {100 * mean(firsts):.1f} % |"
+            f"{100 * median(sizes):.1f}% | {100 * mean(sizes):.1f}% | {100 * worst:+.1f}% | "
+            f"{100 * median(firsts):.1f}% | {100 * mean(firsts):.1f}% |"
         )
     return lines
 
@@ -181,7 +181,7 @@ def seconds_rows() -> list[str]:
             planned, (best, worst) = answer["step_seconds"], answer["step_seconds_range"]
             lines.append(
                 f"| {case['id']} | {source_of(case['source'])} | {published:.3g} | {planned:.3g} | {best:.3g} | "
-                f"{worst:.3g} | {100 * (planned / published - 1):+.0f} % |"
+                f"{worst:.3g} | {100 * (planned / published - 1):+.0f}% |"
             )
     return lines
 
@@ -204,7 +204,7 @@ def text() -> str:
     parts = [
         "\n".join(summary([one for _, one in found])),
         "\n".join([head, *rows]),
-        "Why a figure is more than 10 % away:",
+        "Why a figure is more than 10% away:",
         "\n".join(notes.lines()),
         "## Seconds of a step",
         "\n".join(seconds_rows()),

@@ -119,9 +119,9 @@ def table() -> str:
         for counter, gib in estimated(case).items():
             measured = case["measured_gib"][counter]
             source = source_of(case)
-            signed = f"{100 * error(case, counter, gib):+.1f} %{mark}"
+            signed = f"{100 * error(case, counter, gib):+.1f}%{mark}"
             rows.append(f"| {case['id']} | {source} | {counter} | {measured:.2f} | {gib:.2f} | {signed} |")
-    return HEADER + "\n".join([*rows, "", "Why an estimate is more than 10 % away:", "", *notes, ""]) + verdicts()
+    return HEADER + "\n".join([*rows, "", "Why an estimate is more than 10% away:", "", *notes, ""]) + verdicts()
 
 
 if __name__ == "__main__":

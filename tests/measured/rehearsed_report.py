@@ -40,7 +40,7 @@ def rows(case: dict[str, Any]) -> list[str]:
         key = KEY_OF_COUNTER[counter]
         seen, estimated = answer[key] / GIB, answer[f"estimated_{key}"] / GIB
         found.append(
-            f"| {case['id']} | {counter} | {measured:.2f} | {seen:.2f} | {100 * (seen / measured - 1):+.1f} % | "
+            f"| {case['id']} | {counter} | {measured:.2f} | {seen:.2f} | {100 * (seen / measured - 1):+.1f}% | "
             f"{estimated:.2f} |"
         )
         print(found[-1], flush=True)

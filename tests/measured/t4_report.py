@@ -91,8 +91,8 @@ def _summary() -> Iterator[str]:
 def _summarised(name: str, signed: Sequence[float]) -> str:
     sizes = [abs(error) for error in signed]
     return (
-        f"| {name} | {len(signed)} | {100 * median(sizes):.1f} % | {100 * mean(sizes):.1f} % | "
-        f"{100 * max(signed):+.1f} %, {100 * min(signed):+.1f} % |"
+        f"| {name} | {len(signed)} | {100 * median(sizes):.1f}% | {100 * mean(sizes):.1f}% | "
+        f"{100 * max(signed):+.1f}%, {100 * min(signed):+.1f}% |"
     )
 
 
@@ -101,7 +101,7 @@ def _rows() -> Iterator[str]:
     yield "|---|" + "---:|" * (len(COUNTERS) + 2)
     for place, run in enumerate(RUNS):
         name = f"{Path(run['model']).name} {run['method']} r{run['lora_rank']}, {run['micro_batch']} x {run['seq_len']}"
-        cells = [f"{100 * error:+.1f} %" for error in errors(place).values()]
+        cells = [f"{100 * error:+.1f}%" for error in errors(place).values()]
         measured = f"{float(run['device_mib']) / 1024:.2f} | {float(run['step_seconds']):.2f}"
         yield f"| {name}, {run['attention']} | {' | '.join(cells)} | {measured} |"
 

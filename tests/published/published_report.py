@@ -129,7 +129,7 @@ def peaks_table(notes: Notes) -> list[str]:
     rows = ["| GPU memory | source | counter | published GiB | planned GiB | error |", "|---|---|---|---:|---:|---:|"]
     for case in CASES["peaks"]:
         found = peak_gib(case)
-        error = f"{100 * (found / case['gib'] - 1):+.1f} %{notes.mark(case)}"
+        error = f"{100 * (found / case['gib'] - 1):+.1f}%{notes.mark(case)}"
         rows.append(
             f"| {case['id']} | {source(case)} | {case['counter']} | {case['gib']:.2f} | {found:.2f} | {error} |"
         )
@@ -150,7 +150,7 @@ def savings_table(notes: Notes) -> list[str]:
 def text() -> str:
     notes = Notes()
     tables = [longest_table(), peaks_table(notes), savings_table(notes)]
-    end = ["Where they differ by more than 10 %:", "", *notes.lines, ""]
+    end = ["Where they differ by more than 10%:", "", *notes.lines, ""]
     return HEADER + "\n\n".join("\n".join(rows) for rows in [*tables, end])
 
 

@@ -89,6 +89,15 @@ def test_eager_attention_under_autocast_takes_what_is_planned(config):
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_attention_in_bf16_on_a_card_that_emulates_it_takes_what_is_planned(model_type: str):
+    """No fused kernel takes it there: scores are in float32, with Gemma's masks of windows added to them."""
+    folder_of("emulated", {**CONFIG, "model_type": model_type, "head_dim": 64, "sliding_window": 512})
+    words = ("--precision", "bf16", "--seq-len", "1024", "--no-activation-checkpointing", "--micro-batch", "2")
+    assert_planned_as_rehearsed("--model", "emulated", "--method", "lora", "--loss", "full", *words, gpu="t4:1")
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("loss", ["chunked", "full"])
 def test_what_stage_3_prefetches_between_the_head_and_the_final_norm_is_planned(loss: str):
     """The model without its head has no weights, and prefetches once the head's are gone; a loss that is made where the

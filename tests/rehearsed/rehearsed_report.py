@@ -203,7 +203,7 @@ def _reserved(cases: Iterable[str]) -> list[str]:
 
 
 def is_close(error: float) -> bool:
-    """At most 5 % over and 3 % under."""
+    """At most 5% over and 3% under."""
     return -0.03 <= error <= 0.05
 
 

@@ -1,6 +1,7 @@
 """Validity rules: each has a case that it refuses and a neighbour that it lets pass."""
 
 import os
+import re
 from dataclasses import dataclass, field, replace
 
 import deepspeed_probe
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from recipe_cases import RECIPES, card, cluster
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
+from vlmplan.notes import caveats
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
     AdapterDtype,
@@ -42,7 +44,7 @@ from vlmplan.rules import (
     problems,
 )
 from vlmplan.rules.adapters import HEADS
-from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
+from vlmplan.rules.check import COUNTING_RULES, OTHER_RULES, SEARCH_RULES
 from vlmplan.rules.models import TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
 from vlmplan.workload import ModelFiles
 
@@ -393,7 +395,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(Recipe(zero_stage=stage, optimizer=kind)) for stage in (1, 2) for kind in TORCHAO[1:]],
         [case(Recipe(zero_stage=3, optimizer=TORCHAO[1])), case(ZERO_2.with_changes(optimizer=TORCHAO[0]))],
     ),
-    "bf16_needs_ampere": (
+    "bf16_is_emulated_before_ampere": (
         [case(PLAIN.with_changes(precision=p), cluster(1, **T4)) for p in (Precision.BF16, Precision.BF16_PURE)],
         [
             case(PLAIN, cluster(1)),
@@ -1046,9 +1048,12 @@ def test_check_raises_the_first_error_and_returns_the_warnings():
     assert check(ZERO_2, cluster=cluster(4)) == []
 
 
-def test_the_sentence_for_an_old_card_names_it_and_the_way_out():
-    with pytest.raises(InputError, match=r"Tesla T4 \(7\.5\).*--precision fp16"):
-        check(PLAIN, cluster=cluster(1, **T4))
+def test_bf16_on_an_old_card_is_planned_with_a_caution_and_no_search_chooses_it():
+    """torch emulates it there, and says that it is supported (``torch.cuda.is_bf16_supported``)."""
+    (found,) = check(PLAIN, cluster=cluster(1, **T4))
+    assert caveats([found.sentence]) == [found.sentence]
+    assert re.search(r"Tesla T4 \(7\.5\).*--precision fp16", found.sentence)
+    assert objection(PLAIN, cluster=cluster(1, **T4), model=GEMMA_2, global_batch=16, given=()) == found.sentence
 
 
 @given(recipe=RECIPES, num_gpus=st.integers(1, 8), kind=st.sampled_from([T4, GTX_1080, MI300X, CPU, {}]))
@@ -1064,7 +1069,7 @@ def test_rules_that_count_no_gpus_say_the_same_of_any_number(recipe, num_gpus, k
         for n in (1, num_gpus)
     )
     assert alone == more
-    assert {rule.name for rule in ERROR_RULES} == {rule.name for rule in (*OTHER_RULES, *COUNTING_RULES)}
+    assert {rule.name for rule in SEARCH_RULES} == {rule.name for rule in (*OTHER_RULES, *COUNTING_RULES)}
 
 
 @given(recipe=RECIPES)

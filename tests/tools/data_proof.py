@@ -86,7 +86,7 @@ def print_found(document: dict[str, Any], samples: Sequence[Drawn]) -> None:
     found, drawn = document["data"]["tokens"], sorted(one.tokens for one in samples)
     say(f"\n{'tokens':18} {'found':>8} {'drawn':>8}")
     for percent in PERCENTILES:
-        say(f"{f'{percent} %':18} {found['percentiles'][str(percent)]:8,} {percentile(drawn, percent):8,}")
+        say(f"{f'{percent}%':18} {found['percentiles'][str(percent)]:8,} {percentile(drawn, percent):8,}")
     say(f"{'longest':18} {found['most']:8,} {drawn[-1]:8,}")
     images, of_drawn = document["data"]["images_per_sample"], sum(len(one.images) for one in samples)
     say(f"{'images':18} {round(images['mean'] * len(samples)):8,} {of_drawn:8,}")

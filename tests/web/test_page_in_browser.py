@@ -192,7 +192,7 @@ def test_two_setups_are_compared_and_the_address_has_both(page, server, browser)
     first = answer({"ask": "estimate", "options": SETUP})["document"]
     cells = page.locator("#comparison tr", has_text="GPU memory").locator("td").all_text_contents()
     change = 100 * (now["peak_device_bytes"] / first["peak_device_bytes"] - 1)
-    assert cells[2].replace("\u2212", "-") in (f"{change:+.1f} %", f"{change:+.0f} %")
+    assert cells[2].replace("\u2212", "-") in (f"{change:+.1f}%", f"{change:+.0f}%")
     wait(page)
     other = browser.new_page()
     other.goto(page.url)

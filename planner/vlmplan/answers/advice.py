@@ -151,7 +151,7 @@ def _difference(
         return None
     if round(100 * abs(fraction)) == 0:
         return f"{text(value)} as before"
-    return f"{text(abs(value - base))} {'less' if value < base else 'more'} ({100 * fraction:+.0f} %)"
+    return f"{text(abs(value - base))} {'less' if value < base else 'more'} ({100 * fraction:+.0f}%)"
 
 
 def asked_text(found: Advice) -> str:
@@ -233,7 +233,7 @@ def _usd(plan: RankedPlan) -> str:
 
 
 def _percent(fraction: float | None) -> str:
-    return "" if fraction is None else f"{100 * fraction:+.0f} %"
+    return "" if fraction is None else f"{100 * fraction:+.0f}%"
 
 
 def reason_lines(found: Advice) -> Iterator[str]:

@@ -128,7 +128,7 @@ def _pixels(source: DataSource) -> list[int]:
 
 
 def _percentiles(tokens: Sequence[int]) -> str:
-    listed = ", ".join(f"{percent} % {percentile(tokens, percent):,}" for percent in PERCENTILES)
+    listed = ", ".join(f"{percent}% {percentile(tokens, percent):,}" for percent in PERCENTILES)
     return f"percentiles: {listed}, longest {tokens[-1]:,}; mean {mean(tokens):,.0f}"
 
 

@@ -146,9 +146,9 @@ def freezing_hints(found: Freezing | None) -> list[str]:
     """What --freeze-vision would bring, in numbers; nothing where that is not much."""
     if found is None:
         return []
-    text = f"--freeze-vision: {gib_text(found.frozen.device.device_bytes)} ({100 * found.bytes_change:+.0f} %)"
+    text = f"--freeze-vision: {gib_text(found.frozen.device.device_bytes)} ({100 * found.bytes_change:+.0f}%)"
     if found.seconds_change is not None and found.frozen.step_seconds is not None:
-        text += f" and {duration_text(found.frozen.step_seconds)} a step ({100 * found.seconds_change:+.0f} %)"
+        text += f" and {duration_text(found.frozen.step_seconds)} a step ({100 * found.seconds_change:+.0f}%)"
     encoder = "encoder" if found.frozen.workload.model.hears_prompt else "vision encoder"
     return [f"{text}; the {encoder} is trained too unless you say so"]
 
@@ -313,7 +313,7 @@ def _reserved(estimate: Estimate) -> Iterator[str]:
 def _time(estimate: Estimate) -> Iterator[str]:
     timed = estimate.timed
     if timed is None:
-        yield "time: not known for this hardware"
+        yield f"time: not known of {estimate.recipe.precision.value} on this hardware"
         return
     least, most = duration_text(timed.fast_seconds), duration_text(timed.slow_seconds)
     samples = counted(estimate.samples_per_step, "sample")

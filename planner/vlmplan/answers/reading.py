@@ -23,7 +23,17 @@ def document(config: TrainerConfig) -> JsonDict:
 
 def print_reading(config: TrainerConfig, notes: Iterable[str]) -> None:
     """What was read and how; ``notes`` are sentences, those of the configuration among them."""
-    say(f"{config.source}: read as {config.trainer} reads it")
+    say(reading_line(config))
+    print_keys(config, notes)
+
+
+def reading_line(config: TrainerConfig) -> str:
+    """Which file it is, and whose."""
+    return f"{config.source}: read as {config.trainer} reads it"
+
+
+def print_keys(config: TrainerConfig, notes: Iterable[str]) -> None:
+    """Every key of the file, the trainer's defaults, and what has no effect; ``notes`` as of ``print_reading``."""
     for lead, settings in (("from the file", config.said), ("defaults of the trainer", config.defaults)):
         if settings:
             say(f"  {lead}: {'; '.join(map(str, settings))}")

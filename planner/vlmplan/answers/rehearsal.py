@@ -202,12 +202,12 @@ def error_text(error: float | None) -> str:
     """An error as a percentage with its sign.
 
     >>> error_text(0.0123), error_text(-0.00001), error_text(None)
-    ('+1.23 %', '0.00 %', '-')
+    ('+1.23%', '0.00%', '-')
     """
     if error is None:
         return UNKNOWN
-    text = f"{100 * error:+.2f} %"
-    return text[1:] if text[1:] == "0.00 %" else text
+    text = f"{100 * error:+.2f}%"
+    return text[1:] if text[1:] == "0.00%" else text
 
 
 def phases_table(found: Comparison) -> Table:

@@ -162,10 +162,9 @@ def _method_text(recipe: Recipe) -> str:
     return text
 
 
-def _frozen_types(recipe: Recipe) -> str:
-    """In which type frozen weights are computed with, and in which FSDP2 shards them where that is another."""
-    computed, held = SHORT_TYPES[recipe.frozen_dtype], SHORT_TYPES[recipe.frozen_held_dtype]
-    return computed if held == computed else f"{computed} (in shards {held})"
+def _in_shards(computed: DType, held: DType) -> str:
+    """`` in fp32 shards``: in which type FSDP holds and updates what is computed with in another."""
+    return "" if held is computed else f" in {SHORT_TYPES[held]} shards"
 
 
 def _full_parts(recipe: Recipe) -> list[str]:
@@ -178,20 +177,22 @@ def _full_parts(recipe: Recipe) -> list[str]:
 def precision_text(recipe: Recipe) -> str:
     """The precision, and in which types weights are kept: ``bf16 (bf16 weights, fp32 adapters, autocast)``."""
     trained, master = SHORT_TYPES[recipe.trained_dtype], SHORT_TYPES[recipe.master_dtype]
+    frozen, frozen_shards = SHORT_TYPES[recipe.frozen_dtype], _in_shards(recipe.frozen_dtype, recipe.frozen_held_dtype)
+    shards = _in_shards(recipe.trained_dtype, recipe.held_dtype)
     words: list[str] = []
     if recipe.method is Method.QLORA:
         scales = "" if recipe.use_double_quant else " with fp32 scales"
-        words.append(f"4-bit weights{scales}, others {_frozen_types(recipe)}")
+        words.append(f"4-bit weights{scales}, others {frozen}{frozen_shards}")
     elif recipe.method is Method.LORA_8BIT:
-        words.append(f"8-bit weights, others {_frozen_types(recipe)}")
+        words.append(f"8-bit weights, others {frozen}{frozen_shards}")
     elif recipe.method is Method.LORA:
-        words.append(f"{_frozen_types(recipe)} weights")
-    words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}")
+        words.append(f"{frozen} weights{frozen_shards}")
+    words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}{shards}")
     if recipe.train_embeddings and recipe.copy_dtype is not recipe.trained_dtype:
         words.append(f"{SHORT_TYPES[recipe.copy_dtype]} embeddings")
     if (full := _full_parts(recipe)) and recipe.full_part_dtype is not recipe.trained_dtype:
         words.append(f"{SHORT_TYPES[recipe.full_part_dtype]} {' and '.join(full)}")
-    words += [f"{master} master copy"] if master != trained else []
+    words += [f"{master} master copy"] if recipe.master_dtype is not recipe.held_dtype else []
     if recipe.can_autocast:
         cached = " with cached casts" if recipe.caches_casts else ""
         words.append(f"autocast{cached}" if recipe.uses_autocast else "no autocast")

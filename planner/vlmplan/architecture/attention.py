@@ -15,7 +15,7 @@ from vlmplan.architecture.attention_backend import (
     Kernel,
     Scores,
 )
-from vlmplan.architecture.attention_kernels import eager_attention, fused_attention, math_attention, repeat_kv
+from vlmplan.architecture.attention_kernels import bias_of, eager_attention, fused_attention, math_attention, repeat_kv
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.sequence_parallel import heads_gathered, tokens_gathered
@@ -110,7 +110,8 @@ def attend(
     if tape.autocast is not None:
         v, k, q = (ops.to(x, tape.autocast) for x in reversed(given))  # the last argument first (``ops.matmuls``)
     if kernel is Kernel.MATH:
-        return math_attention(q, k, v, is_causal=is_causal, dropout=scores.dropout)
+        bias = None if mask is None else bias_of(mask, q.dtype)
+        return math_attention(q, k, v, is_causal=is_causal and mask is None, dropout=scores.dropout, mask=bias)
     out = _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, lengths=lengths, calls=calls)
     if v.shape[-1] == value_dim:
         return out

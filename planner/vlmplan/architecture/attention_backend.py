@@ -64,7 +64,8 @@ class AttentionBackend:
         Source: ``sdp_utils.cpp``: flash needs compute capability 8.0, a 16-bit type, no mask, a head of at most 256,
         as wide in values as in keys (``check_head_dim_size_flash``), and for training a head of at most 224 where
         shared memory is small (8.6, 8.9, 12.x). The memory-efficient
-        kernel takes no grouped heads, so sdpa with ``enable_gqa`` falls through to math where flash cannot run.
+        kernel takes no grouped heads, so sdpa with ``enable_gqa`` falls through to math where flash cannot run; before
+        8.0 it takes no bf16 (``less_than_sm80_mem_efficient_dtypes``), so that all of it does.
         """
         if self.implementation == "eager":
             return Kernel.EAGER
@@ -79,7 +80,8 @@ class AttentionBackend:
         )
         if runs_flash:
             return Kernel.FLASH
-        return Kernel.MATH if is_grouped and not has_mask else Kernel.EFFICIENT
+        is_emulated = dtype is DType.BFLOAT16 and self.compute_capability < (8, 0)
+        return Kernel.MATH if is_emulated or (is_grouped and not has_mask) else Kernel.EFFICIENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

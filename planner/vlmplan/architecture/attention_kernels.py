@@ -51,12 +51,8 @@ def fused_attention(
     tape = q.tape
     batch, num_heads, num_tokens, head_dim = q.shape
     bias: Tensor | None = None
-    if mask is not None and mask.dtype.is_floating:
-        bias = ops.to(mask, q.dtype)
-    elif mask is not None and kernel is Kernel.EFFICIENT:
-        # convert_boolean_attn_mask: the boolean mask becomes an additive bias of q's type.
-        bias = tape.tensor(mask.shape, q.dtype)
-        tape.move(mask.num_bytes + bias.num_bytes)
+    if mask is not None and (mask.dtype.is_floating or kernel is Kernel.EFFICIENT):
+        bias = bias_of(mask, q.dtype)
     if bias is not None and kernel is Kernel.EFFICIENT and backend.has_workspaces:
         bias = _aligned(bias)
     bias_shape = None if bias is None else bias.shape
@@ -73,6 +69,16 @@ def fused_attention(
     hbm_bytes = q.num_bytes + out.num_bytes + k.num_bytes + v.num_bytes
     tape.attend(flops, hbm_bytes, q.dtype, is_causal=is_causal, num_kernels=num_calls)
     return out
+
+
+def bias_of(mask: Tensor, dtype: DType) -> Tensor:
+    """A mask as it is added to scores, in the queries' type, which a boolean one becomes (``convert_boolean_attn_mask``
+    in ``attention.cpp``)."""
+    if mask.dtype.is_floating:
+        return ops.to(mask, dtype)
+    bias = mask.tape.tensor(mask.shape, dtype)
+    mask.tape.move(mask.num_bytes + bias.num_bytes)
+    return bias
 
 
 def _aligned(bias: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ GPU_RULES: Rules = {
 _PRICING = _one_of([pricing.value for pricing in Pricing])
 _USD = _number(at_least=0)
 FRACTION = Rule(
-    needed="a number from 0 to 1 (0.1 is 10 % off)",
+    needed="a number from 0 to 1 (0.1 is 10% off)",
     accepts=lambda v: _is_number(v) and 0 <= cast(float, v) <= 1,
 )
 

@@ -66,21 +66,25 @@ def report(checked: Checked, asked: str, command: "Callable[[Request], str]") ->
 
 
 def print_check(checked: Checked, command: "Callable[[Request], str]") -> None:
-    """What people see of what was checked."""
-    from vlmplan.answers.reading import print_reading
+    """What people see of what was checked: whether it fits first, where GPUs are known, and then how it was read."""
+    from vlmplan.answers.reading import print_keys, print_reading, reading_line
     from vlmplan.notes import footnotes
     from vlmplan.render.lines import say
 
-    notes = checked.configured.notes[1:]
-    print_reading(checked.configured.config, notes if checked.answer is None else footnotes(notes))
-    click.echo()
+    config, notes = checked.configured.config, checked.configured.notes[1:]
     if checked.answer is None:
+        print_reading(config, notes)
+        click.echo()
         name = shlex.quote(str(checked.configured.path))
         say(f"--gpu NAME:COUNT says whether it fits; vlmplan recommend --config {name} finds where it does")
-    else:
-        said = footnotes(checked.configured.notes)  # above, in full
-        notes = [note for note in checked.answer.hardware_notes if note not in said]
-        print_answer(checked.answer._replace(hardware_notes=notes), command, checked.least_fix)
+        return
+    said = footnotes(checked.configured.notes)  # below, in full
+    others = [note for note in checked.answer.hardware_notes if note not in said]
+    say(reading_line(config))
+    print_answer(checked.answer._replace(hardware_notes=others), command, checked.least_fix)
+    click.echo()
+    say("what was read:")
+    print_keys(config, footnotes(notes))
 
 
 def _has_gpu(request: "Request") -> bool:

@@ -128,24 +128,45 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
         if out is None:
             return [alone]
         raise InputError(f"{alone}; leave --out off, or give --generation transformers")
-    if out is None:
-        return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
-    from vlmplan.emit import inputs_text, is_for_skypilot, launch_text, sky_problem, write_files
-    from vlmplan.plan.task_problems import plan_problems
-    from vlmplan.plan.unlaunched import recipe_problems
-
     plan = plan_of(found.plans[0], request)
+    refused = _refused(plan, request)
+    if out is None:
+        return refused or ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
+    from vlmplan.emit import inputs_text, is_for_skypilot, launch_text, sky_problem, write_files
+
     written = write_files(plan, out, force=force)
     problem = sky_problem(plan) if is_for_skypilot(plan) else None
-    refusal = next(recipe_problems(plan.recipe) if task is None else plan_problems(plan, task), None)
-    return [
-        f"written: {', '.join(str(path) for path in written)}",
-        *([] if refusal is None else [f"vlmplan launch refuses this plan: {refusal}"]),
+    started = [
         f"train with: bash {shlex.quote(str(out / 'launch.sh'))} {inputs_text(plan)} --output-dir DIR",
         f"which runs: {launch_text(plan, plan_path=str(out / 'plan.json'))}",
+    ]
+    return [
+        f"written: {', '.join(str(path) for path in written)}",
+        *(refused or started),
         *([] if problem is None else [f"no sky.yaml: {problem}"]),
         *_wheel_notes(written),
     ]
+
+
+def _refused(plan: "Plan", request: "Request") -> list[str]:
+    """Why ``vlmplan launch`` does not train a plan, and what does; nothing where it does."""
+    from vlmplan.other_trainers.writing import tool_of_trainer
+    from vlmplan.plan.task_problems import plan_problems
+    from vlmplan.plan.unlaunched import recipe_problems
+
+    task = plan.recipe.task
+    refusal = next(recipe_problems(plan.recipe) if task is None else plan_problems(plan, task), None)
+    if refusal is None:
+        return []
+    lines = [f"vlmplan launch refuses this plan: {refusal}"]
+    if not any(recipe_problems(plan.recipe)):
+        return lines
+    if request.configured is None:
+        return [*lines, "another trainer trains it: --for TRAINER --out DIR writes that trainer's own file"]
+    trainer, path = request.configured.config.trainer, request.configured.path
+    tool = tool_of_trainer(trainer)
+    how = f"by {path} with the values above" if tool is None else f"--for {tool.value} --out DIR writes its own file"
+    return [*lines, f"{trainer} trains it: {how}"]
 
 
 def plan_of(ranked: "RankedPlan", request: "Request") -> "Plan":

@@ -12,7 +12,7 @@ ENGINES12, STAGE3 = "runtime/zero/stage_1_and_2.py", "runtime/zero/stage3.py"
 COORDINATOR = "runtime/zero/partitioned_param_coordinator.py"
 PARTITIONING = "runtime/zero/partition_parameters.py"
 SWAPPER = "runtime/swap_tensor/partitioned_param_swapper.py"
-LATENCY = "as large as makes the fixed latency of a collective 5 % of its time on these links, 10 to 200 million"
+LATENCY = "as large as makes the fixed latency of a collective 5% of its time on these links, 10 to 200 million"
 MODELLED, NONE, REFUSED = Effect.MODELLED, Effect.NONE, Effect.REFUSED
 
 

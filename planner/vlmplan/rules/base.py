@@ -87,13 +87,15 @@ Check = Callable[[RuleContext], str | None]
 
 class Rule(NamedTuple):
     """``check`` gives the sentence of what is wrong, or None. ``counts_gpus``: it asks how many GPUs or nodes there
-    are; all others say the same of any number."""
+    are; all others say the same of any number. ``bars_search``: a search leaves such a recipe out; it does of every
+    error, and of what runs but should not be chosen."""
 
     name: str
     severity: Severity
     source: str
     check: Check
     counts_gpus: bool = False
+    bars_search: bool = True
 
     def problem(self, context: RuleContext) -> Problem | None:
         sentence = self.check(context)
@@ -110,11 +112,14 @@ class RuleBook(list[Rule]):
         ``counts_gpus`` is of ``Rule``."""
         return self._registered(Severity.ERROR, source, counts_gpus=counts_gpus)
 
-    def warning(self, source: str) -> Callable[[Check], Check]:
-        """Register a function as a rule whose violation can be trained, but is rarely meant."""
-        return self._registered(Severity.WARNING, source)
+    def warning(self, source: str, *, bars_search: bool = False) -> Callable[[Check], Check]:
+        """Register a function as a rule whose violation can be trained, but is rarely meant. ``bars_search`` is of
+        ``Rule``."""
+        return self._registered(Severity.WARNING, source, bars_search=bars_search)
 
-    def _registered(self, severity: Severity, source: str, *, counts_gpus: bool = False) -> Callable[[Check], Check]:
+    def _registered(
+        self, severity: Severity, source: str, *, counts_gpus: bool = False, bars_search: bool = True
+    ) -> Callable[[Check], Check]:
         def register(check: Check) -> Check:
             self.append(
                 Rule(
@@ -123,6 +128,7 @@ class RuleBook(list[Rule]):
                     source=source,
                     check=check,
                     counts_gpus=counts_gpus,
+                    bars_search=bars_search,
                 )
             )
             return check

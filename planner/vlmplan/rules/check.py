@@ -37,10 +37,11 @@ RULES: tuple[Rule, ...] = (
     *BATCH_RULES,
     *TASK_RULES,
 )
-ERROR_RULES = tuple(rule for rule in RULES if rule.severity is Severity.ERROR)
-COUNTING_RULES = tuple(rule for rule in ERROR_RULES if rule.counts_gpus)
-OTHER_RULES = tuple(rule for rule in ERROR_RULES if not rule.counts_gpus)
-"""Those of ``ERROR_RULES`` that say the same of any number of GPUs."""
+SEARCH_RULES = tuple(rule for rule in RULES if rule.bars_search)
+"""Those that a search asks: all errors, and what runs but should not be chosen."""
+COUNTING_RULES = tuple(rule for rule in SEARCH_RULES if rule.counts_gpus)
+OTHER_RULES = tuple(rule for rule in SEARCH_RULES if not rule.counts_gpus)
+"""Those of ``SEARCH_RULES`` that say the same of any number of GPUs."""
 
 
 def problems(
@@ -64,9 +65,9 @@ def objection(
     model: ModelFacts,
     global_batch: int | None,
     given: Collection[str],
-    rules: Sequence[Rule] = ERROR_RULES,
+    rules: Sequence[Rule] = SEARCH_RULES,
 ) -> str | None:
-    """The sentence of the first error among ``problems``, where it alone is asked for; ``rules``: of these alone."""
+    """Why a search leaves the recipe out, in the sentence of the first of ``rules`` that objects."""
     context = _context(recipe, cluster, model, global_batch, given)
     return next((sentence for rule in rules if (sentence := rule.check(context)) is not None), None)
 

@@ -1,5 +1,6 @@
 """What a card or a processor can do."""
 
+from vlmplan.notes import Caveat
 from vlmplan.recipe.choices import AttentionImplementation, Method, Precision
 from vlmplan.rules.base import RuleBook, RuleContext
 
@@ -10,14 +11,17 @@ BITSANDBYTES_CAPABILITY = (6, 0)
 INT8_CAPABILITY = (7, 5)
 
 
-@DEVICE_RULES.error("NVIDIA CUDA programming guide; torch cuda/__init__.py is_bf16_supported: older cards emulate")
-def bf16_needs_ampere(context: RuleContext) -> str | None:
+@DEVICE_RULES.warning(
+    "torch 2.13 cuda/__init__.py is_bf16_supported: true with emulation, so transformers and DeepSpeed begin",
+    bars_search=True,
+)
+def bf16_is_emulated_before_ampere(context: RuleContext) -> str | None:
     gpu, precision = context.gpu, context.recipe.precision
     if precision not in (Precision.BF16, Precision.BF16_PURE) or gpu is None or gpu.supports_bf16:
         return None
-    return (
-        f"--precision {precision.value} needs compute capability 8.0 or newer, but "
-        f"{gpu.name}{context.capability_text} only emulates bf16; give --precision fp16"
+    return Caveat(
+        f"--precision {precision.value} needs compute capability 8.0 or newer to be fast; torch emulates it on "
+        f"{gpu.name}{context.capability_text}, how slowly is not known, and no search plans it; give --precision fp16"
     )
 
 

@@ -14,7 +14,7 @@ from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules import default_attention, default_lora_exclude, losses, model_facts, objection
 from vlmplan.rules.base import Rule
-from vlmplan.rules.check import COUNTING_RULES, ERROR_RULES, OTHER_RULES
+from vlmplan.rules.check import COUNTING_RULES, OTHER_RULES, SEARCH_RULES
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.step_samples import least_accumulation, step_objection
 from vlmplan.workload import Workload
@@ -190,7 +190,7 @@ class RecipeChoices:
         has_use = stage == 3 and cluster.num_nodes > 1 and per_node > 1 and params is Offload.NONE
         return _open(self._fixed.hpz, (per_node, 1) if has_use else (1,))
 
-    def _objection(self, recipe: Recipe, cluster: Cluster, rules: Sequence[Rule] = ERROR_RULES) -> str | None:
+    def _objection(self, recipe: Recipe, cluster: Cluster, rules: Sequence[Rule] = SEARCH_RULES) -> str | None:
         """Why the recipe cannot run there, whatever its size."""
         return objection(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=None, rules=rules)
 

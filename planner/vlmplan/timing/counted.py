@@ -118,9 +118,10 @@ class _PhaseSeconds(NamedTuple):
 
 def _phase(work: CountedWork, gpu: Gpu, scenario: Scenario) -> _PhaseSeconds | None:
     speeds: dict[str, Rates] = {}
-    for name in {*(name for name, _, _ in work.products), *work.attention_flops, "bfloat16"}:
+    computed = {*(name for name, _, _ in work.products), *work.attention_flops}
+    for name in {*computed, "bfloat16"}:
         found = rates_of_type(gpu, name, scenario)
-        if found is None and name != "bfloat16":
+        if found is None and name in computed:
             return None
         if found is not None:
             speeds[name] = found

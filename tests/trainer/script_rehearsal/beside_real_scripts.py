@@ -207,7 +207,7 @@ def row(name: str, lines: Sequence[Line]) -> str:
     """Real peak and largest error of each phase over all steps."""
     peak = max(one.real_bytes for one in lines)
     errors = (largest_error(lines, phase) for phase in PHASES)
-    cells = ["-" if error is None else f"{round(100 * error, 2) + 0:+.2f} %" for error in errors]
+    cells = ["-" if error is None else f"{round(100 * error, 2) + 0:+.2f}%" for error in errors]
     return f"| {name} | {CASES[name].num_ranks} | {peak / 2**20:.2f} | " + " | ".join(cells) + " |"
 
 

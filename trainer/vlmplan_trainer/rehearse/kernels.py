@@ -62,7 +62,9 @@ def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> No
         is_flash = runs_flash(capability, query, value, attn_mask) and (enable_gqa or not is_grouped)
         # No fused kernel takes a mask whose keys lie apart (``check_last_dim_stride_equals_1_dense``).
         is_apart = attn_mask is not None and attn_mask.stride(-1) != 1
-        if (not is_flash and is_grouped) or is_apart:
+        # Before 8.0 none takes bf16 (``less_than_sm80_mem_efficient_dtypes``).
+        is_emulated = capability < (8, 0) and query.dtype == torch.bfloat16
+        if (not is_flash and is_grouped) or is_apart or is_emulated:
             mask = None if attn_mask is None else _numbers(attn_mask, query)
             return aten._scaled_dot_product_attention_math(
                 query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

@@ -117,7 +117,7 @@ def _constant_answers(card: Card) -> dict[str, Any]:
         "get_device_capability": _always(card.compute_capability),
         "get_device_properties": _always(_properties(card)),
         "get_arch_list": _always([f"sm_{major}{minor}"]),
-        "is_bf16_supported": _always(card.compute_capability >= (8, 0)),
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or card.compute_capability >= (8, 0),
         "is_tf32_supported": _always(card.compute_capability >= (8, 0)),
         "can_device_access_peer": _always(True),
         "synchronize": _nothing,

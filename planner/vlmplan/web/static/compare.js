@@ -89,7 +89,7 @@ function change(before, after) {
   if (before === after) return "same";
   if (!before) return "";
   const part = (100 * (after - before)) / before;
-  return `${part > 0 ? "+" : "\u2212"}${Math.abs(part).toFixed(Math.abs(part) < 10 ? 1 : 0)} %`;
+  return `${part > 0 ? "+" : "\u2212"}${Math.abs(part).toFixed(Math.abs(part) < 10 ? 1 : 0)}%`;
 }
 
 // Settings as they are resolved, those that are not alike.

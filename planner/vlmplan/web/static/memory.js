@@ -137,8 +137,8 @@ function legend(rows) {
 
 function partsTable(row, of) {
   const parts = row.parts.filter(([, bytes]) => bytes > 0);
-  const rows = parts.map(([name, bytes]) => [keyed(kind(name), words(name)), gib(bytes), `${((100 * bytes) / row.total).toFixed(1)} %`]);
-  rows.push(["in all", gib(row.total), row.total ? "100.0 %" : ""]);
+  const rows = parts.map(([name, bytes]) => [keyed(kind(name), words(name)), gib(bytes), `${((100 * bytes) / row.total).toFixed(1)}%`]);
+  rows.push(["in all", gib(row.total), row.total ? "100.0%" : ""]);
   if (row.after !== null) rows.push(["stays after it", gib(row.after), ""]);
   const title = row.name === "device" ? "device, as nvidia-smi shows it" : `at the peak of ${row.name}`;
   return table([title, "bytes", "share"], rows, `What is inside: ${row.name}${of && `, ${of}`}`);

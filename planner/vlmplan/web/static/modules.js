@@ -16,14 +16,14 @@ export function showModules(place, modules, row) {
   const shown = inside.filter((one) => one.sum > 0).slice(0, MOST_ROWS);
   const rest = inside.slice(shown.length).reduce((sum, one) => sum + one.sum, 0);
   const named = shown.reduce((sum, one) => sum + one.sum, 0) + rest;
-  const share = (bytes) => (row.total ? `${((100 * bytes) / row.total).toFixed(1)} %` : "");
+  const share = (bytes) => (row.total ? `${((100 * bytes) / row.total).toFixed(1)}%` : "");
   const rows = shown.map((one) => [
     one.module, gib(one.sum), share(one.sum), gib(one.parts.weights), gib(one.parts.gradients + one.parts.optimizer_states),
     gib(one.parts.kept), count(one.num_params), count(one.num_trained),
   ]);
   if (rest > 0) rows.push([`${inside.length - shown.length} more modules`, gib(rest), share(rest), "", "", "", "", ""]);
   rows.push(["of no module: buffers, temporaries, what comes and goes", gib(row.total - named), share(row.total - named), "", "", "", "", ""]);
-  rows.push(["in all", gib(row.total), row.total ? "100.0 %" : "", "", "", "", "", ""]);
+  rows.push(["in all", gib(row.total), row.total ? "100.0%" : "", "", "", "", "", ""]);
   place.replaceChildren(
     table([`modules in ${row.name}`, "bytes", "share", "weights", "gradients, optimizer", "kept for backward", "parameters", "trained"],
       rows, `Modules in ${row.name}`),

@@ -15,8 +15,8 @@ export function showTime(place, answer) {
   const width = Math.max(280, Math.floor(place.clientWidth || 700));
   const shown = Object.entries(parts).filter(([, seconds]) => seconds > 0);
   const total = answer.document.step_seconds;
-  const rows = shown.map(([name, seconds]) => [keyed(`time-${name}`, words(name)), duration(seconds), `${((100 * seconds) / total).toFixed(1)} %`]);
-  rows.push(["a step", duration(total), "100.0 %"]);
+  const rows = shown.map(([name, seconds]) => [keyed(`time-${name}`, words(name)), duration(seconds), `${((100 * seconds) / total).toFixed(1)}%`]);
+  rows.push(["a step", duration(total), "100.0%"]);
   place.replaceChildren(chart(shown, range, total, width), table(["part", "time", "share"], rows, "Time of a step by its parts"));
 }
 
