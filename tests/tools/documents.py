@@ -267,7 +267,7 @@ def found_later() -> str:
     """Of published figures found when the model stood: the line of those whose samples have known lengths."""
     rows = table_after(ROOT / "tests/measured/later.md", "at first")
     (known,) = (row for row in rows if row[:2] == ["all", "known"])
-    middle, worst = (known[column].replace(" %", "%") for column in (3, 5))
+    middle, worst = known[3], known[5]
     return f"| the same, found later | {known[2]} published peaks | {middle} | {worst} |"
 
 
@@ -280,7 +280,7 @@ def runs_on_a_gpu() -> Iterator[str]:
         "seconds of a step, after `vlmplan calibrate`": ("the same", 11),
     }
     for what, (against, column) in columns.items():
-        errors = [float(row[column].split()[0]) for row in rows if row[column] != "-"]
+        errors = [float(row[column].rstrip("%")) for row in rows if row[column] != "-"]
         middle = median(map(abs, errors))
         yield f"| {what} | {against} | {middle:.1f}% | {max(errors):+.1f}%, {min(errors):+.1f}% |"
 
@@ -294,7 +294,7 @@ def runs_on_a_t4() -> Iterator[str]:
         "seconds": ("seconds of a step", "the same"),
     }
     for counter, (what, against) in columns.items():
-        cells = [cell.replace(" %", "%") for cell in rows[counter]]
+        cells = rows[counter]
         yield f"| {what} | {against} | {cells[2]} | {cells[4]} |"
 
 
