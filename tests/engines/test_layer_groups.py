@@ -13,10 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from planned import of_few_layers, shortened, workload
+from vlmplan.engines.flat_units import flat_units
 from vlmplan.engines.layer_groups import LayerGroups, layer_groups
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind, Method, ShardUnits
+from vlmplan.recipe.choices import FlatParameters, LossKind, Method, ShardUnits
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.fsdp2 import shard
 from vlmplan_trainer.models.adapters import add_adapters, quantize
@@ -184,3 +185,27 @@ def test_each_matrix_of_an_adapter_may_be_a_unit_and_what_is_planned_counts_them
     apart = [group for group in sharded_groups(bundled) if all("lora_" in name for name in group)]
     assert [len(group) for group in apart] == [1] * (2 * 2 * NUM_LAYERS)
     assert [group.num_apart for group in planned("tinyllama-1.1b", recipe).layers] == [2 * 2] * NUM_LAYERS
+
+
+@sweep
+def test_flat_units_of_adapters_are_those_of_pefts_policy(mesh):
+    from peft import LoraConfig, get_peft_model
+    from peft.utils.other import fsdp_auto_wrap_policy
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    alias, device = "qwen2.5-0.5b", torch.device("cpu")
+    model = of_meta(alias).to_empty(device=device).to(torch.bfloat16)
+    model.tie_weights()
+    model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
+    wrapped = FullyShardedDataParallel(model, auto_wrap_policy=fsdp_auto_wrap_policy(model), device_id=device)
+    handles = [one._handle for one in FullyShardedDataParallel.fsdp_modules(wrapped)]
+    flat = FSDP.with_changes(
+        method=Method.LORA,
+        flat_parameters=FlatParameters.ON_DEMAND,
+        shard_units=ShardUnits.LAYERS,
+        uses_orig_params=False,
+    )
+    table = Estimator(workload(of_few_layers(alias, NUM_LAYERS)), flat).table
+    units = flat_units(table, flat, NUM_RANKS).all
+    theirs = [(len(one.flat_param._fqns), one.flat_param._unpadded_unsharded_size.numel()) for one in handles if one]
+    assert sorted((len(unit.weights), unit.numel) for unit in units) == sorted(theirs)

@@ -656,6 +656,9 @@ def test_adapters_of_fsdp1_are_flat_parameters_in_float32(read):
     found = read(TRL_BF16 | {"fsdp": True, "fsdp_config": config})
     assert flat(found) == FLAT
     assert "adapter_dtype" not in found.options
+    unwrapped = {"fsdp": True, "fsdp_config": config | {"auto_wrap_policy": "NO_WRAP"}}
+    assert flat(read(TRL_BF16 | unwrapped)) == FLAT
+    refused(read, WHOLE | unwrapped, "auto_wrap_policy is", "units of layers are planned")
     packed = TRL_BF16 | {"fsdp": True, "fsdp_config": config, "load_in_4bit": True}
     refused(read, packed, "FSDP1 flattens no bytes", "bnb_4bit_quant_storage: bfloat16")
     kept = read(packed | {"bnb_4bit_quant_storage": "bfloat16"})

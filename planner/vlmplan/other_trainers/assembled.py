@@ -220,8 +220,11 @@ def _sharded(
     if meaning.without_fsdp is not None and not is_flat:
         settings.refuse_whole(meaning.without_fsdp)
         return {}
-    options, checkpoints = read_fsdp(settings, arguments.fsdp or True, section, config, sharding)
-    if sharding.has_adapters_apart and method is not Method.FULL and not is_flat:
+    adapts = method is not Method.FULL
+    options, checkpoints = read_fsdp(
+        settings, arguments.fsdp or True, section, config, sharding, trains_adapters=adapts
+    )
+    if sharding.has_adapters_apart and adapts and not is_flat:
         options["shard_units"] = _units_with_adapters(settings, meaning, options["shard_units"])
     if checkpoints and arguments.options.get("activation_checkpointing"):
         settings.refuse_whole(

@@ -21,6 +21,9 @@ from vlmplan.recipe.choices import FlatParameters, LossKind, Method, Offload, Pr
 VERSION: Final = 2
 VERSIONS: Final = ("1", str(VERSION))
 TRANSFORMER_WRAP: Final = "TRANSFORMER_BASED_WRAP"
+OTHER_POLICIES: Final = ("SIZE_BASED_WRAP", "NO_WRAP")
+"""In whose place transformers sets peft's of adapters, which wraps layers (``update_fsdp_plugin_peft`` in
+``distributed/fsdp.py``, 5.23)."""
 LAYER_CLASSES: Final = "transformer_layer_cls_to_wrap"
 PREFIX = "fsdp_"
 NEWER_NAMES: Mapping[str, str] = {"offload_params": "cpu_offload", "transformer_cls_names_to_wrap": LAYER_CLASSES}
@@ -170,6 +173,8 @@ def read_fsdp(
     section: Mapping[str, Any],
     config: Mapping[str, Any] | None,
     sharding: Sharding = OF_ACCELERATE,
+    *,
+    trains_adapters: bool = False,
 ) -> tuple[dict[str, Value], bool]:
     """(options of ``fsdp`` and ``fsdp_config``, whether activations are checkpointed).
 
@@ -186,11 +191,16 @@ def read_fsdp(
         inner.refuse("version", f"{' and '.join(VERSIONS)} are planned")
     is_flat = version == VERSIONS[0]
     units = ShardUnits.ENDS_TOO if sharding.has_ends_apart and not is_flat else ShardUnits.LAYERS
-    policy = inner.text("auto_wrap_policy", TRANSFORMER_WRAP)
-    if policy.upper() != TRANSFORMER_WRAP:
+    policy = inner.text("auto_wrap_policy", TRANSFORMER_WRAP).upper()
+    is_of_peft = is_flat and trains_adapters and policy in OTHER_POLICIES
+    if policy != TRANSFORMER_WRAP and not is_of_peft:
         inner.refuse("auto_wrap_policy", f"units of layers are planned, which is {TRANSFORMER_WRAP}")
     else:
         units = _units(inner, config, units)
+    if is_of_peft:
+        settings.note(
+            f"auto_wrap_policy is {policy}, but adapters under FSDP1 are wrapped by peft's own: layers are units"
+        )
     flat = _flat_options(inner, settings) if is_flat else {}
     reshards = flat.pop("reshard_after_forward") if is_flat else inner.flag("reshard_after_forward", True)
     offloads = inner.flag("cpu_offload", False)
