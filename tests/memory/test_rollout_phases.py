@@ -12,7 +12,7 @@ from vlmplan.estimation import Estimator, refuse_parts_of_groups, whole_groups
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine, inference_weights
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.units import GIB
 from vlmplan.workload import Workload
 
@@ -235,3 +235,28 @@ def test_generation_brings_every_offloaded_weight_to_a_rank_that_is_alone():
     whole = sum(one.numel * count for one, count in table.kinds if one.numel > 10**5) * 2
     [found] = [one for one in estimator(stage=3).timeline(recipe, cluster(num_gpus=1)).phases if one.name == "generate"]
     assert found.peak.weights - found.resident.weights >= whole
+
+
+def test_vllm_of_unsloth_shares_the_weights_and_is_sent_none():
+    """vLLM's part of the GPU has them, so both take no more than that part and the adapters' bytes."""
+    recipe = for_unsloth(generation=Generation.VLLM, vllm_memory=0.25)
+    found = phases(recipe)
+    assert list(found)[2:5] == ["generate", "reference", "forward"]
+    gpu = cluster().node.gpu
+    taken = int(0.25 * (gpu.cuda_visible_bytes or gpu.usable_bytes))
+    frozen = sum(one.num_bytes * count for one, count in estimator(Method.LORA).table.kinds if not one.requires_grad)
+    assert found["generate"].resident.inference_engine == taken - frozen > 0
+
+
+def test_unsloth_looks_up_all_answers_of_a_generation_at_once_unless_it_is_said():
+    all_at_once, two = (phases(for_unsloth(reference=Reference.ADAPTER_OFF, scoring_batch=rows)) for rows in (None, 2))
+    assert all_at_once["reference"].peak.total > two["reference"].peak.total
+    assert (
+        phases(for_unsloth(reference=Reference.ADAPTER_OFF, scoring_batch=3 * 4))["reference"]
+        == all_at_once["reference"]
+    )
+
+
+def for_unsloth(**settings: object) -> Recipe:
+    recipe = for_grpo(stage=None, method=Method.LORA, trainer=TaskTrainer.UNSLOTH, **settings)
+    return recipe.with_changes(loss=LossKind.UNSLOTH)

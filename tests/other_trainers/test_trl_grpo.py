@@ -83,12 +83,6 @@ def test_keys_of_open_r1_are_known(read):
     assert any("dataset_prompt_column and system_prompt are of open-r1's scripts" in note for note in config.notes)
 
 
-def test_a_program_that_loads_its_model_with_unsloth_is_not(read):
-    unsloth = "from unsloth import FastLanguageModel\nmodel, tokenizer = FastLanguageModel.from_pretrained('m')\n"
-    with pytest.raises(InputError, match="GRPOTrainer through Unsloth, which is not read; --task grpo"):
-        read(unsloth + PROGRAM, "train.py")
-
-
 def test_how_long_prompts_are_is_the_users_word_or_an_older_keys(read):
     assert any("512 tokens before the answer; give --seq-len" in note for note in read(GRPO).notes)
     options = read(GRPO | {"max_prompt_length": 700, "max_completion_length": 300}).options

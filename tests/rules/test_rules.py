@@ -135,6 +135,8 @@ def for_task(kind: TaskKind, **settings: object) -> Recipe:
 
 DPO = for_task(TaskKind.DPO)
 OF_VERL = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VERL, generation=Generation.VLLM)
+OF_UNSLOTH = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.UNSLOTH)
+UNSLOTH = Recipe(zero_stage=None, method=Method.LORA, loss=LossKind.UNSLOTH, task=OF_UNSLOTH)
 VERL = Recipe(
     fsdp=True,
     batching=Batching.PADDING_FREE,
@@ -925,6 +927,22 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(VERL.with_changes(loss=LossKind.VERL_QUOTIENT)),
         ],
         [case(VERL), case(VERL.with_changes(loss=LossKind.VERL_FUSED)), case(for_task(TaskKind.GRPO))],
+    ),
+    "unsloth_trains_its_own_way": (
+        [
+            case(UNSLOTH.with_changes(method=Method.FULL)),
+            case(UNSLOTH.with_changes(zero_stage=2)),
+            case(UNSLOTH.with_changes(loss=LossKind.TRL)),
+            case(UNSLOTH.with_changes(task=replace(OF_UNSLOTH, generation=Generation.SERVER))),
+        ],
+        [case(UNSLOTH), case(UNSLOTH.with_changes(method=Method.QLORA)), case(VERL)],
+    ),
+    "loss_of_unsloth_is_of_unsloth": (
+        [
+            case(PLAIN.with_changes(loss=LossKind.UNSLOTH)),
+            case(for_task(TaskKind.GRPO).with_changes(loss=LossKind.UNSLOTH)),
+        ],
+        [case(UNSLOTH), case(PLAIN.with_changes(loss=LossKind.FULL))],
     ),
     "loss_of_verl_is_of_verl": (
         [

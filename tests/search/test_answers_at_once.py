@@ -97,3 +97,10 @@ def test_a_search_refuses_sizes_that_make_parts_of_groups_as_an_estimate_does():
     told = [call(command, *words, *sizes).err for command in ("estimate", "recommend")]
     assert told[0] == told[1]
     assert "does not divide the 18 answers" in told[0]
+
+
+def test_a_search_of_fixed_sizes_asks_them_alone_for_whole_groups():
+    sizes = ("--micro-batch", "6", "--grad-accum", "1", "--num-generations", "6")
+    words = ("--model", "qwen2.5-0.5b", "--gpu", "a100-sxm4-80gb:1", "--task", "grpo", "--method", "lora", *sizes)
+    plan, *_ = call("recommend", *words, "--json").document["plans"]
+    assert (plan["recipe"]["micro_batch"], plan["recipe"]["grad_accum"]) == (6, 1)

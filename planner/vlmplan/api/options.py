@@ -142,7 +142,10 @@ class RecipeOptions(TypedDict, total=False):
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
     linear_attention: Literal["torch", "fla"] | None
     loss: (
-        Literal["chunked", "full", "model", "trl", "liger", "verl", "verl-quotient", "verl-fused", "log-softmax"] | None
+        Literal[
+            "chunked", "full", "model", "trl", "liger", "verl", "verl-quotient", "verl-fused", "log-softmax", "unsloth"
+        ]
+        | None
     )
     liger_layers: bool | None
 
@@ -174,7 +177,7 @@ class TaskOptions(TypedDict, total=False):
     vllm_tensor_parallel: int | None
     reward_model_parameters: int | None
     reentrant_checkpoints: bool | None
-    task_trainer: Literal["trl", "verl", "verl-engine", "llamafactory", "easyr1"] | None
+    task_trainer: Literal["trl", "verl", "verl-engine", "llamafactory", "easyr1", "unsloth"] | None
     scoring_batch: int | None
     idle_offload: Literal["none", "weights", "optimizer", "all"] | None
     reference_shards: Literal["gpu", "host", "host-float32"] | None

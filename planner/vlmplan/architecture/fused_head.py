@@ -40,7 +40,7 @@ def fused_loss(hidden: Tensor, model: ReadHead, *, scored_tokens: int | None = N
     tape, head = hidden.tape, model.head
     dtype = tape.autocast or hidden.dtype
     with tape.charged_to(Kind.LOGITS):
-        rows = _scored(hidden, hidden.shape[1] - 1 if scored_tokens is None else scored_tokens)
+        rows = scored_rows(hidden, hidden.shape[1] - 1 if scored_tokens is None else scored_tokens)
         node = tape.node((rows, head.weight), _fused_backward, meta=(rows.shape, rows.dtype, head.weight, dtype))
         if node is not None:
             node.module = model
@@ -56,7 +56,7 @@ def fused_loss(hidden: Tensor, model: ReadHead, *, scored_tokens: int | None = N
     return loss
 
 
-def _scored(hidden: Tensor, scored_tokens: int) -> Tensor:
+def scored_rows(hidden: Tensor, scored_tokens: int) -> Tensor:
     """``hidden[:, :-1][mask]``: a copy. Its gradient is written into zeros of the slice, those into zeros of all."""
     samples, tokens, width = hidden.shape
     tape = hidden.tape

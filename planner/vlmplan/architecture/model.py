@@ -18,6 +18,7 @@ from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forwa
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.unsloth_loss import unsloth_loss
 from vlmplan.architecture.verl_loss import verl_fused_loss, verl_loss, verl_quotient_loss
 from vlmplan.recipe.choices import LossKind, Part
 from vlmplan.units import DType
@@ -26,7 +27,7 @@ Input = tuple[tuple[int, ...], DType]
 """Shape and type of a tensor of a batch."""
 LOSSES_OUTSIDE = (LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX)
 """Those of whole logits that the model has returned."""
-LOSSES_OF_HIDDEN = (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED)
+LOSSES_OF_HIDDEN = (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED, LossKind.UNSLOTH)
 """Those of logits that are never all there."""
 
 
@@ -321,6 +322,9 @@ class Model(Module):
             return fused_loss(hidden, self.reader(tape), scored_tokens=batch.scored_tokens)
         if loss is LossKind.LIGER:
             return liger_loss(hidden, self.head, model=reader)
+        if loss is LossKind.UNSLOTH:
+            scored = hidden.shape[1] - 1 if batch.scored_tokens is None else batch.scored_tokens
+            return unsloth_loss(hidden, self.reader(tape), scored_tokens=scored, packs=batch.image is None)
         return verl_fused_loss(hidden, self.head)
 
     def loss_of_logits(self, logits: Tensor, loss: LossKind | None, *, with_entropy: bool = False) -> Tensor:

@@ -51,9 +51,9 @@ def same_answers(recipe: Recipe, micro_batch: int) -> Options:
 
 
 def smaller_scoring(at: RequestedSetup) -> Levels:
-    """verl: log-probabilities of half as many answers at once, and so on."""
+    """verl, Unsloth: log-probabilities of half as many answers at once, and so on."""
     task = at.recipe.task
-    if task is None or not task.is_of_verl:
+    if task is None or not task.reads("scoring_batch"):
         return ()
     sizes = [task.scoring_batch or at.recipe.micro_batch]
     while sizes[-1] > 1:

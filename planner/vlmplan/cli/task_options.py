@@ -52,11 +52,14 @@ TASK = under(
     ),
     click.option(
         "--task-trainer",
-        type=click.Choice(("trl", "verl", "verl-engine", "llamafactory", "easyr1")),
-        help="Whose training is planned: GRPO also verl's and EasyR1's, DPO also LLaMA-Factory's (llamafactory); "
-        "--config reads their scripts and files.  [default: trl]",
+        type=click.Choice(("trl", "verl", "verl-engine", "llamafactory", "easyr1", "unsloth")),
+        help="Whose training is planned: GRPO also verl's, EasyR1's and Unsloth's, DPO also LLaMA-Factory's "
+        "(llamafactory); --config reads their scripts and files.  [default: trl]",
     ),
-    count("--scoring-batch", "verl: answers per GPU in a forward for log-probabilities.  [default: --micro-batch]"),
+    count(
+        "--scoring-batch",
+        "verl, Unsloth: answers per GPU in a forward for log-probabilities.  [default: --micro-batch; Unsloth: all]",
+    ),
     click.option(
         "--idle-offload",
         type=click.Choice(("none", "weights", "optimizer", "all")),

@@ -19,14 +19,21 @@ from vlmplan.estimation.references import ReferenceRuns, idle_bytes
 from vlmplan.estimation.sent_weights import sync_bytes, whole_bytes
 from vlmplan.hardware import Gpu
 from vlmplan.memory.evaluation import Generated, KeptOutputs
-from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
+from vlmplan.memory.inference_engine import InferenceEngine, inference_weights, shared_bytes
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Batching, LossKind
-from vlmplan.recipe.task import Generation, Reference
+from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.timing import GenerationWork, RolloutWork
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
+
+
+def scoring_rows(recipe: Recipe) -> int:
+    """Answers in a forward that looks up log-probabilities."""
+    assert recipe.task is not None
+    at_once = recipe.micro_batches_at_once if recipe.task.is_of_unsloth else 1
+    return recipe.task.scoring_batch or at_once * recipe.micro_batch
 
 
 class RolloutRuns:
@@ -67,7 +74,9 @@ class RolloutRuns:
             runs_once=recipe.micro_batches_at_once == 1,
             generated=generated,
             whole_bytes=whole_bytes(self._table, recipe, num_ranks) if generated is not None else 0,
-            sync_bytes=None if generated is not None else sync_bytes(self._table, recipe, num_ranks),
+            sync_bytes=None
+            if generated is not None or task.is_of_unsloth
+            else sync_bytes(self._table, recipe, num_ranks),
             idle_offload=task.idle_offload,
             is_within_step=recipe.micro_batches_per_generation % recipe.grad_accum != 0,
         )
@@ -88,6 +97,7 @@ class RolloutRuns:
             vocabulary=one.logits,
             utilization=task.vllm_memory,
             sleep_level=task.vllm_sleep_level,
+            shared_bytes=shared_bytes(self._table) if task.is_of_unsloth else 0,
         )
 
     def work(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int) -> RolloutWork:
@@ -101,11 +111,11 @@ class RolloutRuns:
         slept_bytes = 2 * weight_bytes if task.uses_vllm_here and task.vllm_sleep_level == 1 else 0
         return RolloutWork(
             num_micro_batches=recipe.micro_batches_per_generation,
-            num_passes=-(-rows // (task.scoring_batch or recipe.micro_batch)),
+            num_passes=-(-rows // scoring_rows(recipe)),
             generation=self._generation_work(recipe, backend, rows),
             passes=[one.trace for one in self._looked_up(recipe, backend)],
             whole_bytes=gathered,
-            sent_bytes=weight_bytes if task.uses_vllm_here else 0,
+            sent_bytes=weight_bytes if task.uses_vllm_here and not task.is_of_unsloth else 0,
             slept_bytes=slept_bytes + self._moved_bytes(recipe, num_ranks),
             reward_flops=2 * task.reward_params * rows * self._seq_len,
             reward_bytes=task.reward_params * recipe.precision.dtype.num_bytes if is_sharded else 0,
@@ -179,8 +189,8 @@ class RolloutRuns:
         task = recipe.task
         assert task is not None
         unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
-        if task.scoring_batch is not None:
-            recipe = unchecked = unchecked.with_changes(micro_batch=task.scoring_batch)
+        if task.scoring_batch is not None or task.is_of_unsloth:
+            recipe = unchecked = unchecked.with_changes(micro_batch=scoring_rows(recipe))
         key = (reference, *self._key_of(unchecked, backend))
         if key not in self._passes:
             tape = tape_for(Tape, recipe, is_evaluating=True)
@@ -192,7 +202,7 @@ class RolloutRuns:
                 tape,
                 self._batch_of(recipe),
                 backend,
-                loss=recipe.loss if task.is_of_verl else LossKind.TRL,
+                loss=LossKind.TRL if task.trainer is TaskTrainer.TRL else recipe.loss,
                 with_entropy=task.has_entropies and reference is Reference.NONE,  # fused: with it anyway
             )
         return self._passes[key]

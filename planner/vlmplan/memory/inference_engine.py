@@ -36,6 +36,8 @@ class InferenceEngine(NamedTuple):
     vocabulary: int
     utilization: float | None
     sleep_level: int
+    shared_bytes: int = 0
+    """Of the weights, which are the trainer's own and counted there."""
 
     @property
     def fixed_bytes(self) -> int:
@@ -73,7 +75,7 @@ class InferenceEngine(NamedTuple):
         if self.problem is not None:
             return 2 * self.total_bytes
         utilization = self.needed_utilization if self.utilization is None else self.utilization
-        return int(utilization * self.total_bytes)
+        return max(0, int(utilization * self.total_bytes) - self.shared_bytes)
 
     @property
     def syncing_bytes(self) -> int:
@@ -84,6 +86,12 @@ class InferenceEngine(NamedTuple):
     def training_bytes(self) -> int:
         """While the trainer trains."""
         return ASLEEP_BYTES if self.sleep_level else self.awake_bytes
+
+
+def shared_bytes(table: ParameterTable) -> int:
+    """Bytes of the trainer's frozen weights, which are tensors of vLLM's (``get_vllm_state_dict`` and
+    ``convert_vllm_to_huggingface`` in ``unsloth_zoo/vllm_utils.py`` @ ce232d6cef9c)."""
+    return sum(one.num_bytes * count for one, count in table.kinds if not one.requires_grad)
 
 
 class InferenceWeights(NamedTuple):

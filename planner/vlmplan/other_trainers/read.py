@@ -14,7 +14,7 @@ from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
-from vlmplan.other_trainers.programs import UNSLOTH_DPO_RUN, UNSLOTH_RUN, ProgramRun, program_source, run_of_program
+from vlmplan.other_trainers.programs import UNSLOTH_RUNS, ProgramRun, program_source, run_of_program
 from vlmplan.other_trainers.readers import MODEL_KEYS, NAMES, NESTED, READERS, SAME_MODELS, SHIPPED_FILES
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten
 from vlmplan.other_trainers.scripts import OF_TRL, OTHER, ScriptRun, looks_like_script, run_of_script
@@ -294,7 +294,7 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
         named = asked.model or said
         if asked.model is None and said is not None and trainer in SAME_MODELS:
             named = SAME_MODELS[trainer](said, source)
-        if trainer in (UNSLOTH_RUN, UNSLOTH_DPO_RUN) and named is not None:
+        if trainer in UNSLOTH_RUNS and named is not None:
             named = makers_name(named)
         model = asked.find_model(named) if named else None
     except VlmplanError:

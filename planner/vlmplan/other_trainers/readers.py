@@ -17,6 +17,7 @@ from vlmplan.other_trainers.programs import (
     TRL_GRPO_RUN,
     TRL_RUN,
     UNSLOTH_DPO_RUN,
+    UNSLOTH_GRPO_RUN,
     UNSLOTH_RUN,
 )
 from vlmplan.other_trainers.record import TrainerConfig
@@ -31,7 +32,7 @@ from vlmplan.other_trainers.trl.program import (
     read_trl_program,
 )
 from vlmplan.other_trainers.trl.sft import TRL, read_trl
-from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo
+from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo, read_unsloth_grpo
 from vlmplan.other_trainers.verl.easyr1 import EASYR1, read_easyr1
 from vlmplan.other_trainers.verl.reading import VERL, read_verl
 from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL, internvl_name, read_internvl
@@ -58,6 +59,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     TRAINER_RUN: (TRAINER, read_trainer_program),
     UNSLOTH_RUN: (UNSLOTH, read_unsloth),
     UNSLOTH_DPO_RUN: (UNSLOTH, read_unsloth_dpo),
+    UNSLOTH_GRPO_RUN: (UNSLOTH, read_unsloth_grpo),
     VERL_RUN: (VERL, read_verl),
     EASYR1_RUN: (EASYR1, read_easyr1),
 }

@@ -252,6 +252,8 @@ class LossKind(Choice):
     LOG_SOFTMAX = "log-softmax"
     """LLaMA-Factory's log-probabilities of preferences: of all logits at once, which stay until the reference has run.
     """
+    UNSLOTH = "unsloth"
+    """Unsloth's log-probabilities of GRPO: logits of answers in chunks, which all stay until backward."""
 
 
 SEARCHED_LOSSES = (LossKind.FULL, LossKind.CHUNKED)

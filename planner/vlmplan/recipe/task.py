@@ -58,6 +58,8 @@ class TaskTrainer(Choice):
     EASYR1 = "easyr1"
     """EasyR1's ``FSDPWorker``, made of an earlier one of verl: its forward is not under autocast, and looks up no
     entropy."""
+    UNSLOTH = "unsloth"
+    """Unsloth's ``GRPOTrainer``, which is TRL's with its own log-probabilities, and vLLM that shares the weights."""
 
 
 class IdleOffload(Choice):
@@ -139,8 +141,8 @@ class TrainingTask:
 
     trainer: TaskTrainer = TaskTrainer.TRL
     scoring_batch: int | None = None
-    """verl: rows of a forward that looks up log-probabilities (``log_prob_micro_batch_size_per_gpu``); None: those of a
-    micro batch."""
+    """verl, Unsloth: rows of a forward that looks up log-probabilities (``log_prob_micro_batch_size_per_gpu``); None:
+    those of a micro batch, and with Unsloth all that are generated at once."""
     idle_offload: IdleOffload = IdleOffload.NONE
     reference_shards: ReferenceShards = ReferenceShards.GPU
     sync_buffer_mib: int = 0
@@ -176,6 +178,14 @@ class TrainingTask:
     @property
     def is_of_llama_factory(self) -> bool:
         return self.trainer is TaskTrainer.LLAMA_FACTORY
+
+    @property
+    def is_of_unsloth(self) -> bool:
+        return self.trainer is TaskTrainer.UNSLOTH
+
+    def reads(self, name: str) -> bool:
+        """Whether its trainer does something by the field of ``OF_VERL``."""
+        return self.is_of_verl or (self.is_of_unsloth and name == "scoring_batch")
 
     @property
     def has_entropies(self) -> bool:
@@ -240,7 +250,7 @@ OF_BOTH: Final = ("kind", "reference", "completion_tokens", "trainer")
 OF_DPO: Final = ("reentrant_checkpoints",)
 """What DPO alone reads."""
 OF_VERL: Final = ("scoring_batch", "idle_offload", "reference_shards", "sync_buffer_mib")
-"""What verl alone does."""
+"""What verl alone does, but for the first, which Unsloth does too."""
 OF_VLLM: Final = ("vllm_memory", "vllm_sleep_level", "vllm_tensor_parallel")
 """What only vLLM on the same GPUs reads."""
 

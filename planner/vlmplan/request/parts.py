@@ -253,7 +253,7 @@ class TaskRequest:
             if not task.uses_vllm_here and name in OF_VLLM:
                 by = task.generation.value
                 raise InputError(f"{TASK_OPTION_NAMES[name]} is of --generation vllm, but it is {by}; leave it off")
-            if not task.is_of_verl and name in OF_VERL:
+            if name in OF_VERL and not task.reads(name):
                 raise InputError(f"{TASK_OPTION_NAMES[name]} is of --task-trainer verl or easyr1; leave it off")
         return task
 
@@ -267,7 +267,7 @@ class TaskRequest:
             for name in TASK_OPTION_NAMES
             if (name in OF_BOTH or task.is_dpo == (name in OF_DPO))
             and (task.uses_vllm_here or name not in OF_VLLM)
-            and (task.is_of_verl or name not in OF_VERL)
+            and (name not in OF_VERL or task.reads(name))
         ]
         return cls(**{name: getattr(task, name) for name in names})
 

@@ -72,6 +72,36 @@ def verl_trains_its_own_way(context: RuleContext) -> str | None:
     return f"{listed(given)} is not planned with --task-trainer {task.trainer.value}; leave it off" if given else None
 
 
+@TASK_RULES.error(
+    "unsloth@015bdef0d94a models/rl_replacements.py, rl.py: one process, rows padded or packed, its own loss"
+)
+def unsloth_trains_its_own_way(context: RuleContext) -> str | None:
+    recipe, task = context.recipe, context.recipe.task
+    if task is None or not task.is_of_unsloth:
+        return None
+    wanted = {
+        "--task grpo": task.is_grpo,
+        "--method lora or qlora": recipe.method in (Method.LORA, Method.QLORA),
+        "--zero-stage none": recipe.zero_stage is None and not recipe.fsdp,
+        "--generation vllm or transformers": task.generation is not Generation.SERVER,
+        f"--loss {LossKind.UNSLOTH.value}": recipe.loss is LossKind.UNSLOTH,
+    }
+    missing = [option for option, is_so in wanted.items() if not is_so]
+    if not missing:
+        return None
+    return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
+
+
+@TASK_RULES.error("unsloth_zoo@ce232d6cef9c rl_replacements.py: no other trainer has this loss")
+def loss_of_unsloth_is_of_unsloth(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.loss is not LossKind.UNSLOTH or (recipe.task is not None and recipe.task.is_of_unsloth):
+        return None
+    return (
+        f"--loss {recipe.loss.value} is of --task grpo with --task-trainer unsloth; give --loss chunked, full or model"
+    )
+
+
 @TASK_RULES.error("verl@b178a3cd utils/torch_functional.py: no other trainer has this loss")
 def loss_of_verl_is_of_verl(context: RuleContext) -> str | None:
     recipe = context.recipe

@@ -92,6 +92,9 @@ def _refuse_groups(request: Request, workload: Workload) -> None:
             "--steps-per-generation is of one setup, for estimate; a search generates the answers of a step at once: "
             "leave it off"
         )
+    is_fixed = None not in (request.recipe.micro_batch, request.recipe.grad_accum)
+    if workload.global_batch is None and is_fixed:  # the sizes are checked with the number of GPUs of a setup
+        return
     if batch % task.num_generations:
         raise InputError(
             f"--num-generations {task.num_generations} does not divide the {batch} answers of a step; give another "

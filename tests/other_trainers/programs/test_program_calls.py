@@ -183,7 +183,6 @@ def test_the_least_of_the_lengths_counts_and_one_that_is_not_written_is_told():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("SFTTrainer(", "UnslothGRPOTrainer("), "--task grpo"),
         (("SFTTrainer(", "ORPOTrainer("), "ORPOTrainer, which is not read"),
         (("SFTTrainer(", "print("), "holds no trainer"),
         (("trainer.train()", "SFTTrainer(model)"), "trains 2 times"),

@@ -20,7 +20,7 @@ from vlmplan.other_trainers.editing.engine import (
     swift_name,
 )
 from vlmplan.other_trainers.editing.unsloth_keys import unsloth_changes
-from vlmplan.other_trainers.programs import UNSLOTH_DPO_RUN, UNSLOTH_RUN
+from vlmplan.other_trainers.programs import UNSLOTH_RUNS
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.shell import UNKNOWN
@@ -84,7 +84,7 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
 
     Raises InputError for what the trainer cannot do, or what this file has no place for.
     """
-    if opened.trainer in (UNSLOTH_RUN, UNSLOTH_DPO_RUN):
+    if opened.trainer in UNSLOTH_RUNS:
         one, other = ((setup.recipe, setup.workload) for setup in (before, after))
         return KeyChanges(values=unsloth_changes(opened.values, one, other))
     tool = tool_of_trainer(config.trainer)

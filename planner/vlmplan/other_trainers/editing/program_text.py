@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.editing.splices import Splice, indentation, line_start, newline_of, spliced
-from vlmplan.other_trainers.programs import UNSLOTH_DPO_RUN, UNSLOTH_RUN, ProgramRun, ProgramSource
+from vlmplan.other_trainers.programs import UNSLOTH_RUNS, ProgramRun, ProgramSource
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 
 OF_LOADING: Final = frozenset(
@@ -77,7 +77,7 @@ def _splices(run: ProgramRun, values: Mapping[str, Any], source: str) -> Iterato
 
 def _call_of(run: ProgramRun, key: str, source: str) -> Call:
     """The call that a keyword belongs to."""
-    is_unsloth = run.trainer in (UNSLOTH_RUN, UNSLOTH_DPO_RUN)
+    is_unsloth = run.trainer in UNSLOTH_RUNS
     call = run.arguments
     if key in OF_LOADING:
         call = run.loads if is_unsloth or key in OF_LOADERS else None

@@ -12,7 +12,12 @@ from vlmplan.other_trainers.programs.gathered import ProgramRun
 from vlmplan.other_trainers.programs.runs import run_of_program
 from vlmplan.other_trainers.programs.source import ProgramSource, program_source
 from vlmplan.other_trainers.programs.trl_runs import TRAINER_RUN, TRL_DPO_RUN, TRL_GRPO_RUN, TRL_RUN
-from vlmplan.other_trainers.programs.unsloth_runs import UNSLOTH_DPO_RUN, UNSLOTH_RUN
+from vlmplan.other_trainers.programs.unsloth_runs import (
+    UNSLOTH_DPO_RUN,
+    UNSLOTH_GRPO_RUN,
+    UNSLOTH_RUN,
+    UNSLOTH_RUNS,
+)
 
 __all__ = [
     "TRAINER_RUN",
@@ -20,7 +25,9 @@ __all__ = [
     "TRL_GRPO_RUN",
     "TRL_RUN",
     "UNSLOTH_DPO_RUN",
+    "UNSLOTH_GRPO_RUN",
     "UNSLOTH_RUN",
+    "UNSLOTH_RUNS",
     "ProgramRun",
     "ProgramSource",
     "program_source",

@@ -12,9 +12,12 @@ from vlmplan.other_trainers.record import Unwritten
 SFT_TRAINERS: Final = ("SFTTrainer", "UnslothTrainer", "UnslothSFTTrainer")
 DPO_TRAINERS: Final = ("DPOTrainer", "UnslothDPOTrainer")
 GRPO_TRAINERS: Final = ("GRPOTrainer",)
+UNSLOTH_GRPO: Final = "UnslothGRPOTrainer"
 PLAIN_ARGUMENTS: Final = ("TrainingArguments", "Seq2SeqTrainingArguments")
 """Of transformers, whose defaults stay."""
-ARGUMENTS: Final = ("SFTConfig", "DPOConfig", "GRPOConfig", *PLAIN_ARGUMENTS, "UnslothTrainingArguments")
+ARGUMENTS: Final = (
+    *("SFTConfig", "DPOConfig", "GRPOConfig", *PLAIN_ARGUMENTS, "UnslothTrainingArguments", "UnslothGRPOConfig"),
+)
 OF_TRAINER: Final = ("max_seq_length", "max_length", "packing")
 """Keywords of ``SFTTrainer`` that older versions of TRL have in place of ``SFTConfig``'s."""
 OTHERWISE: Final = "; vlmplan rehearse -- python FILE runs it as it is, without a GPU"
@@ -52,6 +55,10 @@ class Gathered:
     @property
     def is_dpo(self) -> bool:
         return self.trainer.name in DPO_TRAINERS
+
+    @property
+    def is_grpo(self) -> bool:
+        return self.trainer.name in (*GRPO_TRAINERS, UNSLOTH_GRPO)
 
     def take(self, keywords: Mapping[str, Keyword]) -> None:
         for name, keyword in keywords.items():

@@ -10,6 +10,7 @@ from vlmplan.other_trainers.programs.gathered import (
     GRPO_TRAINERS,
     OTHERWISE,
     SFT_TRAINERS,
+    UNSLOTH_GRPO,
     Gathered,
     ProgramRun,
 )
@@ -21,7 +22,6 @@ OTHER_TRAINERS: Final[Mapping[str, str]] = {
     **{name: name for name in ("KTOTrainer", "ORPOTrainer", "CPOTrainer", "RewardTrainer", "PPOTrainer", "BCOTrainer")},
     **dict.fromkeys((*TRAINERS, "SentenceTransformerTrainer"), "a trainer of another library"),
 }
-UNSLOTH_GRPO: Final = "UnslothGRPOTrainer"
 READ: Final = f"{SFT_TRAINERS[0]}, {DPO_TRAINERS[0]} and {GRPO_TRAINERS[0]}"
 
 
@@ -51,11 +51,6 @@ def _one_of(trainers: list[Call], source: str, *, takes_plain: bool) -> Call:
             f"{source} trains {len(trainers)} times ({names}); keep one of them in a file of its own{OTHERWISE}"
         )
     name = trainers[0].name
-    if name == UNSLOTH_GRPO or (name in GRPO_TRAINERS and not takes_plain):
-        raise InputError(
-            f"{source} trains with {name} through Unsloth, which is not read; --task grpo of vlmplan estimate and "
-            f"recommend plans by options what TRL alone takes"
-        )
     if name in OTHER_TRAINERS and not (takes_plain and name in TRAINERS):
         raise InputError(f"{source} trains with {name}, which is not read; {READ} are{OTHERWISE}")
     return trainers[0]

@@ -1,5 +1,6 @@
 """The run of a program that loads its model with Unsloth."""
 
+import ast
 from collections.abc import Iterable
 from typing import Final
 
@@ -9,6 +10,10 @@ from vlmplan.other_trainers.programs.source import ProgramSource
 
 UNSLOTH_RUN: Final = "unsloth"
 UNSLOTH_DPO_RUN: Final = "unsloth dpo"
+UNSLOTH_GRPO_RUN: Final = "unsloth grpo"
+UNSLOTH_RUNS: Final = (UNSLOTH_RUN, UNSLOTH_DPO_RUN, UNSLOTH_GRPO_RUN)
+STANDBY: Final = "UNSLOTH_VLLM_STANDBY"
+"""The variable that a program sets for vLLM to give its cache back."""
 LOADERS: Final = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastTextModel")
 """Classes of Unsloth that load a model, and put adapters on it."""
 LOADED: Final = tuple("model_name max_seq_length dtype load_in_4bit load_in_8bit load_in_16bit full_finetuning".split())
@@ -41,9 +46,11 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
     of_training = found.of_training(arguments)
     lengths += [of_training.pop("max_seq_length", None), _of_collator(found)]
     found.take(of_training)
+    if found.is_grpo and _sets_standby(found.program.tree):
+        found.values[STANDBY] = True
     _take_length(found, lengths)
     return ProgramRun(
-        trainer=UNSLOTH_DPO_RUN if found.is_dpo else UNSLOTH_RUN,
+        trainer=UNSLOTH_DPO_RUN if found.is_dpo else UNSLOTH_GRPO_RUN if found.is_grpo else UNSLOTH_RUN,
         values=found.values,
         keywords=found.keywords,
         loads=loads,
@@ -51,6 +58,22 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
         arguments=arguments,
         source=source,
         notes=found.notes(),
+    )
+
+
+def _sets_standby(tree: ast.Module) -> bool:
+    """Whether ``os.environ["UNSLOTH_VLLM_STANDBY"]`` is set to something else than "0"."""
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and node.value.value != "0"
+        and any(
+            isinstance(target, ast.Subscript)
+            and isinstance(target.slice, ast.Constant)
+            and target.slice.value == STANDBY
+            for target in node.targets
+        )
+        for node in ast.walk(tree)
     )
 
 

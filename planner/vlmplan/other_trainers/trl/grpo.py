@@ -57,17 +57,17 @@ def read_trl_grpo(settings: Settings, model: ModelFiles | None, around: Surround
 
 def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     """What the keys of ``GRPOConfig`` mean that ``SFTConfig`` has not."""
-    own: dict[str, Value] = {"task": TaskKind.GRPO.value, **_lengths(settings)}
+    own: dict[str, Value] = {"task": TaskKind.GRPO.value, **answer_lengths(settings)}
     own["num_generations"] = settings.count("num_generations", 8, least=2)
     own["num_iterations"] = settings.count("num_iterations", 1, least=1)
-    own |= _generated_at_once(settings, around) | _generation(settings)
+    own |= generated_at_once(settings, around) | _generation(settings)
     if settings.number("beta", 0.0):
         own["reference"] = (Reference.COPY if method_of(settings) is Method.FULL else Reference.ADAPTER_OFF).value
     else:
         own["reference"] = Reference.NONE.value
     if settings.flag("disable_dropout", False):
         own["lora_dropout"] = 0.0
-    _refuse_what_has_no_plan(settings)
+    refuse_what_has_no_plan(settings)
     name = settings.text("reward_model_name_or_path", "")
     if name:
         settings.note(f"{name} rewards: its weights are not counted; --reward-model-parameters says how many it has")
@@ -75,7 +75,7 @@ def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     return own
 
 
-def _lengths(settings: Settings) -> dict[str, Value]:
+def answer_lengths(settings: Settings) -> dict[str, Value]:
     """Prompts are not cut, so that only the user knows how long they are."""
     answer = settings.count("max_completion_length", DEFAULT_COMPLETION_TOKENS, least=1)
     prompt = settings.maybe_count(OLDER_PROMPT_KEY, least=1)
@@ -87,7 +87,7 @@ def _lengths(settings: Settings) -> dict[str, Value]:
     return {"seq_len": prompt + answer, "max_completion_tokens": answer}
 
 
-def _generated_at_once(settings: Settings, around: Surroundings) -> dict[str, Value]:
+def generated_at_once(settings: Settings, around: Surroundings, *, micro_batch: int = 8) -> dict[str, Value]:
     """``steps_per_generation``, or the answers over all GPUs that ``GRPOConfig`` makes it of."""
     steps = settings.maybe_count("steps_per_generation", least=1)
     batch = settings.maybe_count("generation_batch_size", least=1)
@@ -99,7 +99,7 @@ def _generated_at_once(settings: Settings, around: Surroundings) -> dict[str, Va
     if around.num_gpus is None:
         settings.refuse("generation_batch_size", "of how many GPUs is not known; give --gpu NAME:COUNT")
         return {}
-    of_all = settings.count("per_device_train_batch_size", 8, least=1) * around.num_gpus
+    of_all = settings.count("per_device_train_batch_size", micro_batch, least=1) * around.num_gpus
     if batch % of_all:
         settings.refuse("generation_batch_size", f"a multiple of the {of_all} answers of a micro batch is needed")
         return {}
@@ -127,7 +127,7 @@ def _generation(settings: Settings) -> dict[str, Value]:
     }
 
 
-def _refuse_what_has_no_plan(settings: Settings) -> None:
+def refuse_what_has_no_plan(settings: Settings, *, loss: str = "dapo") -> None:
     settings.only("sync_ref_model", f"a reference that follows the model: {NOT_PLANNED}")
     settings.only("entropy_coef", f"a loss with entropies, which need a gradient: {NOT_PLANNED}")
     settings.only("use_adaptive_entropy", f"a loss with entropies, which need a gradient: {NOT_PLANNED}")
@@ -135,6 +135,6 @@ def _refuse_what_has_no_plan(settings: Settings) -> None:
     settings.only("cache_implementation", f"another cache of keys and values: {NOT_PLANNED}", "dynamic")
     settings.only("use_transformers_continuous_batching", f"paged answers: {NOT_PLANNED}")
     settings.only("use_transformers_paged", f"paged answers: {NOT_PLANNED}")
-    for name in settings.names("loss_type", "dapo"):
+    for name in settings.names("loss_type", loss):
         if name not in LOSSES:
             settings.refuse("loss_type", f"{NOT_PLANNED}; {', '.join(LOSSES)} are planned")

@@ -26,8 +26,10 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options
 from vlmplan.other_trainers.unsloth.names import DYNAMIC, OF_FOUR_BITS, makers_name
+from vlmplan.other_trainers.unsloth.rewards import rewarded_options
 from vlmplan.other_trainers.unsloth.targets import REWRITTEN, adapted_modules, has_experts
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe.task import TaskKind
 from vlmplan.run.saving import Interval, Saving
 from vlmplan.workload import ModelFiles
 
@@ -74,7 +76,7 @@ WITHOUT_EFFECT: Final = frozenset(
     max_prompt_length max_completion_length padding_value label_pad_token_id generate_during_eval is_encoder_decoder
     ensure_weight_tying layers_pattern loss_type disable_dropout""".split()
 )
-NOT_THE_SAME: Final = "load_in_8bit load_in_fp8 qat_scheme fast_inference unsloth_tiled_mlp text_only offload_embedding"
+NOT_THE_SAME: Final = "load_in_8bit load_in_fp8 qat_scheme unsloth_tiled_mlp text_only offload_embedding"
 OF_ADAPTERS: Final = "layers_to_transform finetune_last_n_layers loftq_config rank_pattern alpha_pattern"
 SIZES: Final = tuple("r lora_alpha lora_dropout use_rslora use_dora init_lora_weights".split())
 PARTS: Final = ("vision_layers", "language_layers", "attention_modules", "mlp_modules", "audio_layers")
@@ -97,6 +99,13 @@ def read_unsloth_dpo(settings: Settings, model: ModelFiles | None, around: Surro
     return _read(settings, model, around, own, DataRules(pads_to=1))
 
 
+def read_unsloth_grpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What Unsloth makes of them in training on rewards."""
+    if settings.flag("full_finetuning", False):
+        settings.refuse("full_finetuning", f"on rewards: {NOT_PLANNED}; adapters are")
+    return _read(settings, model, around, rewarded_options(settings, model, around), DataRules())
+
+
 def _read(
     settings: Settings,
     model: ModelFiles | None,
@@ -111,7 +120,10 @@ def _read(
     method = _method(settings, name)
     length = _length(settings, model)
     options |= {} if length is None else {"seq_len": length}
+    is_rewarded = own.get("task") == TaskKind.GRPO.value
     settings.only(NOT_THE_SAME, NOT_PLANNED)
+    if not is_rewarded:
+        settings.only("fast_inference", NOT_PLANNED)
     if method is not Method.FULL:
         options |= _adapters(settings, model, method)
     is_fast = settings.mentions(CLASS_KEY, "FastLanguageModel")
@@ -123,7 +135,8 @@ def _read(
     is_like_published = method is Method.QLORA and is_rewritten and not is_half
     is_like_published = is_like_published and "task" not in own and "offload_activations" in options
     less = (OF_TOWERS if sees(model) else "") + (OF_OLD_GPUS if is_half else "")
-    settings.note(Caveat(PLANNED_AS + less + (OF_LLAMA if is_like_published else OF_OTHERS)))
+    if not is_rewarded:
+        settings.note(Caveat(PLANNED_AS + less + (OF_LLAMA if is_like_published else OF_OTHERS)))
     _note_what_differs(settings, model, method, name)
     settings.ignore((*WITHOUT_EFFECT, *(f"finetune_{part}" for part in PARTS), CLASS_KEY, ADAPTERS_KEY, ARGUMENTS_KEY))
     settings.ignore((COLLATOR, "resize", "target_modules", "target_parameters", "modules_to_save", "bias"))
@@ -138,7 +151,8 @@ def _read(
         without_autocast=Precision.BF16,
         data_rules=data_rules,
     )
-    around = replace(around, environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **around.environment})
+    if "expandable_segments" not in own:
+        around = replace(around, environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **around.environment})
     return assembled(settings, arguments, meaning, around)
 
 
