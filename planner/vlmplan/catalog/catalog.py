@@ -107,7 +107,8 @@ class Catalog:
         if len(candidates) > 1:
             shown = ", ".join(candidates[:8]) + (", ..." if len(candidates) > 8 else "")
             raise InputError(f"GPU {name!r} could be any of {shown}; name one of them")
-        raise UnknownNameError("GPU", name, candidates or self._gpu_fields, "`vlmplan gpus` lists them")
+        count_first = "a count stands behind the name, as in rtx-4090:2; " if re.match(r"\d+ ?x ?[a-z]", gpu_id) else ""
+        raise UnknownNameError("GPU", name, candidates or self._gpu_fields, f"{count_first}`vlmplan gpus` lists them")
 
     @cached_property
     def _gpu_fields(self) -> Mapping[str, Fields]:
