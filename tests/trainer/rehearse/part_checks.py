@@ -109,6 +109,9 @@ def attention_by_card(capability: tuple[int, int], mode: Rehearsal) -> dict[str,
         "masked": attention(has_mask=True),
         "masked, keys apart": attention(has_mask=True, lies_apart=True),
         "grouped float32": attention(num_groups=2, dtype=torch.float32),
+        "alike float16": attention(dtype=torch.float16),
+        "masked float16": attention(has_mask=True, dtype=torch.float16),
+        "grouped float16": attention(num_groups=2, dtype=torch.float16),
     }
 
 

@@ -117,13 +117,21 @@ def test_ampere_runs_flash_attention_where_it_can(found):
         "grouped, masked": "math",
         "grouped float32": "math",
         "one head, not told": "math",
+        "alike float16": "fused",
+        "masked float16": "fused",
+        "grouped float16": "fused",
     }
 
 
 def test_turing_has_no_flash_attention_so_grouped_heads_have_no_fused_kernel(found):
     on_turing = found["attention on turing"]
-    assert on_turing["alike"] == on_turing["masked"] == "fused"
-    assert on_turing["grouped"] == on_turing["grouped, masked"] == on_turing["grouped float32"] == "math"
+    assert on_turing["alike float16"] == on_turing["masked float16"] == "fused"
+    assert on_turing["grouped float16"] == on_turing["grouped float32"] == "math"
+
+
+def test_turing_has_no_fused_kernel_for_bf16(found):
+    on_turing = found["attention on turing"]
+    assert on_turing["alike"] == on_turing["masked"] == on_turing["grouped"] == on_turing["grouped, masked"] == "math"
 
 
 def test_backward_of_flash_attention_takes_what_the_kernel_allocates(found):
