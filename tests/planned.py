@@ -61,7 +61,9 @@ def workload(alias: str | ModelFiles, **changes: Any) -> Workload:
     return Workload(**{"model": files, "images_per_sample": images, **changes})
 
 
-OF_OTHERS = (LossKind.TRL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED, LossKind.LOG_SOFTMAX)
+OF_OTHERS = (
+    *(LossKind.TRL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED, LossKind.LOG_SOFTMAX, LossKind.UNSLOTH),
+)
 BUNDLED_LOSSES = tuple(kind for kind in LossKind if kind not in OF_OTHERS)
 """Those that the bundled trainer has."""
 

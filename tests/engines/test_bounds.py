@@ -136,6 +136,7 @@ def test_bound_under_fsdp2_is_never_below_the_timeline(
     recipe=st.builds(
         Recipe,
         fsdp=st.just(True),
+        method=st.sampled_from([Method.FULL, Method.LORA, Method.QLORA]),
         shard_units=st.just(ShardUnits.LAYERS),
         flat_parameters=st.sampled_from([one for one in FlatParameters if one is not FlatParameters.NONE]),
         prefetches_forward=st.booleans(),

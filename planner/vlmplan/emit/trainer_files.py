@@ -64,9 +64,9 @@ def started_command(written: WrittenSetup) -> str:
 
 def _head(written: WrittenSetup, estimate: Estimate, check: str) -> list[str]:
     recipe, cluster, device = estimate.recipe, estimate.cluster, estimate.device
-    engine = engine_name(recipe, cluster.num_gpus)
+    engine, model = engine_name(recipe, cluster.num_gpus), estimate.workload.model
     return [
-        f"{one_line(estimate.workload.model.id)}: {recipe.method.value}, {engine}, "
+        f"{one_line(model.hub_id or model.id)}: {recipe.method.value}, {engine}, "
         f"{cluster.num_gpus} x {cluster.node.gpu.id}. Written by vlmplan {VLMPLAN_VERSION} for "
         f"{title_of(written.tool)}.",
         f"Planned: {gib_text(device.device_bytes)} of {gib_text(device.usable_bytes)} on each GPU; asked again by",

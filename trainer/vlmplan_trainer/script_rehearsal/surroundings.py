@@ -86,7 +86,10 @@ def _import_libraries() -> None:
     """Import the libraries that look at torch while they are imported: they see it as it is."""
     import transformers
 
-    for name in ("deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine", "transformers.modeling_utils"):
+    for name in (
+        *("deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine", "transformers.modeling_utils"),
+        "torch._inductor.decomposition",  # asks all operations for overloads; DeepSpeed's engine for a card imports it
+    ):
         importlib.import_module(name)
     if _has_bitsandbytes():
         importlib.import_module("bitsandbytes")  # with a card it takes torch's functions of a build for cards
