@@ -9,6 +9,7 @@ from torch import nn
 
 from torch_probe import FAKE_MODE, ByteCounter
 from vlmplan.architecture import ops
+from vlmplan.architecture.families.apertus import Xielu
 from vlmplan.architecture.ops import chunks, norms
 from vlmplan.architecture.ops.matmuls import linear
 from vlmplan.architecture.parameter import Parameter
@@ -90,6 +91,16 @@ def test_what_a_layer_norm_reads_in_float32_is_there_in_16_bits_until_the_result
     softmax = peak_of_trace(norms.softmax, TOKENS, WIDTH, dtype=DType.BFLOAT16)
     assert norm == NUMEL * (2 + 4 + 4) + TOKENS * (4 + 4)
     assert softmax == NUMEL * (2 + 4 + 4)
+
+
+def test_xielu_of_frozen_numbers_in_16_bits_is_computed_in_float32():
+    """CUDA's autocast casts for ``softplus`` and ``expm1``, and the numbers have a dimension: so do what they multiply.
+    The most is there in ``expm1(smaller) - x``: x, where it is positive, the other branch, the minuend, the result."""
+    xielu = Xielu()
+    for number in (xielu.alpha_p, xielu.alpha_n):
+        number.dtype, number.requires_grad = DType.BFLOAT16, False
+    peak = peak_of_trace(xielu, TOKENS, WIDTH, dtype=DType.BFLOAT16)
+    assert peak == NUMEL * (2 + 1 + 4 + 4 + 4) + 4 + 4
 
 
 def test_the_last_argument_is_cast_first_so_that_backward_comes_to_the_first_ones_cast_first():

@@ -5,6 +5,7 @@ from math import ceil
 import pytest
 
 from cli_calls import TINY
+from planned import cluster
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.int8_weight import Linear8bitLt
 from vlmplan.architecture.model import Batch
@@ -13,10 +14,12 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.profile import forward_rise, micro_batch_profile
+from vlmplan.estimation import Estimator
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import CheckpointKind, LossKind, Method
 from vlmplan.units import DType
+from vlmplan.workload import ModelFiles, Workload
 
 HIDDEN, INNER, HALF_HIDDEN, OUTLIERS = 64, 128, 64 // 2, 7
 ROWS = (HIDDEN, HALF_HIDDEN, HALF_HIDDEN, HIDDEN, INNER, INNER, HIDDEN)
@@ -84,3 +87,14 @@ def test_the_kind_of_checkpoints_decides_nothing_of_other_weights():
     plain = INT8.with_changes(method=Method.LORA)
     first, second = (micro_batch_profile(traced(plain.with_changes(checkpoint_kind=kind))) for kind in CheckpointKind)
     assert first == second
+
+
+def test_adapters_beside_weights_of_eight_bits_are_float32_until_the_trainer_casts_them():
+    """All are there when the first, lora_A of q, has been cast and still has its float32."""
+    rank = 512
+    recipe = INT8.with_changes(lora_rank=rank)
+    workload = Workload(model=ModelFiles(id="tiny", config=TINY), seq_len=TOKENS)
+    load = Estimator(workload, recipe).timeline_of_tensors(recipe, cluster(num_gpus=2)).phases[0]
+    numel = rank * sum(rows + columns for rows, columns in zip(ROWS, COLUMNS, strict=True)) * TINY["num_hidden_layers"]
+    assert load.name == "load"
+    assert load.peak.total - load.resident.total == (4 - 2) * numel + 2 * rank * HIDDEN

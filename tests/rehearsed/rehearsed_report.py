@@ -70,6 +70,15 @@ def compared(case: str) -> tuple[Compared, ...]:
     return tuple(_compared(case, last[name], phases[name], workspaces) for name in PHASES if name in last)
 
 
+def loading(case: str) -> tuple[Compared, ...]:
+    """The phase of loading, where a rehearsal holds anything in it."""
+    rehearsed = next(phase for phase in GOLDEN["cases"][case]["phases"] if phase["name"] == "load")
+    phases = {phase.name: phase for phase in estimated(case).timeline.phases}
+    if "load" not in phases or not rehearsed["peak_bytes"]:
+        return ()
+    return (_compared(case, rehearsed, phases["load"], 0),)
+
+
 def steady_phases(phases: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The phases of the last step by name, or of that behind an evaluation, if these take more. What is alive at their
     peaks was looked at in the step before, if equal."""

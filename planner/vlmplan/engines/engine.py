@@ -10,6 +10,7 @@ Symbols in the engines' docstrings: p bytes of a trained weight and of its gradi
 trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``deepspeed`` is 0.19.8.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +23,7 @@ from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import NOTHING, Components
 from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
-from vlmplan.engines.packed_loading import halves_bytes, measuring_sizes, wide_scale_bytes
+from vlmplan.engines.packed_loading import MEASURING_BOUND_BYTES, halves_bytes, measuring_sizes, wide_scale_bytes
 from vlmplan.engines.parameters import ParameterTable, arriving_bytes
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
@@ -243,8 +244,11 @@ class Engine:
         del states
         if self.recipe.casts_loaded:
             return self.table.num_params * DType.FLOAT32.num_bytes + self.table.largest_bytes
-        copies = 2 if self.recipe.method is Method.LORA_8BIT else 1  # see ``_pack``
-        return self.table.total_bytes + copies * self.table.largest_bytes
+        is_int8 = self.recipe.method is Method.LORA_8BIT
+        copies = 2 if is_int8 else 1  # see ``_pack``
+        wide = self.table.num_trained * DType.FLOAT32.num_bytes if is_int8 else 0  # see ``arriving_bytes``
+        measured = MEASURING_BOUND_BYTES * self.table.largest_numel if self.recipe.use_dora else 0
+        return self.table.total_bytes + max(copies * self.table.largest_bytes, measured) + wide
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
         """The collectives of an optimizer step of ``grad_accum`` micro batches like ``trace``. Plain PyTorch starts
@@ -300,30 +304,33 @@ class Engine:
 
     def _load_weights(self) -> None:
         """Each weight straight to where it stays. With packed ones in the order of their names, one by one, adapters
-        after them, and then peft's upcast makes float32 copies (``param.data = param.data.to(float32)``)."""
+        after them, and then each that arrived in another type is cast (``param.data = param.data.to(dtype)``)."""
         entries = self.table.entries
         if any(one.stored_bytes is not None for one, _ in self.table.kinds):
-            entries = [*self.table.frozen_by_name, *self.trained]
+            entries = [*self.table.loaded_by_name, *self.table.added]
         packed: dict[str, Parameter] = {}
-        upcast: list[NamedParameter] = []
+        cast: list[NamedParameter] = []
         arriving_by_parameter: dict[int, int] = {}  # equal layers share theirs
         for entry in entries:
             arriving = arriving_by_parameter.get(id(entry.parameter))
             if arriving is None:
-                arriving = arriving_bytes(entry.parameter, self.recipe, self.loaded_bytes(entry))
+                is_beside_packed = base_layer_name(entry.name) in packed
+                arriving = arriving_bytes(
+                    entry.parameter, self.recipe, self.loaded_bytes(entry), is_beside_packed=is_beside_packed
+                )
                 arriving_by_parameter[id(entry.parameter)] = arriving
             if entry.parameter.stored_bytes is not None:
                 self._pack(entry, arriving)
                 packed[entry.name] = entry.parameter
             else:
-                self._measure(packed.get(entry.name.replace(MAGNITUDE, ".base_layer.")))
+                self._measure(packed.get(base_layer_name(entry.name)) if MAGNITUDE in entry.name else None)
                 self.sink.allocate(weight(entry), Component.WEIGHTS, arriving or self.loaded_bytes(entry))
                 if arriving:
-                    upcast.append(entry)
-        for entry in sorted(upcast, key=self.table.entries.index):
-            self.sink.allocate("upcast", Component.WEIGHTS, self.loaded_bytes(entry))
+                    cast.append(entry)
+        for entry in sorted(cast, key=self.table.entries.index):
+            self.sink.allocate("cast", Component.WEIGHTS, self.loaded_bytes(entry))
             self.sink.free(weight(entry))
-            self.sink.rename("upcast", weight(entry))
+            self.sink.rename("cast", weight(entry))
         self._is_loaded = True
 
     def loaded_bytes(self, entry: NamedParameter) -> int:
@@ -382,7 +389,12 @@ def rank_by_states(kind: type[Engine], table: ParameterTable, recipe: Recipe, nu
 
 
 MAGNITUDE = ".lora_magnitude_vector."
-"""Between the names of a layer and of its magnitude in DoRA; the weight has its own in this place."""
+"""Between the names of a layer and of its magnitude in DoRA."""
+
+
+def base_layer_name(name: str) -> str:
+    """The weight beside which an adapter's is: of the layer that it adapts."""
+    return re.sub(r"\.lora_\w+\.", ".base_layer.", name)
 
 
 def weight(entry: NamedParameter) -> tuple[str, str]:

@@ -23,6 +23,10 @@ def wide_scale_bytes(parameter: Parameter, recipe: Recipe) -> int:
     return 2 * -(-parameter.numel // NF4_BLOCK) * DType.FLOAT32.num_bytes
 
 
+MEASURING_BOUND_BYTES = 4 * DType.FLOAT32.num_bytes
+"""Of an element of the weight, at least what ``measuring_sizes`` are together."""
+
+
 def measuring_sizes(packed: Parameter, recipe: Recipe) -> Sequence[int]:
     """What DoRA takes to find the lengths of a packed weight's rows: four tensors as large as the whole, which itself,
     the adapter's product, that scaled, and the sum are (``DoraLinearLayer.update_layer`` of peft). A 4-bit weight is

@@ -13,7 +13,7 @@ from vlmplan.architecture.model import Model, NamedParameter, Part
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method
+from vlmplan.recipe.choices import BITS, Method
 from vlmplan.units import DType
 
 Arrivals = Iterable[tuple[Parameter, int | None]]
@@ -112,9 +112,14 @@ class ParameterTable(FlatBuffer):
         return by_dtype(self.trained_entries[ordinal] for ordinal in self.reduced_ordinals)
 
     @cached_property
-    def frozen_by_name(self) -> list[NamedParameter]:
-        """The frozen parameters in the order in which weights that are packed as they are read come, one by one."""
-        return sorted([entry for entry in self.entries if not entry.parameter.requires_grad], key=_loading_order)
+    def loaded_by_name(self) -> list[NamedParameter]:
+        """The model's own parameters in the order in which weights that are packed as they are read come."""
+        return sorted([entry for entry in self.entries if not is_added(entry)], key=_loading_order)
+
+    @cached_property
+    def added(self) -> list[NamedParameter]:
+        """What peft adds to the model's own parameters, in order."""
+        return [entry for entry in self.entries if is_added(entry)]
 
     @cached_property
     def trained_entries(self) -> list[NamedParameter]:
@@ -271,6 +276,11 @@ def is_copy(entry: NamedParameter) -> bool:
     return ".modules_to_save." in entry.name
 
 
+def is_added(entry: NamedParameter) -> bool:
+    """Whether peft adds it to the loaded model: a weight of an adapter, or a copy beside the original."""
+    return ".lora_" in entry.name or is_copy(entry)
+
+
 def by_dtype(entries: Iterable[NamedParameter]) -> dict[DType, list[tuple[int, ...]]]:
     """Shapes by element type."""
     found: dict[DType, list[tuple[int, ...]]] = {}
@@ -279,14 +289,18 @@ def by_dtype(entries: Iterable[NamedParameter]) -> dict[DType, list[tuple[int, .
     return found
 
 
-def arriving_bytes(parameter: Parameter, recipe: Recipe, loaded_bytes: int) -> int:
+def arriving_bytes(parameter: Parameter, recipe: Recipe, loaded_bytes: int, *, is_beside_packed: bool) -> int:
     """Bytes of a weight as it arrives that are not the ``loaded_bytes`` it stays in: 16 bits before packed ones, or
-    before float32, peft's of what it freezes and the trainer's of adapters beside 4-bit weights. Beside those of 8
-    bits adapters are float32 from the start (``_move_adapter_to_device_of_base_layer``)."""
+    before float32, peft's of what it freezes and the trainer's of what it trains. Adapters beside packed weights of 8
+    bits (``is_beside_packed``) are float32 before any other type: peft gives them the type of the weights only where
+    that is one of fractions (``_move_adapter_to_device_of_base_layer``)."""
     if parameter.stored_bytes is not None:
         return parameter.numel * parameter.dtype.num_bytes
-    is_wide = loaded_bytes == parameter.numel * DType.FLOAT32.num_bytes and recipe.loaded_dtype is not DType.FLOAT32
-    is_upcast = recipe.method is Method.QLORA if parameter.requires_grad else recipe.upcasts_frozen
+    wide_bytes = parameter.numel * DType.FLOAT32.num_bytes
+    if recipe.method is Method.LORA_8BIT and is_beside_packed:
+        return wide_bytes if loaded_bytes != wide_bytes else 0
+    is_wide = loaded_bytes == wide_bytes and recipe.loaded_dtype is not DType.FLOAT32
+    is_upcast = recipe.method in BITS if parameter.requires_grad else recipe.upcasts_frozen
     return parameter.numel * recipe.precision.dtype.num_bytes if is_wide and is_upcast else 0
 
 

@@ -27,7 +27,7 @@ from vlmplan.engines.dora_lengths import adapted_weights, bytes_for_lengths
 from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes
-from vlmplan.engines.parameters import ParameterTable, is_copy
+from vlmplan.engines.parameters import ParameterTable, is_added, is_copy
 from vlmplan.engines.zero3_formulas import Zero3Formulas
 from vlmplan.recipe import Recipe
 from vlmplan.units import DType
@@ -90,7 +90,7 @@ class Zero3(Zero3Formulas):
         sink, recipe, temporaries = self.sink, self.recipe, Component.TEMPORARIES
         adapted = adapted_weights(self.table.entries)
         copied = Counter([entry.name.rpartition(".")[0] for entry in self.trained if is_copy(entry)])
-        for entry in sorted(self.trained, key=is_copy):
+        for entry in sorted(self.table.added, key=is_copy):
             sink.transient(temporaries, bytes_for_start(entry, adapted, recipe, self._gathered))
             sink.transient(temporaries, bytes_for_lengths(entry, adapted, self._gathered))
             if is_copy(entry) and (self.offloads_weights or not self._is_read(copied[entry.name.rpartition(".")[0]])):
@@ -125,9 +125,8 @@ class Zero3(Zero3Formulas):
         when it gets the hook that takes its gradient (``create_reduce_and_remove_grad_hooks``)."""
         sink = self.sink
         self.end_load()
-        if self.recipe.trains_adapters:
-            for entry in self.trained:
-                self._shard(entry)
+        for entry in self.table.added:
+            self._shard(entry)
         trained = self.table.sharded_elements(self.num_ranks)
         if not self.offloads_weights:
             for entry in self.trained:
@@ -173,7 +172,7 @@ class Zero3(Zero3Formulas):
         """The own weights of each module, in order, without adapters."""
         modules: dict[str, list[NamedParameter]] = {}
         for entry in self.table.entries:
-            if not (self.recipe.trains_adapters and entry.parameter.requires_grad):
+            if not is_added(entry):
                 modules.setdefault(entry.name.rpartition(".")[0], []).append(entry)
         return list(modules.values())
 

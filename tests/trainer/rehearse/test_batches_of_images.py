@@ -29,11 +29,13 @@ ALIASES = {
     "glm46v": "glm-4.6v-flash",
     "glm4v": "glm-4.1v-9b",
     "glm4v_moe": "glm-4.5v",
+    "glm_ocr": "glm-ocr",
     "idefics2": "idefics2-8b",
     "idefics3": "smolvlm-256m",
     "instructblip": "instructblip-vicuna-7b",
     "internvl": "internvl3-1b",
     "lfm2_vl": "lfm2-vl-1.6b",
+    "lighton_ocr": "lighton-ocr-1b",
     "llama4": "llama-4-scout",
     "llava": "llava-1.5-7b",
     "llava_next": "llava-v1.6-mistral-7b",
@@ -42,6 +44,7 @@ ALIASES = {
     "mistral3": "mistral-small-3.1-24b",
     "mllama": "llama-3.2-11b-vision",
     "ovis2": "ovis2-1b",
+    "paddleocr_vl": "paddleocr-vl",
     "paligemma": "paligemma-3b",
     "phi4_multimodal": "phi-4-multimodal",
     "pixtral": "pixtral-12b",
@@ -59,7 +62,8 @@ ONE_IMAGE = {"blip-2", "instructblip"}
 NUM_LAYERS = 2
 
 
-CASES = {**ALIASES, **{family: family for family in DESCRIBED_MODELS}}
+CASES = {**{family: family for family in DESCRIBED_MODELS}, **ALIASES}
+"""Published files where there are any, which have keys that the classes do not."""
 
 
 def cut(alias):

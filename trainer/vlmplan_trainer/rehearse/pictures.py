@@ -110,7 +110,8 @@ def _grids(pictures: Pictures) -> Made:
     one small picture (PaddleOCR-VL)."""
     image, vision = pictures.image, pictures.vision
     channels, side = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3), vision.patch_size
-    num_frames = getattr(vision, "temporal_patch_size", None)
+    takes_frames = hasattr(type(vision), "temporal_patch_size")  # PaddleOCR-VL's files have the key beside their class
+    num_frames = vision.temporal_patch_size if takes_frames else None
     patch = (channels, side, side) if num_frames is None else (channels * num_frames * side**2,)
     grid = [1, image.num_patch_rows, image.num_patch_columns]
     values = {"image_grid_thw": torch.tensor([grid] * pictures.count)}

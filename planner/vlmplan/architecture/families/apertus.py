@@ -50,7 +50,8 @@ class Xielu(Module):
 
 
 def _softplus(x: Tensor) -> Tensor:
-    return ops.unary(x, saves_input=True)
+    """Under autocast in float32 (AT_FORALL_FP32 in ``autocast_mode.h``)."""
+    return ops.unary(x if x.tape.autocast is None else ops.to(x, DType.FLOAT32), saves_input=True)
 
 
 def _exponential(x: Tensor) -> Tensor:
@@ -104,5 +105,5 @@ class ApertusLayer(PreNormLayer):
 
 
 def decoder(config: Config) -> Decoder:
-    shape = replace(decoder_shape(config), qk_norm=True)
+    shape = replace(decoder_shape(config), qk_norm=True, norms_behind_projections=True)
     return Decoder(shape, Stack.of(ApertusLayer(shape), shape.num_layers, label="layers"))

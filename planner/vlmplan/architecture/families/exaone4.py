@@ -22,7 +22,14 @@ def decoder(config: Config) -> Decoder:
     has_windows = config.optional_integer("sliding_window") is not None
     period = config.integer("sliding_window_pattern", 1) if has_windows and config.layer_types() is None else 1
     windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
-    shape = replace(decoder_shape(config), qk_norm=True, windows=windows, qkv_bias=False, output_bias=False)
+    shape = replace(
+        decoder_shape(config),
+        qk_norm=True,
+        norms_behind_projections=True,
+        windows=windows,
+        qkv_bias=False,
+        output_bias=False,
+    )
 
     def layer(window: int | None) -> PostNormLayer:
         rotates = not has_windows or window is not None

@@ -23,7 +23,14 @@ def decoder(config: Config) -> Decoder:
     has_windows = config.optional_integer("sliding_window") is not None
     period = config.integer("sliding_window_pattern") if config.layer_types() is None else 1
     windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
-    shape = replace(decoder_shape(config), qk_norm=True, windows=windows, qkv_bias=False, output_bias=False)
+    shape = replace(
+        decoder_shape(config),
+        qk_norm=True,
+        norms_behind_projections=True,
+        windows=windows,
+        qkv_bias=False,
+        output_bias=False,
+    )
     num_dense, types = config.count("first_k_dense_replace"), config.names_by_layer("mlp_layer_types")
     is_sparse = [index >= num_dense if types is None else types[index] == "sparse" for index in range(shape.num_layers)]
 

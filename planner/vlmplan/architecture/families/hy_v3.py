@@ -77,7 +77,7 @@ class HyMoe(Module):
 
 
 def decoder(config: Config) -> Decoder:
-    shape = replace(decoder_shape(config), qk_norm=True)
+    shape = replace(decoder_shape(config), qk_norm=True, norms_behind_projections=True)
     # ``HYV3Config.__post_init__``: the first layer is dense.
     return Decoder(
         shape,

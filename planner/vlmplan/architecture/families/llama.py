@@ -36,6 +36,8 @@ class DecoderShape:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    norms_behind_projections: bool = False
+    """With ``qk_norm``, whether queries and keys are normed when the values are there too."""
     activation: str = "silu"
     windows: tuple[int | None, ...] = ()
     """Attention window of each layer, None for full attention; empty: all full."""
@@ -117,13 +119,17 @@ class Attention(Module):
         """Queries, keys and values of x, (batch, heads, tokens, head_dim), before positions enter them."""
         batch, num_tokens, _ = x.shape
         shape = self.shape
+        norms_each = shape.qk_norm and not shape.norms_behind_projections
         q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        if shape.qk_norm:
+        if norms_each:
             q = self.q_norm(q)
         k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        if shape.qk_norm:
+        if norms_each:
             k = self.k_norm(k)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        if shape.qk_norm and not norms_each:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         return q, k, v
 
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
