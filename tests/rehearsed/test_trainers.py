@@ -2,7 +2,9 @@
 
 ``trainers.json``: TRL 1.16's ``trl sft`` and LLaMA-Factory 0.9.5's ``llamafactory-cli train`` with these files, models
 of few layers and samples as long as planned, as ``vlmplan rehearse --gpu a100-sxm4-80gb:N -- COMMAND`` runs them on
-tensors without data, with transformers 5.23, peft 0.21.2, DeepSpeed 0.19.8 and liger-kernel 0.8.5.
+tensors without data, with transformers 5.23, peft 0.21.2, DeepSpeed 0.19.8 and liger-kernel 0.8.5; its training on
+preferences with TRL 0.24, whose trainer it builds on, and pairs that are all cut off. What a rehearsal calls forward is
+there the trainer's ``compute_loss``, with the reference.
 """
 
 import json
