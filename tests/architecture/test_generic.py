@@ -360,8 +360,8 @@ def test_code_that_a_checkpoint_brings_along_is_not_looked_at(probe: ModuleType)
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("diffllama")
-    (folder / "config.json").write_text(json.dumps(unknown("diffllama")), encoding="utf-8")
+    folder = tmp_path_factory.mktemp("xmod")
+    (folder / "config.json").write_text(json.dumps(unknown("xmod")), encoding="utf-8")
     return folder
 
 
@@ -383,7 +383,7 @@ def traced_files(traced: Path, traced_cache: Path) -> ProbedModelFiles:
 
 def test_an_unknown_type_is_looked_up_with_notes_on_what_is_generic(traced_files: ProbedModelFiles):
     (note,) = traced_files.notes
-    assert "vlmplan does not describe diffllama" in note
+    assert "vlmplan does not describe xmod" in note
     assert "parameters and Linears are exact" in note
     assert "generic decoder" in note
     assert context_length(traced_files) == 2048
@@ -427,7 +427,7 @@ def test_an_unknown_type_is_estimated_under_every_engine(
     found = estimate(Workload(model=traced_files, seq_len=256), recipe, cluster)
     shapes = traced_files.layout.shapes.values()
     adapters = found.num_params - sum(math.prod(shape) for shape in shapes)
-    widths = 6 * ((512 + 512) * 2 + (512 + 4 * 64) * 2 + (512 + 1408) * 3)
+    widths = 6 * ((512 + 512) * 4 + (512 + 1408) * 2 + (512 + 256) * 2) + (512 + 512)
     assert adapters == (16 * widths if recipe.trains_adapters else 0)
     assert found.num_trainable_params == (adapters or found.num_params)
     assert found.peak_allocated_bytes > 0

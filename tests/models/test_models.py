@@ -401,8 +401,8 @@ def test_without_transformers_the_sentence_says_what_to_install(tmp_path: Path, 
         raise model_probe.PackageNotFoundError(name)
 
     monkeypatch.setattr(model_probe, "version", missing)
-    write_model(tmp_path / "a", {**LLAMA, "model_type": "diffllama"})
-    with pytest.raises(MissingPackageError, match=r"'diffllama' .*pip install 'vlmplan\[train\]'"):
+    write_model(tmp_path / "a", {**LLAMA, "model_type": "xmod"})
+    with pytest.raises(MissingPackageError, match=r"'xmod' .*pip install 'vlmplan\[train\]'"):
         find_model("./a")
 
 

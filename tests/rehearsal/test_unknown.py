@@ -33,7 +33,8 @@ from vlmplan.workload import Workload
 
 NUM_LAYERS = 5
 CONFIG = {
-    "model_type": "diffllama",
+    "model_type": "xmod",
+    "default_language": "en_XX",
     "vocab_size": 1000,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -53,7 +54,7 @@ CHOSEN = ("method", "zero_stage", "micro_batch", "grad_accum")
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where layouts that were looked up are kept for all tests here."""
-    return tmp_path_factory.mktemp("diffllama")
+    return tmp_path_factory.mktemp("xmod")
 
 
 @pytest.fixture(scope="module")
