@@ -10,7 +10,6 @@ Symbols in the engines' docstrings: p bytes of a trained weight and of its gradi
 trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``deepspeed`` is 0.19.8.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +22,14 @@ from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import NOTHING, Components
 from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
-from vlmplan.engines.packed_loading import MEASURING_BOUND_BYTES, halves_bytes, measuring_sizes, wide_scale_bytes
+from vlmplan.engines.packed_loading import (
+    MAGNITUDE,
+    MEASURING_BOUND_BYTES,
+    base_layer_name,
+    halves_bytes,
+    measuring_sizes,
+    wide_scale_bytes,
+)
 from vlmplan.engines.parameters import ParameterTable, arriving_bytes
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
@@ -386,15 +392,6 @@ def rank_by_states(kind: type[Engine], table: ParameterTable, recipe: Recipe, nu
         taken = [engine.states().step_peak.total for engine in engines]
         table.memo[key] = taken.index(max(taken))
     return int(table.memo[key])
-
-
-MAGNITUDE = ".lora_magnitude_vector."
-"""Between the names of a layer and of its magnitude in DoRA."""
-
-
-def base_layer_name(name: str) -> str:
-    """The weight beside which an adapter's is: of the layer that it adapts."""
-    return re.sub(r"\.lora_\w+\.", ".base_layer.", name)
 
 
 def weight(entry: NamedParameter) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """What loading takes of weights that do not stay as they arrive: those that bitsandbytes packs."""
 
+import re
 from collections.abc import Sequence
 
 from vlmplan.architecture.packed_weight import NF4_BLOCK
@@ -7,6 +8,14 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
 from vlmplan.units import DType
+
+MAGNITUDE = ".lora_magnitude_vector."
+"""Between the names of a layer and of its magnitude in DoRA."""
+
+
+def base_layer_name(name: str) -> str:
+    """The weight beside which an adapter's is: of the layer that it adapts."""
+    return re.sub(r"\.lora_\w+\.", ".base_layer.", name)
 
 
 def halves_bytes(parameter: Parameter, recipe: Recipe) -> int:
