@@ -285,7 +285,8 @@ def test_a_comparison_of_what_no_variant_can_train_is_refused():
 
 @pytest.mark.parametrize("gpu", ["t4", "v100-sxm2-16gb"])
 def test_what_a_card_before_ampere_cannot_do_is_refused_with_what_it_can(gpu: str):
-    says(vision("--attention", "flash_attention_2", gpu=gpu), "--attention flash_attention_2", "8.0", "--attention sdpa")
+    words = ("--attention", "flash_attention_2")
+    says(vision(*words, gpu=gpu), " ".join(words), "8.0", "--attention sdpa")
 
 
 def test_attention_that_transformers_refuses_names_the_others():
