@@ -310,7 +310,6 @@ def test_when_nothing_fits_every_machine_has_a_reason(words: Sequence[str], reas
         ("--method", "full", "--use-dora"),
         ("--offload-params", "cpu", "--zero-stage", "2"),
         ("--hpz", "2", "--zero-stage", "1"),
-        ("--precision", "bf16"),
         ("--linear-attention", "fla"),
     ],
     ids=" ".join,
