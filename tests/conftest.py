@@ -36,10 +36,11 @@ WHOLE = frozenset({"claims", "rehearsed"})
 """Folders of which every case is in every run: they hold the product's promises."""
 IS_LEFT_OUT = pytest.StashKey[bool]()
 """Whether a case is in the sweep though its test is in every run."""
-LEAST_CASES = 4
-"""Of a test that is thinned out elsewhere. A choice."""
-ONE_IN = 4
-"""One of so many cases of such a test is in every run. A choice: all of them would take twice as long."""
+LEAST_CASES = 2
+"""Of a test that is thinned out elsewhere. A choice: many have a model or an engine as one of two or three cases."""
+ONE_IN = 6
+"""One of so many further cases of such a test is in every run. A choice: all of them would take half as long again, and
+README's command would be longer than five minutes of two cores."""
 
 
 @pytest.fixture(scope="session", autouse=True)
