@@ -381,6 +381,7 @@ def traced_files(traced: Path, traced_cache: Path) -> ProbedModelFiles:
     return found
 
 
+@pytest.mark.sweep
 def test_an_unknown_type_is_looked_up_with_notes_on_what_is_generic(traced_files: ProbedModelFiles):
     (note,) = traced_files.notes
     assert "vlmplan does not describe xmod" in note
@@ -390,6 +391,7 @@ def test_an_unknown_type_is_looked_up_with_notes_on_what_is_generic(traced_files
     assert not takes_images(traced_files)
 
 
+@pytest.mark.sweep
 def test_what_was_looked_up_once_is_kept_until_transformers_changes(
     traced: Path, traced_files: ProbedModelFiles, traced_cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -410,6 +412,7 @@ def test_what_was_looked_up_once_is_kept_until_transformers_changes(
         find_model(str(traced))
 
 
+@pytest.mark.sweep
 def test_each_tree_is_a_new_one(traced_files: ProbedModelFiles):
     first, second = model_tree(traced_files), model_tree(traced_files)
     assert not {id(entry.parameter) for entry in first.parameters()} & {
@@ -417,6 +420,7 @@ def test_each_tree_is_a_new_one(traced_files: ProbedModelFiles):
     }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", list(Method))
 @pytest.mark.parametrize("zero_stage", [None, 0, 1, 2, 3])
 def test_an_unknown_type_is_estimated_under_every_engine(
@@ -434,11 +438,13 @@ def test_an_unknown_type_is_estimated_under_every_engine(
     assert list(traced_files.notes) == document(found)["notes"]
 
 
+@pytest.mark.sweep
 def test_images_of_an_unknown_type_are_refused(traced_files: ProbedModelFiles):
     with pytest.raises(InputError, match="takes no images"):
         sample_image(Workload(model=traced_files, images_per_sample=1))
 
 
+@pytest.mark.sweep
 def test_the_estimate_itself_asks_nobody(traced_files: ProbedModelFiles, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model_probe.subprocess, "run", lambda *args, **kwargs: pytest.fail("a process was started"))
     prepared_model(model_tree(traced_files), Recipe())
@@ -659,6 +665,7 @@ def test_the_class_is_named_as_in_transformers():
     assert isinstance(model, GenericModel)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("encoders", "kinds"),
     [
@@ -694,6 +701,7 @@ def test_a_model_whose_images_cannot_be_had_is_planned_without_them(model_type: 
         sample_image(Workload(model=model, seq_len=64, images_per_sample=1))
 
 
+@pytest.mark.sweep
 def test_images_that_samples_do_not_have_are_not_missed(traced_files: ProbedModelFiles):
     blind = replace(traced_files, not_counted=("images", "sound"))
     assert workload_of(blind, WorkloadRequest()).model.not_counted == ("images", "sound")

@@ -83,6 +83,7 @@ def test_autocast_has_every_operation_in_the_list_that_torch_has_it_in(macro):
     assert torchs - NOT_MET == set(LISTS[macro])
 
 
+@pytest.mark.sweep
 def test_autocast_treats_results_as_cudas_does(found):
     assert found["dtypes_under_autocast"] == {
         "linear": "bfloat16",
@@ -100,14 +101,17 @@ def test_autocast_treats_results_as_cudas_does(found):
     }
 
 
+@pytest.mark.sweep
 def test_what_is_made_without_a_type_has_the_default_of_the_moment(found):
     assert found["types_by_default"] == ["torch.bfloat16", "torch.float32"]
 
 
+@pytest.mark.sweep
 def test_autocast_copies_a_weight_once_where_it_caches(found):
     assert found["casts_of_a_weight"] == {"True": 1, "False": 2}
 
 
+@pytest.mark.sweep
 def test_ampere_runs_flash_attention_where_it_can(found):
     assert found["attention on ampere"] == {
         "alike": "fused",
@@ -123,17 +127,20 @@ def test_ampere_runs_flash_attention_where_it_can(found):
     }
 
 
+@pytest.mark.sweep
 def test_turing_has_no_flash_attention_so_grouped_heads_have_no_fused_kernel(found):
     on_turing = found["attention on turing"]
     assert on_turing["alike float16"] == on_turing["masked float16"] == "fused"
     assert on_turing["grouped float16"] == on_turing["grouped float32"] == "math"
 
 
+@pytest.mark.sweep
 def test_turing_has_no_fused_kernel_for_bf16(found):
     on_turing = found["attention on turing"]
     assert on_turing["alike"] == on_turing["masked"] == on_turing["grouped"] == on_turing["grouped, masked"] == "math"
 
 
+@pytest.mark.sweep
 def test_backward_of_flash_attention_takes_what_the_kernel_allocates(found):
     batch, heads, groups, tokens, width = 2, 6, 3, 130, 40
     rows, columns = 256, 64  # rounded up to tiles
@@ -142,6 +149,7 @@ def test_backward_of_flash_attention_takes_what_the_kernel_allocates(found):
     assert found["inside_flash_backward"] == sorted([gradient, narrow, narrow, *of_kernel])
 
 
+@pytest.mark.sweep
 def test_the_gradient_of_a_learned_bias_is_made_in_rows_of_16_and_cut_twice(found):
     batch, heads, tokens, width = 2, 3, 196, 64
     rows = batch * heads * tokens
@@ -151,6 +159,7 @@ def test_the_gradient_of_a_learned_bias_is_made_in_rows_of_16_and_cut_twice(foun
     assert found["inside_backward_with_a_learned_bias"] == sorted([*gradients, *of_kernel, *of_bias])
 
 
+@pytest.mark.sweep
 def test_of_a_boolean_mask_nothing_is_made_but_the_bias_as_torch_does(found):
     bias, result = 2 * 512 * 512, 2 * 2 * 512 * 64
     assert found["inside_attention_with_a_boolean_mask"] == [bias, result]
@@ -162,10 +171,12 @@ def test_of_a_boolean_mask_nothing_is_made_but_the_bias_as_torch_does(found):
     assert "aten::logical_not" not in operations
 
 
+@pytest.mark.sweep
 def test_flash_attention_lays_out_its_result_like_the_queries_and_the_memory_efficient_kernel_by_tokens(found):
     assert found["layouts_of_attention"] == {"flash": False, "masked": True, "float32": True}
 
 
+@pytest.mark.sweep
 def test_cuda_makes_products_exponentials_and_absolute_values_beside_what_it_returns(found):
     rows, columns, four, half, flag = 64, 1000, 4, 2, 1
     assert found["inside_what_cuda_does_in_two_steps"] == {
@@ -178,6 +189,7 @@ def test_cuda_makes_products_exponentials_and_absolute_values_beside_what_it_ret
     }
 
 
+@pytest.mark.sweep
 def test_packed_weights_are_made_whole_with_their_scales_in_float32(found):
     rows, columns, tokens = 1024, 512, 128
     whole, scales = 2 * rows * columns, 4 * rows * columns // 64
@@ -188,21 +200,25 @@ def test_packed_weights_are_made_whole_with_their_scales_in_float32(found):
     }
 
 
+@pytest.mark.sweep
 def test_tensors_made_of_others_answer_for_themselves(found):
     """A part of torchao's moments is a view of their codes, as DeepSpeed takes it of every weight behind the first step
     of stages 1 and 2."""
     assert found["inside_a_part_of_a_tensor_made_of_another"] == {"allocated": [], "kind": "Packed"}
 
 
+@pytest.mark.sweep
 def test_second_gradient_is_added_to_the_first_unless_somebody_else_holds_it(found):
     assert found["summed_gradients"] == {"alone": 2, "held": 3}
 
 
+@pytest.mark.sweep
 def test_asking_who_makes_a_tensor_keeps_no_other(found):
     of_caller, before, new = 1, 1, 1
     assert found["live_while_makers_are_asked"] == {"tensors": of_caller + before + new, "maker": "inner"}
 
 
+@pytest.mark.sweep
 def test_values_of_integers_are_followed(found):
     assert found["values"] == {
         "list": [[2, 3, 5], [5, 7, 2]],
@@ -221,6 +237,7 @@ def test_values_of_integers_are_followed(found):
     }
 
 
+@pytest.mark.sweep
 def test_a_mask_that_is_not_known_picks_every_group_of_keys_of_samples_without_padding(found):
     from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextIndexer
 
@@ -229,14 +246,17 @@ def test_a_mask_that_is_not_known_picks_every_group_of_keys_of_samples_without_p
     assert found["groups_without_padding"] == {function: [2, 6, 4], "another": None}
 
 
+@pytest.mark.sweep
 def test_rows_that_are_split_among_experts_by_unknown_numbers_are_shared_evenly(found):
     assert found["rows_of_experts"] == [3, 2, 2]
 
 
+@pytest.mark.sweep
 def test_experts_that_a_loop_asks_for_their_tokens_get_as_many_each(found):
     assert found["tokens_of_experts"] == [[0, 3], [1, 3], [2, 3], [3, 3]]
 
 
+@pytest.mark.sweep
 def test_messages_are_counted_by_their_larger_side(found):
     common = {"phase": "step", "step": 2}
     assert found["collectives"] == [
@@ -247,6 +267,7 @@ def test_messages_are_counted_by_their_larger_side(found):
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_accelerator_is_cuda_of_its_capability(found, capability):
     accelerator = found[f"accelerator {capability}"]
