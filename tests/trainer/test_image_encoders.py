@@ -275,7 +275,9 @@ def samples(tmp_path_factory) -> dict[str, Path]:
     return {name: folder / f"{name}.jsonl" for name in rows}
 
 
-@pytest.mark.parametrize("kind", ["donut", "florence2", pytest.param("trocr", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "kind", ["florence2", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("donut", "trocr"))]
+)
 def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(folders, tmp_path, samples, kind):
     is_asked = kind != "trocr"
     lengths = {"target_len": 24, **({"seq_len": 96} if kind == "florence2" else {})}
@@ -306,7 +308,9 @@ def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(folder
     assert made.shape[1] > 1
 
 
-@pytest.mark.parametrize("kind", SEEN_ALONE)
+@pytest.mark.parametrize(
+    "kind", [SEEN_ALONE[0], *(pytest.param(kind, marks=pytest.mark.sweep) for kind in SEEN_ALONE[1:])]
+)
 def test_made_up_samples_are_of_the_kind_that_the_model_takes(folders, tmp_path, kind):
     """Memory is what was planned, but for attention of CPUs, which makes no mask in another type."""
     plan = planned(folders[kind], num_ranks=1, method="lora", micro_batch=4, target_len=24, loss="full")
