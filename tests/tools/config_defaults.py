@@ -35,7 +35,7 @@ paddleocr_vl paligemma pegasus persimmon phi phi3 phi4_multimodal phimoe pixtral
 qwen2_5_omni_thinker qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe
 qwen3_next qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe rembert roberta roberta-prelayernorm roc_bert roformer seed_oss
 siglip2_vision_model siglip_vision_model smollm3 smolvlm solar_open stablelm starcoder2 vaultgemma video_llama_3
-video_llava vipllava whisper xglm xlm-roberta xlm-roberta-xl youtu zamba zamba2
+video_llava vipllava whisper xglm xlm-roberta xlm-roberta-xl youtu zamba zamba2 zaya
 """.split()
 IGNORED = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
 NOT_ARCHITECTURE = ("_token_id", "initializer_", "use_cache", "rope_parameters", "_eps", "_theta")

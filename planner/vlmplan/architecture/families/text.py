@@ -145,6 +145,7 @@ TEXT_FAMILIES = {
     "xlm-roberta": "bert",
     "xlm-roberta-xl": "bert_pre_norm",
     "youtu": "deepseek_v3",
+    "zaya": "zaya",
 }
 """Model_types of language models, and the modules of families: with ``decoder(config)``, the model without its head as
 composite models hold it, and ``causal_lm``, which makes the whole of that and the config; without it ``CausalLM``."""
