@@ -34,8 +34,6 @@ OF_FAMILIES = "test_families_"
 """How files begin that hold a family of models to transformers' own, case by case."""
 WHOLE = frozenset({"claims", "rehearsed"})
 """Folders of which every case is in every run: they hold the product's promises."""
-IS_LEFT_OUT = pytest.StashKey[bool]()
-"""Whether a case is in the sweep though its test is in every run."""
 LEAST_CASES = 2
 """Of a test that is thinned out elsewhere. A choice: many have a model or an engine as one of two or three cases."""
 ONE_IN = 6
@@ -80,10 +78,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: not item.path.is_relative_to(TRAINER))
     places: Counter[str] = Counter()
     in_every_run = [item for item in items if item.get_closest_marker("sweep") is None]
-    numbers = Counter(item.nodeid.partition("[")[0] for item in in_every_run)
+    numbers = Counter(_function(item) for item in in_every_run)
     for item in in_every_run:
         marker = item.get_closest_marker("one_in")
-        function = item.nodeid.partition("[")[0]
+        function = _function(item)
         if marker is not None:
             is_left_out = places[function] % marker.args[0] > 0
         else:
@@ -91,7 +89,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             is_left_out = not is_chosen and _is_thinned(item, numbers[function])
         if is_left_out:
             item.add_marker(pytest.mark.sweep)
-            item.stash[IS_LEFT_OUT] = True
         places[function] += 1
     _thin_out(config, items)
 
@@ -102,21 +99,27 @@ def _is_thinned(item: pytest.Item, num_cases: int) -> bool:
 
 
 def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the first of every ``--sweep-one-in`` cases of a test that are in the sweep, and of those that other cases
-    of the same test stand for in every run one in so many, chosen by a checksum."""
+    """Leave the first of every ``--sweep-one-in`` cases of a test that is in the sweep as a whole. Of a test of which
+    other cases are in every run, leave one in so many of those in the sweep, chosen by a checksum."""
     places: Counter[str] = Counter()
     left: dict[bool, list[pytest.Item]] = {True: [], False: []}
     one_in: int = config.getoption("--sweep-one-in") or 1
+    in_every_run = {_function(item) for item in items if item.get_closest_marker("sweep") is None}
     for item in items:
-        function = item.nodeid.partition("[")[0]
+        function = _function(item)
         is_swept = item.get_closest_marker("sweep") is not None
-        if item.stash.get(IS_LEFT_OUT, False):
+        if is_swept and function in in_every_run:
             left[crc32(item.nodeid.encode()[::-1]) % one_in == 0].append(item)
             continue
         left[not is_swept or places[function] % one_in == 0].append(item)
         places[function] += is_swept
     items[:] = left[True]
     config.hook.pytest_deselected(items=left[False])
+
+
+def _function(item: pytest.Item) -> str:
+    """The test of which this is a case."""
+    return item.nodeid.partition("[")[0]
 
 
 def pytest_collection_finish() -> None:
