@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from itertools import combinations, product
+from math import inf
 from typing import Any
 
 from planned import decided, model_files
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimate, Estimator, sized_estimate
+from vlmplan.estimation import Estimate, Estimator, fewer_at_once, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.other_trainers.writing import Tool, behaviour
@@ -178,7 +179,7 @@ class Neighbourhood:
         assert self.plan is not None
         recipe = self.plan.estimate.recipe
         theirs = () if self.made_for is None else behaviour(self.made_for, recipe, self.workload.model).names
-        names = (*CHOICES, *(name for name in KEPT if name not in theirs), "micro_batch", "grad_accum")
+        names = (*CHOICES, *(name for name in KEPT if name not in theirs), "micro_batch", "grad_accum", "task")
         return self.fixed | {name: getattr(recipe, name) for name in names}
 
     def estimate(self, fields: dict[str, Any]) -> Estimate | None:
@@ -192,6 +193,16 @@ class Neighbourhood:
             self._estimators[key] = Estimator(self.workload, recipe)
         estimator = self._estimators[key]
         return sized_estimate(estimator, recipe, self.cluster, estimator.timeline)
+
+    def estimates(self, fields: dict[str, Any]) -> Iterator[Estimate]:
+        """The same with the answers of a step, and with each smaller number of them that can be generated at once."""
+        task = self.fixed.get("task")
+        found = self.estimate(fields | {"task": task})
+        while found is not None:
+            yield found
+            steps = fewer_at_once(found.recipe, self.cluster.num_gpus)
+            fewer = {} if steps is None else {"task": replace(task, steps_per_generation=steps)}
+            found = self.estimate(fields | fewer) if fewer else None
 
     def neighbours(self) -> Iterator[dict[str, Any]]:
         """Every other choice of one option, and of two."""
@@ -224,10 +235,8 @@ class Neighbourhood:
         assert self.plan is not None
         mine, own = score(self.plan, objective), self.own_fields
         for fields in self.neighbours():
-            found = self.estimate(fields)
-            if found is None or found.verdict is not Verdict.FITS:
-                continue
-            theirs = score(replace(self.plan, estimate=found), objective)
+            fitting = (found for found in self.estimates(fields) if found.verdict is Verdict.FITS)
+            theirs = min((score(replace(self.plan, estimate=found), objective) for found in fitting), default=inf)
             if theirs < mine * (1 - NOTICEABLE_FRACTION):
                 yield (
                     {name: fields[name] for name in fields if fields[name] != own[name]},
@@ -242,8 +251,8 @@ class Neighbourhood:
             for size, steps in {batches[0], batches[-1]}:
                 engine = dict(zip(names, values, strict=True)) | {"micro_batch": size, "grad_accum": steps}
                 searched = SEARCHED if self.made_for is None else {}
-                found = self.estimate(searched | engine | self.fixed)
-                if found is not None and found.verdict is Verdict.FITS:
+                tried = self.estimates(searched | engine | self.fixed)
+                if any(found.verdict is Verdict.FITS for found in tried):
                     yield engine
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.task import TaskKind, TrainingTask
 from vlmplan.search.step_samples import samples_of_step, step_sizes
 
 small = st.integers(1, 24)
@@ -20,12 +21,20 @@ def test_every_size_of_a_micro_batch_holds_the_same_samples(
     assert {size * steps * num_gpus for size, steps in step_sizes(fixed, global_batch, num_gpus)} == {samples}
 
 
-@given(st.one_of(st.none(), small), st.one_of(st.none(), small), st.integers(1, 300), st.integers(1, 8), small)
-def test_a_step_holds_whole_groups_of_answers(
-    micro_batch: int | None, grad_accum: int | None, global_batch: int, num_gpus: int, group: int
+@given(
+    st.one_of(st.none(), small),
+    st.one_of(st.none(), small),
+    st.integers(1, 300),
+    st.integers(1, 8),
+    st.integers(2, 24),
+    st.integers(1, 4),
+)
+def test_a_step_holds_whole_groups_of_answers_however_often_they_are_trained_on(
+    micro_batch: int | None, grad_accum: int | None, global_batch: int, num_gpus: int, group: int, iterations: int
 ):
-    fixed = DecidedRecipe(micro_batch=micro_batch, grad_accum=grad_accum)
-    sizes = step_sizes(fixed, global_batch, num_gpus, samples_per_entry=group)
+    task = TrainingTask(kind=TaskKind.GRPO, num_generations=group, num_iterations=iterations)
+    fixed = DecidedRecipe(micro_batch=micro_batch, grad_accum=grad_accum, task=task)
+    sizes = step_sizes(fixed, global_batch, num_gpus)
     (samples,) = {size * steps * num_gpus for size, steps in sizes}
     if None in (micro_batch, grad_accum):
         assert samples >= global_batch

@@ -99,8 +99,7 @@ class RecipeSpace:
     def batch_sizes(self, num_gpus: int) -> Sequence[BatchSize]:
         """``step_sizes`` of the workload."""
         if num_gpus not in self._batch_sizes:
-            whole = self.workload.samples_per_entry
-            self._batch_sizes[num_gpus] = step_sizes(self.fixed, self.global_batch, num_gpus, samples_per_entry=whole)
+            self._batch_sizes[num_gpus] = step_sizes(self.fixed, self.global_batch, num_gpus)
         return self._batch_sizes[num_gpus]
 
     def sizes_of(self, recipe: Recipe, num_gpus: int) -> Sequence[BatchSize]:

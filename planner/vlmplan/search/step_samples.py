@@ -15,20 +15,18 @@ from vlmplan.units import divisors
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
 
 
-def step_sizes(
-    fixed: DecidedRecipe, global_batch: int, num_gpus: int, *, samples_per_entry: int = 1
-) -> list[BatchSize]:
+def step_sizes(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> list[BatchSize]:
     """(micro batch, accumulation), smallest micro batch first, that hold the global batch.
 
-    Exactly where it divides by the GPUs and by what is ``fixed``, and is made of whole entries of
-    ``samples_per_entry``, as the answers that GRPO generates for a step are; else with the least samples above it, all
-    of them with as many.
+    Exactly where it divides by the GPUs and by what is ``fixed``, and is made of whole groups of answers to a prompt,
+    as those that GRPO generates for a step are; else with the least samples above it, all of them with as many.
     """
     num_groups = _num_groups(fixed, num_gpus)
     micro_batch, grad_accum = fixed.micro_batch, fixed.grad_accum
     decided = num_groups * (micro_batch or 1) * (grad_accum or 1)
     left = -(-global_batch // decided)
-    rest = samples_per_entry // gcd(samples_per_entry, decided)
+    together = fixed.task.num_generations if fixed.task is not None and fixed.task.is_grpo else 1
+    rest = together // gcd(together, decided)
     left = -(-left // rest) * rest
     if micro_batch is not None:
         return [(micro_batch, grad_accum or left)]
@@ -37,24 +35,22 @@ def step_sizes(
     return [(size, left // size) for size in divisors(left)]
 
 
-def samples_of_step(fixed: DecidedRecipe, global_batch: int, num_gpus: int, *, samples_per_entry: int = 1) -> int:
+def samples_of_step(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> int:
     """Samples that all GPUs take in a step, with any of ``step_sizes``."""
-    micro_batch, grad_accum = step_sizes(fixed, global_batch, num_gpus, samples_per_entry=samples_per_entry)[0]
+    micro_batch, grad_accum = step_sizes(fixed, global_batch, num_gpus)[0]
     return micro_batch * grad_accum * _num_groups(fixed, num_gpus)
 
 
 def least_accumulation(workload: Workload, fixed: DecidedRecipe, num_gpus: int) -> int:
     """The fewest micro batches of a step that what is ``fixed`` leaves."""
-    global_batch, whole = workload.global_batch or DEFAULT_GLOBAL_BATCH, workload.samples_per_entry
-    sizes = step_sizes(fixed, global_batch, num_gpus, samples_per_entry=whole)
+    sizes = step_sizes(fixed, workload.global_batch or DEFAULT_GLOBAL_BATCH, num_gpus)
     return min(grad_accum for _, grad_accum in sizes)
 
 
 def samples_of_every_step(workload: Workload, fixed: DecidedRecipe, clusters: Iterable[Cluster]) -> int | None:
     """Samples of a step on each of the clusters; None where they differ from one to another."""
     global_batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
-    whole = workload.samples_per_entry
-    found = {samples_of_step(fixed, global_batch, cluster.num_gpus, samples_per_entry=whole) for cluster in clusters}
+    found = {samples_of_step(fixed, global_batch, cluster.num_gpus) for cluster in clusters}
     return found.pop() if len(found) == 1 else None
 
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from vlmplan.cli.check import check
 from vlmplan.cli.recommend import recommend
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.writing import Tool, settings_for, usual
+from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import InputGradients, Method
+from vlmplan.recipe.choices import InputGradients, Method, Precision
 from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from written_setups import READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
 
@@ -101,3 +101,20 @@ def test_check_of_what_recommend_writes_says_what_recommend_said(words: str, tmp
     assert read_back[:2] == ["vlmplan", "check"]
     checked = json.loads(CliRunner().invoke(check, [*read_back[2:], "--json"]).output)
     assert checked["estimate"]["phases"] == made["plans"][0]["estimate"]["phases"]
+
+
+@pytest.mark.parametrize("tool", Tool)
+def test_no_loss_of_fp16_is_left_unscaled(tool: Tool):
+    """DeepSpeed 0.19.8 divides gradients of fp16 by a scale at every stage, and multiplies the loss by it from ZeRO-1
+    on; the bundled trainer does so itself in SFT."""
+    recipe = usual(tool, READS).applied_to(Recipe(precision=Precision.FP16, method=Method.LORA))
+    refused = "DeepSpeed divides gradients by a scale"
+    assert refused in str(objection(tool, within(tool, recipe.with_changes(zero_stage=0), READS), READS))
+    assert refused not in str(objection(tool, within(tool, recipe.with_changes(zero_stage=1), READS), READS))
+
+
+def test_what_is_planned_of_a_task_on_cards_without_bf16_is_launched():
+    told = CliRunner().invoke(recommend, ["--model", "smollm2-135m", "--gpu", "v100-sxm2-16gb", "--task", "dpo"])
+    assert told.exit_code == 0
+    assert "ZeRO-1" in told.output
+    assert "launch refuses" not in told.output

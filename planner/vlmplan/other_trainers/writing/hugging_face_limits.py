@@ -29,6 +29,11 @@ def _precisions(context: LimitContext) -> tuple[Precision, ...]:
     return everywhere if context.recipe.uses_deepspeed else (*everywhere, Precision.BF16_PURE)
 
 
+def _scaled_precisions(context: LimitContext) -> tuple[Precision, ...] | None:
+    is_unscaled = context.recipe.zero_stage == 0
+    return tuple(kind for kind in Precision if kind is not Precision.FP16) if is_unscaled else None
+
+
 def _losses_of_shards(context: LimitContext) -> tuple[LossKind, ...] | None:
     recipe = context.recipe
     if not recipe.fsdp or recipe.has_ends_in_root:
@@ -180,6 +185,14 @@ COMMON_LIMITS: tuple[Limit, ...] = (
         allowed=_precisions,
         sentence="under DeepSpeed its bf16 keeps float32 master weights; --precision bf16-pure is not to be had there",
         source="transformers 5.23 integrations/deepspeed.py fill_match bf16.enabled; the optimizer is the Trainer's",
+    ),
+    Limit(
+        field="precision",
+        allowed=_scaled_precisions,
+        sentence="--precision fp16 does not go with --zero-stage 0 there: DeepSpeed divides gradients by a scale with "
+        "which it has multiplied no loss; give --zero-stage 1, or none",
+        source="deepspeed 0.19.8 runtime/engine.py backward: scales where the optimizer is ZeRO's; "
+        "runtime/fp16/unfused_optimizer.py unscale_and_clip_grads",
     ),
     Limit(
         field="lora_targets",
