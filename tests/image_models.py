@@ -427,6 +427,26 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
         ),
         "vision_config": qwen3_vision(deepstack_visual_indexes=[1, 2]),
     },
+    {
+        "model_type": "kimi_k25",
+        **IMAGE,
+        **VIDEO,
+        "text_config": text(
+            "deepseek_v3",
+            num_hidden_layers=3,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            kv_lora_rank=256,
+            q_lora_rank=512,
+            first_k_dense_replace=1,
+            n_routed_experts=8,
+            n_group=1,
+            topk_group=1,
+            num_experts_per_tok=2,
+            moe_intermediate_size=512,
+        ),
+        "vision_config": {"num_hidden_layers": 4},
+    },
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}
 """Types with a family of which no file is packaged."""

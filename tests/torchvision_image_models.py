@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from image_model_parts import IMAGE, VIDEO, text
+from image_model_parts import IMAGE, text
 
 _MUSE: Mapping[str, Any] = {
     **IMAGE,
@@ -74,26 +74,6 @@ TORCHVISION_MODELS: tuple[Mapping[str, Any], ...] = (
             "vocab_size": 32000,
         },
         "vision_config": {"num_hidden_layers": 6},
-    },
-    {
-        "model_type": "kimi_k25",
-        **IMAGE,
-        **VIDEO,
-        "text_config": text(
-            "deepseek_v3",
-            num_hidden_layers=3,
-            num_attention_heads=8,
-            num_key_value_heads=8,
-            kv_lora_rank=256,
-            q_lora_rank=512,
-            first_k_dense_replace=1,
-            n_routed_experts=8,
-            n_group=1,
-            topk_group=1,
-            num_experts_per_tok=2,
-            moe_intermediate_size=512,
-        ),
-        "vision_config": {"num_hidden_layers": 4},
     },
     {
         "model_type": "minimax_m3_vl",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from vlmplan.architecture.ops import Grads, only, reduced
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
+from vlmplan.units import DType
 
 
 def take_rows(x: Operand, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -30,6 +31,34 @@ def _take_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None
     out = zeros(shape, dtype)
     tape.move(out.num_bytes + 3 * g.num_bytes)
     return (out if tape.accumulates_in_place else zeros(shape, dtype),)
+
+
+def sum_rows(table: Operand, ids: Tensor, weights: Tensor, num_rows: int) -> Tensor:
+    """``F.embedding_bag`` that sums rows of ``table`` (..., width), with a weight for each of the ids; the table's
+    gradient is dense.
+
+    Saves the ids, their weights, where each of the ``num_rows`` begins, how long it is, and in which each id is.
+    """
+    tape, width = ids.tape, table.shape[-1]
+    node = tape.node(
+        (table,),
+        _sum_rows_backward,
+        (ids.detached(), weights.detached()),
+        (table.shape, table.dtype, isinstance(table, Parameter)),
+    )
+    out = tape.tensor((num_rows, width), table.dtype, node)
+    for count in (num_rows, num_rows, ids.numel):
+        tape.save(node, tape.tensor((count,), DType.INT64))
+    tape.move(out.num_bytes + ids.numel * width * table.dtype.num_bytes)
+    return out
+
+
+def _sum_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    g = only(grads)
+    shape, dtype, is_weight = node.meta
+    out = (g.tape.gradient if is_weight else g.tape.tensor)(shape, dtype)
+    g.tape.move(out.num_bytes + g.num_bytes)
+    return (out,)
 
 
 def put_rows(x: Tensor, mask: Tensor, rows: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -30,7 +30,7 @@ GRID_TYPES = (
     ),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
-UNTYPED_GRID_TYPES = ("exaone4_5", "hyperclovax_vision_v2", "lfm3_vl")
+UNTYPED_GRID_TYPES = ("exaone4_5", "hyperclovax_vision_v2", "kimi_k25", "lfm3_vl")
 """Whose processors do not say of each token what it is of (``return_mm_token_type_ids``)."""
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 SQUARE_TYPES = (

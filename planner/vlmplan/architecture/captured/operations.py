@@ -11,7 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.captured import tensors
 from vlmplan.architecture.captured.program import Instruction, Program, flat
 from vlmplan.architecture.families.moe import grouped_linear
-from vlmplan.architecture.indexing import sample_rows
+from vlmplan.architecture.indexing import sample_rows, sum_rows
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, Operand, Tensor
 from vlmplan.units import DType
@@ -143,7 +143,7 @@ def _embedding_bag(call: Call) -> Tensor:
     weights = call.operands[3] if len(call.operands) > 3 else None
     if not isinstance(weights, Tensor):
         weights = call.tape.tensor((count,), call.dtype)
-    return tensors.embedding_bag(ids, weight, weights, call.shape[0])
+    return sum_rows(weight, ids, weights, call.shape[0])
 
 
 def _grid_sample(call: Call) -> Tensor:

@@ -51,22 +51,6 @@ def _average_backward(node: GraphNode, grads: Grads) -> Grads:
     return [out]
 
 
-def embedding_bag(ids: Tensor, weight: Tensor, weights: Tensor, num_bags: int) -> Tensor:
-    """``F.embedding_bag`` that sums, with a weight for each of the ids; the gradient of ``weight`` is dense.
-
-    Saves the ids, their weights, where each bag begins, how long it is, and in which bag each of the ids is.
-    """
-    tape = weight.tape
-    node = tape.node(
-        (weight,), _into_whole_backward, (ids.detached(), weights.detached()), (weight.shape, weight.dtype)
-    )
-    out = tape.tensor((num_bags, weight.shape[1]), weight.dtype, node)
-    for count in (num_bags, num_bags, ids.numel):
-        tape.save(node, tape.tensor((count,), DType.INT64))
-    tape.move(out.num_bytes + ids.numel * weight.shape[1] * weight.dtype.num_bytes)
-    return out
-
-
 def picked(x: Tensor, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x[mask]``: saves the mask; its gradient is put into a new tensor of x's shape."""
     tape = x.tape

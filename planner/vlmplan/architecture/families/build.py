@@ -41,6 +41,7 @@ VISION_FAMILIES = {
     "instructblip": "instructblip",
     "internvl": "internvl",
     "janus": "janus",
+    "kimi_k25": "kimi_k25",
     "lfm2_vl": "lfm2_vl",
     "lfm3_vl": "lfm3_vl",
     "lighton_ocr": "lighton_ocr",

@@ -38,6 +38,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "instructblip": ("fixed", "query_shape"),
     "internvl": ("dynamic_tiles", "internvl_shape"),
     "janus": ("fixed", "janus_shape"),
+    "kimi_k25": ("kimi_k25", "kimi_k25_shape"),
     "lfm2_vl": ("lfm2_vl", "lfm2_vl_shape"),
     "lfm3_vl": ("smart_resize", "qwen3_vl_shape"),
     "lighton_ocr": ("pixtral", "lighton_ocr_shape"),
