@@ -5,6 +5,10 @@ and what is split off is held by whatever came to lie there. So a run whose micr
 in which all have the plan's length, and goes on to reserve more with every new length until the GPU is full; then torch
 gives back what nothing lives on. Expandable segments do not have that. Lengths are replayed here, micro batch by micro
 batch, padded as the trainer pads them.
+
+How much it comes to is a matter of order: each micro batch that is longer than all before it makes new blocks beside
+those that lie there, and where the longest is the first there are none. So some orders are drawn, and what they reserve
+is a range. The same draws serve every size of a micro batch, whose longest sample is never shorter with more of them.
 """
 
 import random
@@ -25,12 +29,14 @@ SHORTEST_FRACTION = 1 / 16
 of a length that is cut at the plan's differ by an order of magnitude."""
 PADS_TO = 8
 """The trainer's multiple (``data/batches.py``)."""
-NUM_MICRO_BATCHES = 160
-"""How many are replayed. A choice: most lengths have come by then, and all together take seconds."""
-NUM_LENGTHS = 64
-"""Different lengths of micro batches that are replayed at most; others are rounded up to one of them."""
-MAX_DRAWS = 1000
-"""Samples of a micro batch that are drawn one by one."""
+NUM_DRAWS = 4
+"""Orders that are replayed. A choice: each takes a second for a model of 7 B; more would show a wider range."""
+NUM_MICRO_BATCHES = 80
+"""How many of each order are replayed. A choice: twice as many reserve as much in most orders, and all together take
+seconds."""
+NUM_LENGTHS = 128
+"""Different lengths of micro batches that are replayed at most; others are rounded up to one of them. With few, one
+micro batch in eight of eight samples would have the longest, and an order often begin with it."""
 MAX_LENGTHS = 10**7
 """Lengths in a file that are read."""
 
@@ -44,28 +50,22 @@ class SampleLengths:
     longest: int
     known: tuple[int, ...] = ()
 
-    def micro_batches(self, micro_batch: int, *, num_drawn: int = NUM_MICRO_BATCHES) -> tuple[int, ...]:
+    def micro_batches(self, micro_batch: int, *, draw: int = 0, num_drawn: int = NUM_MICRO_BATCHES) -> tuple[int, ...]:
         """Tokens that each of ``num_drawn`` micro batches is padded to: the longest of its samples, rounded up.
 
-        The same draw for the same lengths.
+        None of n samples is beyond the quantile q of the lengths with probability q**n, so the longest is at the n-th
+        root of a uniform number. The numbers are those of ``draw`` whatever the lengths and the micro batch.
         """
-        drawn = random.Random(f"{self.shortest}/{self.longest}/{micro_batch}")
+        uniform = random.Random(draw)
         step = -(-self.longest // (NUM_LENGTHS * PADS_TO)) * PADS_TO
-        in_order = sorted(self.known) if micro_batch > MAX_DRAWS else []
-        longest = [self._longest(drawn, micro_batch, in_order) for _ in range(num_drawn)]
+        in_order = sorted(self.known)
+        longest = [self._quantile(uniform.random() ** (1 / micro_batch), in_order) for _ in range(num_drawn)]
         return tuple(min(self.longest, -(-length // step) * step) for length in longest)
 
-    def _longest(self, drawn: random.Random, micro_batch: int, in_order: Sequence[int]) -> int:
-        """The longest sample of a micro batch; of a very large one by the chance that none is longer."""
-        if micro_batch <= MAX_DRAWS:
-            return max(self._drawn(drawn) for _ in range(micro_batch))
-        place = drawn.random() ** (1 / micro_batch)
-        if in_order:
-            return in_order[int(place * len(in_order))]
-        return self.shortest + int(place * (self.longest - self.shortest + 1))
-
-    def _drawn(self, drawn: random.Random) -> int:
-        return drawn.choice(self.known) if self.known else drawn.randint(self.shortest, self.longest)
+    def _quantile(self, fraction: float, in_order: Sequence[int]) -> int:
+        number = len(in_order) or self.longest - self.shortest + 1
+        place = min(number - 1, int(fraction * number))
+        return in_order[place] if in_order else self.shortest + place
 
 
 def sample_lengths(text: str, workload: Workload) -> SampleLengths:
@@ -121,16 +121,22 @@ def _of_file(path: Path, least: int, most: int) -> SampleLengths:
     return SampleLengths(source=source, shortest=min(known), longest=max(known), known=tuple(known))
 
 
-def with_sample_lengths(found: Estimate, lengths: SampleLengths) -> Estimate:
-    """``found`` with the device of the fuller of both: all samples of the plan's length, and samples of ``lengths``."""
+def with_sample_lengths(found: Estimate, lengths: SampleLengths, *, num_draws: int = NUM_DRAWS) -> Estimate:
+    """``found`` with the device of the fullest: all samples of the plan's length, or ``num_draws`` orders of
+    ``lengths``. It runs where all of them do."""
     recipe, cluster = found.recipe, found.cluster
-    drawn = lengths.micro_batches(recipe.micro_batch)
-    device = Estimator(found.workload, recipe).device_for_lengths(recipe, cluster, drawn, found.timeline)
-    fixed = found.device.reserved_bytes
+    drawn = tuple(lengths.micro_batches(recipe.micro_batch, draw=draw) for draw in range(num_draws))
+    devices = Estimator(found.workload, recipe).devices_for_lengths(recipe, cluster, drawn, found.timeline)
+    reserved = [device.reserved_bytes for device in devices]
     varying = VaryingLengths(
-        source=lengths.source, lengths=drawn, reserved_range=(fixed, max(fixed, device.reserved_bytes))
+        source=lengths.source,
+        lengths=drawn,
+        fixed_reserved_bytes=found.device.reserved_bytes,
+        reserved_bytes=(min(reserved), max(reserved)),
     )
-    device = device._replace(reserved_bytes=varying.reserved_range[1], runs=device.runs and found.device.runs)
+    device = found.device._replace(
+        reserved_bytes=varying.reserved_range[1], runs=found.device.runs and all(device.runs for device in devices)
+    )
     return replace(found, device=device, varying=varying)
 
 

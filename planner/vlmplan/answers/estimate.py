@@ -112,9 +112,11 @@ def _engine_json(found: Estimate) -> JsonDict:
 def _lengths_json(varying: VaryingLengths) -> JsonDict:
     return {
         "source": varying.source,
-        "micro_batches": len(varying.lengths),
-        "shortest": min(varying.lengths),
-        "longest": max(varying.lengths),
+        "orders": len(varying.lengths),
+        "micro_batches": len(varying.lengths[0]),
+        "shortest": min(map(min, varying.lengths)),
+        "longest": max(map(max, varying.lengths)),
+        "reserved_bytes": list(varying.reserved_bytes),
     }
 
 
@@ -303,10 +305,11 @@ def _reserved(estimate: Estimate) -> Iterator[str]:
             f"reserved for {have}; torch's native allocator keeps more where lengths differ: {ask}--expandable-segments"
         )
         return
-    fixed, most = varying.reserved_range
+    least, most = varying.reserved_bytes
     yield (
-        f"reserved: {gib_text(fixed)} where all samples have {seq_len:,} tokens, {gib_text(most)} after "
-        f"{len(varying.lengths)} micro batches of {varying.source}"
+        f"reserved: {gib_text(varying.fixed_reserved_bytes)} where all samples have {seq_len:,} tokens; after "
+        f"{len(varying.lengths[0])} micro batches of {varying.source}, {gib_text(least)} to {gib_text(most)} in "
+        f"{len(varying.lengths)} orders of them"
     )
 
 

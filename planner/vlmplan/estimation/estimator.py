@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import chain
 
 from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.communication import step_collectives
@@ -109,22 +110,25 @@ class Estimator(TracedModel):
         backend = self.backend(recipe, cluster.node.gpu.compute_capability)
         return self._samples.rollouts.work(recipe, backend, num_ranks=cluster.num_gpus)
 
-    def device_for_lengths(
-        self, recipe: Recipe, cluster: Cluster, lengths: Sequence[int], timeline: Timeline
-    ) -> DeviceMemory:
-        """The fullest GPU of a run whose micro batches have ``lengths`` tokens, in this order, as padded.
+    def devices_for_lengths(
+        self, recipe: Recipe, cluster: Cluster, runs: Sequence[Sequence[int]], timeline: Timeline
+    ) -> list[DeviceMemory]:
+        """The fullest GPU of each of ``runs``, whose micro batches have as many tokens, in this order, as padded.
 
         As many traces as there are different lengths are made: seconds, not milliseconds.
         """
         if recipe.expandable_segments or recipe.task is not None:
-            return device_memory(timeline.peak.total, cluster, process_group(recipe))
+            return [device_memory(timeline.peak.total, cluster, process_group(recipe))] * len(runs)
         logged = {
             length: self.with_samples(replace(self.workload, seq_len=length))._logged(recipe, cluster)
-            for length in sorted(set(lengths))
+            for length in sorted(set(chain.from_iterable(runs)))
         }
-        micro_batches = [logged[length] for length in lengths]
-        replay = self._replayed(recipe, cluster, timeline.rank, micro_batches)
-        return device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
+
+        def device(lengths: Sequence[int]) -> DeviceMemory:
+            replay = self._replayed(recipe, cluster, timeline.rank, [logged[length] for length in lengths])
+            return device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
+
+        return [device(lengths) for lengths in runs]
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The memory timeline of the fullest GPU, with library workspaces and the micro batches that wait."""

@@ -33,12 +33,18 @@ from vlmplan.workload import Workload
 
 
 class VaryingLengths(NamedTuple):
-    """Samples of different lengths: where the lengths are from, those of the replayed micro batches as padded, and
-    reserved bytes where all samples have the plan's length and where they have these."""
+    """Samples of different lengths: where the lengths are from, those of the replayed micro batches of each order as
+    padded, reserved bytes where all samples have the plan's length, and the least and most of these orders."""
 
     source: str
-    lengths: tuple[int, ...]
-    reserved_range: tuple[int, int]
+    lengths: tuple[tuple[int, ...], ...]
+    fixed_reserved_bytes: int
+    reserved_bytes: tuple[int, int]
+
+    @property
+    def reserved_range(self) -> tuple[int, int]:
+        """At least, as where the longest samples come first, and at most."""
+        return self.fixed_reserved_bytes, max(self.fixed_reserved_bytes, self.reserved_bytes[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
